@@ -1,0 +1,3 @@
+"""Reprise: prefix reuse for MLX language models."""
+
+__version__ = "0.1.0"

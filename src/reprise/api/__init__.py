@@ -1,0 +1,1 @@
+"""HTTP: OpenAI, Anthropic, streaming, errors, metrics."""

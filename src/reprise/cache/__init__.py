@@ -1,0 +1,1 @@
+"""The prefix cache: a radix tree over token runs, with segments and snapshots as opaque payloads."""

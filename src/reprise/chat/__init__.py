@@ -1,0 +1,1 @@
+"""Messages to tokens and boundaries; tokens to text, reasoning and tool calls."""

@@ -1,0 +1,32 @@
+"""A chat request in one form, whatever API it came through."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = Mapping[str, Any]
+"""One message in the form that chat templates take.
+
+Keys: `role`; `content` (text, or None beside tool calls, or a list of parts where the template takes parts);
+`reasoning_content` (text) on an assistant message that thought; `tool_calls` as a list of
+`{"id", "type": "function", "function": {"name", "arguments": mapping}}` with the arguments parsed (text that is no
+JSON object stays text); `tool_call_id` and `name` on a tool message.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """What is rendered.
+
+    `tools` in OpenAI form (`{"type": "function", "function": {...}}`). `template_options` go to the chat template by
+    name (`enable_thinking`, `reasoning_effort`, …). `continue_final` says that the last message is an assistant
+    message whose text the model goes on with. `breakpoints` are explicit checkpoints (`cache_control`): the number of
+    messages before each (0: after the tools and before any message).
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    documents: tuple[Mapping[str, Any], ...] = ()
+    template_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    continue_final: bool = False
+    breakpoints: tuple[int, ...] = ()

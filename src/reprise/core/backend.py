@@ -1,0 +1,77 @@
+"""What the API may ask of the engine side: the seam between HTTP and the loop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from reprise.core.events import Event
+from reprise.core.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Totals since the start, in tokens unless the name says otherwise."""
+
+    requests: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    prompt: int = 0
+    reused: int = 0
+    prefilled: int = 0
+    settled: int = 0
+    generated: int = 0
+    evictions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Bytes of layer state. `kv` + `snapshots` is what the cache holds; `live` is what running requests hold."""
+
+    budget: int = 0
+    kv: int = 0
+    snapshots: int = 0
+    live: int = 0
+    tokens: int = 0
+    """Unique tokens in the tree."""
+    index: int = 0
+    """Bytes of the index itself (token runs)."""
+    evicted_by_reason: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A consistent picture of the engine side, published by the engine thread after each step."""
+
+    is_idle: bool = True
+    """Nothing queued, running or settling."""
+    is_closing: bool = False
+    queued: int = 0
+    prefilling: int = 0
+    decoding: int = 0
+    counts: Counts = field(default_factory=Counts)
+    held: Held = field(default_factory=Held)
+
+
+class Backend(Protocol):
+    """The engine side. All methods may be called from any thread and return at once."""
+
+    def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
+        """Queue the job. `sink` is called with its events, on the engine thread: it must not block.
+
+        Raises QueueFull, ShuttingDown, ContextTooLong, BadRequest; then no event follows.
+        """
+        ...
+
+    def cancel(self, job_id: str) -> bool:
+        """Stop the job within one step; what was computed stays in the cache. False if there is no such job.
+
+        A job that runs gets its Finished (CANCELLED) event all the same.
+        """
+        ...
+
+    def status(self) -> Status: ...
+
+    def clear(self) -> None:
+        """Drop everything from the cache that no running request uses."""
+        ...

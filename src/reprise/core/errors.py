@@ -1,0 +1,76 @@
+"""Errors that a user can meet: each carries a sentence that says what to do."""
+
+
+class RepriseError(Exception):
+    """The base of all errors that reach a user. `str(error)` is the sentence."""
+
+    status = 500
+    """The HTTP status that fits."""
+    code = "internal_error"
+
+
+class BadRequest(RepriseError):
+    """The request cannot be served as it is. `param` names the field at fault, where one is."""
+
+    status = 400
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class TemplateFailed(BadRequest):
+    """The model's chat template refused the messages; the message is the template's own."""
+
+    code = "template_failed"
+
+
+class ContextTooLong(BadRequest):
+    """The prompt (or prompt plus `max_tokens`) does not fit the context or the memory."""
+
+    code = "context_length_exceeded"
+
+
+class UnknownModel(RepriseError):
+    status = 404
+    code = "model_not_found"
+
+
+class NotFound(RepriseError):
+    status = 404
+    code = "not_found"
+
+
+class QueueFull(RepriseError):
+    """Too many requests wait. `retry_after_s` is an estimate in seconds."""
+
+    status = 429
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ShuttingDown(RepriseError):
+    status = 503
+    code = "shutting_down"
+
+
+class OutOfMemory(RepriseError):
+    status = 507
+    code = "out_of_memory"
+
+
+class EngineFailed(RepriseError):
+    """The model or a sampler raised while this request ran; others go on."""
+
+    status = 500
+    code = "engine_failed"
+
+
+class LoadFailed(RepriseError):
+    """A model cannot be loaded; the sentence says why and what to try."""
+
+    code = "load_failed"

@@ -1,0 +1,100 @@
+"""What the engine thread is asked to do: one job for one sequence."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from reprise.core.prompt import Prompt
+
+
+class Purpose(StrEnum):
+    GENERATE = "generate"
+    PREFILL = "prefill"
+    """Compute and store the prompt, sample nothing (warm-up, prefill while typing)."""
+    SETTLE = "settle"
+    """Like PREFILL, but only while nothing else waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Sampling parameters, with the meaning that mlx-lm's samplers and logits processors give them.
+
+    `temperature` 0 is greedy. `top_p` 1, `top_k` 0, `min_p` 0 are off. `repetition_penalty` 1 is off.
+    `seed` None draws one. `logprobs` None: none wanted; k: the chosen token's and those of the k likeliest.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    min_tokens_to_keep: int = 1
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repetition_penalty: float = 1.0
+    repetition_context_size: int = 20
+    presence_penalty: float = 0.0
+    presence_context_size: int = 20
+    frequency_penalty: float = 0.0
+    frequency_context_size: int = 20
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    seed: int | None = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """How a model thinks, in tokens.
+
+    `budget` None: no bound; n: after n reasoning tokens, `end` is forced. `is_open` says that the prompt ends inside
+    thinking (the template wrote `start` into the generation prompt).
+    """
+
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    budget: int | None = None
+    is_open: bool = False
+
+
+class Constraint(Protocol):
+    """A grammar that says which token may come next. Made for one sequence; used on the engine thread only."""
+
+    def allowed(self) -> npt.NDArray[np.uint32] | None:
+        """A bit mask over the vocabulary, 32 tokens a word, lowest bit first; None: anything goes."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The token was chosen. Raises ValueError if the grammar does not allow it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """One sequence to compute.
+
+    The engine prefills `prompt` from the best position that the cache has, then samples up to `max_tokens` tokens
+    (0 for PREFILL and SETTLE) until one of `stop_tokens` or until `watch`, called on the engine thread with each
+    sampled token, returns True. `constraint` makes the grammar of this sequence.
+    """
+
+    id: str
+    prompt: Prompt
+    purpose: Purpose = Purpose.GENERATE
+    namespace: str = ""
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 0
+    stop_tokens: frozenset[int] = frozenset()
+    thinking: Thinking | None = None
+    watch: Callable[[int], bool] | None = None
+    constraint: Callable[[], Constraint] | None = None
+    chat: str | None = None
+    """A name for the conversation, where the client gives one (`prompt_cache_key`)."""
+    pin_until: float | None = None
+    """Keep EXPLICIT boundaries in the cache until this time (seconds, `time.monotonic`)."""
+
+    def __post_init__(self) -> None:
+        assert len(self.prompt) > 0, "an empty prompt is refused before it becomes a job"
+        assert (self.max_tokens > 0) == (self.purpose is Purpose.GENERATE), self.max_tokens

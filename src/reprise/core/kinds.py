@@ -1,0 +1,82 @@
+"""Layer kinds: what each kind of layer needs to resume at a position.
+
+The one rule of the project: a model resumes at position p if and only if every layer can. A layer's kind answers with
+the entries it needs at p; kinds that cannot be cut into entries need a snapshot taken at exactly p.
+"""
+
+from dataclasses import dataclass
+
+from reprise.core.spans import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Attends to everything: needs the entries ``[0, p)``."""
+
+    def needs(self, position: int) -> tuple[Span, ...]:
+        return (Span(0, position),) if position > 0 else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Sliding window of `size` positions, the token itself included, and the first `keep` positions for ever.
+
+    The next token stands at p and sees ``(p - (size - keep), p]`` and ``[0, keep)``, so that many entries are needed.
+    """
+
+    size: int
+    keep: int = 0
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.keep < self.size, self
+
+    @property
+    def recent(self) -> int:
+        """How many latest positions a token sees, itself included."""
+        return self.size - self.keep
+
+    def needs(self, position: int) -> tuple[Span, ...]:
+        low = max(0, position - self.recent + 1)
+        if low <= self.keep:
+            return (Span(0, position),) if position > 0 else ()
+        kept = (Span(0, self.keep),) if self.keep > 0 else ()
+        return (*kept, Span(low, position)) if low < position else kept
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Attends within chunks of `size` positions: needs the entries ``[size * (p // size), p)``."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        assert self.size > 0, self
+
+    def needs(self, position: int) -> tuple[Span, ...]:
+        low = self.size * (position // self.size)
+        return (Span(low, position),) if low < position else ()
+
+
+KvKind = Full | Window | Chunk
+"""The kinds whose state is a row of entries, one per position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The layer kinds of a model, each distinct kind once.
+
+    `has_snapshots` says that some layers (recurrent ones, or caches of a class not known) need a snapshot at exactly
+    the position.
+    """
+
+    kinds: tuple[KvKind, ...]
+    has_snapshots: bool = False
+
+    def __post_init__(self) -> None:
+        assert len(set(self.kinds)) == len(self.kinds), self
+        assert self.kinds or self.has_snapshots, "a model without any layer state"
+
+    @property
+    def resumes_anywhere(self) -> bool:
+        """Whether all stored positions are resumable without planning: only Full layers."""
+        return not self.has_snapshots and all(isinstance(kind, Full) for kind in self.kinds)

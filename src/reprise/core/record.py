@@ -1,0 +1,65 @@
+"""What happened to a request: the counts, and why tokens were not reused."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from reprise.core.tokens import Tokens
+
+
+class Reason(StrEnum):
+    """Why the tokens behind the resume position had to be computed. A closed set."""
+
+    NOTHING_NEW = "nothing new"
+    """Only the last token, whose logits start the decode."""
+    NEW_TOKENS = "new tokens"
+    """Everything that was known was reused; the rest is new."""
+    COLD = "cold"
+    """The cache held nothing for this prompt's beginning."""
+    CACHE_OFF = "cache off"
+    SYSTEM_CHANGED = "system prompt changed"
+    TOOLS_CHANGED = "tools changed"
+    TEMPLATE_OPTIONS_CHANGED = "template options changed"
+    DATE_CHANGED = "date changed"
+    BREAKER = "value that changes with every request"
+    EARLIER_MESSAGE_EDITED = "earlier message edited"
+    LAST_MESSAGE_EDITED = "last message edited"
+    THINKING_STRIPPED = "thinking stripped"
+    ANSWER_RENDERED_DIFFERENTLY = "answer rendered differently"
+    """The client or the template gives the answer back in another form than it was sampled."""
+    BRANCHED = "branched"
+    """Another continuation of the same beginning."""
+    NO_SNAPSHOT = "no snapshot below the match"
+    """Tokens matched, but a layer of this model had no state to resume from there."""
+    EVICTED = "evicted"
+    """Tokens matched in the index, or once did, but their state had to give way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """The counts of one job, as the engine saw them. All in tokens; times in seconds.
+
+    `prompt` = `reused` + `prefilled` for a job that ran to its first sample.
+    """
+
+    prompt: int
+    matched: int = 0
+    """How far the tree agreed with the prompt."""
+    reused: int = 0
+    """Where prefill started."""
+    prefilled: int = 0
+    """Prompt tokens computed for this job (while a user waited, unless the job is a SETTLE)."""
+    settled: int = 0
+    """Of `reused`, tokens that were computed while idle for this chat."""
+    awaited: int = 0
+    """Of `reused`, tokens that another running request computed while this one waited."""
+    generated: int = 0
+    stored: int = 0
+    """Tokens newly added to the cache by this job."""
+    reason: Reason = Reason.COLD
+    stored_next: Tokens | None = None
+    """At the divergence: the tokens that the nearest stored path goes on with (at most 32), or None at a path's end."""
+    checkpoints: tuple[int, ...] = ()
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    ttft_s: float | None = None
+    total_s: float = 0.0

@@ -1,0 +1,1 @@
+"""Everything that touches MLX: models, layer states, batches, sampling."""

@@ -1,0 +1,1 @@
+"""The one engine thread: sole owner of model, tree and leases."""

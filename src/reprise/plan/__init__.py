@@ -1,0 +1,1 @@
+"""Pure planning: match, boundaries and layer kinds to a resume position and checkpoints."""

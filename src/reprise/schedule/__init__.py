@@ -1,0 +1,1 @@
+"""Pure scheduling: who runs next, and which chunk."""
