@@ -1,0 +1,55 @@
+"""The text side of a loaded model, as plain callables: everything that `chat` needs to know about a tokenizer.
+
+The engine's loader makes one from mlx-lm's `TokenizerWrapper`; tests make one from a tokenizer of their own. Nothing
+here imports MLX.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class Detokenizer(Protocol):
+    """Streaming detokenizer with the interface of mlx-lm's: text comes in whole characters."""
+
+    def add_token(self, token: int) -> None: ...
+    def finalize(self) -> None: ...
+    @property
+    def last_segment(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextModel:
+    """Tokenizer, chat template and markup of one model. Safe to use from several threads.
+
+    `encode` adds no special tokens and recognises the special tokens that stand in the text. `decode` keeps special
+    tokens in the text. `render` is the chat template: it takes `messages` and, by keyword, `tools`, `documents`,
+    `add_generation_prompt`, `continue_final_message` and any template option, and gives text; what the template
+    raises passes through. `None` for `render`: the model has no chat template.
+
+    `splitters` are the token texts at which the tokenizer splits its input before anything else (special and added
+    tokens), by text. `think_*` and `tool_*` are None where the model has no such markup. `parse_tool_call` takes the
+    text between `tool_start` and `tool_end` and the tools of the request, and gives one call (`{"name", "arguments"}`,
+    perhaps `"id"`) or a list of them, or raises.
+    """
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    render: Callable[..., str] | None
+    detokenizer: Callable[[], Detokenizer]
+    splitters: Mapping[str, int]
+    eos: frozenset[int]
+    bos: int | None = None
+    vocab_size: int = 0
+    template_source: str = ""
+    think_start: str | None = None
+    think_end: str | None = None
+    think_start_tokens: tuple[int, ...] = ()
+    think_end_tokens: tuple[int, ...] = ()
+    tool_start: str | None = None
+    tool_end: str | None = None
+    parse_tool_call: Callable[[str, Any], Any] | None = None
+    structural_markers: tuple[str, ...] = ()
+    transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict[str, Sequence[tuple[str, str]]])
+    """Channel markup (`mlx_lm.chat_templates.*.RESPONSE_FORMAT["transitions"]`): state → (marker, next state)."""
+    initial_state: str | None = None
