@@ -1,0 +1,66 @@
+"""What a server is told when it starts: every option of `reprise serve`, read by the loop and the API."""
+
+from dataclasses import dataclass
+
+from reprise.core.sizes import Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of one server. The defaults are those of the command line."""
+
+    model: str
+    """A local directory or a hub id."""
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """0: any free port."""
+    log_level: str = "info"
+    api_keys: tuple[str, ...] = ()
+    """Empty: no key is asked for."""
+
+    max_tokens: int = 4096
+    """For requests that do not say."""
+    thinking_budget: int | None = None
+    """Reasoning tokens for requests that do not say; None: no bound."""
+    max_context: int | None = None
+    """Prompt plus answer, in tokens; None: what the model's configuration says."""
+    kv_bits: int | None = None
+    """Quantise KV to so many bits; None: not at all."""
+    kv_group_size: int = 64
+
+    has_prefix_cache: bool = True
+    cache_bytes: Amount | None = None
+    """For the prefix cache and the live state of running requests together; None: derived from the device."""
+    settles: bool = True
+    """Compute the next turn's known prefix while the server is idle."""
+
+    canonical_tokens: bool = False
+    """Tokenize answers that come back as history afresh, instead of reusing the tokens that were sampled."""
+    restore_reasoning: bool = False
+    """Put reasoning that a client dropped back into the chat."""
+    freeze_template_date: bool = False
+    """Keep the day of a chat's first request in templates that write the date."""
+
+    max_queue: int = 64
+    """Requests that may wait; one more is refused."""
+    max_batch: int = 8
+    """Sequences that decode together."""
+    prefill_chunk: int = 2048
+    """Tokens of one prefill step when nobody else is decoding."""
+    max_stall_ms: int = 100
+    """The gap between two tokens of a running answer that a prefill chunk should not exceed."""
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.port <= 65535, self.port
+        assert self.max_tokens > 0, self.max_tokens
+        assert self.thinking_budget is None or self.thinking_budget >= 0, self.thinking_budget
+        assert self.max_context is None or self.max_context > 0, self.max_context
+        assert self.kv_bits is None or self.kv_bits in KV_BITS, self.kv_bits
+        assert self.kv_group_size in KV_GROUP_SIZES, self.kv_group_size
+        assert min(self.max_queue, self.max_batch, self.prefill_chunk, self.max_stall_ms) > 0, self
+
+
+KV_BITS = (2, 3, 4, 5, 6, 8)
+"""What `mx.quantize` offers."""
+KV_GROUP_SIZES = (32, 64, 128)
+LOG_LEVELS = ("debug", "info", "warning", "error")

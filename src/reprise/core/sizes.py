@@ -1,0 +1,70 @@
+"""Amounts of memory as people write them: `8GB`, `512MiB`, `25%`, `1000000`."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """So many bytes."""
+
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        assert self.nbytes >= 0, self
+
+    def of(self, total: int) -> int:
+        """The amount in bytes, whatever the total."""
+        del total
+        return self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of what there is; 1 is all of it."""
+
+    share: Fraction
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.share <= 1, self
+
+    def of(self, total: int) -> int:
+        """The amount in bytes, of a total in bytes."""
+        return int(total * self.share)
+
+
+Amount = Bytes | Share
+
+
+def parse_amount(text: str) -> Amount:
+    """The amount that the text names.
+
+    Bytes, with a decimal (kB, MB, GB) or binary (KiB, MiB, GiB) unit or none, or a percentage.
+    Raises ValueError with a sentence.
+    """
+    form = _FORM.fullmatch(text)
+    unit = form.group(2).upper() if form is not None else None
+    if form is None or (unit != "%" and unit not in _UNITS):
+        raise ValueError(f"{text!r} is not an amount of memory: write for example 8GB, 512MiB or 25%.")
+    number = Fraction(form.group(1))
+    if unit == "%":
+        if number > 100:
+            raise ValueError(f"{text!r} is more than all of the memory.")
+        return Share(number / 100)
+    assert unit is not None
+    return Bytes(int(number * _UNITS[unit]))
