@@ -17,6 +17,14 @@ class Settings:
     log_level: str = "info"
     api_keys: tuple[str, ...] = ()
     """Empty: no key is asked for."""
+    separates_keys: bool = False
+    """Give each API key a prefix cache namespace of its own."""
+    accepts_any_model: bool = False
+    """Serve requests that name another model, instead of refusing them."""
+    cors_origins: tuple[str, ...] = ()
+    """Web origins whose pages may call the server; empty: none."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    """A longer request body is refused."""
 
     max_tokens: int = 4096
     """For requests that do not say."""
@@ -52,6 +60,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         assert 0 <= self.port <= 65535, self.port
+        assert self.max_body_bytes > 0, self.max_body_bytes
         assert self.max_tokens > 0, self.max_tokens
         assert self.thinking_budget is None or self.thinking_budget >= 0, self.thinking_budget
         assert self.max_context is None or self.max_context > 0, self.max_context
