@@ -6,7 +6,7 @@ the entries it needs at p; kinds that cannot be cut into entries need a snapshot
 
 from dataclasses import dataclass
 
-from reprise.core.spans import Span
+from reprise.core.spans import Span, covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +80,15 @@ class Layout:
     def resumes_anywhere(self) -> bool:
         """Whether all stored positions are resumable without planning: only Full layers."""
         return not self.has_snapshots and all(isinstance(kind, Full) for kind in self.kinds)
+
+
+def best_position(kind: KvKind, runs: tuple[Span, ...], limit: int) -> int:
+    """The largest p ≤ `limit` at which `kind` can resume from the stored entries `runs` (sorted, disjoint).
+
+    Only these positions can be the largest: the limit itself, the ends of runs below it, and the chunk's own start.
+    Between them a position fails for the same hole as the one above it.
+    """
+    candidates = {limit, 0, *(run.stop for run in runs if run.stop < limit)}
+    if isinstance(kind, Chunk):
+        candidates.add(kind.size * (limit // kind.size))
+    return next(p for p in sorted(candidates, reverse=True) if covers(runs, kind.needs(p)))

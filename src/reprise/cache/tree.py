@@ -1,0 +1,181 @@
+"""The radix tree's nodes. Structure only: no bytes are counted and nothing is decided here.
+
+A node stands for the edge that leads to it: the tokens ``[start, stop)`` of every path through it. Pieces (segments)
+hang on the edge by layer kind, landmarks hang on positions in ``(start, stop]``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from reprise.cache.payload import SegmentPayload, SnapshotPayload
+from reprise.core.kinds import KvKind
+from reprise.core.prompt import BoundaryKind
+from reprise.core.spans import Span, union
+from reprise.core.tokens import Tokens, as_tokens, common_prefix, own_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The entries of one layer kind for `span`, which lies within one edge."""
+
+    span: Span
+    payload: SegmentPayload
+
+
+@dataclass(slots=True, eq=False)
+class Landmark:
+    """A position that a commit promised to be resumable, and what is known of its use.
+
+    `snapshot` is None for models without snapshots. `last_use` is the cache's clock (a count of requests) when the
+    position was made or resumed from; `num_uses` counts the resumes. `is_superseded`: a later tip of the same
+    conversation exists. `version` marks its newest place in the order of eviction.
+    """
+
+    position: int
+    kind: BoundaryKind
+    node: "Node"
+    snapshot: SnapshotPayload | None = None
+    made_at: int = 0
+    last_use: int = 0
+    num_uses: int = 0
+    is_superseded: bool = False
+    is_side: bool = False
+    pinned_until: float = 0.0
+    floor: float = 0.0
+    version: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Protects the path from the root to `position` while a request uses it."""
+
+    node: "Node"
+    position: int
+    is_released: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One edge and what hangs on it.
+
+    `num_leases` counts the leases in this node and below it; `last_use` is the clock of the last path through it and
+    `num_uses` how many paths went through.
+    """
+
+    start: int
+    tokens: Tokens
+    parent: "Node | None"
+    children: dict[int, "Node"] = field(default_factory=dict[int, "Node"])
+    pieces: dict[KvKind, list[Piece]] = field(default_factory=dict[KvKind, list[Piece]])
+    landmarks: dict[int, Landmark] = field(default_factory=dict[int, Landmark])
+    leases: set[Lease] = field(default_factory=set[Lease])
+    num_leases: int = 0
+    last_use: int = 0
+    num_uses: int = 0
+    lost_at: int = 0
+    """The deepest position of this edge whose landmark was evicted; 0 if none was."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens)
+
+    def coverage(self, kind: KvKind) -> tuple[Span, ...]:
+        """Which positions of this edge have entries of `kind`."""
+        return union(piece.span for piece in self.pieces.get(kind, ()))
+
+
+def new_root() -> Node:
+    return Node(start=0, tokens=as_tokens(()), parent=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Walk:
+    """How far a prompt agrees with the tree: `nodes` from the root down, the last perhaps only in part.
+
+    Valid until the tree changes.
+    """
+
+    nodes: tuple[Node, ...]
+    length: int
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
+
+
+def walk(root: Node, tokens: Tokens) -> Walk:
+    """Follow `tokens` from the root as far as the tree agrees. Changes nothing. O(length of the match)."""
+    nodes = [root]
+    at = 0
+    while at < len(tokens):
+        child = nodes[-1].children.get(int(tokens[at]))
+        if child is None:
+            break
+        shared = common_prefix(child.tokens, tokens[at:])
+        nodes.append(child)
+        at += shared
+        if at < child.stop:
+            break
+    return Walk(nodes=tuple(nodes), length=at)
+
+
+def path_to(node: Node) -> tuple[Node, ...]:
+    """The nodes from the root to `node`."""
+    nodes = [node]
+    while (parent := nodes[-1].parent) is not None:
+        nodes.append(parent)
+    return tuple(reversed(nodes))
+
+
+def subtree(node: Node) -> Iterator[Node]:
+    """`node` and everything below it, parents first."""
+    stack = [node]
+    while stack:
+        top = stack.pop()
+        yield top
+        stack.extend(top.children.values())
+
+
+def cut_pieces(node: Node, start: int, stop: int) -> dict[KvKind, list[Piece]]:
+    """The pieces of ``[start, stop)`` of this edge. A piece that lies within is shared, one that is cut is copied."""
+    kept: dict[KvKind, list[Piece]] = {}
+    for kind, pieces in node.pieces.items():
+        inside: list[Piece] = []
+        for piece in pieces:
+            span = piece.span.clip(start, stop)
+            if span == piece.span:
+                inside.append(piece)
+            elif span is not None:
+                offset = piece.span.start
+                inside.append(Piece(span, piece.payload.cut(span.start - offset, span.stop - offset)))
+        if inside:
+            kept[kind] = inside
+    return kept
+
+
+def split(node: Node, position: int) -> Node:
+    """Split the edge at `position`, strictly inside it. Gives the new upper node; `node` stays the lower one.
+
+    The payloads are cut before anything changes, so a failure leaves the tree as it was.
+    """
+    assert node.start < position < node.stop and node.parent is not None, (node.start, position, node.stop)
+    upper_pieces = cut_pieces(node, node.start, position)
+    lower_pieces = cut_pieces(node, position, node.stop)
+    head, tail = own_tokens(node.tokens[: position - node.start]), own_tokens(node.tokens[position - node.start :])
+    upper = Node(start=node.start, tokens=head, parent=node.parent, pieces=upper_pieces)
+    node.parent.children[int(head[0])] = upper
+    upper.children[int(tail[0])] = node
+    for at in [p for p in node.landmarks if p <= position]:
+        landmark = node.landmarks.pop(at)
+        landmark.node = upper
+        upper.landmarks[at] = landmark
+    upper.num_leases, upper.last_use, upper.num_uses = node.num_leases, node.last_use, node.num_uses
+    if node.lost_at <= position:
+        upper.lost_at, node.lost_at = node.lost_at, 0
+    for lease in [lease for lease in node.leases if lease.position <= position]:
+        node.leases.remove(lease)
+        node.num_leases -= 1
+        upper.leases.add(lease)
+        lease.node = upper
+    node.parent, node.start, node.tokens, node.pieces = upper, position, tail, lower_pieces
+    return upper
