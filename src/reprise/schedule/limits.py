@@ -1,0 +1,82 @@
+"""What bounds the schedule, and how fast the engine was seen to be."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds that hold while a model is served. Lengths in tokens, times in seconds."""
+
+    max_batch: int = 8
+    """Rows that run at the same time, prefilling and decoding together."""
+    max_queue: int = 64
+    """Jobs that may wait (jobs that settle are not counted)."""
+    prefill_chunk: int = 2048
+    """The most tokens of one prefill pass, all its slices together."""
+    min_chunk: int = 16
+    """The fewest tokens that a chunk is cut to while streams decode."""
+    max_stall_s: float = 0.25
+    """The gap between two tokens of a stream that prefill should not exceed."""
+    can_batch: bool = True
+    """Whether the model's rows may share a pass. If not, every pass has one row and the rows take turns."""
+    resumes_anywhere: bool = True
+    """`Layout.resumes_anywhere`: whether every computed position can be resumed from without a planned checkpoint."""
+    min_shared: int = 16
+    """The fewest tokens that are worth waiting for while another job computes them."""
+    short_slice: int = 512
+    """Slices shorter than this leave the engine partly idle, so several are run in one pass."""
+    max_padding: float = 1.1
+    """Padded length of all decode rows, as a multiple of their own lengths."""
+    free_padding: int = 1024
+    """Padding, in tokens of all rows together, that costs less than one more pass over the weights."""
+    patience: float = 4.0
+    """How many times the time that it needs may pass before a job goes ahead of every later one."""
+    side_grace_s: float = 1.0
+    """How long a side request gives way to all others."""
+
+    def __post_init__(self) -> None:
+        assert self.max_batch > 0, self
+        assert self.max_queue >= 0, self
+        assert 0 < self.min_chunk <= self.prefill_chunk, self
+        assert self.max_stall_s > 0, self
+        assert self.min_shared > 0, self
+        assert self.short_slice > 0, self
+        assert self.max_padding >= 1, self
+        assert self.free_padding >= 0, self
+        assert self.patience > 0, self
+        assert self.side_grace_s >= 0, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Running means of what the engine was seen to do. The loop measures; nothing here reads a clock."""
+
+    prefill_tokens_per_s: float = 512.0
+    decode_s: float = 0.0
+    """One pass of every decode group."""
+    generation_s: float = 0.0
+    """How long a job decodes, from its first token to its last."""
+
+    def __post_init__(self) -> None:
+        assert self.prefill_tokens_per_s > 0, self
+        assert self.decode_s >= 0, self
+        assert self.generation_s >= 0, self
+
+    def after_prefill(self, num_tokens: int, seconds: float) -> "Speed":
+        """The speed after a pass over `num_tokens` prompt tokens that took `seconds`."""
+        # A handful of tokens measures the pass and not the tokens.
+        if num_tokens < 16 or seconds <= 0:
+            return self
+        return replace(self, prefill_tokens_per_s=_mean(self.prefill_tokens_per_s, num_tokens / seconds, 0.5))
+
+    def after_decode(self, seconds: float) -> "Speed":
+        """The speed after every decode group has run once, in `seconds`."""
+        return replace(self, decode_s=_mean(self.decode_s, seconds, 0.25))
+
+    def after_generation(self, seconds: float) -> "Speed":
+        """The speed after a job has decoded for `seconds` and ended."""
+        return replace(self, generation_s=_mean(self.generation_s, seconds, 0.25))
+
+
+def _mean(before: float, seen: float, weight: float) -> float:
+    return (1 - weight) * before + weight * seen

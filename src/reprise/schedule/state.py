@@ -1,0 +1,95 @@
+"""What the scheduler is told: one record for each job, written anew by the loop for every decision."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from reprise.schedule.limits import Speed
+
+
+def _no_shares() -> Mapping[str, int]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A job that has not been admitted yet.
+
+    Prefill would compute ``[resume_at, prompt_len)``. `resume_at` is what the cache has now: the loop matches again
+    whenever a job that is named in the `shares` of one of the two commits, ends or is given up.
+    """
+
+    id: str
+    arrived_s: float
+    prompt_len: int
+    resume_at: int = 0
+    shares: Mapping[str, int] = field(default_factory=_no_shares)
+    """Job id → length of the common prefix of the two prompts, for the jobs that were there when this one came
+    (`sharing.relate`). Ids of jobs that are gone do no harm."""
+    live_nbytes: int = 0
+    """What its live state will take."""
+    can_batch: bool = True
+    is_side: bool = False
+    """A short request beside the chats (a title, tags): gives way for `Limits.side_grace_s`."""
+    is_settle: bool = False
+    """Runs only while nothing else is there."""
+
+    def __post_init__(self) -> None:
+        # The last token is always computed: its logits start the decode.
+        assert 0 <= self.resume_at < self.prompt_len, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilling:
+    """An admitted job whose live state stands at `position`; ``[position, end)`` is still to be prefilled.
+
+    `end` is the prompt's length, or one less if the loop gives the last prompt token to the decode. A job that has
+    reached its end is no longer prefilling.
+    """
+
+    id: str
+    arrived_s: float
+    position: int
+    end: int
+    checkpoints: tuple[int, ...] = ()
+    """The planned positions where prefill pauses, ascending; those that are passed may stay."""
+    stored: int = 0
+    """``[0, stored)`` of its prompt is in the cache, or the cache has refused it."""
+    shares: Mapping[str, int] = field(default_factory=_no_shares)
+    can_batch: bool = True
+    is_side: bool = False
+    is_settle: bool = False
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.position < self.end, self
+        assert list(self.checkpoints) == sorted(self.checkpoints), self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """A row that gets a token with every pass. Its live state has `length` positions."""
+
+    id: str
+    length: int
+    group: int | None = None
+    """The key of the group that it ran in last; None for a row that has just come from prefill."""
+    stored: int = 0
+    """``[0, stored)`` of its prompt is in the cache, or the cache has refused it."""
+    shares: Mapping[str, int] = field(default_factory=_no_shares)
+    can_batch: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.length > 0, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Everything that a decision depends on, besides the limits. Jobs that are cancelled or failed are not in it."""
+
+    now_s: float
+    waiting: tuple[Waiting, ...] = ()
+    """In any order."""
+    prefilling: tuple[Prefilling, ...] = ()
+    decoding: tuple[Decoding, ...] = ()
+    speed: Speed = field(default_factory=Speed)
+    free_nbytes: int | None = None
+    """What live state may still take; None: no bound."""
