@@ -1,0 +1,60 @@
+# The verbs of this project. `make demo` and `make test` need nothing but Python 3.11 to 3.13 and make.
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The build of MLX: Metal comes plain on macOS; on Linux `make … MLX=cuda` takes the CUDA one.
+MLX := $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
+WITH_MLX = $(if $(filter metal,$(MLX)),,$(MLX))
+
+.PHONY: help demo serve test check format bench soak mutants matrix clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: $(VENV)/.can-run ## a tiny model, the real server, forty turns of a chat, with and without reuse
+	$(BIN)/reprise demo
+
+serve: $(VENV)/.can-run ## serve a model: make serve MODEL=path-or-hub-id
+	@test -n "$(MODEL)" || { echo "Say which model: make serve MODEL=path-or-hub-id" >&2; exit 2; }
+	$(BIN)/reprise serve "$(MODEL)"
+
+test: $(VENV)/.can-test ## all tests but the long ones
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.can-test ## style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(VENV)/.can-test ## let ruff write the format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.can-test ## replay workloads, with exact counts and ratios of times
+	$(BIN)/python -m bench
+
+soak: $(VENV)/.can-test ## the long tests
+	$(BIN)/python -m pytest -m soak
+
+mutants: $(VENV)/.can-test ## plant bugs and see each one turn a test red
+	$(BIN)/python -m tools.mutants
+
+matrix: $(VENV)/.can-test ## every architecture of mlx-lm, warm against cold, into COMPATIBILITY.md
+	$(BIN)/python -m tools.matrix
+
+clean: ## remove what `make` made
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# The marks say which extras are installed, and are older than pyproject.toml when they have to be installed again.
+$(VENV)/.made: tools/venv.sh
+	tools/venv.sh make $(VENV)
+	@touch $@
+
+$(VENV)/.can-run: $(VENV)/.made pyproject.toml
+	tools/venv.sh install $(VENV) "$(WITH_MLX)"
+	@touch $@
+
+$(VENV)/.can-test: $(VENV)/.can-run pyproject.toml
+	tools/venv.sh install $(VENV) "$(WITH_MLX)" dev
+	@touch $@
