@@ -1,0 +1,75 @@
+"""How much is prefilled in one pass, and for whom.
+
+A slice ends exactly at the job's next stop (a checkpoint, a parting or the end) or at the chunk size, whichever comes
+first. Slices of several jobs share a pass only if they have the same length: prefill is never padded.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from reprise.schedule.limits import Limits, Speed
+from reprise.schedule.state import Prefilling
+
+Partings = Mapping[str, frozenset[int]]
+"""Job id → the positions where waiting jobs want it to pause."""
+
+
+def chunk_tokens(limits: Limits, speed: Speed, *, must_be_short: bool) -> int:
+    """The most tokens of the next prefill pass.
+
+    `must_be_short`: streams are decoding, or somebody may come. Then the pass and the decode passes that follow it
+    take about `max_stall_s` together; else it is a whole `prefill_chunk`.
+    """
+    if not must_be_short:
+        return limits.prefill_chunk
+    fitting = int((limits.max_stall_s - speed.decode_s) * speed.prefill_tokens_per_s)
+    # Multiples of the smallest chunk: fewer different shapes for the allocator and for compiled kernels.
+    return min(limits.prefill_chunk, max(1, fitting // limits.min_chunk) * limits.min_chunk)
+
+
+def next_stop(job: Prefilling, partings: Partings) -> int:
+    """The first position after ``job.position`` where its prefill must pause."""
+    stops = (*job.checkpoints, *partings.get(job.id, ()), job.end)
+    return min(stop for stop in stops if job.position < stop <= job.end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One forward pass: `length` tokens of each of the `jobs`."""
+
+    jobs: tuple[Prefilling, ...]
+    length: int
+
+
+def plan_pass(jobs: Sequence[Prefilling], partings: Partings, budget: int, limits: Limits) -> Pass:
+    """The next pass: a slice of the first job, and slices of others where that saves passes.
+
+    `jobs` in their order, at least one. One long slice keeps the engine busy by itself. Short ones of the same length
+    run together; ragged ones are cut by powers of two, if that gives far fewer passes than one for each job.
+    """
+    head = jobs[0]
+    to_stop = {job.id: next_stop(job, partings) - job.position for job in jobs}
+    length = to_stop[head.id]
+    alone = Pass(jobs=(head,), length=min(length, budget))
+    if not (limits.can_batch and head.can_batch) or length >= min(limits.short_slice, budget):
+        return alone
+    short = [job for job in jobs if to_stop[job.id] < limits.short_slice and _fits_beside(job, head)]
+    equal = [job for job in short if to_stop[job.id] == length]
+    if len(equal) > 1:
+        return Pass(jobs=tuple(equal[: budget // length]), length=length)
+    # Slices of 2^k tokens for all that have the bit k set: as many passes as there are bits, and not jobs.
+    bits = 0
+    for job in short:
+        bits |= to_stop[job.id]
+    if 2 * bits.bit_count() > len(short):
+        return alone
+    power = 1 << (length.bit_length() - 1)
+    taking = (job for job in short if to_stop[job.id] & power)
+    return Pass(jobs=tuple(islice(taking, budget // power)), length=power)
+
+
+def _fits_beside(job: Prefilling, head: Prefilling) -> bool:
+    # In one pass all rows are as wide as the longest, so rows of very different lengths stay apart.
+    low, high = sorted((job.position, head.position))
+    return job.can_batch and high <= 2 * low + 512

@@ -1,0 +1,144 @@
+"""The decision: what the loop does next.
+
+A pure function of the state and the limits, without a clock, a thread or a memory of its own. The loop describes all
+jobs, asks, does what the step says and asks again:
+
+    while True:
+        step = decide(state(), limits)
+        if step.is_idle:
+            wait for an arrival
+        give up, commit, admit; or run the decode groups and the prefill slices
+
+`tests/schedule/simulated.py` is such a loop in full, with an engine that computes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from reprise.schedule.buckets import group_rows
+from reprise.schedule.chunks import Partings, chunk_tokens, plan_pass
+from reprise.schedule.limits import Limits
+from reprise.schedule.order import Rank, rank
+from reprise.schedule.sharing import Wait, is_worth_waiting, parting, share
+from reprise.schedule.state import Prefilling, State, Waiting
+from reprise.schedule.step import Slice, Step
+
+
+def decide(state: State, limits: Limits) -> Step:
+    """What to do next, in this order: stop settling if a request is there; commit what others can go on from; admit
+    the job whose turn it is; run one prefill pass and all decode groups; settle if nothing else is there.
+
+    Everything that decodes runs in each step that computes. O(waiting x running).
+    """
+    requests = _requests(state)
+    is_busy = len(requests.waiting) + len(requests.prefilling) + len(requests.decoding) > 0
+    if not is_busy:
+        return _settle(state, limits)
+    settling = tuple(job.id for job in state.prefilling if job.is_settle)
+    if settling:
+        return Step(give_up=settling)
+    return _serve(requests, limits)
+
+
+def _requests(state: State) -> State:
+    return replace(
+        state,
+        waiting=tuple(job for job in state.waiting if not job.is_settle),
+        prefilling=tuple(job for job in state.prefilling if not job.is_settle),
+    )
+
+
+def _settle(state: State, limits: Limits) -> Step:
+    """One job at a time, in chunks so short that a request that comes meanwhile hardly notices."""
+    if state.prefilling:
+        job = min(state.prefilling, key=lambda job: rank(job, state, limits))
+        return Step(prefill=_slices((job,), {}, state, limits, must_be_short=True))
+    if state.waiting:
+        job = min(state.waiting, key=lambda job: rank(job, state, limits))
+        return Step(admit=(job.id,))
+    return Step()
+
+
+def _serve(state: State, limits: Limits) -> Step:
+    decode = group_rows(state.decoding, limits)
+    num_free = limits.max_batch - len(state.prefilling) - len(state.decoding)
+    if num_free <= 0 and not state.prefilling:
+        return Step(decode=decode)
+    ranks = {job.id: rank(job, state, limits) for job in (*state.waiting, *state.prefilling)}
+    waiting = sorted(state.waiting, key=lambda job: ranks[job.id])
+    sharing = share(waiting, state.prefilling, state.decoding, limits)
+    if sharing.commit:
+        return Step(commit=sharing.commit)
+    admissible = _admissible(sharing.ready, ranks, num_free, state, limits)
+    candidates = _in_order((*state.prefilling, *(_admitted(job) for job in admissible)), ranks, sharing.waits)
+    if not candidates:
+        return Step(decode=decode)
+    # A model that resumes anywhere need not pause where others leave it.
+    partings = _partings(() if limits.resumes_anywhere else sharing.waits)
+    slices = _slices(candidates, partings, state, limits, must_be_short=len(state.decoding) > 0)
+    new = {job.id for job in admissible}
+    admit = tuple(piece.id for piece in slices if piece.id in new)
+    # The checkpoints of a job are not known before it is admitted.
+    return Step(admit=admit) if admit else Step(prefill=slices, decode=decode)
+
+
+def _admissible(
+    ready: Sequence[Waiting], ranks: dict[str, Rank], num_free: int, state: State, limits: Limits
+) -> list[Waiting]:
+    """The ready jobs for which there is room, in their order, none of which should wait for another of them."""
+    chosen: list[Waiting] = []
+    is_alone = len(state.prefilling) + len(state.decoding) == 0
+    room = state.free_nbytes
+    for job in ready:
+        # While it gives way, a side request leaves a row to those it gives way to.
+        is_first = is_alone and len(chosen) == 0
+        rows = 1 if is_first or not ranks[job.id].gives_way else 2
+        if num_free - len(chosen) < rows:
+            break
+        if room is not None:
+            # Nobody overtakes a job that is too big for now, or it would starve. With nothing else running it is
+            # admitted all the same: it will never have more room.
+            if job.live_nbytes > room and not is_first:
+                break
+            room -= job.live_nbytes
+        if not any(is_worth_waiting(job, parting(job, other), limits) for other in chosen):
+            chosen.append(job)
+    return chosen
+
+
+def _admitted(job: Waiting) -> Prefilling:
+    """The job as it will be once it is admitted, but for its checkpoints."""
+    return Prefilling(
+        id=job.id, arrived_s=job.arrived_s, position=job.resume_at, end=job.prompt_len, can_batch=job.can_batch
+    )
+
+
+def _in_order(jobs: Sequence[Prefilling], ranks: dict[str, Rank], waits: Sequence[Wait]) -> list[Prefilling]:
+    """The jobs in their order; a leader goes as early as the first of those who wait for it."""
+    first = dict(ranks)
+    for wait in waits:
+        first[wait.leader] = min(first[wait.leader], ranks[wait.follower])
+    return sorted(jobs, key=lambda job: first[job.id])
+
+
+def _partings(waits: Sequence[Wait]) -> Partings:
+    return {
+        leader: frozenset(wait.until for wait in waits if wait.leader == leader)
+        for leader in sorted({wait.leader for wait in waits})
+    }
+
+
+def _slices(
+    jobs: Sequence[Prefilling], partings: Partings, state: State, limits: Limits, *, must_be_short: bool
+) -> tuple[Slice, ...]:
+    budget = chunk_tokens(limits, state.speed, must_be_short=must_be_short)
+    chosen = plan_pass(jobs, partings, budget, limits)
+    return tuple(
+        Slice(
+            id=job.id,
+            start=job.position,
+            stop=(stop := job.position + chosen.length),
+            is_checkpoint=stop in job.checkpoints or stop in partings.get(job.id, ()),
+        )
+        for job in chosen.jobs
+    )
