@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import mlx.nn as nn
+from mlx import nn
 from mlx_lm.models.cache import CacheList, ConcatenateKVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
 from tests.zoo.build import build

@@ -3,7 +3,7 @@
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 
 
 def random_tokens(length: int, *, seed: int, vocab: int = 256) -> mx.array:
@@ -18,7 +18,7 @@ def log_probabilities(logits: mx.array) -> mx.array:
 
 
 def prefill(model: nn.Module, tokens: mx.array, caches: list[Any], *, chunk: int | None = None) -> mx.array:
-    """Feed `tokens`, `chunk` at a time (None: at once); log-probabilities of all positions, ``(length, vocabulary)``."""
+    """Feed `tokens`, `chunk` at a time (None: at once): log-probabilities everywhere, shape `(length, vocabulary)`."""
     length = tokens.shape[0]
     step = length if chunk is None else chunk
     parts: list[mx.array] = []

@@ -1,6 +1,6 @@
 """Sliding windows and chunked attention, beside full attention."""
 
-from tests.zoo.sizes import EXPERTS, WINDOW, Config, Unavailable, sized, without_type
+from tests.zoo.sizes import EXPERTS, WINDOW, Config, Unavailable, sized
 
 _TWO_TYPES = ["sliding_attention", "full_attention"]
 _MIXED: Config = {
@@ -9,7 +9,7 @@ _MIXED: Config = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-_ROPE_OF_TYPE = {layer_type: _DEFAULT_ROPE for layer_type in _TWO_TYPES}
+_ROPE_OF_TYPE = dict.fromkeys(_TWO_TYPES, _DEFAULT_ROPE)
 
 # The last two of six layers reuse the keys and values of earlier ones and have no cache.
 _GEMMA3N: Config = {
