@@ -1,0 +1,226 @@
+"""A model's answer, token by token: reasoning, content and tool calls."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
+from reprise.chat.markup import NORMAL, TOOL_IN_REASONING, Part, markup_of, part_of
+from reprise.chat.reader import Piece, Reader, Turn
+from reprise.chat.stop import ContentText
+from reprise.chat.text_model import TextModel
+from reprise.chat.tools import make_calls, names_of, new_call_id, parse_calls
+
+
+class AnswerParser:
+    """Turns the tokens of one answer into deltas; joined, they are `answer`.
+
+    `tools` and `tool_choice` are those of the request: without tools, or with "none", tool markup is content.
+    `is_thinking_open` says that the prompt ends inside thinking, `is_content_open` that it ends inside content to be
+    continued. `context` are the prompt's last tokens (a few suffice), needed where the answer continues a text.
+
+    A malformed call is content (or reasoning, where it stands there). Nothing that a model writes makes it raise.
+    """
+
+    def __init__(
+        self,
+        text_model: TextModel,
+        *,
+        is_thinking_open: bool = False,
+        is_content_open: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] | None = None,
+        stops: Sequence[str] = (),
+        context: Sequence[int] = (),
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        self._text_model = text_model
+        self._has_tools = len(tools) > 0 and tool_choice != "none"
+        self._tools = tools
+        self._new_id = new_id
+        self._markup = markup_of(
+            text_model, has_tools=self._has_tools, is_thinking_open=is_thinking_open, is_content_open=is_content_open
+        )
+        names = names_of(tools) if self._has_tools else ()
+        self._reader = Reader(text_model, self._markup, tool_names=names, context=context)
+        self._visible = ContentText(stops, is_begun=is_content_open)
+        self._content = _Content(holds_space=self._has_tools)
+        self._reasoning = _Reasoning()
+        self._call = _OpenCall()
+        self._calls: list[ToolCall] = []
+        self._is_stopped = False
+        self.num_reasoning_tokens = 0
+        """Tokens inside reasoning, its markers not counted."""
+
+    @property
+    def answer(self) -> Answer:
+        """The answer so far; whole after `finish`."""
+        content = self._content.text
+        return Answer(
+            content=None if not content and self._calls else content,
+            reasoning=self._reasoning.text or None,
+            tool_calls=tuple(self._calls),
+        )
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the content, or None."""
+        return self._visible.stop
+
+    def feed(self, token: int, *, is_stop: bool = False) -> list[Delta]:
+        """The deltas that are certain after this token. `is_stop`: the token ended the generation.
+
+        A token that ends the generation is no text, unless it completed a stop string: what stands before the stop in
+        that token's text is part of the answer.
+        """
+        if self._visible.stop is not None:
+            return []
+        self._is_stopped = self._is_stopped or is_stop
+        if is_stop and (token in self._text_model.eos or not self._visible.has_stops):
+            return []
+        was_reasoning = self._reader.part is Part.REASONING
+        deltas = self._take(self._reader.feed(token))
+        if was_reasoning and self._reader.part is Part.REASONING and token not in self._markup.atoms:
+            self.num_reasoning_tokens += 1
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """The last deltas, when no token follows. A call without its end is one only if the model ended it."""
+        if self._visible.stop is not None:
+            deltas: list[Delta] = []
+        else:
+            deltas = self._take(self._reader.finish())
+            if self._reader.part is Part.CALL:
+                deltas += self._close_call(marker="", is_whole=self._is_stopped or not self._markup.needs_tool_end)
+            deltas += self._add_content(self._visible.flush())
+        return deltas + _content_delta(self._content.finish(drops_space=len(self._calls) > 0))
+
+    def _take(self, parts: Sequence[Piece | Turn]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for part in parts:
+            if self._visible.stop is not None:
+                break
+            deltas += self._turn(part) if isinstance(part, Turn) else self._piece(part)
+        return deltas
+
+    def _piece(self, piece: Piece) -> list[Delta]:
+        if piece.part is Part.REASONING:
+            return _reasoning_delta(self._reasoning.add(piece.text))
+        if piece.part is Part.CALL:
+            self._call.text += piece.text
+            return []
+        return self._add_content(self._visible.add(piece.text))
+
+    def _turn(self, turn: Turn) -> list[Delta]:
+        deltas = self._add_content(self._visible.turn(turn))
+        source, to = part_of(turn.source), part_of(turn.to)
+        if source is Part.CALL:
+            deltas += self._close_call(marker="" if to is Part.CALL else turn.marker, is_whole=True)
+        if to is Part.CALL:
+            # A header that names the function stands for the markers.
+            opening = turn.marker if turn.function is None else ""
+            self._call = _OpenCall(opening=opening, function=turn.function, state=turn.to)
+        elif to is Part.REASONING and source not in {Part.REASONING, Part.CALL}:
+            self._reasoning.begin_block()
+        return deltas
+
+    def _close_call(self, *, marker: str, is_whole: bool) -> list[Delta]:
+        call, self._call = self._call, _OpenCall()
+        calls = self._parse(call) if is_whole else None
+        if calls is None:
+            raw = call.opening + call.text + ("" if call.function is not None else marker)
+            if call.state == TOOL_IN_REASONING:
+                return _reasoning_delta(self._reasoning.add(raw))
+            return self._add_content(raw)
+        deltas: list[Delta] = []
+        for made in calls:
+            index = len(self._calls)
+            self._calls.append(made)
+            deltas.append(ToolCallDelta(index=index, id=made.id, name=made.name))
+            deltas.append(ToolCallDelta(index=index, arguments=made.arguments))
+        self._content.calls_made()
+        return deltas
+
+    def _parse(self, call: "_OpenCall") -> tuple[ToolCall, ...] | None:
+        taken = {made.id for made in self._calls}
+        if call.function is not None:
+            named = {"name": call.function, "arguments": call.text.strip() or "{}"}
+            return make_calls(named, taken=taken, new_id=self._new_id)
+        return parse_calls(self._text_model, call.text, tools=self._tools, taken=taken, new_id=self._new_id)
+
+    def _add_content(self, text: str) -> list[Delta]:
+        return _content_delta(self._content.add(text))
+
+
+class _OpenCall:
+    """A call that is being written."""
+
+    def __init__(self, *, opening: str = "", function: str | None = None, state: str = NORMAL) -> None:
+        self.opening = opening
+        self.function = function
+        self.state = state
+        self.text = ""
+
+
+class _Content:
+    """Content without the white space that only separates it from calls."""
+
+    def __init__(self, *, holds_space: bool) -> None:
+        self._holds_space = holds_space
+        self._follows_call = False
+        self._space = ""
+        self.text = ""
+
+    def calls_made(self) -> None:
+        self._follows_call = True
+
+    def add(self, text: str) -> str:
+        if not self._holds_space:
+            return self._emit(text)
+        text = self._space + text
+        if self._follows_call and not self.text:
+            text = text.lstrip()
+        body = text.rstrip()
+        self._space = text[len(body) :]
+        return self._emit(body)
+
+    def finish(self, *, drops_space: bool) -> str:
+        space, self._space = self._space, ""
+        return self._emit("" if drops_space else space)
+
+    def _emit(self, text: str) -> str:
+        self.text += text
+        return text
+
+
+class _Reasoning:
+    """Reasoning without the newlines around it; blocks are joined by one newline."""
+
+    def __init__(self) -> None:
+        self._is_block_begun = False
+        self._newlines: str = ""
+        self.text: str = ""
+
+    def begin_block(self) -> None:
+        self._is_block_begun = False
+        self._newlines = ""
+
+    def add(self, text: str) -> str:
+        if not self._is_block_begun:
+            text = text.lstrip("\n")
+            if not text:
+                return ""
+            self._is_block_begun = True
+            self._newlines = "\n" if self.text else ""
+        text = self._newlines + text
+        body = text.rstrip("\n")
+        self._newlines = text[len(body) :]
+        self.text += body
+        return body
+
+
+def _content_delta(text: str) -> list[Delta]:
+    return [ContentDelta(text)] if text else []
+
+
+def _reasoning_delta(text: str) -> list[Delta]:
+    return [ReasoningDelta(text)] if text else []

@@ -1,0 +1,113 @@
+"""Stop strings: found across tokens, on the engine thread and in the text that a user gets, by the same rule.
+
+Stops apply to content: all text after reasoning that is no tool call. Reasoning is not cut (as in the OpenAI API, whose
+stops see only the visible answer), and neither is a call that is being written, since half a call is of no use. Where
+tool markup is text (no tools in the request), it is content like any other. Newlines between reasoning and content
+belong to neither, so a stop of newlines cannot end an answer before it began.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reprise.chat.markup import Part, markup_of, part_of
+from reprise.chat.reader import Reader, Turn
+from reprise.chat.scan import first_match, num_held
+from reprise.chat.text_model import TextModel
+from reprise.chat.tools import names_of
+
+
+class ContentText:
+    """The visible content of an answer: without the newlines after reasoning, cut before the first stop string."""
+
+    def __init__(self, stops: Sequence[str], *, is_begun: bool) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._pending = ""
+        # White space at the beginning waits: reasoning may follow, and then it is no content.
+        self._is_begun = is_begun
+        self._follows_markup = False
+        self.stop: str | None = None
+        """The stop string that was found."""
+
+    @property
+    def has_stops(self) -> bool:
+        return len(self._stops) > 0
+
+    def add(self, piece: str) -> str:
+        """The text that is certain to be visible once this piece was read."""
+        if self.stop is not None:
+            return ""
+        self._pending += piece
+        if not self._is_begun:
+            is_blank = not self._pending.strip()
+            if is_blank and (self._follows_markup or first_match(self._pending, self._stops) is None):
+                return ""
+            if self._follows_markup:
+                # Only whole lines go: what stands before the first word on its own line is indentation.
+                self._pending = re.sub(r"\A\s*\n", "", self._pending)
+            self._is_begun = True
+        return self._cut()
+
+    def turn(self, turn: Turn) -> str:
+        """The text that is certain since a marker ended the content."""
+        to = part_of(turn.to)
+        if to is Part.REASONING and not self._is_begun:
+            self._pending = ""
+        text = self.flush()
+        self._follows_markup = self._follows_markup or to is Part.CONTENT
+        return text
+
+    def flush(self) -> str:
+        """What waited."""
+        if self.stop is not None or (self._follows_markup and not self._is_begun):
+            # Nothing but white space stands after the markup.
+            self._pending = ""
+        text, self._pending = self._pending, ""
+        return text
+
+    def _cut(self) -> str:
+        found = first_match(self._pending, self._stops)
+        if found is not None:
+            self.stop = self._stops[found.index]
+            text, self._pending = self._pending[: found.start], ""
+            return text
+        safe = len(self._pending) - num_held(self._pending, self._stops)
+        text, self._pending = self._pending[:safe], self._pending[safe:]
+        return text
+
+
+class StopWatch:
+    """Says when a sequence has to stop: `Job.watch`. Made for one sequence; the facts are those of its AnswerParser."""
+
+    def __init__(
+        self,
+        text_model: TextModel,
+        stops: Sequence[str],
+        *,
+        is_thinking_open: bool = False,
+        is_content_open: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] | None = None,
+        context: Sequence[int] = (),
+    ) -> None:
+        has_tools = len(tools) > 0 and tool_choice != "none"
+        markup = markup_of(
+            text_model, has_tools=has_tools, is_thinking_open=is_thinking_open, is_content_open=is_content_open
+        )
+        names = names_of(tools) if has_tools else ()
+        self._reader = Reader(text_model, markup, tool_names=names, context=context)
+        self._content = ContentText(stops, is_begun=is_content_open)
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was found."""
+        return self._content.stop
+
+    def __call__(self, token: int) -> bool:
+        """Whether a stop string is complete after this token."""
+        for part in self._reader.feed(token):
+            if isinstance(part, Turn):
+                self._content.turn(part)
+            elif part.part is Part.CONTENT:
+                self._content.add(part.text)
+        return self._content.stop is not None
