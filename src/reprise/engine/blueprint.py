@@ -1,0 +1,168 @@
+"""What a model's layer states are: recognised once from the caches that the model itself makes.
+
+Only mlx-lm's own classes are recognised, by exact type: a subclass may behave otherwise, so it is opaque, like any class
+that is not known. An opaque cache is used as it is, alone, and kept as snapshots.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.nn as nn
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
+from reprise.engine.layers import ChunkLayer, FullLayer, KvLayer, QuantizedLayer, SinkWindowLayer, StateLayer, WindowLayer
+
+
+@dataclass(frozen=True, slots=True)
+class FullSpec:
+    """A layer of full attention; quantised when `bits` is set."""
+
+    bits: int | None = None
+    group_size: int = 64
+
+    kind = Full()
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpec:
+    kind: Window
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpec:
+    kind: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """Recurrent state of `size` arrays."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpaqueSpec:
+    """A cache of a class not known; `prototype` is an empty one."""
+
+    prototype: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PartsSpec:
+    """A layer made of several states."""
+
+    parts: tuple[Spec, ...]
+
+
+Spec = FullSpec | WindowSpec | ChunkSpec | StateSpec | OpaqueSpec | PartsSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blueprint:
+    """The layer states of a model, in the order in which the model takes them."""
+
+    specs: tuple[Spec, ...]
+
+    @property
+    def leaves(self) -> tuple[Spec, ...]:
+        return tuple(_leaves(self.specs))
+
+    @property
+    def layout(self) -> Layout:
+        """The distinct kinds, for the prefix cache."""
+        kinds: dict[KvKind, None] = {}
+        for spec in self.leaves:
+            if isinstance(spec, FullSpec | WindowSpec | ChunkSpec):
+                kinds[spec.kind] = None
+        has_snapshots = any(isinstance(spec, StateSpec | OpaqueSpec) for spec in self.leaves)
+        return Layout(kinds=tuple(kinds), has_snapshots=has_snapshots)
+
+    @property
+    def joins(self) -> bool:
+        """Whether every layer state can hold several sequences."""
+        return all(
+            isinstance(spec, FullSpec | StateSpec) or (isinstance(spec, WindowSpec) and spec.kind.keep == 0)
+            for spec in self.leaves
+        )
+
+    def build(self) -> list[Any]:
+        """Fresh layer states, as the model takes them."""
+        return [_build(spec) for spec in self.specs]
+
+
+def blueprint_of(model: nn.Module, *, kv_bits: int | None = None, kv_group_size: int = 64) -> Blueprint:
+    """Recognise the caches that `model` makes. `kv_bits` asks for quantised entries where attention is full."""
+    caches = make_prompt_cache(model)
+    return Blueprint(specs=tuple(_recognise(cache, kv_bits, kv_group_size) for cache in caches))
+
+
+def _recognise(cache: Any, bits: int | None, group_size: int) -> Spec:
+    kind = type(cache)
+    if kind is KVCache or kind is ConcatenateKVCache:
+        return FullSpec(bits, group_size)
+    if kind is QuantizedKVCache:
+        return FullSpec(cache.bits, cache.group_size)
+    if kind is RotatingKVCache:
+        return WindowSpec(Window(cache.max_size, cache.keep))
+    if kind is ChunkedKVCache:
+        return ChunkSpec(Chunk(cache.chunk_size))
+    if kind is ArraysCache:
+        return StateSpec(len(cache.cache))
+    if kind is CacheList:
+        return PartsSpec(tuple(_recognise(part, bits, group_size) for part in cache.caches))
+    return OpaqueSpec(cache)
+
+
+def _build(spec: Spec) -> Any:
+    match spec:
+        case FullSpec(bits=None):
+            return FullLayer()
+        case FullSpec(bits=int(bits), group_size=group_size):
+            return QuantizedLayer(bits=bits, group_size=group_size)
+        case WindowSpec(kind=kind):
+            return WindowLayer(kind) if kind.keep == 0 else SinkWindowLayer(kind)
+        case ChunkSpec(kind=kind):
+            return ChunkLayer(kind)
+        case StateSpec(size=size):
+            return StateLayer(size)
+        case PartsSpec(parts=parts):
+            return CacheList(*(_build(part) for part in parts))
+        case OpaqueSpec(prototype=prototype):
+            return copy.deepcopy(prototype)
+
+
+def _leaves(specs: Sequence[Spec]) -> Iterator[Spec]:
+    for spec in specs:
+        if isinstance(spec, PartsSpec):
+            yield from _leaves(spec.parts)
+        else:
+            yield spec
+
+
+def leaf_states(caches: Sequence[Any]) -> list[Any]:
+    """The single layer states of what `Blueprint.build` gave, in the order of `Blueprint.leaves`."""
+    found: list[Any] = []
+    for cache in caches:
+        if type(cache) is CacheList:
+            found.extend(leaf_states(cache.caches))
+        else:
+            found.append(cache)
+    return found
+
+
+def kv_layers(states: Sequence[Any]) -> list[KvLayer]:
+    return [state for state in states if isinstance(state, KvLayer)]

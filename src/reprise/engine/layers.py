@@ -1,0 +1,450 @@
+"""The live layer states that a model works on: rows of entries, or recurrent state, for one or more sequences.
+
+They follow the small contract that mlx-lm's models share: attention layers are asked for `update_and_fetch`, `offset`
+and `make_mask`, recurrent layers for `[i]`, `make_mask`, `lengths` and `advance` (`tests/engine/test_contract.py`
+notices a change). A layer holds `num_rows` sequences. Rows of attention layers are right-aligned: row i of length n_i
+occupies the buffer indices ``[end - n_i, end)``, so that all rows append at `end`; what stands before is padding and is
+masked. Recurrent state has no padding.
+
+Buffers have the shape ``(rows, heads, capacity, width)``; a layer has one buffer for each of its planes (keys and
+values; for quantised entries the words, scales and biases of each).
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import ArraysCache
+
+from reprise.core.kinds import Chunk, Full, KvKind, Window
+from reprise.core.spans import Span
+
+_STEP = 256
+_MOST_ROOM = 4096
+
+
+def _room(length: int) -> int:
+    """How many entries to grow by: an eighth more, so that copying stays linear, but never over 4,096."""
+    return max(_STEP, min(_MOST_ROOM, length // 8))
+
+
+class KvLayer:
+    """Entries of one attention layer. Subclasses say what a token sees and what may be dropped."""
+
+    kind: KvKind
+
+    def __init__(self) -> None:
+        self.planes: list[mx.array] = []
+        self.end = 0
+        self.held = 0
+        """How many indices below `end` hold entries (or padding of shorter rows)."""
+        self.lengths: list[int] = [0]
+        """Positions of each row: tokens seen, whether or not their entries are still held."""
+        self.reserved = 0
+        """Entries that will come, where the owner knows: buffers grow to that at once."""
+
+    # The contract with mlx-lm's models.
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The position of the next token: an int where all rows agree, else an array of shape ``(rows,)``."""
+        if self.is_even:
+            return self.lengths[0]
+        return mx.array(self.lengths)
+
+    @property
+    def keys(self) -> mx.array | None:
+        return self.planes[0] if self.planes else None
+
+    @keys.setter
+    def keys(self, value: mx.array) -> None:
+        self.planes[0] = value
+
+    @property
+    def values(self) -> mx.array | None:
+        return self.planes[1] if self.planes else None
+
+    @values.setter
+    def values(self, value: mx.array) -> None:
+        self.planes[1] = value
+
+    @property
+    def state(self) -> list[mx.array]:
+        return self.planes
+
+    def empty(self) -> bool:
+        return not self.planes
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append entries of shape ``(rows, heads, n, width)``; gives all that these n tokens may see."""
+        num = keys.shape[2]
+        low = self._append([keys, values])
+        self.lengths = [length + num for length in self.lengths]
+        return self.planes[0][..., low : self.end, :], self.planes[1][..., low : self.end, :]
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What the last update gave, for layers that share another's entries."""
+        low = self._last_low
+        return self.planes[0][..., low : self.end, :], self.planes[1][..., low : self.end, :]
+
+    # Storage.
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows have the same length, so that none is padded."""
+        return len(set(self.lengths)) == 1
+
+    @property
+    def nbytes(self) -> int:
+        return sum(plane.nbytes for plane in self.planes)
+
+    def _visible(self, num: int) -> int:
+        """How many held indices below `end` the next `num` tokens may see."""
+        raise NotImplementedError
+
+    def _append(self, new: list[mx.array]) -> int:
+        """Write `new` behind `end`; gives the index where what the new tokens may see begins."""
+        num = new[0].shape[2]
+        keep = self._visible(num)
+        self._make_space(new, keep, num)
+        for i, entries in enumerate(new):
+            self.planes[i][..., self.end : self.end + num, :] = entries
+        self._last_low = self.end - keep
+        self.end += num
+        self.held = min(self.held + num, self.end)
+        return self._last_low
+
+    def _make_space(self, like: list[mx.array], keep: int, num: int) -> None:
+        if self.planes and self.end + num <= self.planes[0].shape[2] and not self._is_wasteful(keep, num):
+            return
+        total = max(keep + num + self._slack(keep + num), self._reserved_capacity())
+        total = -(-total // _STEP) * _STEP
+        if not self.planes:
+            self.planes = [mx.zeros((*p.shape[:2], total, p.shape[3]), dtype=p.dtype) for p in like]
+            return
+        grown: list[mx.array] = []
+        for plane in self.planes:
+            room = mx.zeros((*plane.shape[:2], total - keep, plane.shape[3]), dtype=plane.dtype)
+            grown.append(mx.concatenate([plane[..., self.end - keep : self.end, :], room], axis=2))
+        self.planes = grown
+        self.end = self.held = keep
+
+    def _slack(self, length: int) -> int:
+        return _room(length)
+
+    def _reserved_capacity(self) -> int:
+        return 0
+
+    def _is_wasteful(self, keep: int, num: int) -> bool:
+        return False
+
+    def index(self, row: int, position: int) -> int:
+        """Where the entry of this row's `position` stands in the buffers."""
+        return self.end - (self.lengths[row] - position)
+
+    def read(self, row: int, span: Span) -> list[mx.array]:
+        """The entries of `span`, one array of shape ``(1, heads, length, width)`` for each plane; views, not copies."""
+        low, high = self.index(row, span.start), self.index(row, span.stop)
+        assert max(0, self.end - self.held) <= low <= high <= self.end, (self, row, span)
+        return [plane[row : row + 1, :, low:high, :] for plane in self.planes]
+
+    def load(self, planes: Sequence[Sequence[mx.array]], spans: Sequence[Span], position: int) -> None:
+        """Make this (fresh) layer stand at `position` with the entries of `spans`: `planes[i]` are plane i's parts."""
+        held = sum(map(len, spans))
+        total = max(held + _STEP, self._reserved_capacity())
+        total = -(-total // _STEP) * _STEP
+        self.planes = []
+        for parts in planes:
+            like = parts[0]
+            room = mx.zeros((*like.shape[:2], total - held, like.shape[3]), dtype=like.dtype)
+            self.planes.append(mx.concatenate([*parts, room], axis=2))
+        self.end = self.held = held
+        self.lengths = [position]
+
+    # Rows.
+
+    def take(self, row: int) -> None:
+        """Keep this row only, in buffers of its own."""
+        low = max(self.index(row, 0), self.end - self.held)
+        held = self.end - low
+        room = _STEP - held % _STEP
+        self.planes = [
+            mx.concatenate(
+                [p[row : row + 1, :, low : self.end, :], mx.zeros((1, p.shape[1], room, p.shape[3]), p.dtype)], axis=2
+            )
+            for p in self.planes
+        ]
+        self.end = self.held = held
+        self.lengths = [self.lengths[row]]
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        picked = mx.array(list(rows))
+        lengths = [self.lengths[row] for row in rows]
+        held = min(self.held, max(lengths))
+        low = self.end - held
+        self.planes = [p[:, :, low:, :][picked] for p in self.planes]
+        self.end = self.held = held
+        self.lengths = lengths
+
+    def join(self, others: Sequence["KvLayer"]) -> None:
+        """Add the rows of `others` behind these, padded on the left to the longest."""
+        layers = [self, *others]
+        held = max(layer._visible(1) for layer in layers)
+        capacity = -(-(held + _room(held)) // _STEP) * _STEP
+        joined: list[mx.array] = []
+        for i, plane in enumerate(self.planes):
+            rows: list[mx.array] = []
+            for layer in layers:
+                part = layer.planes[i]
+                have = layer._visible(1)
+                view = part[:, :, layer.end - have : layer.end, :]
+                rows.append(mx.pad(view, [(0, 0), (0, 0), (held - have, capacity - held), (0, 0)]))
+            joined.append(mx.concatenate(rows, axis=0))
+            assert joined[-1].dtype == plane.dtype
+        self.planes = joined
+        self.end = self.held = held
+        self.lengths = [length for layer in layers for length in layer.lengths]
+
+
+class FullLayer(KvLayer):
+    """Full attention: every token sees all before it."""
+
+    kind = Full()
+
+    def _visible(self, num: int) -> int:
+        return max(self.lengths)
+
+    def _reserved_capacity(self) -> int:
+        return self.reserved
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None  # noqa: N803
+    ) -> mx.array | str | None:
+        """The mask for the next N tokens, in the forms that mlx-lm's models take (array, "causal" or None)."""
+        longest = max(self.lengths)
+        if not self.is_even:
+            padding = mx.array([longest - length for length in self.lengths])
+            return create_causal_mask(N, longest, window_size=window_size, left_padding=padding)
+        if window_size is not None and longest + N > window_size:
+            return create_causal_mask(N, longest, window_size=window_size)
+        if return_array:
+            return create_causal_mask(N, longest, window_size=window_size)
+        return None if N == 1 else "causal"
+
+
+class QuantizedLayer(FullLayer):
+    """Full attention over quantised entries (`mx.quantize`, affine). Six planes: words, scales, biases, twice."""
+
+    def __init__(self, *, bits: int, group_size: int) -> None:
+        super().__init__()
+        self.bits = bits
+        self.group_size = group_size
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array):  # type: ignore[override]
+        num = keys.shape[2]
+        new = [
+            *mx.quantize(keys, group_size=self.group_size, bits=self.bits),
+            *mx.quantize(values, group_size=self.group_size, bits=self.bits),
+        ]
+        self._append(new)
+        self.lengths = [length + num for length in self.lengths]
+        return self.keys_and_values()
+
+    def keys_and_values(self):  # type: ignore[override]
+        views = [plane[..., self._last_low : self.end, :] for plane in self.planes]
+        return tuple(views[:3]), tuple(views[3:])
+
+
+class WindowLayer(KvLayer):
+    """Sliding window: a token sees the last `size` positions, itself included.
+
+    The buffer is in temporal order: entries are appended, and the oldest dropped when it is full.
+    """
+
+    def __init__(self, kind: Window) -> None:
+        super().__init__()
+        assert kind.keep == 0, "a window that keeps its first positions is a SinkWindowLayer"
+        self.kind = kind
+
+    def _visible(self, num: int) -> int:
+        return min(self.held, max(self.lengths), self.kind.size - 1)
+
+    def _slack(self, length: int) -> int:
+        return max(64, min(self.kind.size, _STEP))
+
+    def _is_wasteful(self, keep: int, num: int) -> bool:
+        # After a long prefill chunk the buffer is longer than decode will ever need.
+        return num == 1 and self.planes[0].shape[2] > 2 * (self.kind.size + self._slack(0)) + _STEP
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None  # noqa: N803
+    ) -> mx.array | str | None:
+        """The mask for the next N tokens over what `update_and_fetch` will give them."""
+        window = min(window_size if window_size is not None else self.kind.size, self.kind.size)
+        seen = self._visible(N)
+        if not self.is_even:
+            padding = mx.array([max(0, seen - length) for length in self.lengths])
+            return create_causal_mask(N, seen, window_size=window, left_padding=padding)
+        if seen + N > window and (N > 1 or window < self.kind.size):
+            return create_causal_mask(N, seen, window_size=window)
+        if return_array:
+            return create_causal_mask(N, seen, window_size=window)
+        return None if N == 1 else "causal"
+
+
+class SinkWindowLayer(KvLayer):
+    """Sliding window of `size` positions of which the first `keep` of the sequence always are. One row at a time.
+
+    mlx-lm's `RotatingKVCache(keep=…)` masks by buffer index, so what a token sees there depends on how the prompt was
+    chunked. Here it depends on positions only: ``[0, keep)`` and the last ``size - keep``, as in its decode.
+    """
+
+    def __init__(self, kind: Window) -> None:
+        super().__init__()
+        self.kind = kind
+        self.sinks: list[mx.array] = []
+
+    def _first(self) -> int:
+        """The position of the oldest entry in the buffer."""
+        return self.lengths[0] - self.held
+
+    def _visible(self, num: int) -> int:
+        recent = min(self.held, self.kind.recent - 1)
+        # Until the window has left the first positions behind, the buffer holds them too.
+        return self.held if self.lengths[0] - recent <= self.kind.keep else recent
+
+    def _append(self, new: list[mx.array]) -> int:
+        keep = self.kind.keep
+        if not self.sinks and self._first() == 0 and self.held >= keep:
+            self.sinks = [plane[..., self.end - self.held : self.end - self.held + keep, :] for plane in self.planes]
+        return super()._append(new)
+
+    def _shown_sinks(self) -> bool:
+        return bool(self.sinks) and self.lengths[0] - self._visible(0) > self.kind.keep
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self._show = self._shown_sinks()
+        super().update_and_fetch(keys, values)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        seen_keys, seen_values = super().keys_and_values()
+        if not self._show:
+            return seen_keys, seen_values
+        return (
+            mx.concatenate([self.sinks[0], seen_keys], axis=2),
+            mx.concatenate([self.sinks[1], seen_values], axis=2),
+        )
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None  # noqa: N803
+    ) -> mx.array | str | None:
+        at, keep = self.lengths[0], self.kind.keep
+        seen = self._visible(N)
+        shows = self._shown_sinks()
+        query = mx.arange(at, at + N)[:, None]
+        key = mx.arange(at - seen, at + N)[None]
+        mask = (key <= query) & ((key > query - self.kind.recent) | (key < keep))
+        if shows:
+            mask = mx.concatenate([mx.ones((N, keep), dtype=mx.bool_), mask], axis=1)
+        return mask
+
+    def read(self, row: int, span: Span) -> list[mx.array]:
+        first = self._first()
+        if span.start >= first:
+            return super().read(row, span)
+        kept = [plane[..., span.start : min(span.stop, self.kind.keep), :] for plane in self.sinks]
+        if span.stop <= self.kind.keep:
+            return kept
+        rest = super().read(row, Span(self.kind.keep, span.stop))
+        return [mx.concatenate(pair, axis=2) for pair in zip(kept, rest, strict=True)]
+
+    def load(self, planes: Sequence[Sequence[mx.array]], spans: Sequence[Span], position: int) -> None:
+        """See `KvLayer.load`; the first span may be the kept positions, apart from the rest."""
+        keep = self.kind.keep
+        whole = [mx.concatenate(list(parts), axis=2) if len(parts) > 1 else parts[0] for parts in planes]
+        needs = self.kind.needs(position)
+        if len(needs) == 1 and needs[0].start == 0:
+            super().load([[w] for w in whole], needs, position)
+            return
+        self.sinks = [w[..., :keep, :] for w in whole]
+        recent = needs[1:] if len(needs) > 1 else ()
+        super().load([[w[..., keep:, :]] for w in whole], recent, position)
+
+    @property
+    def state(self) -> list[mx.array]:
+        return [*self.planes, *self.sinks]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.state)
+
+
+class ChunkLayer(KvLayer):
+    """Attention within chunks of `size` positions (llama4). One row at a time.
+
+    The model masks by absolute position over ``[start_position, offset + N)`` and calls `maybe_trim_front` before each
+    step: what is before the running chunk is dropped there.
+    """
+
+    def __init__(self, kind: Chunk) -> None:
+        super().__init__()
+        self.kind = kind
+        self.chunk_size = kind.size
+        self.start_position = 0
+
+    def maybe_trim_front(self) -> None:
+        at = self.lengths[0]
+        self.start_position = max(self.start_position, self.kind.size * (at // self.kind.size))
+        self.held = min(self.held, at - self.start_position)
+
+    def _visible(self, num: int) -> int:
+        return self.lengths[0] - self.start_position
+
+    def _slack(self, length: int) -> int:
+        return max(64, min(self.kind.size, _STEP))
+
+    def load(self, planes: Sequence[Sequence[mx.array]], spans: Sequence[Span], position: int) -> None:
+        super().load(planes, spans, position)
+        self.start_position = position - self.held
+
+
+class StateLayer(ArraysCache):
+    """Recurrent state: arrays with one row for each sequence. mlx-lm's class, with rows that join and leave.
+
+    It derives from `ArraysCache` because some models ask for that class by name.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+
+    @property
+    def arrays(self) -> list[mx.array | None]:
+        return self.cache
+
+    @arrays.setter
+    def arrays(self, value: list[mx.array | None]) -> None:
+        self.cache = value
+
+    def take(self, row: int) -> None:
+        """Keep this row only, in arrays of its own."""
+        self.cache = [None if a is None else mx.array(a[row : row + 1]) for a in self.cache]
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        picked = mx.array(list(rows))
+        self.cache = [None if a is None else a[picked] for a in self.cache]
+
+    def join(self, others: Sequence["StateLayer"]) -> None:
+        """Add the rows of `others` behind these. All are fresh, or none is."""
+        columns = zip(self.cache, *(other.cache for other in others), strict=True)
+        joined: list[mx.array | None] = []
+        for column in columns:
+            present = [a for a in column if a is not None]
+            assert len(present) in (0, len(column)), "fresh rows join fresh rows only"
+            joined.append(mx.concatenate(present, axis=0) if present else None)
+        self.cache = joined

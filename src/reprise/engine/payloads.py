@@ -1,0 +1,119 @@
+"""Payloads of MLX arrays: what the prefix cache holds of a model's layers.
+
+A segment packs the entries of all layers of one kind: planes of equal shape and type are stacked into one array of
+shape ``(planes, heads, length, width)``, so that a segment is a few big arrays and not hundreds of small ones. Every
+payload owns its bytes: `mx.array` of a slice is a copy, where a slice itself keeps the whole buffer alive.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+
+from reprise.cache.payload import SegmentPayload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Packed entries of one layer kind: `stacks` of shape ``(planes, heads, length, width)``.
+
+    `places` says for each plane, in the order of the layers, its stack and its index there.
+    """
+
+    stacks: tuple[mx.array, ...]
+    places: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(stack.nbytes for stack in self.stacks)
+
+    def cut(self, start: int, stop: int) -> Segment:
+        stacks = tuple(mx.array(stack[:, :, start:stop, :]) for stack in self.stacks)
+        mx.eval(stacks)
+        return Segment(stacks, self.places)
+
+    def join(self, others: Sequence[SegmentPayload]) -> Segment:
+        segments = [self, *(cast(Segment, other) for other in others)]
+        columns = zip(*(segment.stacks for segment in segments), strict=True)
+        stacks = tuple(mx.concatenate(list(column), axis=2) for column in columns)
+        mx.eval(stacks)
+        return Segment(stacks, self.places)
+
+    def plane(self, index: int, start: int, stop: int) -> mx.array:
+        """The entries ``[start, stop)`` of one plane, shape ``(1, heads, length, width)``; a view."""
+        stack, place = self.places[index]
+        return self.stacks[stack][place : place + 1, :, start:stop, :]
+
+
+def pack(planes: Sequence[mx.array]) -> Segment:
+    """A segment of copies of these planes, each of shape ``(1, heads, length, width)`` with one common length."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for index, plane in enumerate(planes):
+        groups.setdefault((plane.shape[1], plane.shape[3], plane.dtype), []).append(index)
+    places: list[tuple[int, int]] = [(0, 0)] * len(planes)
+    stacks: list[mx.array] = []
+    for stack, members in enumerate(groups.values()):
+        for place, index in enumerate(members):
+            places[index] = (stack, place)
+        parts = [planes[index] for index in members]
+        stacks.append(mx.array(parts[0]) if len(parts) == 1 else mx.concatenate(parts, axis=0))
+    mx.eval(stacks)
+    return Segment(tuple(stacks), tuple(places))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The saved states of all layers that have no entries, in the order of the layers.
+
+    A recurrent layer's state is a list of arrays of shape ``(1, …)`` (None: not set yet); an opaque layer's is a copy
+    of the object.
+    """
+
+    states: tuple[Any, ...]
+    nbytes: int
+
+
+def save(states: Sequence[Any]) -> Snapshot:
+    """A snapshot of copies of these states."""
+    copies = tuple(map_arrays(state, mx.array) for state in states)
+    arrays: list[mx.array] = []
+    for state in copies:
+        map_arrays(state, lambda a: arrays.append(a) or a)
+    mx.eval(arrays)
+    return Snapshot(copies, sum(array.nbytes for array in arrays))
+
+
+def count_bytes(states: Sequence[Any]) -> int:
+    """The bytes of all arrays in these states."""
+    sizes: list[int] = []
+    for state in states:
+        map_arrays(state, lambda a: sizes.append(a.nbytes) or a)
+    return sum(sizes)
+
+
+def arrays_of(state: Any) -> list[mx.array]:
+    """Every array in a state: a list, tuple or dict of arrays, or an object that has them as attributes."""
+    found: list[mx.array] = []
+    map_arrays(state, lambda a: found.append(a) or a)
+    return found
+
+
+def map_arrays(state: Any, change: Callable[[mx.array], mx.array]) -> Any:
+    """A copy of `state` with every array changed: through lists, tuples, dicts and the attributes of objects."""
+    if isinstance(state, mx.array):
+        return change(state)
+    if isinstance(state, list | tuple):
+        items = [map_arrays(item, change) for item in cast(Sequence[Any], state)]
+        return items if isinstance(state, list) else tuple(items)
+    if isinstance(state, dict):
+        return {key: map_arrays(value, change) for key, value in cast(dict[Any, Any], state).items()}
+    if hasattr(state, "__dict__"):
+        twin = copy.copy(state)
+        for name, value in vars(state).items():
+            object.__setattr__(twin, name, map_arrays(value, change))
+        return twin
+    return state

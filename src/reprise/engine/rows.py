@@ -1,0 +1,163 @@
+"""The live sequences that a model works on together, and the way between them and the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from reprise.cache.store import Restore
+from reprise.core.kinds import KvKind
+from reprise.core.spans import Span
+from reprise.engine.blueprint import Blueprint, leaf_states
+from reprise.engine.layers import KvLayer, StateLayer
+from reprise.engine.payloads import Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
+
+
+class Rows:
+    """Layer states of one or more sequences. Row i stands at position `lengths[i]`."""
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        """One fresh sequence at position 0."""
+        self.blueprint = blueprint
+        self.caches = blueprint.build()
+        self.lengths = [0]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    def _states(self) -> list[Any]:
+        return leaf_states(self.caches)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all buffers, room to grow included."""
+        return sum(s.nbytes if isinstance(s, KvLayer) else count_bytes([s]) for s in self._states())
+
+    def arrays(self) -> list[mx.array]:
+        """All arrays of all layers: evaluating them computes the states."""
+        found: list[mx.array] = []
+        for state in self._states():
+            found.extend(arrays_of(state.state) if isinstance(state, KvLayer) else arrays_of(state))
+        return found
+
+    def reserve(self, length: int) -> None:
+        """Sequences will grow to this length: buffers are made that large at once."""
+        for state in self._states():
+            if isinstance(state, KvLayer):
+                state.reserved = length
+
+    def forward(self, model: nn.Module, tokens: mx.array) -> mx.array:
+        """Run the model on `tokens` of shape ``(rows, n)``; gives logits of shape ``(rows, n, vocabulary)``, lazy."""
+        logits = model(tokens, cache=self.caches)
+        self.lengths = [length + tokens.shape[1] for length in self.lengths]
+        return cast(mx.array, logits)
+
+    # Restore.
+
+    @classmethod
+    def restored(cls, blueprint: Blueprint, restore: Restore, *, reserve: int = 0) -> Rows:
+        """One sequence that stands where `restore` says, in buffers of its own."""
+        rows = cls(blueprint)
+        rows.reserve(reserve)
+        if restore.position == 0:
+            return rows
+        saved = iter(cast(Snapshot, restore.snapshot).states if restore.snapshot is not None else ())
+        next_plane: dict[KvKind, int] = {}
+        for i, state in enumerate(rows._states()):
+            if isinstance(state, KvLayer):
+                first = next_plane.get(state.kind, 0)
+                next_plane[state.kind] = first + rows._load(state, restore, first)
+            else:
+                rows._put_state(i, state, next(saved))
+        rows.lengths = [restore.position]
+        mx.eval(rows.arrays())
+        return rows
+
+    def _load(self, layer: KvLayer, restore: Restore, first: int) -> int:
+        """Fill a layer from the planes ``[first, …)`` of its kind; gives how many planes it took."""
+        parts = restore.parts[layer.kind]
+        num_planes = 6 if hasattr(layer, "bits") else 2
+        if not parts:
+            layer.lengths = [restore.position]
+            return num_planes
+        planes = [
+            [cast(Segment, part.payload).plane(index, part.start, part.stop) for part in parts]
+            for index in range(first, first + num_planes)
+        ]
+        layer.load(planes, [part.span for part in parts], restore.position)
+        return num_planes
+
+    def _put_state(self, index: int, state: Any, saved: Any) -> None:
+        if isinstance(state, StateLayer):
+            state.arrays = list(saved)
+            return
+        fresh = map_arrays(saved, mx.array)
+        vars(state).clear()
+        vars(state).update(vars(fresh))
+
+    # Joining and leaving.
+
+    def join(self, others: Sequence[Rows]) -> None:
+        """Add the sequences of `others`, which are used up by it."""
+        columns = zip(*(rows._states() for rows in (self, *others)), strict=True)
+        for mine, *theirs in columns:
+            mine.join(theirs)
+        self.lengths = [length for rows in (self, *others) for length in rows.lengths]
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Keep these sequences, in this order."""
+        for state in self._states():
+            if len(rows) == 1:
+                state.take(rows[0])
+            else:
+                state.keep_rows(rows)
+        self.lengths = [self.lengths[row] for row in rows]
+
+    def copy_row(self, row: int) -> Rows:
+        """A sequence of its own that stands where this row does. These rows stay as they are."""
+        twin = Rows(self.blueprint)
+        for mine, fresh in zip(self._states(), twin._states(), strict=True):
+            vars(fresh).update({k: list(v) if isinstance(v, list) else v for k, v in vars(mine).items()})
+        twin.lengths = list(self.lengths)
+        if self.num_rows > 1:
+            twin.keep_rows([row])
+        return twin
+
+
+@dataclass(frozen=True, slots=True)
+class RowSource:
+    """One live sequence as a source for commits (`reprise.cache.payload.Source`)."""
+
+    rows: Rows
+    row: int
+
+    def _layers(self, kind: KvKind) -> list[KvLayer]:
+        return [s for s in self.rows._states() if isinstance(s, KvLayer) and s.kind == kind]
+
+    def segment_nbytes(self, kind: KvKind, length: int) -> int:
+        return sum(
+            plane.shape[1] * plane.shape[3] * plane.dtype.size * length
+            for layer in self._layers(kind)
+            for plane in layer.planes
+        )
+
+    def snapshot_nbytes(self) -> int:
+        return count_bytes([s for s in self.rows._states() if not isinstance(s, KvLayer)]) // self.rows.num_rows
+
+    def segment(self, kind: KvKind, span: Span) -> Segment:
+        return pack([plane for layer in self._layers(kind) for plane in layer.read(self.row, span)])
+
+    def snapshot(self) -> Snapshot:
+        states: list[Any] = []
+        for state in self.rows._states():
+            if isinstance(state, StateLayer):
+                row = slice(self.row, self.row + 1)
+                states.append([None if a is None else a[row] for a in state.arrays])
+            elif not isinstance(state, KvLayer):
+                states.append(state)
+        return save(states)
