@@ -1,0 +1,245 @@
+"""Whole schedules in a simulated engine: nobody starves, nothing is computed twice, nobody is forgotten."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reprise.core.tokens import Tokens, as_tokens
+from reprise.schedule.limits import Limits
+from tests.schedule.simulated import PASS_S, PREFILL_TOKENS_PER_S, Report, Request, Simulation
+
+EXACT = Limits(min_shared=1, prefill_chunk=64, max_batch=3, short_slice=24)
+SNAPSHOTS = replace(EXACT, resumes_anywhere=False)
+LAYOUTS = pytest.mark.parametrize("limits", [EXACT, SNAPSHOTS], ids=["anywhere", "snapshots"])
+
+
+def run(requests: list[Request], limits: Limits, *, room_nbytes: int | None = None) -> Report:
+    return Simulation(requests, limits, room_nbytes=room_nbytes).run()
+
+
+def num_unique(prompts: Iterable[Tokens]) -> int:
+    return len({tokens[: n + 1].tobytes() for tokens in prompts for n in range(len(tokens))})
+
+
+def random_tokens(length: int, seed: int) -> Tokens:
+    return as_tokens(np.random.default_rng(seed).integers(0, 50_000, length))
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> Tokens:
+    """A path through a small tree, so that many prompts share a beginning and some are the same."""
+    pieces = draw(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), min_size=1, max_size=4))
+    return as_tokens(number for kind, length in pieces for number in [kind] * length)
+
+
+@st.composite
+def crowds(draw: st.DrawFn, *, is_burst: bool = False, may_leave: bool = True) -> list[Request]:
+    times = st.just(0.0) if is_burst else st.floats(0, 0.6).map(lambda t: round(t, 3))
+    requests: list[Request] = []
+    for index in range(draw(st.integers(1, 9))):
+        tokens = draw(prompts())
+        leaves = draw(st.none() | st.floats(0.01, 1.0)) if may_leave else None
+        requests.append(
+            Request(
+                id=f"r{index}",
+                tokens=tokens,
+                arrived_s=draw(times),
+                max_tokens=draw(st.integers(0, 6)),
+                leaves_s=leaves,
+                is_lost=draw(st.booleans()),
+                checkpoints=tuple(sorted(draw(st.sets(st.integers(0, len(tokens)), max_size=2)))),
+                live_nbytes=draw(st.integers(0, 3)),
+                is_side=draw(st.booleans()),
+                can_batch=draw(st.booleans()),
+            )
+        )
+    return requests
+
+
+@LAYOUTS
+@settings(deadline=None, max_examples=60)
+@given(requests=crowds())
+def test_every_request_ends_and_every_stream_gets_all_its_tokens(limits: Limits, requests: list[Request]) -> None:
+    report = run(requests, limits, room_nbytes=4)
+    assert set(report.ended_s) == {request.id for request in requests}
+    for request in requests:
+        if request.leaves_s is None:
+            assert len(report.token_times.get(request.id, [])) == request.max_tokens
+
+
+@LAYOUTS
+@settings(deadline=None, max_examples=30)
+@given(requests=crowds())
+def test_the_same_arrivals_give_the_same_schedule(limits: Limits, requests: list[Request]) -> None:
+    assert run(requests, limits).steps == run(requests, limits).steps
+
+
+@LAYOUTS
+@settings(deadline=None, max_examples=80)
+@given(requests=crowds(is_burst=True, may_leave=False))
+def test_a_burst_computes_each_token_once(limits: Limits, requests: list[Request]) -> None:
+    report = run(requests, limits)
+    # The last token of each prompt is always computed.
+    assert sum(report.num_prefilled.values()) <= num_unique(r.tokens for r in requests) + len(requests)
+
+
+@settings(deadline=None, max_examples=80)
+@given(requests=crowds())
+def test_who_comes_late_or_leaves_early_costs_nothing_where_all_positions_can_be_resumed(
+    requests: list[Request],
+) -> None:
+    report = run([replace(request, is_lost=False) for request in requests], EXACT)
+    assert sum(report.num_prefilled.values()) <= num_unique(r.tokens for r in requests) + len(requests)
+
+
+def translate_burst(num: int, *, first: int = 0, arrived_s: float = 0.0) -> list[Request]:
+    system = random_tokens(2000, seed=1)
+    return [
+        Request(
+            id=f"page{index}",
+            tokens=as_tokens(np.concatenate([system, random_tokens(250 + 17 * index, seed=10 + index)])),
+            arrived_s=arrived_s,
+            max_tokens=20,
+        )
+        for index in range(first, first + num)
+    ]
+
+
+@pytest.mark.parametrize("resumes_anywhere", [True, False])
+def test_the_page_translators_burst_computes_the_system_prompt_once(*, resumes_anywhere: bool) -> None:
+    limits = Limits(resumes_anywhere=resumes_anywhere)
+    requests = [*translate_burst(6), *translate_burst(6, first=6, arrived_s=60.0)]
+    report = run(requests, limits)
+    unique = num_unique(request.tokens for request in requests)
+    assert sum(report.num_prefilled.values()) <= unique + len(requests) <= 1.02 * unique
+
+
+@LAYOUTS
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_followers_go_on_where_a_leader_that_leaves_has_stopped(limits: Limits, *, is_lost: bool) -> None:
+    # The shortest leads, and leaves after about 400 tokens.
+    leader, *others = translate_burst(4)
+    report = run([replace(leader, leaves_s=0.4, is_lost=is_lost), *others], limits)
+    unique = num_unique(request.tokens for request in others)
+    done = report.num_prefilled[leader.id]
+    assert 300 < done < 600
+    assert all(len(report.token_times[other.id]) == 20 for other in others)
+    computed = sum(report.num_prefilled[other.id] for other in others)
+    assert computed <= unique + len(others) - (0 if is_lost else done)
+
+
+@LAYOUTS
+def test_a_follower_that_leaves_holds_up_nobody(limits: Limits) -> None:
+    requests = translate_burst(3)
+    requests[2] = replace(requests[2], leaves_s=0.1)
+    report = run(requests, limits)
+    assert report.num_prefilled["page2"] == 0
+    assert all(len(report.token_times[request.id]) == 20 for request in requests[:2])
+
+
+@LAYOUTS
+def test_three_answers_to_one_prompt_are_one_prefill(limits: Limits) -> None:
+    tokens = random_tokens(500, seed=3)
+    report = run([Request(id=f"n{index}", tokens=tokens, max_tokens=5) for index in range(3)], limits)
+    assert sorted(report.num_prefilled.values()) == [1, 1, 500]
+
+
+@LAYOUTS
+def test_a_long_prompt_stalls_nobody(limits: Limits) -> None:
+    limits = replace(limits, prefill_chunk=2048, max_stall_s=0.1)
+    stream = Request(id="stream", tokens=random_tokens(10, seed=1), max_tokens=400)
+    long = Request(id="long", tokens=random_tokens(20_000, seed=2), arrived_s=0.05)
+    times = run([stream, long], limits).token_times["stream"]
+    gaps = [after - before for before, after in pairwise(times)]
+    assert 0.08 < max(gaps) < 0.12
+
+
+@LAYOUTS
+def test_a_short_request_need_not_wait_for_a_long_prompt(limits: Limits) -> None:
+    limits = replace(limits, prefill_chunk=512)
+    long = Request(id="long", tokens=random_tokens(20_000, seed=2))
+    short = Request(id="short", tokens=random_tokens(30, seed=1), arrived_s=5.0)
+    report = run([long, short], limits)
+    assert report.token_times["short"][0] < 6.0
+
+
+@LAYOUTS
+def test_a_long_prompt_does_not_starve_among_short_ones(limits: Limits) -> None:
+    # More short prompts than can be computed, for ever.
+    shorts = [
+        Request(id=f"s{index:04}", tokens=random_tokens(50, seed=index), arrived_s=0.04 * index) for index in range(400)
+    ]
+    long = Request(id="long", tokens=random_tokens(1000, seed=999_999), arrived_s=0.1)
+    report = run([*shorts, long], replace(limits, max_queue=500, patience=3))
+    assert report.ended_s["long"] < 0.1 + 4 * 1000 / PREFILL_TOKENS_PER_S + 1
+    assert report.ended_s["long"] < max(report.ended_s.values()) / 2
+
+
+@LAYOUTS
+def test_a_side_request_gives_way_and_does_not_starve(limits: Limits) -> None:
+    chats = [
+        Request(id=f"c{index:03}", tokens=random_tokens(200, seed=index), arrived_s=0.19 * index) for index in range(60)
+    ]
+    side = Request(id="side", tokens=random_tokens(20, seed=999), arrived_s=0.1, is_side=True)
+    report = run([*chats, side], replace(limits, max_queue=100))
+    assert report.ended_s["side"] > report.ended_s["c001"]
+    assert 1.0 < report.ended_s["side"] < 2.0
+    same = run([*chats, replace(side, is_side=False)], replace(limits, max_queue=100))
+    assert same.ended_s["side"] < 0.5
+
+
+@LAYOUTS
+def test_the_queue_is_bounded_and_says_when_to_come_back(limits: Limits) -> None:
+    requests = [Request(id=f"r{index:02}", tokens=random_tokens(100, seed=index)) for index in range(30)]
+    report = run(requests, replace(limits, max_queue=10))
+    assert report.most_waiting == 10
+    # Ten prompts of 100 tokens at 1,000 tokens/s: half of them are done in half a second.
+    assert set(report.refused.values()) == {1}
+    assert len(report.refused) == 20
+
+
+@LAYOUTS
+def test_settling_runs_when_idle_and_is_given_up_on_arrival(limits: Limits) -> None:
+    limits = replace(limits, prefill_chunk=2048)
+    settle = Request(id="settle", tokens=random_tokens(3000, seed=1), max_tokens=0, is_settle=True)
+    chat = Request(id="chat", tokens=random_tokens(3100, seed=1), arrived_s=1.0)
+    report = run([settle, chat], limits)
+    given_up_s = report.ended_s["settle"]
+    assert 1.0 <= given_up_s <= 1.0 + limits.max_stall_s + 2 * PASS_S
+    # What was settled is not computed again.
+    assert report.num_prefilled["settle"] + report.num_prefilled["chat"] == 3100
+
+
+@LAYOUTS
+def test_settling_waits_until_all_streams_have_ended(limits: Limits) -> None:
+    chat = Request(id="chat", tokens=random_tokens(100, seed=2), max_tokens=50)
+    settle = Request(id="settle", tokens=random_tokens(100, seed=1), max_tokens=0, is_settle=True)
+    report = run([settle, chat], limits)
+    begun = [time for time, step in report.steps if "settle" in step.admit]
+    assert begun == [report.ended_s["chat"]]
+    assert report.num_prefilled["settle"] == 100
+
+
+def test_models_that_run_alone_take_turns() -> None:
+    limits = Limits(can_batch=False)
+    requests = [Request(id=f"r{index}", tokens=random_tokens(20, seed=index), max_tokens=30) for index in range(4)]
+    report = run(requests, limits)
+    assert all(len(report.token_times[request.id]) == 30 for request in requests)
+    last = [times[-1] for times in report.token_times.values()]
+    assert max(last) - min(last) < 0.2
+
+
+def test_a_job_that_is_too_big_for_now_is_not_overtaken_and_not_forgotten() -> None:
+    requests = [
+        Request(id="a", tokens=random_tokens(100, seed=1), max_tokens=20, live_nbytes=6),
+        Request(id="big", tokens=random_tokens(100, seed=2), arrived_s=0.001, live_nbytes=8),
+        Request(id="small", tokens=random_tokens(100, seed=3), arrived_s=0.002, live_nbytes=1),
+        Request(id="huge", tokens=random_tokens(100, seed=4), arrived_s=0.003, live_nbytes=99),
+    ]
+    report = run(requests, Limits(), room_nbytes=10)
+    assert sorted(report.ended_s, key=lambda job_id: report.ended_s[job_id]) == ["a", "big", "small", "huge"]
