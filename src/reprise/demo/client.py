@@ -1,0 +1,66 @@
+"""One chat turn over HTTP, as any client would do it, with a clock."""
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import httpx
+
+from reprise.demo.turns import Message, Reply, request_body
+
+
+class DemoFailed(Exception):
+    """The demonstration cannot go on; the sentence says why."""
+
+
+def ask(client: httpx.Client, history: tuple[Message, ...]) -> Reply:
+    """Send the chat and read the streamed answer to its end. Raises DemoFailed if the server does otherwise."""
+    started = time.perf_counter()
+    with client.stream("POST", "/v1/chat/completions", json=request_body(history)) as response:
+        if not response.is_success:
+            raise DemoFailed(f"The server answered {response.status_code}: {response.read().decode()}")
+        return _gather(_events(response.iter_lines()), started)
+
+
+def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a server-sent event stream, up to `[DONE]`."""
+    for line in lines:
+        text = line.removeprefix("data: ")
+        if text == line:
+            continue
+        if text == "[DONE]":
+            return
+        event: dict[str, Any] = json.loads(text)
+        if "error" in event:
+            raise DemoFailed(f"The server broke off: {event['error']}")
+        yield event
+    raise DemoFailed("The server's stream ended in the middle of the answer.")
+
+
+def _gather(events: Iterable[dict[str, Any]], started: float) -> Reply:
+    content: list[str] = []
+    reasoning: list[str] = []
+    tokens: list[str] = []
+    ttft_s: float | None = None
+    usage: dict[str, Any] | None = None
+    for event in events:
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            content.append(delta.get("content") or "")
+            reasoning.append(delta.get("reasoning_content") or "")
+            sampled: list[dict[str, Any]] = (choice.get("logprobs") or {"content": None})["content"] or []
+            tokens.extend(entry["token"] for entry in sampled)
+            if ttft_s is None and (content[-1] or reasoning[-1] or sampled):
+                ttft_s = time.perf_counter() - started
+    if usage is None or ttft_s is None:
+        raise DemoFailed("The server gave no answer or no usage.")
+    return Reply(
+        content="".join(content),
+        reasoning="".join(reasoning),
+        tokens=tuple(tokens),
+        num_prompt=usage["prompt_tokens"],
+        num_cached=usage["prompt_tokens_details"]["cached_tokens"],
+        ttft_s=ttft_s,
+    )

@@ -1,0 +1,80 @@
+"""The real server as a process of its own, as a user would start it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from reprise.demo.client import DemoFailed
+
+_ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+_START_S = 120.0
+_STOP_S = 10.0
+
+
+@contextmanager
+def server(model: Path, *options: str) -> Generator[httpx.Client]:
+    """`reprise serve MODEL` on a free port; gives a client for it, and stops it at the end.
+
+    Raises DemoFailed with the server's own words if it does not start.
+    """
+    command = [sys.executable, "-m", "reprise.cli.main", "serve", str(model), "--port", "0", *options]
+    with tempfile.TemporaryFile() as words:
+        process = subprocess.Popen(command, stdout=words, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        try:
+            address = _wait_for_address(process, words.fileno())
+            with httpx.Client(base_url=address, timeout=httpx.Timeout(60.0)) as client:
+                _wait_until_ready(client, process)
+                yield client
+        finally:
+            _stop(process)
+
+
+def _wait_for_address(process: "subprocess.Popen[bytes]", words: int) -> str:
+    """The address that the server prints."""
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        has_ended = process.poll() is not None
+        said = _read(words)
+        if has_ended:
+            raise DemoFailed(f"The server did not start. It said:\n{said.strip()}")
+        found = _ADDRESS.search(said)
+        if found is not None:
+            return found.group()
+        time.sleep(0.05)
+    raise DemoFailed(f"The server did not start within {_START_S:.0f} seconds.")
+
+
+def _read(words: int) -> str:
+    """All that the process has written, without moving the place where it writes on (both share one file offset)."""
+    return os.pread(words, 1 << 20, 0).decode(errors="replace")
+
+
+def _wait_until_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if client.get("/health").is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise DemoFailed("The server printed its address and then did not answer.")
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
