@@ -24,7 +24,15 @@ from mlx_lm.models.cache import (
 )
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
-from reprise.engine.layers import ChunkLayer, FullLayer, KvLayer, QuantizedLayer, SinkWindowLayer, StateLayer, WindowLayer
+from reprise.engine.layers import (
+    ChunkLayer,
+    FullLayer,
+    KvLayer,
+    QuantizedLayer,
+    SinkWindowLayer,
+    StateLayer,
+    WindowLayer,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,10 @@ class FullLayer(KvLayer):
         return self.reserved
 
     def make_mask(
-        self, N: int, return_array: bool = False, window_size: int | None = None  # noqa: N803
+        self,
+        N: int,
+        return_array: bool = False,
+        window_size: int | None = None,  # noqa: N803
     ) -> mx.array | str | None:
         """The mask for the next N tokens, in the forms that mlx-lm's models take (array, "causal" or None)."""
         longest = max(self.lengths)
@@ -282,7 +285,10 @@ class WindowLayer(KvLayer):
         return num == 1 and self.planes[0].shape[2] > 2 * (self.kind.size + self._slack(0)) + _STEP
 
     def make_mask(
-        self, N: int, return_array: bool = False, window_size: int | None = None  # noqa: N803
+        self,
+        N: int,
+        return_array: bool = False,
+        window_size: int | None = None,  # noqa: N803
     ) -> mx.array | str | None:
         """The mask for the next N tokens over what `update_and_fetch` will give them."""
         window = min(window_size if window_size is not None else self.kind.size, self.kind.size)
@@ -342,7 +348,10 @@ class SinkWindowLayer(KvLayer):
         )
 
     def make_mask(
-        self, N: int, return_array: bool = False, window_size: int | None = None  # noqa: N803
+        self,
+        N: int,
+        return_array: bool = False,
+        window_size: int | None = None,  # noqa: N803
     ) -> mx.array | str | None:
         at, keep = self.lengths[0], self.kind.keep
         seen = self._visible(N)

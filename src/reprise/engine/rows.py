@@ -25,6 +25,8 @@ class Rows:
         self.blueprint = blueprint
         self.caches = blueprint.build()
         self.lengths = [0]
+        self.owners: list[object] = [None]
+        """Whose each row is: joins and leaves keep it in step with the rows."""
 
     @property
     def num_rows(self) -> int:
@@ -108,6 +110,7 @@ class Rows:
         for mine, *theirs in columns:
             mine.join(theirs)
         self.lengths = [length for rows in (self, *others) for length in rows.lengths]
+        self.owners = [owner for rows in (self, *others) for owner in rows.owners]
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep these sequences, in this order."""
@@ -117,15 +120,16 @@ class Rows:
             else:
                 state.keep_rows(rows)
         self.lengths = [self.lengths[row] for row in rows]
+        self.owners = [self.owners[row] for row in rows]
 
-    def copy_row(self, row: int) -> Rows:
-        """A sequence of its own that stands where this row does. These rows stay as they are."""
+    def copy_rows(self, rows: Sequence[int]) -> Rows:
+        """These sequences, in buffers of their own. Those here stay as they are."""
         twin = Rows(self.blueprint)
         for mine, fresh in zip(self._states(), twin._states(), strict=True):
             vars(fresh).update({k: list(v) if isinstance(v, list) else v for k, v in vars(mine).items()})
-        twin.lengths = list(self.lengths)
-        if self.num_rows > 1:
-            twin.keep_rows([row])
+        twin.lengths, twin.owners = list(self.lengths), list(self.owners)
+        if list(rows) != list(range(self.num_rows)):
+            twin.keep_rows(rows)
         return twin
 
 

@@ -1,0 +1,173 @@
+"""Loads a model through mlx-lm: a local directory or a hub id; what goes wrong becomes one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm import utils as mlx_lm_utils
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from reprise.chat.text_model import TextModel
+from reprise.core.errors import LoadFailed
+from reprise.engine.blueprint import Blueprint, blueprint_of
+
+_CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "n_positions", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadedModel:
+    """A model ready to run.
+
+    `name` is what clients call it; `context` the most positions that its configuration allows (None: not said);
+    `fingerprint` tells apart whatever makes layer states incompatible.
+    """
+
+    name: str
+    model: nn.Module
+    architecture: str
+    text: TextModel
+    blueprint: Blueprint
+    vocab_size: int
+    context: int | None
+    nbytes: int
+    fingerprint: str
+
+
+def load_model(source: str, *, kv_bits: int | None = None, kv_group_size: int = 64) -> LoadedModel:
+    """Load a local directory or a hub id. Raises LoadFailed with a sentence that says what to do."""
+    path = Path(source).expanduser()
+    if path.exists() or source.startswith((".", "/", "~")):
+        _check_directory(path, source)
+        source = str(path)
+    try:
+        model, tokenizer, config = cast(
+            tuple[nn.Module, TokenizerWrapper, dict[str, Any]], mlx_lm_utils.load(source, return_config=True)
+        )
+    except FileNotFoundError as error:
+        raise LoadFailed(f"{source}: a file of the model is missing: {error}. Is the download complete?") from error
+    except ValueError as error:
+        raise LoadFailed(f"{source}: mlx-lm cannot load this model: {_first_line(error)}") from error
+    except Exception as error:
+        if _is_hub_error(error):
+            raise LoadFailed(
+                f"{source} is neither a directory here nor a model that the hub gave: {_first_line(error)}"
+            ) from error
+        raise LoadFailed(f"{source}: loading failed: {type(error).__name__}: {_first_line(error)}") from error
+    blueprint = blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
+    vocab_size = _vocab_size(model, blueprint)
+    return LoadedModel(
+        name=Path(source).name if Path(source).exists() else source,
+        model=model,
+        architecture=str(config.get("model_type", "unknown")),
+        text=text_model_of(tokenizer, vocab_size=vocab_size),
+        blueprint=blueprint,
+        vocab_size=vocab_size,
+        context=_context(config),
+        nbytes=sum(array.nbytes for array in _parameters(model)),
+        fingerprint=_fingerprint(model, config, kv_bits, kv_group_size),
+    )
+
+
+def _check_directory(path: Path, source: str) -> None:
+    if not path.exists():
+        raise LoadFailed(f"{source}: there is no such directory. Give the path of a model directory, or a hub id.")
+    if not path.is_dir():
+        raise LoadFailed(f"{source} is a file. Give the directory that holds config.json and the weights.")
+    if not (path / "config.json").is_file():
+        raise LoadFailed(f"{source} has no config.json, so it is not a model directory that mlx-lm can load.")
+
+
+def _is_hub_error(error: Exception) -> bool:
+    module = type(error).__module__
+    return module.startswith(("huggingface_hub", "httpx", "requests")) or isinstance(error, OSError)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") + "." if lines else type(error).__name__
+
+
+def _parameters(model: nn.Module) -> list[mx.array]:
+    return [array for _, array in cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))]
+
+
+def _vocab_size(model: nn.Module, blueprint: Blueprint) -> int:
+    """The width of the logits, from one forward pass: configurations and tokenizers do not always agree with it."""
+    logits = model(mx.array([[0]]), cache=blueprint.build())
+    mx.eval(logits)
+    return int(logits.shape[-1])
+
+
+def _context(config: dict[str, Any]) -> int | None:
+    for part in (config, config.get("text_config") or {}):
+        for key in _CONTEXT_KEYS:
+            value = part.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
+
+
+def _fingerprint(model: nn.Module, config: dict[str, Any], bits: int | None, group_size: int) -> str:
+    """A hash of the configuration, the KV format and a sample of the weights."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    digest.update(f"kv:{bits}:{group_size}".encode())
+    for array in _parameters(model):
+        digest.update(f"{array.shape}{array.dtype}".encode())
+        # A few numbers of each tensor tell two fine-tunes of one model apart at no cost.
+        sample = array.reshape(-1)[:: max(1, array.size // 8)][:8].astype(mx.float32)
+        digest.update(str(sample.tolist()).encode())
+    return digest.hexdigest()
+
+
+def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
+    """The text side of mlx-lm's tokenizer wrapper."""
+    inner = tokenizer._tokenizer
+
+    def encode(text: str) -> list[int]:
+        return cast(list[int], inner.encode(text, add_special_tokens=False))
+
+    def decode(tokens: Any) -> str:
+        return cast(str, inner.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def render(messages: Any, **options: Any) -> str:
+        return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
+
+    added = getattr(inner, "added_tokens_decoder", {})
+    backend = getattr(inner, "backend_tokenizer", None)
+    return TextModel(
+        encode=encode,
+        decode=decode,
+        render=render if tokenizer.has_chat_template else None,
+        detokenizer=lambda: tokenizer.detokenizer,
+        splitters={str(token.content): int(index) for index, token in added.items()},
+        eos=frozenset(int(token) for token in tokenizer.eos_token_ids),
+        bos=inner.bos_token_id,
+        vocab_size=vocab_size,
+        template_source=_template_source(inner),
+        think_start=tokenizer.think_start,
+        think_end=tokenizer.think_end,
+        think_start_tokens=tuple(tokenizer.think_start_tokens or ()),
+        think_end_tokens=tuple(tokenizer.think_end_tokens or ()),
+        tool_start=tokenizer.tool_call_start,
+        tool_end=tokenizer.tool_call_end,
+        parse_tool_call=tokenizer.tool_parser,
+        structural_markers=tuple(tokenizer.structural_markers),
+        transitions=tokenizer.response_transitions,
+        initial_state=tokenizer.response_initial_state,
+        tokenizer_json=backend.to_str if backend is not None else None,
+    )
+
+
+def _template_source(inner: Any) -> str:
+    template = getattr(inner, "chat_template", None)
+    if isinstance(template, dict):
+        return "\n".join(str(value) for value in cast(dict[str, Any], template).values())
+    return template if isinstance(template, str) else ""

@@ -1,0 +1,45 @@
+"""How much memory there is, and giving it back."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import mlx.core as mx
+import psutil
+
+_MARGIN = 0.85
+"""The share of what is left beside the model that caches may take; the rest is for activations and others."""
+
+_FREE_BUFFERS = 512 * 2**20
+
+
+def device_bytes() -> int:
+    """What one process may use: the working set that Metal recommends, the GPU's memory, or the machine's."""
+    info = cast(dict[str, Any], mx.device_info())
+    for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
+        if mx.default_device() == mx.Device(mx.gpu) and int(info.get(key, 0)) > 0:
+            return int(info[key])
+    return int(psutil.virtual_memory().available) + mx.get_active_memory()
+
+
+def default_budget(model_nbytes: int) -> int:
+    """Bytes for the prefix cache and live caches together: what the device holds, less the model and a margin."""
+    return max(64 * 2**20, int((device_bytes() - model_nbytes) * _MARGIN))
+
+
+def bound_free_buffers() -> None:
+    """Keep MLX from holding on to more than 512 MiB of freed buffers."""
+    mx.set_cache_limit(_FREE_BUFFERS)
+
+
+def give_back() -> None:
+    """Return freed buffers to the system."""
+    mx.clear_cache()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether MLX (or the allocator below it) raised for lack of memory."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(
+        sign in text for sign in ("out of memory", "unable to allocate", "malloc", "insufficient memory", "bad_alloc")
+    )
