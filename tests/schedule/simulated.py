@@ -245,7 +245,7 @@ class Simulation:
         if job.position is not None:
             self.store.commit(job.request.tokens, job.position)
             job.stored = job.position
-        self._match_again()
+            self._match_again(job)
 
     def _end(self, job: Running, *, is_kept: bool) -> None:
         del self.jobs[job.request.id]
@@ -253,9 +253,10 @@ class Simulation:
         if is_kept:
             self._commit(job)
 
-    def _match_again(self) -> None:
-        for job in self.jobs.values():
-            if job.is_waiting:
+    def _match_again(self, source: Running) -> None:
+        """The waiting jobs that may now go on from what `source` has committed."""
+        for job_id, job in self.jobs.items():
+            if job.is_waiting and (source.request.id in job.shares or job_id in source.shares):
                 job.resume_at = self.store.match(job.request.tokens)
 
 

@@ -6,7 +6,6 @@ first. Slices of several jobs share a pass only if they have the same length: pr
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from reprise.schedule.limits import Limits, Speed
 from reprise.schedule.state import Prefilling
@@ -55,18 +54,18 @@ def plan_pass(jobs: Sequence[Prefilling], partings: Partings, budget: int, limit
     if not (limits.can_batch and head.can_batch) or length >= min(limits.short_slice, budget):
         return alone
     short = [job for job in jobs if to_stop[job.id] < limits.short_slice and _fits_beside(job, head)]
-    equal = [job for job in short if to_stop[job.id] == length]
-    if len(equal) > 1:
-        return Pass(jobs=tuple(equal[: budget // length]), length=length)
-    # Slices of 2^k tokens for all that have the bit k set: as many passes as there are bits, and not jobs.
+    lengths = {to_stop[job.id] for job in short}
     bits = 0
-    for job in short:
-        bits |= to_stop[job.id]
-    if 2 * bits.bit_count() > len(short):
-        return alone
-    power = 1 << (length.bit_length() - 1)
-    taking = (job for job in short if to_stop[job.id] & power)
-    return Pass(jobs=tuple(islice(taking, budget // power)), length=power)
+    for each in lengths:
+        bits |= each
+    num_bits = bits.bit_count()
+    if num_bits < len(lengths) and 2 * num_bits <= len(short):
+        # Slices of 2^k tokens for all that have the bit k set: as many passes as there are bits, and not lengths.
+        length = 1 << (length.bit_length() - 1)
+        taking = [job for job in short if to_stop[job.id] & length]
+    else:
+        taking = [job for job in short if to_stop[job.id] == length]
+    return Pass(jobs=tuple(taking[: budget // length]), length=length)
 
 
 def _fits_beside(job: Prefilling, head: Prefilling) -> bool:

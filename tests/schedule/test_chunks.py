@@ -1,0 +1,112 @@
+"""Slices: exactly to the next stop, short while somebody reads, together only where that saves passes."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reprise.schedule.chunks import chunk_tokens, next_stop, plan_pass
+from reprise.schedule.limits import Limits, Speed
+from reprise.schedule.state import Prefilling
+
+LIMITS = Limits(prefill_chunk=2048, short_slice=512)
+
+
+def job(job_id: str, position: int, end: int, *checkpoints: int) -> Prefilling:
+    return Prefilling(id=job_id, arrived_s=0, position=position, end=end, checkpoints=checkpoints)
+
+
+def test_whole_chunks_while_nobody_decodes() -> None:
+    assert chunk_tokens(LIMITS, Speed(prefill_tokens_per_s=10), must_be_short=False) == 2048
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "decode_s", "expected"),
+    [(1000, 0.0, 240), (1000, 0.05, 192), (1000, 9.0, 16), (10, 0.0, 16), (1e9, 0.0, 2048)],
+)
+def test_chunks_that_fit_the_stall_while_streams_decode(tokens_per_s: float, decode_s: float, expected: int) -> None:
+    speed = Speed(prefill_tokens_per_s=tokens_per_s, decode_s=decode_s)
+    assert chunk_tokens(replace(LIMITS, max_stall_s=0.25), speed, must_be_short=True) == expected
+
+
+def test_the_speed_follows_what_is_measured() -> None:
+    speed = Speed(prefill_tokens_per_s=512)
+    for _ in range(20):
+        speed = speed.after_prefill(1000, 0.1).after_decode(0.02).after_generation(3.0)
+    assert speed.prefill_tokens_per_s == pytest.approx(10_000, rel=0.01)
+    assert speed.decode_s == pytest.approx(0.02, rel=0.01)
+    assert speed.generation_s == pytest.approx(3.0, rel=0.01)
+
+
+def test_a_pass_over_one_token_says_nothing_about_prefill() -> None:
+    speed = Speed(prefill_tokens_per_s=512)
+    assert speed.after_prefill(1, 0.1) == speed == speed.after_prefill(1000, 0.0)
+
+
+def test_stops_are_checkpoints_partings_and_the_end() -> None:
+    one = job("a", 10, 100, 5, 10, 40)
+    assert next_stop(one, {}) == 40
+    assert next_stop(one, {"a": frozenset({30, 7}), "b": frozenset({11})}) == 30
+    assert next_stop(job("a", 40, 100, 40), {}) == 100
+
+
+def test_a_long_slice_runs_alone_and_is_cut_to_the_budget() -> None:
+    plan = plan_pass([job("a", 0, 5000), job("b", 0, 5000)], {}, 2048, LIMITS)
+    assert ([one.id for one in plan.jobs], plan.length) == (["a"], 2048)
+
+
+def test_short_slices_of_one_length_run_together() -> None:
+    plan = plan_pass([job("a", 0, 100), job("b", 50, 150), job("c", 0, 90)], {}, 2048, LIMITS)
+    assert ([one.id for one in plan.jobs], plan.length) == (["a", "b"], 100)
+
+
+def test_the_budget_bounds_all_slices_together() -> None:
+    plan = plan_pass([job(f"j{index}", 0, 100) for index in range(30)], {}, 2048, LIMITS)
+    assert len(plan.jobs) == 20
+
+
+def test_rows_of_very_different_positions_stay_apart() -> None:
+    plan = plan_pass([job("a", 0, 100), job("b", 60_000, 60_100)], {}, 2048, LIMITS)
+    assert [one.id for one in plan.jobs] == ["a"]
+
+
+def test_rows_that_cannot_be_batched_stay_apart() -> None:
+    jobs = [job("a", 0, 100), replace(job("b", 0, 100), can_batch=False)]
+    assert len(plan_pass(jobs, {}, 2048, LIMITS).jobs) == 1
+    assert len(plan_pass(jobs[::-1], {}, 2048, LIMITS).jobs) == 1
+    same = [job("a", 0, 100), job("b", 0, 100)]
+    assert len(plan_pass(same, {}, 2048, LIMITS).jobs) == 2
+    assert len(plan_pass(same, {}, 2048, replace(LIMITS, can_batch=False)).jobs) == 1
+
+
+def test_many_ragged_prompts_take_as_many_passes_as_bits() -> None:
+    jobs = [job(f"j{index:02}", 0, 33 + index) for index in range(31)]
+    passes = 0
+    while jobs:
+        plan = plan_pass(jobs, {}, 2048, LIMITS)
+        passes += 1
+        moved = {one.id: one.position + plan.length for one in plan.jobs}
+        jobs = [replace(one, position=moved.get(one.id, one.position)) for one in jobs if moved.get(one.id) != one.end]
+    assert passes == 6, "31 lengths of six bits"
+
+
+@settings(deadline=None)
+@given(
+    jobs=st.lists(
+        st.tuples(st.integers(0, 900), st.integers(1, 900), st.lists(st.integers(0, 1800), max_size=3)),
+        min_size=1,
+        max_size=20,
+    ),
+    budget=st.integers(16, 2048),
+)
+def test_a_pass_serves_the_first_job_within_the_budget_and_skips_no_stop(
+    jobs: list[tuple[int, int, list[int]]], budget: int
+) -> None:
+    all_jobs = [
+        job(f"j{index}", start, start + left, *sorted(stops)) for index, (start, left, stops) in enumerate(jobs)
+    ]
+    plan = plan_pass(all_jobs, {}, budget, LIMITS)
+    assert plan.jobs[0] is all_jobs[0]
+    assert 0 < plan.length * len(plan.jobs) <= budget
+    assert all(one.position + plan.length <= next_stop(one, {}) for one in plan.jobs)

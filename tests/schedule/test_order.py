@@ -1,0 +1,116 @@
+"""The order of jobs, admission and the bound of the queue."""
+
+from dataclasses import replace
+
+import pytest
+
+from reprise.schedule.decide import decide
+from reprise.schedule.limits import Limits, Speed
+from reprise.schedule.order import is_side_request, rank
+from reprise.schedule.queue_bound import LONGEST_RETRY_S, retry_after_s
+from reprise.schedule.state import Decoding, Prefilling, State, Waiting
+
+SPEED = Speed(prefill_tokens_per_s=1000)
+
+
+def job(job_id: str, arrived_s: float, prompt_len: int, resume_at: int = 0, *, is_side: bool = False) -> Waiting:
+    return Waiting(id=job_id, arrived_s=arrived_s, prompt_len=prompt_len, resume_at=resume_at, is_side=is_side)
+
+
+def order(*jobs: Waiting, now_s: float = 0.0) -> list[str]:
+    state = State(now_s=now_s, waiting=jobs, speed=SPEED)
+    return [one.id for one in sorted(jobs, key=lambda one: rank(one, state, Limits()))]
+
+
+def decoding(num: int) -> tuple[Decoding, ...]:
+    return tuple(Decoding(id=f"d{index}", length=10) for index in range(num))
+
+
+def test_jobs_of_one_size_go_in_the_order_of_their_arrival() -> None:
+    assert order(job("b", 0.2, 100), job("c", 0.3, 100), job("a", 0.1, 100)) == ["a", "b", "c"]
+
+
+def test_of_jobs_that_came_together_the_one_with_most_reuse_and_least_left_goes_first() -> None:
+    assert order(job("a", 0, 1000), job("b", 0, 1000, 900), job("c", 0, 500, 300)) == ["b", "c", "a"]
+
+
+def test_a_job_that_has_waited_goes_ahead_of_a_shorter_one() -> None:
+    assert order(job("long", 0, 1000), job("short", 3.9, 10)) == ["short", "long"]
+    assert order(job("long", 0, 1000), job("short", 4.1, 10)) == ["long", "short"]
+
+
+def test_a_side_request_comes_last_until_it_has_waited() -> None:
+    jobs = job("side", 0, 10, is_side=True), job("chat", 0.5, 5000)
+    assert order(*jobs, now_s=0.9) == ["chat", "side"]
+    assert order(*jobs, now_s=1.0) == ["side", "chat"]
+
+
+def test_a_side_request_leaves_a_row_free_until_it_has_waited() -> None:
+    limits = Limits(max_batch=3)
+    state = State(now_s=0.5, waiting=(job("side", 0, 10, is_side=True),), decoding=decoding(2))
+    assert decide(state, limits).admit == ()
+    assert decide(replace(state, now_s=1.0), limits).admit == ("side",)
+    assert decide(replace(state, decoding=decoding(1)), limits).admit == ("side",)
+    assert decide(replace(state, decoding=()), Limits(max_batch=1)).admit == ("side",)
+
+
+def test_what_is_a_side_request() -> None:
+    assert is_side_request(prompt_len=300, resume_at=20, has_chats=True)
+    assert not is_side_request(prompt_len=300, resume_at=20, has_chats=False)
+    assert not is_side_request(prompt_len=300, resume_at=200, has_chats=True)
+    assert not is_side_request(prompt_len=5000, resume_at=20, has_chats=True)
+
+
+def test_no_more_rows_than_the_batch_has() -> None:
+    state = State(now_s=0, waiting=(job("a", 0, 10),), decoding=decoding(8))
+    step = decide(state, Limits(max_batch=8))
+    assert not step.is_change
+    assert len(step.decode[0].ids) == 8
+
+
+def test_a_job_without_room_waits_and_those_behind_it_too() -> None:
+    big, small = replace(job("big", 0, 10), live_nbytes=100), replace(job("small", 1, 10), live_nbytes=1)
+    state = State(now_s=2, waiting=(big, small), decoding=decoding(1), free_nbytes=50)
+    assert decide(state, Limits()).admit == ()
+    assert decide(replace(state, decoding=()), Limits()).admit == ("big",), "it will never have more room"
+
+
+def test_jobs_that_are_admitted_together_share_the_room() -> None:
+    waiting = tuple(replace(job(f"j{index}", 0, 10), live_nbytes=20) for index in range(4))
+    assert len(decide(State(now_s=0, waiting=waiting, free_nbytes=50), Limits()).admit) == 2
+
+
+def test_settling_stops_for_a_request_and_nothing_else_happens_in_that_step() -> None:
+    settling = Prefilling(id="s", arrived_s=0, position=10, end=100, is_settle=True)
+    state = State(now_s=0, prefilling=(settling,), waiting=(job("a", 0, 10),))
+    step = decide(state, Limits())
+    assert (step.give_up, step.admit) == (("s",), ())
+    assert decide(replace(state, waiting=()), Limits()).prefill[0].id == "s"
+
+
+def test_settling_runs_in_short_chunks() -> None:
+    settling = Prefilling(id="s", arrived_s=0, position=10, end=9000, is_settle=True)
+    step = decide(State(now_s=0, prefilling=(settling,), speed=SPEED), Limits(max_stall_s=0.1))
+    assert len(step.prefill[0]) == 96
+
+
+def test_nothing_to_do_is_idle() -> None:
+    assert decide(State(now_s=0), Limits()).is_idle
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "num_left", "generation_s", "expected"),
+    [
+        (7, 99_999, 9.0, None),
+        (8, 10_000, 0.0, 5),
+        (8, 0, 0.0, 1),
+        (8, 10_000, 4.0, 7),
+        (8, 10**9, 0.0, LONGEST_RETRY_S),
+    ],
+)
+def test_a_full_queue_says_when_half_of_it_will_be_gone(
+    num_waiting: int, num_left: int, generation_s: float, expected: int | None
+) -> None:
+    speed = replace(SPEED, generation_s=generation_s)
+    limits = Limits(max_queue=8, max_batch=8)
+    assert retry_after_s(num_waiting=num_waiting, num_left=num_left, limits=limits, speed=speed) == expected
