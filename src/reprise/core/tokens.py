@@ -4,6 +4,7 @@ A run is a one-dimensional ``numpy.int32`` array of shape ``(length,)``: four by
 """
 
 from collections.abc import Iterable
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,10 @@ Tokens = npt.NDArray[np.int32]
 def as_tokens(ids: Iterable[int] | Tokens) -> Tokens:
     """A read-only token run of these ids. A run that is read-only already is returned as it is."""
     if isinstance(ids, np.ndarray):
-        if ids.dtype == np.int32 and not ids.flags.writeable:
-            return ids
-        run = ids.astype(np.int32)
+        given = cast(Tokens, ids)
+        if given.dtype == np.int32 and not given.flags.writeable:
+            return given
+        run = given.astype(np.int32)
     else:
         run = np.fromiter(ids, dtype=np.int32)
     run.flags.writeable = False
