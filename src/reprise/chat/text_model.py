@@ -25,7 +25,8 @@ class TextModel:
     `encode` adds no special tokens and recognises the special tokens that stand in the text. `decode` keeps special
     tokens in the text. `render` is the chat template: it takes `messages` and, by keyword, `tools`, `documents`,
     `add_generation_prompt`, `continue_final_message` and any template option, and gives text; what the template
-    raises passes through. `None` for `render`: the model has no chat template.
+    raises passes through. `None` for `render`: the model has no chat template. Where `template_source` is not empty, it is
+    the template's Jinja source, and `render` takes another source as `chat_template`; empty: the template is no Jinja.
 
     `splitters` are the token texts at which the tokenizer splits its input before anything else (special and added
     tokens), by text. `think_*` and `tool_*` are None where the model has no such markup. `parse_tool_call` takes the
@@ -53,3 +54,6 @@ class TextModel:
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict[str, Sequence[tuple[str, str]]])
     """Channel markup (`mlx_lm.chat_templates.*.RESPONSE_FORMAT["transitions"]`): state → (marker, next state)."""
     initial_state: str | None = None
+    tokenizer_json: Callable[[], str] | None = None
+    """Gives the definition of a fast tokenizer (`tokenizer.json`, as the tokenizer stands, without padding and
+    truncation), for grammars; None: there is none."""

@@ -26,6 +26,8 @@ class Reason(StrEnum):
     THINKING_STRIPPED = "thinking stripped"
     ANSWER_RENDERED_DIFFERENTLY = "answer rendered differently"
     """The client or the template gives the answer back in another form than it was sampled."""
+    TEMPLATE_RERENDERED = "template renders earlier messages differently"
+    """The messages are the same, but the template moves or rewrites their text as the chat grows."""
     BRANCHED = "branched"
     """Another continuation of the same beginning."""
     NO_SNAPSHOT = "no snapshot below the match"

@@ -1,0 +1,151 @@
+"""Why tokens were not reused: the part of the prompt where it left what was stored, and what stood on both sides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reprise.chat.divergence import Divergence, classify
+from reprise.chat.rendered import Part, Rendered
+from reprise.chat.text_model import TextModel
+from reprise.core.record import Outcome, Reason
+from reprise.core.spans import Span
+from reprise.core.tokens import Tokens, common_prefix
+
+_NUM_SHOWN = 32
+"""How many tokens of each side an explanation shows."""
+
+ADVICE = {
+    Reason.NOTHING_NEW: "",
+    Reason.NEW_TOKENS: "",
+    Reason.COLD: "Nothing like this was asked before: the first request computes everything.",
+    Reason.CACHE_OFF: "Start the server without --no-prefix-cache.",
+    Reason.SYSTEM_CHANGED: "Keep the system prompt the same throughout; what changes belongs at the chat's end.",
+    Reason.TOOLS_CHANGED: "Send the same tools in the same order with every request of a chat.",
+    Reason.TEMPLATE_OPTIONS_CHANGED: "Send the same template options (thinking, reasoning effort) throughout a chat.",
+    Reason.DATE_CHANGED: "--freeze-template-date keeps the day on which a chat began, where the template writes it.",
+    Reason.BREAKER: "A value at the beginning changes with every request: leave it out, or put it at the end.",
+    Reason.EARLIER_MESSAGE_EDITED: "The chat was edited: what comes after the edit is computed again.",
+    Reason.LAST_MESSAGE_EDITED: "The last message was edited: only what comes after it is computed.",
+    Reason.THINKING_STRIPPED: (
+        "The template drops earlier thinking, or the client does not send it back. Settling computes the stripped chat "
+        "while the server is idle; --restore-reasoning puts back what a client drops."
+    ),
+    Reason.ANSWER_RENDERED_DIFFERENTLY: "Send answers back exactly as they came, with reasoning and tool calls.",
+    Reason.TEMPLATE_RERENDERED: "The chat template moves text as the chat grows; settling computes that while idle.",
+    Reason.BRANCHED: "",
+    Reason.NO_SNAPSHOT: "This model resumes only where a snapshot was kept; more memory keeps more of them.",
+    Reason.EVICTED: "The cache was full: a larger --cache-bytes keeps more chats.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Why the tokens of `span` were computed."""
+
+    span: Span
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a request computed what it did.
+
+    `reason` is that of the largest account; the accounts together cover the computed tokens. At `diverged_at` (None:
+    nothing stored was left behind) the prompt, in `part`, goes on with `actual_text` after `shared_text`, while what
+    was stored goes on with `expected_text`.
+    """
+
+    reason: Reason
+    accounts: tuple[Account, ...]
+    advice: str
+    diverged_at: int | None = None
+    part: Part | None = None
+    shared_text: str = ""
+    expected_text: str = ""
+    actual_text: str = ""
+
+
+def explain(rendered: Rendered, outcome: Outcome, *, previous: Rendered | None, text_model: TextModel) -> Explanation:
+    """The explanation of a request with this outcome; `previous` is the rendering of an earlier request of its chat.
+
+    The computed tokens are ``[reused, matched)``, for which the state was missing, ``[matched, known)``, which the
+    previous request had and the cache has no more, and ``[known, prompt)``, where the prompt is another.
+    """
+    tokens = rendered.prompt.tokens
+    length = len(tokens)
+    if outcome.reason is Reason.CACHE_OFF:
+        return _of((Account(span=Span(0, length), reason=Reason.CACHE_OFF),))
+    reused, matched = outcome.reused, max(outcome.reused, outcome.matched)
+    if reused >= length - 1:
+        return _of((Account(span=Span(min(reused, length), length), reason=Reason.NOTHING_NEW),))
+    shared = 0 if previous is None else common_prefix(previous.prompt.tokens, tokens)
+    known = max(matched, shared)
+    missing = outcome.reason if outcome.reason is Reason.EVICTED else Reason.NO_SNAPSHOT
+    accounts = [
+        Account(span=Span(reused, matched), reason=missing),
+        Account(span=Span(matched, known), reason=Reason.EVICTED),
+    ]
+    divergence = _divergence(rendered, outcome, previous, known=known, shared=shared, text_model=text_model)
+    if divergence is None:
+        fresh = Reason.COLD if known == 0 else Reason.NEW_TOKENS
+        if known >= length - 1:
+            fresh = Reason.NOTHING_NEW
+        accounts.append(Account(span=Span(known, length), reason=fresh))
+        return _of(tuple(accounts))
+    accounts.append(Account(span=Span(known, length), reason=classify(divergence, text_model)))
+    return _of(tuple(accounts), divergence)
+
+
+def _divergence(
+    rendered: Rendered,
+    outcome: Outcome,
+    previous: Rendered | None,
+    *,
+    known: int,
+    shared: int,
+    text_model: TextModel,
+) -> Divergence | None:
+    """Where the prompt leaves what was known, or None if it only goes on from there."""
+    tokens = rendered.prompt.tokens
+    if known >= len(tokens):
+        return None
+    expected: Tokens | None = None
+    if previous is not None and shared == known and known < len(previous.prompt):
+        expected = previous.prompt.tokens[known : known + _NUM_SHOWN]
+    elif outcome.matched == known and outcome.stored_next is not None and len(outcome.stored_next) > 0:
+        expected = outcome.stored_next
+    if expected is None:
+        return None
+    char = rendered.char_at(known, text_model.decode)
+    return Divergence(
+        rendered=rendered,
+        # A previous rendering that parted earlier is not the path that was stored here.
+        previous=previous if shared == known or (previous is not None and shared == len(previous.prompt)) else None,
+        position=known,
+        char=char,
+        part=rendered.part_at_char(char),
+        shared_text=_decoded(tokens[max(0, known - _NUM_SHOWN) : known], text_model),
+        expected_text=_decoded(expected[:_NUM_SHOWN], text_model),
+        actual_text=_decoded(tokens[known : known + _NUM_SHOWN], text_model),
+    )
+
+
+def _of(accounts: Sequence[Account], divergence: Divergence | None = None) -> Explanation:
+    told = tuple(account for account in accounts if len(account.span) > 0) or tuple(accounts[-1:])
+    # Of accounts of one size the later one: it is what the request brought, the others are what the cache lacked.
+    main = max(reversed(told), key=lambda account: len(account.span))
+    if divergence is None:
+        return Explanation(reason=main.reason, accounts=told, advice=ADVICE[main.reason])
+    return Explanation(
+        reason=main.reason,
+        accounts=told,
+        advice=ADVICE[main.reason],
+        diverged_at=divergence.position,
+        part=divergence.part,
+        shared_text=divergence.shared_text,
+        expected_text=divergence.expected_text,
+        actual_text=divergence.actual_text,
+    )
+
+
+def _decoded(tokens: Tokens, text_model: TextModel) -> str:
+    return text_model.decode(tokens.tolist()) if len(tokens) > 0 else ""

@@ -1,0 +1,94 @@
+"""The forms in which templates want messages: what one template takes, another refuses."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from reprise.chat.request import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How messages are written for a template.
+
+    The API gives tool arguments as text, most templates want them as a mapping, some as text after all. Some templates
+    read `content` from a message that has none. `joins_parts`: content that is a list of text parts becomes one text.
+    """
+
+    has_text_arguments: bool = False
+    fills_content: bool = False
+    joins_parts: bool = False
+
+
+def forms(messages: Sequence[Message], *, takes_parts: bool) -> tuple[Form, ...]:
+    """The forms worth trying for these messages, the usual one first. Forms that would write the same are left out."""
+    joins = not takes_parts
+    argument_forms = (False, True) if any(m.get("tool_calls") is not None for m in messages) else (False,)
+    content_forms = (False, True) if any(m.get("content") is None for m in messages) else (False,)
+    return tuple(
+        Form(has_text_arguments=as_text, fills_content=fills, joins_parts=joins)
+        for as_text in argument_forms
+        for fills in content_forms
+    )
+
+
+def written(messages: Sequence[Message], form: Form) -> list[dict[str, Any]]:
+    """The messages in this form; keys without a value are left out, as templates expect."""
+    return [_written_message(message, form) for message in messages]
+
+
+def parsed_arguments(arguments: Any) -> Any:
+    """The mapping that the text of tool arguments stands for; text that is no JSON object stays text."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed: Any = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return cast(Any, parsed) if isinstance(parsed, dict) else arguments
+
+
+def is_text_only(content: Any) -> bool:
+    """Whether content is text, nothing, or parts that all are text."""
+    return not isinstance(content, list) or all(_part_text(part) is not None for part in cast(list[Any], content))
+
+
+def joined_text(content: Any) -> str:
+    """The text of content in any form; parts that are no text count as nothing."""
+    if isinstance(content, list):
+        return "".join(_part_text(part) or "" for part in cast(list[Any], content))
+    return content if isinstance(content, str) else ""
+
+
+def _part_text(part: Any) -> str | None:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping):
+        text = cast(Mapping[str, Any], part).get("text")
+        return text if isinstance(text, str) else None
+    return None
+
+
+def _written_message(message: Message, form: Form) -> dict[str, Any]:
+    out = {key: value for key, value in message.items() if value is not None}
+    content = out.get("content")
+    if form.joins_parts and isinstance(content, list):
+        out["content"] = joined_text(cast(Any, content))
+    if form.fills_content:
+        out.setdefault("content", "")
+    calls = out.get("tool_calls")
+    if calls is not None:
+        out["tool_calls"] = [_written_call(call, form) for call in calls]
+    return out
+
+
+def _written_call(call: Any, form: Form) -> Any:
+    if not isinstance(call, Mapping) or not isinstance(cast(Any, call).get("function"), Mapping):
+        return cast(Any, call)
+    whole = cast(Mapping[str, Any], call)
+    function = cast(Mapping[str, Any], whole["function"])
+    arguments = parsed_arguments(function.get("arguments"))
+    if form.has_text_arguments and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**whole, "function": {**function, "arguments": arguments}}

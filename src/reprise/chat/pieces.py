@@ -1,0 +1,155 @@
+"""Tokenizing piece by piece: nothing is tokenized twice, and what was sampled keeps its tokens."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from reprise.chat.memo import Memo
+from reprise.chat.seams import Seams
+from reprise.chat.text_model import TextModel
+from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens
+
+_ENTRY_NBYTES = 300
+"""What an entry of a memo costs beside its text and tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """`text` stands after texts whose hash is `chain`, from the character `char_at` and the token `token_at` on."""
+
+    text: str
+    tokens: Tokens
+    chain: int
+    char_at: int
+    token_at: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenizedText:
+    """A text cut into pieces, and the tokens of each."""
+
+    pieces: tuple[Piece, ...]
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """All tokens, shape ``(length,)``."""
+        return join_tokens(*(piece.tokens for piece in self.pieces))
+
+    def piece_of_token(self, position: int) -> Piece | None:
+        """The piece that the token at `position` belongs to. O(pieces)."""
+        for piece in reversed(self.pieces):
+            if piece.token_at <= position:
+                return piece if position < piece.token_at + len(piece.tokens) else None
+        return None
+
+    def piece_of_char(self, char: int) -> Piece | None:
+        """The piece that holds the character at `char`. O(pieces)."""
+        for piece in reversed(self.pieces):
+            if piece.char_at <= char:
+                return piece if char < piece.char_at + len(piece.text) else None
+        return None
+
+
+class PieceTokenizer:
+    """The tokenizer of a model, with a memory of at most `nbytes` bytes. Safe to use from several threads.
+
+    Pieces are remembered by their text alone, since their canonical tokens depend on nothing else. What a model sampled
+    is remembered by its text and by all the text before it: the model's state stands on just these tokens, and
+    only there another spelling of the same text is worth keeping.
+    """
+
+    def __init__(self, text_model: TextModel, *, is_faithful: bool = True, nbytes: int = 64 << 20) -> None:
+        self._encode = text_model.encode
+        self._decode = text_model.decode
+        self._seams = Seams(text_model.encode, text_model.splitters)
+        self._is_faithful = is_faithful
+        self._canonical: Memo[str, Tokens] = Memo(nbytes=nbytes, size=_nbytes)
+        self._sampled: Memo[tuple[int, str], Tokens] = Memo(nbytes=nbytes, size=lambda key, run: _nbytes(key[1], run))
+
+    @property
+    def decode(self) -> Callable[[Sequence[int]], str]:
+        return self._decode
+
+    def tokenize(self, text: str) -> TokenizedText:
+        """The text's pieces and tokens. Costs the tokenizer the pieces that it has not seen lately."""
+        return TokenizedText(pieces=tuple(self._pieces(text)))
+
+    def shared(self, known: TokenizedText, text: str) -> int:
+        """How many leading tokens `known` and the tokens of `text` have in common.
+
+        Stops at the first piece that differs, so what comes after it is never tokenized.
+        """
+        position = 0
+        others = self._pieces(text)
+        for piece in known.pieces:
+            other = next(others, None)
+            if other is None:
+                return position
+            if other.text == piece.text:
+                # The memory may have learned a spelling in between, so equal texts are no proof.
+                same = len(piece.tokens) if other.tokens is piece.tokens else common_prefix(piece.tokens, other.tokens)
+            else:
+                same = common_prefix(piece.tokens, other.tokens)
+            position += same
+            if same < len(piece.tokens) or other.text != piece.text:
+                return position
+        return position
+
+    def learn(self, prompt: TokenizedText, sampled: Sequence[int]) -> None:
+        """Remember the tokens that a model sampled after `prompt`, as the spelling of their text in that place.
+
+        Only pieces whose tokens decode to exactly their text, and whose text is cut where the tokens are, are learned.
+        """
+        if not self._is_faithful or not prompt.pieces or len(sampled) == 0:
+            return
+        last = prompt.pieces[-1]
+        chain = last.chain
+        tail = [*last.tokens.tolist(), *sampled]
+        groups = list(self._groups(tail))
+        texts = [self._decode(group) for group in groups]
+        if "".join(texts) != self._decode(tail):
+            # This decoder reads tokens by what is before them, so no piece's text can be told from its tokens alone.
+            return
+        for group, text in zip(groups, texts, strict=True):
+            if list(self._seams.cut(text)) != [text]:
+                # The tokens spell a seam out of ordinary tokens, or lose it: the text of what follows is cut otherwise.
+                return
+            self._sampled.put((chain, text), as_tokens(group))
+            chain = _after(chain, text)
+
+    def _pieces(self, text: str) -> Iterator[Piece]:
+        chain, char_at, token_at = 0, 0, 0
+        for part in self._seams.cut(text):
+            tokens = self._tokens(chain, part)
+            yield Piece(text=part, tokens=tokens, chain=chain, char_at=char_at, token_at=token_at)
+            chain = _after(chain, part)
+            char_at += len(part)
+            token_at += len(tokens)
+
+    def _tokens(self, chain: int, part: str) -> Tokens:
+        sampled = self._sampled.get((chain, part)) if self._is_faithful else None
+        if sampled is not None:
+            return sampled
+        known = self._canonical.get(part)
+        if known is None:
+            known = as_tokens(self._encode(part))
+            self._canonical.put(part, known)
+        return known
+
+    def _groups(self, tokens: Sequence[int]) -> Iterator[list[int]]:
+        """The tokens, cut before each seam."""
+        group: list[int] = []
+        for token in tokens:
+            if group and self._seams.is_seam_token(token):
+                yield group
+                group = []
+            group.append(token)
+        yield group
+
+
+def _after(chain: int, text: str) -> int:
+    return hash((chain, text))
+
+
+def _nbytes(text: str, run: Tokens) -> int:
+    return _ENTRY_NBYTES + 2 * len(text) + run.nbytes

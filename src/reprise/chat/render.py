@@ -1,0 +1,231 @@
+"""The renderer: chat requests to tokens and boundaries, and answers to the beginning of the next prompt."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+
+from reprise.chat.answer import Answer
+from reprise.chat.boundaries import find_boundaries
+from reprise.chat.explain import Explanation, explain
+from reprise.chat.forms import joined_text
+from reprise.chat.memo import Memo
+from reprise.chat.parts import find_parts
+from reprise.chat.pieces import PieceTokenizer
+from reprise.chat.reasoning import ReasoningMemory, as_message
+from reprise.chat.rendered import Rendered
+from reprise.chat.request import ChatRequest, Message
+from reprise.chat.standins import first_user_turns, head_length, known_results, known_turns
+from reprise.chat.template import ChatTemplate, Scene
+from reprise.chat.text_model import TextModel
+from reprise.core.prompt import Boundary, BoundaryKind, Prompt
+from reprise.core.record import Outcome
+from reprise.core.tokens import common_prefix, own_tokens
+
+Branch = Literal["user", "tool"]
+"""What comes after an answer: a user message, or the results of its tool calls."""
+
+_NUM_FROZEN_CHATS = 4096
+_GENERATION_PROMPTS_NBYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderSettings:
+    """How requests are rendered.
+
+    `has_canonical_tokens`: always the tokenizer's own spelling, never the one that was sampled. `freezes_date`: a chat
+    keeps the day of its first request. `restores_reasoning`: put back reasoning that a client dropped.
+    """
+
+    has_canonical_tokens: bool = False
+    freezes_date: bool = False
+    restores_reasoning: bool = False
+    token_memory_nbytes: int = 64 << 20
+    recent_nbytes: int = 64 << 20
+
+
+class Renderer:
+    """Renders the requests of one model. Safe to use from several threads; keeps bounded memories, no other state."""
+
+    def __init__(
+        self,
+        text_model: TextModel,
+        settings: RenderSettings | None = None,
+        *,
+        clock: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self._settings = settings or RenderSettings()
+        self._text_model = text_model
+        self._clock = clock
+        self._template = ChatTemplate(text_model)
+        self._tokenizer = PieceTokenizer(
+            text_model,
+            is_faithful=not self._settings.has_canonical_tokens,
+            nbytes=self._settings.token_memory_nbytes,
+        )
+        self._reasoning = ReasoningMemory()
+        self._first_moments: Memo[int, datetime] = Memo(nbytes=_NUM_FROZEN_CHATS, size=lambda _key, _moment: 1)
+        self._prompt_texts: Memo[str, str] = Memo(
+            nbytes=_GENERATION_PROMPTS_NBYTES, size=lambda key, text: 200 + 2 * (len(key) + len(text))
+        )
+        self._recent: Memo[int, Rendered] = Memo(nbytes=self._settings.recent_nbytes, size=_rendered_nbytes)
+
+    def render(self, request: ChatRequest) -> Rendered:
+        """The prompt of a request.
+
+        Raises BadRequest (nothing to render, no template) and TemplateFailed with the template's own sentence.
+        """
+        notes: list[str] = []
+        if self._settings.restores_reasoning:
+            restored = self._reasoning.restored(request.messages)
+            if restored.num_restored > 0:
+                request = replace(request, messages=restored.messages)
+                notes.append(f"reasoning put back into messages: {restored.num_restored}")
+        moment = self._moment(request.messages)
+        scene, text = self._template.open_scene(request, moment)
+        tokenized = self._tokenizer.tokenize(text)
+        found = find_boundaries(self._template, scene, self._tokenizer, tokenized)
+        dates = self._template.dates
+        if dates.has_dates and not dates.is_controlled and self._settings.freezes_date:
+            notes.append("the chat template computes its date format, so its date cannot be frozen")
+        prompt_at = self._generation_prompt_at(scene, text)
+        parts = find_parts(request, tokenized, self._text_model.eos, text=text, prompt_at=prompt_at)
+        # What a message to be continued has opened is in that message; else only the generation prompt can open.
+        from_char = parts[-1].chars.start if request.continue_final and parts else prompt_at
+        rendered = Rendered(
+            scene=scene,
+            prompt=Prompt(tokens=tokenized.tokens, boundaries=found.boundaries),
+            text=text,
+            tokenized=tokenized,
+            is_thinking_open=self._is_open(text[from_char:]),
+            parts=parts,
+            notes=(*notes, *found.notes),
+            dates=dates.texts(moment),
+            previous=self._previous(request),
+        )
+        self._keep(rendered)
+        return rendered
+
+    def learn(self, rendered: Rendered, sampled: Sequence[int], answer: Answer | None = None) -> None:
+        """A request was answered with these tokens, which mean this answer. Call it before `next_turn`."""
+        self._tokenizer.learn(rendered.tokenized, sampled)
+        if answer is not None and self._settings.restores_reasoning:
+            self._reasoning.remember(rendered.request.messages, as_message(answer))
+
+    def next_turn(self, rendered: Rendered, answer: Answer, *, branch: Branch) -> Prompt | None:
+        """What the next request of this chat will begin with, as far as it is known after the answer.
+
+        None if that is no more than what the prompt holds already, or if the template refuses the stand-ins.
+        """
+        if branch == "tool" and not answer.tool_calls:
+            return None
+        request = rendered.request
+        message = as_message(answer, has_reasoning=self._returns_reasoning(request))
+        turns = known_turns if branch == "user" else known_results
+        first, second = (
+            self._template.try_text(rendered.scene, turns(request, message, variant)) for variant in (0, 1)
+        )
+        if first is None or second is None:
+            return None
+        run = self._tokenizer.tokenize(first)
+        length = self._tokenizer.shared(run, second)
+        if length <= common_prefix(run.tokens[:length], rendered.prompt.tokens):
+            return None
+        return Prompt(tokens=own_tokens(run.tokens[:length]), boundaries=(Boundary(length, BoundaryKind.STABLE),))
+
+    def explain(self, rendered: Rendered, outcome: Outcome) -> Explanation:
+        """Why the tokens behind the resume position of this request had to be computed."""
+        return explain(rendered, outcome, previous=rendered.previous, text_model=self._text_model)
+
+    def _moment(self, messages: Sequence[Message]) -> datetime:
+        """The present, or with frozen dates the moment of the chat's first request."""
+        now = self._clock()
+        if not self._settings.freezes_date:
+            return now
+        key = _start_key(messages, has_head=True)
+        first = self._first_moments.get(key)
+        if first is None:
+            self._first_moments.put(key, now)
+            return now
+        return first
+
+    def _generation_prompt_at(self, scene: Scene, text: str) -> int:
+        """The character at which the generation prompt begins: `len(text)` if there is none.
+
+        It is found in the shortest chat that has one and remembered, and where `text` ends otherwise, in the chat.
+        """
+        request = scene.request
+        if request.continue_final:
+            return len(text)
+        short = first_user_turns(request, head_length(request.messages))[0]
+        key = _json((short, request.tools, request.documents, request.template_options, str(scene.form)))
+        known = self._prompt_texts.get(key)
+        if known is None:
+            known = self._generation_prompt(scene, short)
+            if known is not None:
+                self._prompt_texts.put(key, known)
+        if known is None or known == "" or not text.endswith(known):
+            known = self._generation_prompt(scene, request.messages)
+        return len(text) - len(known) if known is not None and text.endswith(known) else len(text)
+
+    def _generation_prompt(self, scene: Scene, messages: Sequence[Message]) -> str | None:
+        with_prompt = self._template.try_text(scene, messages)
+        without = self._template.try_text(scene, messages, has_prompt=False)
+        if with_prompt is None or without is None:
+            return None
+        return with_prompt[_common_length(with_prompt, without) :]
+
+    def _is_open(self, text: str) -> bool:
+        start, end = self._text_model.think_start, self._text_model.think_end
+        if start is None or end is None:
+            return False
+        return text.rfind(start) > text.rfind(end)
+
+    def _returns_reasoning(self, request: ChatRequest) -> bool:
+        """Whether this client sends reasoning back, going by the answers in its history; yes if there are none."""
+        answers = [message for message in request.messages if message.get("role") == "assistant"]
+        if self._settings.restores_reasoning or not answers:
+            return True
+        return any(message.get("reasoning_content") is not None for message in answers)
+
+    def _previous(self, request: ChatRequest) -> Rendered | None:
+        by_chat = self._recent.get(_start_key(request.messages, has_head=False))
+        return by_chat or self._recent.get(_head_key(request))
+
+    def _keep(self, rendered: Rendered) -> None:
+        alone = replace(rendered, previous=None)
+        self._recent.put(_start_key(rendered.request.messages, has_head=False), alone)
+        self._recent.put(_head_key(rendered.request), alone)
+
+
+def _start_key(messages: Sequence[Message], *, has_head: bool) -> int:
+    """A hash of a chat's beginning: of its first user message, and the system messages before it if `has_head`."""
+    head = head_length(messages)
+    said = [(m.get("role"), joined_text(m.get("content"))) for m in messages[0 if has_head else head : head + 1]]
+    return hash(("start", *said))
+
+
+def _head_key(request: ChatRequest) -> int:
+    head = request.messages[: head_length(request.messages)]
+    return hash(("head", _json((head, request.tools))))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _rendered_nbytes(_key: int, rendered: Rendered) -> int:
+    return 4 * len(rendered.text) + 2 * rendered.prompt.tokens.nbytes + 1000
+
+
+def _common_length(a: str, b: str) -> int:
+    """How many leading characters two texts share. O(log n) comparisons of slices."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[:middle] == b[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

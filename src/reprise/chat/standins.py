@@ -1,0 +1,164 @@
+"""Stand-ins for what is not known yet: the next turn, or another text in place of a message.
+
+Pure functions from a request's messages to other lists of messages. Their renderings are compared with the prompt, and
+what they have in common with it survives. A template may refuse a stand-in, so there are several of each kind, the
+likeliest first. They look like the chat's own messages as far as possible: a name or another field that the user's
+messages carry is carried on.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from reprise.chat.forms import joined_text
+from reprise.chat.request import ChatRequest, Message
+
+_WORDS = ("Alpha", "Bravo")
+"""They begin with different letters, so what two of them share ends where they begin."""
+
+_OWN_KEYS = frozenset(("role", "content", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"))
+_HEAD_ROLES = ("system", "developer")
+
+Messages = tuple[Message, ...]
+
+
+def head_length(messages: Sequence[Message]) -> int:
+    """How many messages stand before the chat proper: the system messages at its beginning."""
+    length = 0
+    while length < len(messages) and messages[length].get("role") in _HEAD_ROLES:
+        length += 1
+    return length
+
+
+def last_user_at(messages: Sequence[Message]) -> int | None:
+    """The index of the last user message, or None."""
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].get("role") == "user":
+            return index
+    return None
+
+
+def next_user_turns(request: ChatRequest, variant: int) -> tuple[Messages, ...]:
+    """The chat after an answer and the next user message: candidates, of which the first that renders counts.
+
+    The variants 0 and 1 differ from the first letter of the answer on.
+    """
+    word, other = _WORDS[variant], _WORDS[1 - variant]
+    plain_user = {"role": "user", "content": other}
+    user = _like(request.messages, "user", other)
+    answered = _answered(request, word)
+    candidates = (
+        (*answered, user),
+        (*answered, plain_user),
+        (*answered[:-1], {**answered[-1], "reasoning_content": ""}, user),
+        # For a chat that ends with an assistant message although roles must alternate.
+        (*request.messages, user),
+        answered,
+    )
+    return _distinct(candidates)
+
+
+def next_tool_turns(request: ChatRequest) -> tuple[Messages, ...]:
+    """The chat after a tool call and its result: candidates. None if the request has no tools."""
+    if not request.tools:
+        return ()
+    name = _tool_name(request.tools[0])
+    # Some templates insist on nine letters or digits.
+    call_id = "standin01"
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": {"a": "b"}}}
+    result = {"role": "tool", "content": _WORDS[1], "tool_call_id": call_id, "name": name}
+    base, last = _base_and_answer(request)
+    silent = {**last, "tool_calls": [call]}
+    spoken = {**last, "content": _continued(last.get("content"), _WORDS[0]), "tool_calls": [call]}
+    return tuple((*base, answer, result) for answer in (silent, spoken))
+
+
+def replaced_at(messages: Sequence[Message], index: int) -> tuple[Messages, ...]:
+    """The messages before `index` and then another text in the same role: candidates.
+
+    The text begins with another letter than the message that stood there, so that what is shared ends before it.
+    """
+    message = messages[index]
+    actual = joined_text(message.get("content")).lstrip()
+    word = _WORDS[1] if actual.startswith(_WORDS[0][0]) else _WORDS[0]
+    kept = {key: value for key, value in message.items() if key not in _OWN_KEYS or key in ("role", "tool_call_id")}
+    replaced = (*messages[:index], {**kept, "content": word})
+    # Where roles must alternate, an assistant message wants a user message behind it.
+    return (replaced, (*replaced, _like(messages, "user", word)))
+
+
+def first_user_turns(request: ChatRequest, head: int) -> tuple[Messages, ...]:
+    """The first `head` messages and then a user message other than the request's: candidates."""
+    messages = request.messages
+    if head < len(messages) and messages[head].get("role") == "user":
+        return replaced_at(messages, head)[:1]
+    return ((*messages[:head], _like(messages, "user", _WORDS[0])),)
+
+
+def other_heads(request: ChatRequest, index: int) -> tuple[Messages, ...]:
+    """The messages before `index`, which is in the head, another one in its place, and a user message: candidates."""
+    return replaced_at(request.messages, index)[::-1]
+
+
+def known_turns(request: ChatRequest, answer: Message, variant: int) -> Messages:
+    """The chat with the answer that was given, and the next user message still unknown.
+
+    The variants 0 and 1 differ from the first letter of the unknown part on.
+    """
+    return (*answered_with(request, answer), _like(request.messages, "user", _WORDS[variant]))
+
+
+def known_results(request: ChatRequest, answer: Message, variant: int) -> Messages:
+    """The chat with the tool calls that were made, and the result of each still unknown."""
+    calls = cast(Sequence[Mapping[str, Any]], answer.get("tool_calls") or ())
+    results = [
+        {"role": "tool", "content": _WORDS[variant], "tool_call_id": call["id"], "name": call["function"]["name"]}
+        for call in calls
+    ]
+    return (*answered_with(request, answer), *results)
+
+
+def answered_with(request: ChatRequest, answer: Message) -> Messages:
+    """The chat and its answer, which goes on where a message to be continued ends."""
+    if not request.continue_final:
+        return (*request.messages, answer)
+    begun = request.messages[-1]
+    content = _continued(begun.get("content"), joined_text(answer.get("content")))
+    return (*request.messages[:-1], {**begun, **answer, "content": content})
+
+
+def _base_and_answer(request: ChatRequest) -> tuple[Messages, dict[str, Any]]:
+    """The messages before the answer, and what of the answer stands already."""
+    if request.continue_final:
+        return request.messages[:-1], dict(request.messages[-1])
+    return request.messages, _like(request.messages, "assistant", None)
+
+
+def _answered(request: ChatRequest, word: str) -> Messages:
+    base, answer = _base_and_answer(request)
+    return (*base, {**answer, "content": _continued(answer.get("content"), word)})
+
+
+def _continued(content: Any, word: str) -> Any:
+    if isinstance(content, list):
+        return [*cast(list[Any], content), {"type": "text", "text": word}]
+    return (content or "") + word
+
+
+def _like(messages: Sequence[Message], role: str, content: str | None) -> dict[str, Any]:
+    """A message with the fields that the chat's latest message of this role has beside its own words."""
+    extras: dict[str, Any] = {}
+    for message in reversed(messages):
+        if message.get("role") == role:
+            extras = {key: value for key, value in message.items() if key not in _OWN_KEYS}
+            break
+    return {"role": role, "content": content, **extras}
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str:
+    function: Any = tool.get("function", tool)
+    name: Any = cast(Mapping[str, Any], function).get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else "tool"
+
+
+def _distinct(candidates: Sequence[Messages]) -> tuple[Messages, ...]:
+    return tuple(candidate for n, candidate in enumerate(candidates) if candidate not in candidates[:n])

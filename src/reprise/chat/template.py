@@ -1,0 +1,143 @@
+"""A model's chat template: messages to text, in the form that the template takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from reprise.chat.dates import TemplateDates, read_dates
+from reprise.chat.forms import Form, forms, is_text_only, written
+from reprise.chat.request import ChatRequest, Message
+from reprise.chat.text_model import TextModel
+from reprise.core.errors import BadRequest, TemplateFailed
+
+_RESERVED = frozenset(
+    (
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "chat_template",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "template_dates",
+    )
+)
+"""Names that the template's caller uses itself, so that a request's options cannot."""
+
+_PROBE = "Reprise probe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What stays the same in all renderings of one request: its tools, documents and options, and the moment."""
+
+    request: ChatRequest
+    moment: datetime
+    form: Form
+
+
+class ChatTemplate:
+    """The chat template of a model. Everything it raises becomes `TemplateFailed` with the template's own sentence."""
+
+    def __init__(self, text_model: TextModel) -> None:
+        self._render = text_model.render
+        self.dates: TemplateDates = read_dates(text_model.template_source)
+        self._takes_parts: bool | None = None
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether content that is a list of parts comes out as the parts' text. Found out by trying, once."""
+        if self._takes_parts is None:
+            self._takes_parts = self._try_parts()
+        return self._takes_parts
+
+    def open_scene(self, request: ChatRequest, moment: datetime) -> tuple[Scene, str]:
+        """Render the request. The scene renders other messages in the same circumstances.
+
+        Raises BadRequest (wrong request, model without template) and TemplateFailed.
+        """
+        self._refuse(request)
+        complaint: TemplateFailed | None = None
+        for form in forms(request.messages, takes_parts=self._needs_no_joining(request)):
+            scene = Scene(request=request, moment=moment, form=form)
+            try:
+                text = self.text(scene, request.messages, is_continued=request.continue_final)
+            except TemplateFailed as failed:
+                # The last form leaves least to stumble over, so its complaint is likeliest the template's own.
+                complaint = failed
+            else:
+                if text == "":
+                    raise TemplateFailed("The chat template rendered these messages to nothing.", param="messages")
+                return scene, text
+        assert complaint is not None, "there is at least one form"
+        raise complaint
+
+    def text(
+        self, scene: Scene, messages: Sequence[Message], *, is_continued: bool = False, has_prompt: bool = True
+    ) -> str:
+        """Render messages in a scene, with the generation prompt unless the last message is continued.
+
+        Raises TemplateFailed.
+        """
+        assert self._render is not None, "checked when the scene was opened"
+        request = scene.request
+        try:
+            return self._render(
+                written(messages, scene.form),
+                tools=[dict(tool) for tool in request.tools] if request.tools else None,
+                documents=[dict(document) for document in request.documents] if request.documents else None,
+                add_generation_prompt=has_prompt and not is_continued,
+                continue_final_message=is_continued,
+                **{**request.template_options, **self.dates.options(scene.moment)},
+            )
+        except Exception as error:
+            # A template is a program that came with the model: it may raise anything.
+            sentence = str(error) or type(error).__name__
+            raise TemplateFailed(sentence, param="messages") from error
+
+    def try_text(self, scene: Scene, messages: Sequence[Message], *, has_prompt: bool = True) -> str | None:
+        """The same in whatever form the template takes these messages, or None if it takes them in none."""
+        usual = forms(messages, takes_parts=not scene.form.joins_parts)
+        for form in dict.fromkeys((scene.form, *usual)):
+            try:
+                return self.text(replace(scene, form=form), messages, has_prompt=has_prompt)
+            except TemplateFailed:
+                continue
+        return None
+
+    def _refuse(self, request: ChatRequest) -> None:
+        if self._render is None:
+            raise BadRequest("This model has no chat template: send a prompt to the completions endpoint instead.")
+        if not request.messages:
+            raise BadRequest("`messages` is empty: send at least one message.", param="messages")
+        if request.continue_final and request.messages[-1].get("role") != "assistant":
+            raise BadRequest("Only an assistant message can be continued: let it be the last one.", param="messages")
+        reserved = sorted(_RESERVED & request.template_options.keys())
+        if reserved:
+            raise BadRequest(f"`{reserved[0]}` is no option of a chat template.", param="chat_template_kwargs")
+        for message in request.messages:
+            if not is_text_only(message.get("content")) and not self.takes_parts:
+                raise BadRequest("This model reads text only: send text content.", param="messages")
+
+    def _needs_no_joining(self, request: ChatRequest) -> bool:
+        return not any(isinstance(message.get("content"), list) for message in request.messages) or self.takes_parts
+
+    def _try_parts(self) -> bool:
+        message: Mapping[str, Any] = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
+        scene = Scene(request=ChatRequest(messages=(message,)), moment=datetime(2000, 1, 1), form=Form())
+        try:
+            text = self.text(scene, (message,))
+        except TemplateFailed:
+            return False
+        # A template that knows only text writes the list itself, quotes and all.
+        return text.count(_PROBE) == 1 and "'text'" not in text and '"text"' not in text
