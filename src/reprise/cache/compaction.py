@@ -1,49 +1,71 @@
 """Joins what a long conversation leaves in small parts, so that its 200th turn restores as fast as its second.
 
 Runs while the server is idle, a step at a time. The tree's meaning does not change: the same tokens, entries,
-landmarks and leases, in fewer nodes and pieces.
+landmarks and leases, in fewer nodes and pieces. Landmarks and leases keep their identity, so their places in the
+order of eviction stay good.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from reprise.cache.tree import Landmark, Node, Piece, subtree
+from reprise.cache.ghosts import join_ghosts
+from reprise.cache.tree import Node, Piece, kv_nbytes, subtree
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
 from reprise.core.tokens import join_tokens
 
 
-def mergeable(root: Node) -> Iterator[Node]:
-    """Nodes that have one child and no reason to stay apart from it."""
-    for node in subtree(root):
-        if node.parent is not None and len(node.children) == 1:
-            yield node
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What a step did: nodes merged away, or entries copied and by how much the bytes of the pieces changed."""
+
+    num_nodes: int = 0
+    num_entries: int = 0
+    nbytes: int = 0
 
 
-def merge_with_child(node: Node) -> tuple[Node, list[Landmark]]:
-    """Make one edge of `node` and its only child. The child object stays; gives it and the landmarks that moved."""
-    (child,) = node.children.values()
-    parent = node.parent
-    assert parent is not None
-    moved = list(node.landmarks.values())
-    for landmark in moved:
-        landmark.node = child
-        child.landmarks[landmark.position] = landmark
-    for lease in node.leases:
-        lease.node = child
-        child.leases.add(lease)
-        child.num_leases += 1
-    for kind, pieces in node.pieces.items():
-        child.pieces[kind] = [*pieces, *child.pieces.get(kind, ())]
-    child.tokens = join_tokens(node.tokens, child.tokens)
-    child.start = node.start
-    child.parent = parent
-    child.lost_at = max(child.lost_at, node.lost_at)
-    child.last_use = max(child.last_use, node.last_use)
-    parent.children[int(child.tokens[0])] = child
-    return child, moved
+def compaction_steps(roots: Iterable[Node], *, longest: int, max_entries: int) -> Iterator[Compacted]:
+    """Merge all chains of edges, and join pieces up to `longest` tokens until `max_entries` entries were copied.
+
+    Each step is whole when it is given, so that the books are right even if the next one fails.
+    """
+    num_entries = 0
+    for root in roots:
+        for node in subtree(root):
+            if node.parent is not None and len(node.children) == 1:
+                yield Compacted(num_nodes=_merge_chain(node))
+            while num_entries < max_entries and (found := _joinable(node, longest)) is not None:
+                before = kv_nbytes(node)
+                copied = _join(node, *found)
+                num_entries += copied
+                yield Compacted(num_entries=copied, nbytes=kv_nbytes(node) - before)
 
 
-def joinable(node: Node, longest: int) -> tuple[KvKind, int, int] | None:
+def _merge_chain(top: Node) -> int:
+    """Make one edge of `top` and the only children below it. `top` stays; gives how many nodes went."""
+    chain = [top]
+    while len(chain[-1].children) == 1:
+        chain.extend(chain[-1].children.values())
+    top.tokens = join_tokens(*(node.tokens for node in chain))
+    top.children = chain[-1].children
+    for child in top.children.values():
+        child.parent = top
+    for node in chain[1:]:
+        for landmark in node.landmarks.values():
+            landmark.node = top
+        for lease in node.leases:
+            lease.node = top
+        top.landmarks.update(node.landmarks)
+        top.leases.extend(node.leases)
+        for kind, pieces in node.pieces.items():
+            top.pieces.setdefault(kind, []).extend(pieces)
+    top.last_use = max(node.last_use for node in chain)
+    top.num_uses = max(node.num_uses for node in chain)
+    top.ghosts = join_ghosts(node.ghosts for node in chain)
+    return len(chain) - 1
+
+
+def _joinable(node: Node, longest: int) -> tuple[KvKind, int, int] | None:
     """The first run of adjacent pieces that fit into one of `longest` tokens: (kind, first, stop), or None."""
     for kind, pieces in node.pieces.items():
         for first in range(len(pieces) - 1):
@@ -59,7 +81,7 @@ def joinable(node: Node, longest: int) -> tuple[KvKind, int, int] | None:
     return None
 
 
-def join(node: Node, kind: KvKind, first: int, stop: int) -> int:
+def _join(node: Node, kind: KvKind, first: int, stop: int) -> int:
     """Make one piece of the pieces ``[first, stop)``. Gives the entries copied."""
     pieces = node.pieces[kind]
     head, *rest = pieces[first:stop]

@@ -4,9 +4,10 @@ A node stands for the edge that leads to it: the tokens ``[start, stop)`` of eve
 hang on the edge by layer kind, landmarks hang on positions in ``(start, stop]``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from reprise.cache.ghosts import Ghosts
 from reprise.cache.payload import SegmentPayload, SnapshotPayload
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import BoundaryKind
@@ -68,12 +69,12 @@ class Node:
     children: dict[int, "Node"] = field(default_factory=dict[int, "Node"])
     pieces: dict[KvKind, list[Piece]] = field(default_factory=dict[KvKind, list[Piece]])
     landmarks: dict[int, Landmark] = field(default_factory=dict[int, Landmark])
-    leases: set[Lease] = field(default_factory=set[Lease])
+    leases: list[Lease] = field(default_factory=list[Lease])
     num_leases: int = 0
     last_use: int = 0
     num_uses: int = 0
-    lost_at: int = 0
-    """The deepest position of this edge whose landmark was evicted; 0 if none was."""
+    ghosts: Ghosts | None = None
+    """What was evicted from this edge; None: nothing was."""
 
     @property
     def stop(self) -> int:
@@ -136,21 +137,28 @@ def subtree(node: Node) -> Iterator[Node]:
         stack.extend(top.children.values())
 
 
+def cut_spans(pieces: Sequence[Piece], span: Span) -> list[Piece]:
+    """The pieces of `span` alone. A piece that lies within is shared, one that is cut is copied."""
+    inside: list[Piece] = []
+    for piece in pieces:
+        part = piece.span.clip(span.start, span.stop)
+        if part == piece.span:
+            inside.append(piece)
+        elif part is not None:
+            offset = piece.span.start
+            inside.append(Piece(part, piece.payload.cut(part.start - offset, part.stop - offset)))
+    return inside
+
+
 def cut_pieces(node: Node, start: int, stop: int) -> dict[KvKind, list[Piece]]:
-    """The pieces of ``[start, stop)`` of this edge. A piece that lies within is shared, one that is cut is copied."""
-    kept: dict[KvKind, list[Piece]] = {}
-    for kind, pieces in node.pieces.items():
-        inside: list[Piece] = []
-        for piece in pieces:
-            span = piece.span.clip(start, stop)
-            if span == piece.span:
-                inside.append(piece)
-            elif span is not None:
-                offset = piece.span.start
-                inside.append(Piece(span, piece.payload.cut(span.start - offset, span.stop - offset)))
-        if inside:
-            kept[kind] = inside
-    return kept
+    """The pieces of ``[start, stop)`` of this edge, by kind."""
+    cut = {kind: cut_spans(pieces, Span(start, stop)) for kind, pieces in node.pieces.items()}
+    return {kind: pieces for kind, pieces in cut.items() if pieces}
+
+
+def kv_nbytes(node: Node) -> int:
+    """The bytes of all pieces on this edge."""
+    return sum(piece.payload.nbytes for pieces in node.pieces.values() for piece in pieces)
 
 
 def split(node: Node, position: int) -> Node:
@@ -170,12 +178,12 @@ def split(node: Node, position: int) -> Node:
         landmark.node = upper
         upper.landmarks[at] = landmark
     upper.num_leases, upper.last_use, upper.num_uses = node.num_leases, node.last_use, node.num_uses
-    if node.lost_at <= position:
-        upper.lost_at, node.lost_at = node.lost_at, 0
+    if node.ghosts is not None:
+        upper.ghosts, node.ghosts = node.ghosts.up_to(position), node.ghosts.behind(position)
     for lease in [lease for lease in node.leases if lease.position <= position]:
         node.leases.remove(lease)
         node.num_leases -= 1
-        upper.leases.add(lease)
+        upper.leases.append(lease)
         lease.node = upper
     node.parent, node.start, node.tokens, node.pieces = upper, position, tail, lower_pieces
     return upper

@@ -1,0 +1,57 @@
+"""What was evicted from an edge, remembered just long enough to say so when a prompt comes back for it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+_MOST = 64
+"""How many of each are remembered for one edge; the oldest are forgotten first."""
+
+
+@dataclass(slots=True)
+class Ghosts:
+    """The evicted landmarks of one edge, and the evicted paths that left it.
+
+    A path is known by where it left and the token that it went on with.
+    """
+
+    landmarks: list[int] = field(default_factory=list[int])
+    paths: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+    def lose_landmark(self, position: int) -> None:
+        self.landmarks = [*self.landmarks, position][-_MOST:]
+
+    def lose_path(self, position: int, token: int) -> None:
+        self.paths = [*self.paths, (position, token)][-_MOST:]
+
+    def forget_landmark(self, position: int) -> None:
+        """The landmark was made again."""
+        self.landmarks = [at for at in self.landmarks if at != position]
+
+    def forget_path(self, position: int, token: int) -> None:
+        """The path was stored again."""
+        self.paths = [path for path in self.paths if path != (position, token)]
+
+    def up_to(self, position: int) -> "Ghosts":
+        """The part of the edge that ends at `position`."""
+        return Ghosts(
+            landmarks=[at for at in self.landmarks if at <= position],
+            paths=[path for path in self.paths if path[0] <= position],
+        )
+
+    def behind(self, position: int) -> "Ghosts":
+        """The part of the edge that begins at `position`."""
+        return Ghosts(
+            landmarks=[at for at in self.landmarks if at > position],
+            paths=[path for path in self.paths if path[0] > position],
+        )
+
+
+def join_ghosts(parts: Iterable[Ghosts | None]) -> Ghosts | None:
+    """Those of several edges that became one."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    return Ghosts(
+        landmarks=[at for part in known for at in part.landmarks][-_MOST:],
+        paths=[path for part in known for path in part.paths][-_MOST:],
+    )

@@ -1,0 +1,164 @@
+"""Lookups in the tree: how far it agrees with a prompt, where a request can resume, and from what. Change nothing."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from reprise.cache.payload import SegmentPayload, SnapshotPayload
+from reprise.cache.tree import Landmark, Node, Piece, Walk, walk
+from reprise.core.kinds import Full, KvKind, Layout, best_position
+from reprise.core.spans import Span, covers, subtract, union
+from reprise.core.tokens import Tokens
+
+_CONTINUATION = 32
+"""How many tokens of the stored path a match shows behind the divergence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Match:
+    """How far the tree agrees with a prompt. Valid until the cache changes.
+
+    `next_token`: what the prompt goes on with behind the match, None at its end. `continues`: what the deepest stored
+    path goes on with there (at most 32 tokens), None if nothing does.
+    """
+
+    namespace: str
+    length: int
+    walk: Walk
+    next_token: int | None
+    continues: Tokens | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The entries ``[start, stop)`` of a payload, counted from its own first entry; they stand at `span`."""
+
+    payload: SegmentPayload
+    start: int
+    stop: int
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Restore:
+    """All that the layers need to resume at `position`: parts by kind, in order of position, and the snapshot."""
+
+    position: int
+    parts: Mapping[KvKind, tuple[Part, ...]]
+    snapshot: SnapshotPayload | None
+
+
+def match_in(root: Node, tokens: Tokens, namespace: str) -> Match:
+    """How far the tree agrees with `tokens`. O(length of the match)."""
+    walked = walk(root, tokens)
+    last, length = walked.last, walked.length
+    continues: Tokens | None = None
+    if length < last.stop:
+        continues = last.tokens[length - last.start :][:_CONTINUATION]
+    elif last.children:
+        newest = max(last.children.values(), key=lambda child: child.last_use)
+        continues = newest.tokens[:_CONTINUATION]
+    return Match(
+        namespace=namespace,
+        length=length,
+        walk=walked,
+        next_token=int(tokens[length]) if length < len(tokens) else None,
+        continues=continues,
+    )
+
+
+def resume_position(layout: Layout, match: Match, limit: int) -> int:
+    """The largest position ≤ `limit` at which every layer can resume; 0 if there is none."""
+    limit = min(limit, match.length)
+    if layout.has_snapshots:
+        # A landmark is resumable (`check()` sees to that), and without its snapshot no other position is.
+        below = (highest_landmark(node, limit) for node in reversed(match.walk.nodes))
+        return next((at for at in below if at is not None), 0)
+    runs = stored_runs(layout, match.walk)
+    position = limit
+    # Each kind alone only lowers the position, so the largest common one is where none lowers it any more.
+    while True:
+        lowest = min(best_position(kind, runs[kind], position) for kind in layout.kinds)
+        if lowest == position:
+            return position
+        position = lowest
+
+
+def highest_landmark(node: Node, limit: int) -> int | None:
+    """The highest landmark ≤ `limit` on this edge, or None. O(landmarks of the edge)."""
+    return max((at for at in node.landmarks if at <= limit), default=None)
+
+
+def landmark_at(walked: Walk, position: int) -> Landmark | None:
+    """The landmark at exactly `position` of the walked path, or None."""
+    if position > walked.length:
+        return None
+    node = next(node for node in walked.nodes if position <= node.stop)
+    return node.landmarks.get(position)
+
+
+def read(layout: Layout, match: Match, position: int) -> Restore:
+    """What is needed to resume at `position`, which `resume_position` gave for the same match."""
+    parts: dict[KvKind, tuple[Part, ...]] = {}
+    for kind in layout.kinds:
+        needs = kind.needs(position)
+        parts[kind] = tuple(part for need in needs for node in match.walk.nodes for part in _parts(node, kind, need))
+        assert covers((part.span for part in parts[kind]), needs), (kind, position)
+    snapshot: SnapshotPayload | None = None
+    if layout.has_snapshots and position > 0:
+        landmark = landmark_at(match.walk, position)
+        assert landmark is not None and landmark.snapshot is not None, position
+        snapshot = landmark.snapshot
+    return Restore(position=position, parts=parts, snapshot=snapshot)
+
+
+def was_lost(match: Match, position: int) -> bool:
+    """Whether something was evicted that would have let this prompt resume behind `position`."""
+    for node in match.walk.nodes:
+        if node.ghosts is not None and any(position < at <= match.length for at in node.ghosts.landmarks):
+            return True
+    ghosts = match.walk.last.ghosts
+    return ghosts is not None and match.next_token is not None and (match.length, match.next_token) in ghosts.paths
+
+
+def stored_runs(layout: Layout, walked: Walk) -> dict[KvKind, tuple[Span, ...]]:
+    """The positions of the walked path that have entries, by kind, as sorted disjoint spans."""
+    return {kind: _runs_of(kind, walked) for kind in layout.kinds}
+
+
+def missing(layout: Layout, walked: Walk, position: int, longest: int) -> list[tuple[KvKind, Span]]:
+    """The spans that a commit at `position` has to copy, cut at the edges and at `longest` tokens."""
+    edges = [*(Span(n.start, min(n.stop, walked.length)) for n in walked.nodes), Span(walked.length, position)]
+    found: list[tuple[KvKind, Span]] = []
+    for kind in layout.kinds:
+        for hole in subtract(kind.needs(position), _runs_of(kind, walked)):
+            first = bisect_right(edges, hole.start, key=lambda edge: edge.start) - 1
+            for edge in edges[first:]:
+                if edge.start >= hole.stop:
+                    break
+                span = hole.clip(edge.start, edge.stop)
+                while span is not None:
+                    stop = min(span.stop, span.start + longest)
+                    found.append((kind, Span(span.start, stop)))
+                    span = span.clip(stop, span.stop)
+    return found
+
+
+def _runs_of(kind: KvKind, walked: Walk) -> tuple[Span, ...]:
+    if isinstance(kind, Full):  # Complete on every edge (`check()` sees to that).
+        return (Span(0, walked.length),) if walked.length > 0 else ()
+    spans = (piece.span.clip(0, walked.length) for node in walked.nodes for piece in node.pieces.get(kind, ()))
+    return union(span for span in spans if span is not None)
+
+
+def _parts(node: Node, kind: KvKind, need: Span) -> list[Part]:
+    pieces: list[Piece] = node.pieces.get(kind, [])
+    first = bisect_right(pieces, need.start, key=lambda piece: piece.span.stop)
+    found: list[Part] = []
+    for piece in pieces[first:]:
+        span = piece.span.clip(need.start, need.stop)
+        if span is None:
+            break
+        offset = piece.span.start
+        found.append(Part(piece.payload, span.start - offset, span.stop - offset, span))
+    return found
