@@ -55,7 +55,10 @@ def parse_calls(
         except Exception:  # whatever a parser raises at a model's text
             continue
         return make_calls(parsed, taken=taken, new_id=new_id)
-    return None
+    # LongCat's parser does not know calls without arguments. Without an end marker it may be a call cut short.
+    name = text.strip()
+    is_bare = bool(text_model.tool_end) and name in names_of(tools)
+    return make_calls({"name": name}, taken=taken, new_id=new_id) if is_bare else None
 
 
 def make_calls(

@@ -1,0 +1,106 @@
+"""Constraints of one sequence: llguidance's matcher, and the wait for the end of thinking."""
+
+from collections.abc import Collection
+from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from reprise.core.job import Constraint, Thinking
+
+Mask = npt.NDArray[np.uint32]
+"""A bit a token, 32 tokens a word, lowest bit first."""
+
+
+class MatcherConstraint:
+    """`core.job.Constraint` on a matcher that nobody else uses.
+
+    Where the grammar is complete only the tokens that end the generation are allowed. Tokens behind the end of the
+    mask (logits can be wider than the vocabulary) are not allowed.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def allowed(self) -> Mask | None:
+        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
+        self._raise_error()
+        return mask
+
+    def accept(self, token: int) -> None:
+        if not self._matcher.consume_token(token):
+            self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._matcher.is_error():
+            # The first line is the sentence, what follows is the parser's state.
+            raise ValueError(self._matcher.get_error().partition("\n")[0])
+
+
+class _Phase(Enum):
+    BEFORE = auto()
+    """The model may think or begin with its answer."""
+    STARTING = auto()
+    """Inside the tokens that start thinking."""
+    THINKING = auto()
+    AFTER = auto()
+
+
+class AfterThinking:
+    """Holds the answer to `inner`, and lets thinking be anything.
+
+    Thinking does not end the generation: `eos` is not allowed inside it. `accept` has to see every token, also those
+    that a thinking budget forces.
+    """
+
+    def __init__(self, inner: Constraint, thinking: Thinking, *, eos: Collection[int]) -> None:
+        self._inner = inner
+        self._start = thinking.start
+        self._end = thinking.end
+        self._eos = eos
+        self._recent: tuple[int, ...] = ()
+        self._phase = _Phase.THINKING if thinking.is_open else _Phase.BEFORE
+
+    def allowed(self) -> Mask | None:
+        inner = self._inner.allowed()
+        if self._phase is _Phase.AFTER or inner is None:
+            return inner
+        if self._phase is _Phase.THINKING:
+            mask = np.full(inner.shape, 0xFFFFFFFF, dtype=np.uint32)
+            for token in self._eos:
+                _forbid(mask, token)
+            return mask
+        # What the grammar allows besides is an answer without thinking; inside the start there is no way back.
+        mask = inner.copy() if self._phase is _Phase.BEFORE else np.zeros_like(inner)
+        if len(self._start) > 0:
+            _allow(mask, self._start[len(self._recent)])
+        return mask
+
+    def accept(self, token: int) -> None:
+        if self._phase is _Phase.AFTER:
+            self._inner.accept(token)
+        elif self._phase is _Phase.THINKING:
+            self._recent = (*self._recent, token)[-len(self._end) :]
+            if self._recent == self._end:
+                self._phase = _Phase.AFTER
+        elif len(self._start) > 0 and token == self._start[len(self._recent)]:
+            self._recent = (*self._recent, token)
+            self._phase = _Phase.STARTING
+            if self._recent == self._start:
+                self._phase, self._recent = _Phase.THINKING, ()
+        elif self._phase is _Phase.BEFORE:
+            self._inner.accept(token)
+            self._phase = _Phase.AFTER
+        else:
+            raise ValueError("the tokens that start thinking are not complete")
+
+
+def _allow(mask: Mask, token: int) -> None:
+    if token // 32 < len(mask):
+        mask[token // 32] |= np.uint32(1 << (token % 32))
+
+
+def _forbid(mask: Mask, token: int) -> None:
+    if token // 32 < len(mask):
+        mask[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << (token % 32)))

@@ -1,0 +1,188 @@
+"""Grammars for answers: which token may come next, through llguidance.
+
+A `Grammar` is data, made from what a request asks for. `Grammars` belongs to one model: it checks a grammar against
+the model's tokenizer (a mistake in it is the user's, and is told at once), compiles it once, and makes the `Constraint`
+of each sequence from that.
+
+Formats: JSON schema as llguidance implements it (docs/json_schema.md of its repository), regular expressions of Rust's
+`regex` crate without look-around, and its own dialect of Lark; GBNF is translated.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from reprise.chat.constraint import AfterThinking, MatcherConstraint
+from reprise.chat.markup import is_harmony
+from reprise.chat.text_model import TextModel
+from reprise.core.errors import BadRequest
+from reprise.core.job import Constraint, Thinking
+
+_MAX_COMPILED = 64
+# White space is not counted by a grammar, and a model that has lost its way writes nothing else.
+JSON_OPTIONS = {"whitespace_pattern": r"[ \t\r\n]{0,64}"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What an answer has to be: one entry of llguidance's `grammars`, as JSON text.
+
+    `param` names the request's field, for errors. `is_whole` says that the grammar also has the markup around it.
+    """
+
+    text: str
+    param: str = "response_format"
+    is_whole: bool = False
+
+
+def json_object() -> Grammar:
+    """Any JSON object."""
+    return json_schema({"type": "object"})
+
+
+def json_schema(schema: Mapping[str, Any] | bool, *, is_strict: bool = True, param: str = "response_format") -> Grammar:
+    """JSON that is valid under the schema. Unless `is_strict`, keywords that cannot be enforced are ignored."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        raise BadRequest("A JSON schema that the answer should fit has to be an object.", param=param)
+    options = {**JSON_OPTIONS, "lenient": not is_strict}
+    return Grammar(text=json.dumps({"json_schema": {**schema, "x-guidance": options}}), param=param)
+
+
+def regex(pattern: str, *, param: str = "guided_regex") -> Grammar:
+    """Text that matches the whole pattern."""
+    (entry,) = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]
+    return lark(entry["lark_grammar"], param=param)
+
+
+def context_free(grammar: str, *, param: str = "guided_grammar") -> Grammar:
+    """Text of the language of a Lark or GBNF grammar."""
+    try:
+        return lark(any_to_lark(grammar), param=param)
+    except GbnfToLarkError as error:
+        raise BadRequest(f"The grammar cannot be used: {error}", param=param) from error
+
+
+def choice(options: Sequence[str], *, param: str = "guided_choice") -> Grammar:
+    """One of the texts."""
+    if len(options) == 0:
+        raise BadRequest("There has to be at least one text to choose from.", param=param)
+    return lark("start: " + " | ".join(lark_text(option) for option in options), param=param)
+
+
+def lark(grammar: str, *, param: str, is_whole: bool = False) -> Grammar:
+    """Text of the language of a grammar in llguidance's Lark."""
+    return Grammar(text=json.dumps({"lark_grammar": grammar}), param=param, is_whole=is_whole)
+
+
+def lark_text(text: str) -> str:
+    """A Lark string literal."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def lark_markup(text_model: TextModel, text: str) -> str:
+    """Lark for text in which special tokens stand: those are named by number, since they are no text to a grammar."""
+    special = max((s for s in text_model.splitters if s and s in text), key=len, default=None)
+    if special is None:
+        return lark_text(text) if text else ""
+    before, after = text.split(special, 1)
+    parts = (
+        lark_markup(text_model, before),
+        f"<[{text_model.splitters[special]}]>",
+        lark_markup(text_model, after),
+    )
+    return " ".join(part for part in parts if part)
+
+
+class Grammars:
+    """The grammars of one model. Safe to use from several threads; the constraints it makes are not."""
+
+    def __init__(self, text_model: TextModel) -> None:
+        self._text_model = text_model
+        self._lock = Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def constraint(self, grammar: Grammar, *, thinking: Thinking | None = None) -> Callable[[], Constraint]:
+        """The maker of this grammar's constraints, for `Job.constraint`. `thinking`: the grammar begins after it.
+
+        Raises BadRequest with llguidance's sentence if the grammar is none, and if the model cannot be constrained.
+        Compiling takes up to some hundred milliseconds the first time: not on the engine thread.
+        """
+        matcher = self._compile(_with_lead(self._text_model, grammar, thinking=thinking), param=grammar.param)
+        # The channels of harmony are part of the grammar itself.
+        gate = None if is_harmony(self._text_model) else thinking
+        eos = self._text_model.eos
+
+        def make() -> Constraint:
+            inner = MatcherConstraint(matcher.deep_copy())
+            return inner if gate is None else AfterThinking(inner, gate, eos=eos)
+
+        return make
+
+    def _compile(self, text: str, *, param: str) -> LLMatcher:
+        with self._lock:
+            matcher = self._compiled.pop(text, None)
+            if matcher is None:
+                matcher = LLMatcher(self._require_tokenizer(param=param), text, log_level=0)
+                if matcher.is_error():
+                    raise BadRequest(f"The grammar cannot be used: {matcher.get_error().strip()}", param=param)
+            self._compiled[text] = matcher
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+            return matcher
+
+    def _require_tokenizer(self, *, param: str) -> LLTokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = _make_tokenizer(self._text_model, param=param)
+        return self._tokenizer
+
+
+def _make_tokenizer(text_model: TextModel, *, param: str) -> LLTokenizer:
+    if text_model.tokenizer_json is None:
+        raise BadRequest(
+            "This model's tokenizer is not a fast tokenizer, so its answers cannot be held to a grammar.", param=param
+        )
+    definition, eos = text_model.tokenizer_json(), sorted(text_model.eos)
+    tokenizer = LLTokenizer(definition, eos_token=eos if eos else None)
+    if tokenizer.vocab_size >= text_model.vocab_size:
+        return tokenizer
+    return LLTokenizer(definition, n_vocab=text_model.vocab_size, eos_token=eos if eos else None)
+
+
+def _with_lead(text_model: TextModel, grammar: Grammar, *, thinking: Thinking | None) -> str:
+    """The whole grammar: the body, and before it what the model's markup wants there."""
+    body = {"name": "body", **json.loads(grammar.text)}
+    if text_model.transitions:
+        raise BadRequest(
+            "This model answers in messages with headers, which cannot be held to a grammar yet.", param=grammar.param
+        )
+    if grammar.is_whole:
+        top = "start: @body"
+    elif is_harmony(text_model):
+        top = f"start: {harmony_lead(text_model)} {lark_markup(text_model, '<|channel|>final<|message|>')} @body"
+        top += HARMONY_RULES
+    else:
+        opening = text_model.structural_markers[:1]
+        lead = f"({lark_markup(text_model, opening[0])})? " if opening else ""
+        # Templates put up to two newlines between thinking and answer.
+        top = f"start: {lead}NEWLINES @body" if thinking is not None else f"start: {lead}@body"
+        top += "\nNEWLINES: /\\n{0,2}/" if thinking is not None else ""
+    return json.dumps({"grammars": [{"lark_grammar": top}, body]})
+
+
+HARMONY_RULES = "\nANALYSIS: /(.|\\n)*/"
+
+
+def harmony_lead(text_model: TextModel) -> str:
+    """Lark for the analysis that may come first."""
+    opening = lark_markup(text_model, "<|channel|>analysis<|message|>")
+    ending = lark_markup(text_model, "<|end|><|start|>assistant")
+    return f"({opening} ANALYSIS {ending})?"

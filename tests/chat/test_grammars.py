@@ -1,0 +1,371 @@
+"""Answers held to a grammar: a model that chooses at random writes valid ones."""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from reprise.chat import grammar
+from reprise.chat.grammar import Grammar, Grammars
+from reprise.chat.parse import AnswerParser
+from reprise.chat.text_model import TextModel
+from reprise.chat.tool_grammar import call_grammar
+from reprise.core.errors import BadRequest
+from reprise.core.job import Constraint, Thinking
+from tests.chat.pieces import WEATHER, tool, tool_fields
+from tests.chat.test_tool_formats import SAMPLES
+from tests.chat.text_models import backend_tokenizer, make_text_model, text_model
+
+MODEL = replace(text_model(), tokenizer_json=backend_tokenizer().to_str)
+GRAMMARS = Grammars(MODEL)
+THINKING = Thinking(start=MODEL.think_start_tokens, end=MODEL.think_end_tokens, is_open=True)
+
+
+def allowed_tokens(constraint: Constraint) -> list[int] | None:
+    mask = constraint.allowed()
+    return None if mask is None else np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def random_answer(
+    model: TextModel, make: Callable[[], Constraint], *, seed: int, patience: int = 60, ending: str = ""
+) -> list[int]:
+    """Tokens chosen at random; when patience is over, those that lead to an end: `ending`, or what closes JSON."""
+    choose = random.Random(seed)
+    constraint = make()
+    specials = {token for text, token in model.splitters.items() if text in (model.tool_end, "<|tool_call_end|>")}
+    closing = [set(model.eos), specials, *({model.encode(text)[0]} for text in ('"', "}", "]", ":"))]
+    script = model.encode(ending)
+    at = 0
+    tokens: list[int] = []
+    for step in range(patience + 2000):
+        allowed = set(allowed_tokens(constraint) or ())
+        assert allowed, "a grammar never leads nowhere"
+        token = choose.choice(sorted(allowed))
+        if step > patience:
+            at = at if script and script[at] in allowed else 0
+            wanted = next((known & allowed for known in closing[: 2 if script else None] if known & allowed), None)
+            if wanted is not None:
+                token = choose.choice(sorted(wanted))
+            elif script and script[at] in allowed:
+                token, at = script[at], (at + 1) % len(script)
+        constraint.accept(token)
+        if token in model.eos:
+            return tokens
+        tokens.append(token)
+    raise AssertionError("no end: " + model.decode(tokens))
+
+
+def write(constraint: Constraint, tokens: list[int]) -> None:
+    for token in tokens:
+        allowed = allowed_tokens(constraint)
+        assert allowed is None or token in allowed, (token, allowed)
+        constraint.accept(token)
+
+
+def random_schema(choose: random.Random, depth: int) -> dict[str, Any]:
+    simple: list[Callable[[], dict[str, Any]]] = [
+        lambda: {"type": "string", "maxLength": choose.randint(1, 20)},
+        lambda: {"type": "integer", "minimum": -10, "maximum": choose.randint(0, 10**6)},
+        lambda: {"type": "number"},
+        lambda: {"type": "boolean"},
+        lambda: {"type": "null"},
+        lambda: {"enum": choose.sample(["a", "é", 1, None, True, "x y"], 3)},
+        lambda: {"const": choose.choice(["fixed", 7])},
+        lambda: {"type": "string", "pattern": "^[a-c]{2,5}$"},
+        lambda: {"type": "string", "format": "date"},
+    ]
+    if depth == 0:
+        return choose.choice(simple)()
+    nested: list[Callable[[], dict[str, Any]]] = [
+        lambda: {
+            "type": "array",
+            "items": random_schema(choose, depth - 1),
+            "minItems": choose.randint(0, 2),
+            "maxItems": 4,
+        },
+        lambda: {"anyOf": [random_schema(choose, depth - 1), random_schema(choose, depth - 1)]},
+        lambda: random_object(choose, depth - 1),
+        lambda: random_object(choose, depth - 1),
+    ]
+    return choose.choice(nested)()
+
+
+def random_object(choose: random.Random, depth: int) -> dict[str, Any]:
+    names = choose.sample(["name", "age", "a b", "é", "items", "x-1"], choose.randint(1, 4))
+    return {
+        "type": "object",
+        "properties": {name: random_schema(choose, depth) for name in names},
+        "required": names if choose.random() < 0.7 else names[:1],
+        "additionalProperties": False,
+    }
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_two_hundred_schemas(block: int) -> None:
+    for seed in range(block * 20, block * 20 + 20):
+        schema = random_object(random.Random(seed), depth=2)
+        make = GRAMMARS.constraint(grammar.json_schema(schema))
+        text = MODEL.decode(random_answer(MODEL, make, seed=seed))
+        # A number such as 1e999 is valid, but infinite in Python.
+        answer = json.loads(text, parse_float=lambda number: max(-1e300, min(1e300, float(number))))
+        jsonschema_rs.validate(schema, answer)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_valid"),
+    [
+        (grammar.json_object(), lambda text: isinstance(json.loads(text), dict)),
+        (grammar.json_schema(True), lambda text: json.loads(text) is not ...),
+        (grammar.regex(r"[a-z]{3}-\d{2}"), lambda text: re.fullmatch(r"[a-z]{3}-\d{2}", text)),
+        (grammar.choice(["yes", 'n"o\n']), lambda text: text in {"yes", 'n"o\n'}),
+        (grammar.context_free('start: "a" start "b" | "c"'), lambda text: re.fullmatch("a*cb*", text)),
+        (grammar.context_free('root ::= "x" [0-9]+ "."'), lambda text: re.fullmatch(r"x\d+\.", text)),
+    ],
+)
+def test_other_grammars(wanted: Grammar, is_valid: Callable[[str], Any]) -> None:
+    for seed in range(5):
+        patience = 5 if wanted.param == "guided_grammar" else 60
+        tokens = random_answer(MODEL, GRAMMARS.constraint(wanted), seed=seed, patience=patience * 4)
+        assert is_valid(MODEL.decode(tokens))
+
+
+def test_the_constraints_of_two_sequences_do_not_meet() -> None:
+    make = GRAMMARS.constraint(grammar.regex("ab|cd"))
+    one, two = make(), make()
+    a, b, c = (MODEL.encode(text)[0] for text in "abc")
+    one.accept(a)
+    assert allowed_tokens(one) == [b]
+    assert c in (allowed_tokens(two) or [])
+
+
+def test_a_token_that_is_not_allowed_is_refused() -> None:
+    constraint = GRAMMARS.constraint(grammar.regex("ab"))()
+    with pytest.raises(ValueError, match="satisfy the grammar"):
+        constraint.accept(MODEL.encode("b")[0])
+
+
+def test_the_end_is_accepted_once_the_grammar_is_complete() -> None:
+    constraint = GRAMMARS.constraint(grammar.regex("a"))()
+    constraint.accept(MODEL.encode("a")[0])
+    assert allowed_tokens(constraint) == sorted(MODEL.eos)
+    constraint.accept(min(MODEL.eos))
+    assert allowed_tokens(constraint) == sorted(MODEL.eos)
+
+
+def test_logits_wider_than_the_tokenizer() -> None:
+    wide = Grammars(replace(MODEL, vocab_size=1000))
+    mask = wide.constraint(grammar.json_object())().allowed()
+    assert mask is not None
+    assert len(mask) == 32
+
+
+def test_open_thinking_is_free_but_does_not_end_the_answer() -> None:
+    constraint = GRAMMARS.constraint(grammar.json_object(), thinking=THINKING)()
+    write(constraint, MODEL.encode('Let me think: <tool_call> "no" ['))
+    allowed = allowed_tokens(constraint)
+    assert allowed is not None
+    assert not MODEL.eos & set(allowed)
+    write(constraint, MODEL.encode("</think>\n\n{}"))
+    assert allowed_tokens(constraint) == sorted(MODEL.eos)
+
+
+def test_thinking_that_the_model_may_begin() -> None:
+    make = GRAMMARS.constraint(grammar.json_object(), thinking=replace(THINKING, is_open=False))
+    write(make(), MODEL.encode("<think>free</think>{}"))
+    write(make(), MODEL.encode("{}"))
+    with pytest.raises(ValueError, match="satisfy the grammar"):
+        make().accept(MODEL.encode("free")[0])
+
+
+def test_a_thinking_start_of_several_tokens_is_written_whole() -> None:
+    start, end = tuple(MODEL.encode("<|channel|>think")), tuple(MODEL.encode("<|call|><|message|>"))
+    make = GRAMMARS.constraint(grammar.json_object(), thinking=Thinking(start=start, end=end))
+    constraint = make()
+    constraint.accept(start[0])
+    assert allowed_tokens(constraint) == [start[1]]
+    write(constraint, [*start[1:], *MODEL.encode("<|call|>free"), *end, *MODEL.encode("{}")])
+    broken = make()
+    broken.accept(start[0])
+    with pytest.raises(ValueError, match="not complete"):
+        broken.accept(start[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "param", "says"),
+    [
+        (lambda: grammar.json_schema({"type": "objekt"}), "response_format", "objekt"),
+        (lambda: grammar.json_schema({"type": "string", "not": {"const": "a"}}), "response_format", "not"),
+        (lambda: grammar.json_schema({"$ref": "#/$defs/none"}), "response_format", "none"),
+        (lambda: grammar.json_schema("string"), "response_format", "object"),  # type: ignore[arg-type]
+        (lambda: grammar.regex("a(b"), "guided_regex", "unclosed group"),
+        (lambda: grammar.context_free("start: nowhere"), "guided_grammar", "nowhere"),
+        (lambda: grammar.context_free("root ::= ("), "guided_grammar", "Expected"),
+        (lambda: grammar.choice([]), "guided_choice", "at least one"),
+    ],
+)
+def test_mistakes_are_told(make: Callable[[], Grammar], param: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=says) as caught:
+        GRAMMARS.constraint(make())
+    assert caught.value.param == param
+
+
+def test_what_cannot_be_enforced_is_ignored_where_the_schema_is_not_strict() -> None:
+    GRAMMARS.constraint(grammar.json_schema({"type": "string", "not": {"const": "a"}}, is_strict=False))
+
+
+def test_a_model_without_a_fast_tokenizer() -> None:
+    with pytest.raises(BadRequest, match="fast tokenizer"):
+        Grammars(text_model()).constraint(grammar.json_object())
+
+
+def test_compiled_once() -> None:
+    grammars = Grammars(MODEL)
+    for length in range(1, 80):
+        grammars.constraint(grammar.regex(f"a{{{length}}}"))
+    assert len(grammars._compiled) == 64  # pyright: ignore[reportPrivateUsage]
+
+
+def tokenizer_with(*specials: str) -> TextModel:
+    backend = Tokenizer.from_str(backend_tokenizer().to_str())
+    backend.add_tokens([AddedToken(text, normalized=False, special=True) for text in specials])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+    return replace(make_text_model(tokenizer), tokenizer_json=backend.to_str)
+
+
+ODD = tool(
+    "look-up",
+    text={"type": "string"},
+    kind={"type": "string", "enum": ["a", "b c"]},
+    deep={"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False},
+)
+ODD["function"]["parameters"]["required"] = ["kind", "deep"]
+FORCED = {
+    "glm47": "</arg_value>",
+    "json_tools": "",
+    "kimi_k2": "",
+    "laguna": "</arg_value>",
+    "longcat": "</longcat_arg_value>",
+    "minicpm5": "</param>",
+    "minimax_m2": "</parameter>\n</invoke>",
+    "mistral": "",
+    "qwen3_coder": "</parameter>\n</function>",
+}
+"""The formats that can be forced, with what closes a value that is text."""
+
+
+@pytest.mark.parametrize("parser", sorted(FORCED))
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look-up"}}])
+def test_a_forced_call_is_one_that_the_parser_reads(parser: str, choice: Any) -> None:
+    model = replace(tokenizer_with(*SAMPLES[parser][0]), **tool_fields(parser))
+    grammars = Grammars(model)
+    wanted = call_grammar(model, tools=[WEATHER, ODD], tool_choice=choice, parallel=False)
+    assert wanted is not None
+    make = grammars.constraint(wanted)
+    for seed in range(8):
+        tokens = random_answer(model, make, seed=seed, patience=30, ending=FORCED[parser])
+        reader = AnswerParser(model, tools=[WEATHER, ODD])
+        for token in tokens:
+            reader.feed(token)
+        reader.feed(min(model.eos), is_stop=True)
+        reader.finish()
+        assert reader.answer.content is None, model.decode(tokens)
+        (call,) = reader.answer.tool_calls
+        assert call.name == "look-up" or choice == "required"
+        if call.name == "look-up":
+            arguments = json.loads(call.arguments)
+            assert arguments["kind"] in {"a", "b c"}
+            assert isinstance(arguments["deep"]["n"], int)
+
+
+@pytest.mark.parametrize("parser", sorted(FORCED))
+def test_several_forced_calls(parser: str) -> None:
+    model = replace(tokenizer_with(*SAMPLES[parser][0]), **tool_fields(parser))
+    wanted = call_grammar(model, tools=[WEATHER], tool_choice="required")
+    assert wanted is not None
+    make = Grammars(model).constraint(wanted)
+    counts: set[int] = set()
+    for seed in range(30):
+        tokens = random_answer(model, make, seed=seed, patience=100, ending=FORCED[parser])
+        reader = AnswerParser(model, tools=[WEATHER])
+        for token in tokens:
+            reader.feed(token)
+        reader.feed(min(model.eos), is_stop=True)
+        reader.finish()
+        assert reader.answer.content is None, model.decode(tokens)
+        counts.add(len(reader.answer.tool_calls))
+    assert min(counts) == 1
+    assert max(counts) > 1
+
+
+def test_old_mistral() -> None:
+    model = replace(tokenizer_with("[TOOL_CALLS]"), **tool_fields("mistral"))
+    wanted = call_grammar(model, tools=[WEATHER], tool_choice="required")
+    assert wanted is not None
+    constraint = Grammars(model).constraint(wanted)()
+    call = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+    write(constraint, model.encode(f"[TOOL_CALLS][{call}, {call}]"))
+
+
+HARMONY = ("<|start|>", "<|end|>", "<|constrain|>")
+
+
+def test_harmony_thinks_and_answers_in_its_channels() -> None:
+    model = tokenizer_with(*HARMONY)
+    grammars = Grammars(model)
+    thinking = "<|channel|>analysis<|message|>free {<|end|><|start|>assistant"
+    for lead in ("", thinking):
+        write(
+            grammars.constraint(grammar.json_object(), thinking=THINKING)(),
+            model.encode(lead + "<|channel|>final<|message|>{}"),
+        )
+        wanted = call_grammar(model, tools=[WEATHER], tool_choice="required")
+        assert wanted is not None
+        header = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        write(
+            grammars.constraint(wanted, thinking=THINKING)(),
+            model.encode(f'{lead}{header}{{"city": "Paris"}}<|call|>'),
+        )
+
+
+def test_choices_that_force_nothing() -> None:
+    for nothing in (None, "auto", "none"):
+        assert call_grammar(MODEL, tools=[WEATHER], tool_choice=nothing) is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "says"),
+    [
+        ([], "required", "no tools"),
+        ([WEATHER], {"type": "function", "function": {"name": "other"}}, "'other'"),
+        ([WEATHER], {"type": "function", "name": "other"}, "'other'"),
+        ([WEATHER], "always", "has to be"),
+    ],
+)
+def test_choices_that_are_none(tools: list[Any], choice: Any, says: str) -> None:
+    with pytest.raises(BadRequest, match=says) as caught:
+        call_grammar(MODEL, tools=tools, tool_choice=choice)
+    assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("parser", sorted(set(SAMPLES) - set(FORCED)))
+def test_formats_that_cannot_be_forced_are_refused(parser: str) -> None:
+    model = replace(tokenizer_with(*SAMPLES[parser][0]), **tool_fields(parser))
+    with pytest.raises(BadRequest, match="cannot be forced"):
+        call_grammar(model, tools=[WEATHER], tool_choice="required")
+
+
+def test_a_broken_tool_schema_is_told() -> None:
+    broken = tool("f", a={"type": "objekt"})
+    wanted = call_grammar(MODEL, tools=[broken], tool_choice="required")
+    assert wanted is not None
+    with pytest.raises(BadRequest, match="objekt") as caught:
+        GRAMMARS.constraint(wanted)
+    assert caught.value.param == "tool_choice"
