@@ -1,7 +1,7 @@
-"""What a model's layer states are: recognised once from the caches that the model itself makes.
+"""What a model's layer states are: recognised from the caches that the model makes.
 
-Only mlx-lm's own classes are recognised, by exact type: a subclass may behave otherwise, so it is opaque, like any class
-that is not known. An opaque cache is used as it is, alone, and kept as snapshots.
+Only mlx-lm's own classes are recognised, by exact type. A subclass may behave otherwise, so it is opaque, like any
+class that is not known. An opaque cache is used as it is, alone, and kept as snapshots.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.nn as nn
+from mlx import nn
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,

@@ -10,6 +10,8 @@ Buffers have the shape ``(rows, heads, capacity, width)``; a layer has one buffe
 values; for quantised entries the words, scales and biases of each).
 """
 
+# ruff: noqa: N803 -- the name of the argument is part of the contract.
+
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -226,7 +228,7 @@ class FullLayer(KvLayer):
         self,
         N: int,
         return_array: bool = False,
-        window_size: int | None = None,  # noqa: N803
+        window_size: int | None = None,
     ) -> mx.array | str | None:
         """The mask for the next N tokens, in the forms that mlx-lm's models take (array, "causal" or None)."""
         longest = max(self.lengths)
@@ -288,7 +290,7 @@ class WindowLayer(KvLayer):
         self,
         N: int,
         return_array: bool = False,
-        window_size: int | None = None,  # noqa: N803
+        window_size: int | None = None,
     ) -> mx.array | str | None:
         """The mask for the next N tokens over what `update_and_fetch` will give them."""
         window = min(window_size if window_size is not None else self.kind.size, self.kind.size)
@@ -351,7 +353,7 @@ class SinkWindowLayer(KvLayer):
         self,
         N: int,
         return_array: bool = False,
-        window_size: int | None = None,  # noqa: N803
+        window_size: int | None = None,
     ) -> mx.array | str | None:
         at, keep = self.lengths[0], self.kind.keep
         seen = self._visible(N)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 
 from reprise.cache.store import Restore
 from reprise.core.kinds import KvKind

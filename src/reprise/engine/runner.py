@@ -118,13 +118,14 @@ class Runner:
         """The sequence as a source for commits."""
         return RowSource(live.rows, live.row)
 
-    def prefill(self, lives: Sequence[Live], chunks: Sequence[Tokens]) -> None:
-        """Feed each sequence its chunk; the chunks have one length. Returns when it is computed."""
+    def prefill(self, lives: Sequence[Live], chunks: Sequence[Tokens]) -> tuple[()]:
+        """Feed each sequence its chunk; the chunks have one length. Returns when it is computed: nobody has a token."""
         rows = self._gather(lives)
         order = {id(live): chunk for live, chunk in zip(lives, chunks, strict=True)}
         tokens = np.stack([order[id(owner)] for owner in rows.owners])
         rows.forward(self.loaded.model, mx.array(tokens))
         mx.eval(rows.arrays())
+        return ()
 
     def begin_decode(self, live: Live, job: Job) -> None:
         """The sequence stands before its last prompt token, which starts the decode. Raises BadRequest."""

@@ -1,0 +1,174 @@
+"""The engine loop: one thread that owns the model, the prefix cache and all leases.
+
+Commands come in through a queue; between two of them the loop asks the scheduler what to do and does it. Nothing that a
+request does wrong ends the thread: it ends the request.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from reprise.core.backend import Status
+from reprise.core.errors import EngineFailed, RepriseError
+from reprise.core.events import Event
+from reprise.core.job import Job
+from reprise.core.settings import Settings
+from reprise.engine.load import LoadedModel, load_model
+from reprise.loop.admission import Gate
+from reprise.loop.worker import Worker
+
+log = logging.getLogger("reprise.loop")
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    job: Job
+    sink: Callable[[Event], None]
+    arrived_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Do:
+    """Run something between two steps."""
+
+    action: Callable[[Worker], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    """Stop when all that runs has ended; at once if `now`."""
+
+    now: bool
+
+
+_Command = _Submit | _Cancel | _Do | _Close
+
+
+class EngineLoop:
+    """The engine side of a server (`reprise.core.backend.Backend`), on a thread of its own."""
+
+    def __init__(self, settings: Settings, *, load: Callable[[], LoadedModel] | None = None) -> None:
+        """`load` gives the model; it is called on the engine thread. By default the model that `settings` name."""
+        self._settings = settings
+        self._load = (
+            load
+            if load is not None
+            else lambda: load_model(settings.model, kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)
+        )
+        self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
+        self._is_ready = threading.Event()
+        self._failure: Exception | None = None
+        self._loaded: LoadedModel | None = None
+        self._gate = Gate()
+        self._status = Status()
+        self._close: _Close | None = None
+
+    def start(self) -> LoadedModel:
+        """Load the model and start serving. Raises LoadFailed."""
+        self._thread.start()
+        self._is_ready.wait()
+        if self._failure is not None:
+            raise self._failure
+        assert self._loaded is not None
+        return self._loaded
+
+    def close(self, *, now: bool = False, timeout_s: float | None = None) -> None:
+        """Take no more jobs; return when those under way have ended. `now`: cancel them."""
+        self._gate.close()
+        self._inbox.put(_Close(now))
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    # Backend: from any thread.
+
+    def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
+        self._gate.enter(job)
+        self._inbox.put(_Submit(job, sink, time.monotonic()))
+
+    def cancel(self, job_id: str) -> bool:
+        if not self._gate.is_inside(job_id):
+            return False
+        self._inbox.put(_Cancel(job_id))
+        return True
+
+    def status(self) -> Status:
+        return self._gate.adjust(self._status)
+
+    def clear(self) -> None:
+        self._inbox.put(_Do(lambda worker: worker.clear_cache()))
+
+    def call(self, action: Callable[[Worker], None]) -> None:
+        """Run `action` on the engine thread between two steps."""
+        self._inbox.put(_Do(action))
+
+    # The engine thread.
+
+    def _run(self) -> None:
+        try:
+            loaded = self._load()
+            worker = Worker(loaded, self._settings, self._gate)
+        except RepriseError as error:
+            self._failure = error
+            self._is_ready.set()
+            return
+        except Exception as error:
+            log.exception("the engine could not start")
+            self._failure = EngineFailed(f"The engine could not start: {error}")
+            self._is_ready.set()
+            return
+        self._loaded = loaded
+        self._publish(worker)
+        self._is_ready.set()
+        while True:
+            self._receive(worker)
+            if self._close is not None and (self._close.now or worker.is_empty):
+                worker.cancel_all()
+                self._publish(worker)
+                return
+            try:
+                worker.step()
+            except Exception as error:
+                # A bug of ours: nobody's job is worth the thread.
+                log.exception("a step of the engine failed")
+                worker.fail_all(EngineFailed(f"The engine failed: {error}"))
+            self._publish(worker)
+
+    def _receive(self, worker: Worker) -> None:
+        """Take all commands; wait for one if there is nothing to do."""
+        block = not worker.has_work and self._close is None
+        while True:
+            try:
+                command = self._inbox.get(block=block)
+            except queue.Empty:
+                return
+            block = False
+            try:
+                self._take(worker, command)
+            except Exception:
+                log.exception("a command failed: %r", command)
+            self._publish(worker)
+
+    def _take(self, worker: Worker, command: _Command) -> None:
+        match command:
+            case _Submit(job=job, sink=sink, arrived_s=arrived_s):
+                worker.arrive(job, sink, arrived_s)
+            case _Cancel(job_id=job_id):
+                worker.cancel(job_id)
+            case _Do(action=action):
+                action(worker)
+            case _Close():
+                self._close = command
+
+    def _publish(self, worker: Worker) -> None:
+        self._status = worker.status()

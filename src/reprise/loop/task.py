@@ -1,0 +1,113 @@
+"""One job on its way through the loop: what is known of it and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from reprise.cache.tree import Lease
+from reprise.core.events import Event
+from reprise.core.job import Job, Purpose
+from reprise.core.record import Outcome, Reason
+from reprise.core.tokens import Tokens, as_tokens, join_tokens
+from reprise.engine.runner import Live
+from reprise.plan.checkpoints import Plan
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    ENDED = "ended"
+
+
+NEXT: dict[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.PREFILLING, Phase.DECODING, Phase.ENDED}),
+    Phase.PREFILLING: frozenset({Phase.DECODING, Phase.ENDED}),
+    Phase.DECODING: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+"""Which phase may follow which."""
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A job in the loop. Owned by the engine thread."""
+
+    job: Job
+    sink: Callable[[Event], None]
+    arrived_s: float
+    shares: dict[str, int]
+    is_side: bool = False
+    phase: Phase = Phase.WAITING
+    resume_at: int = 0
+    first_resume_at: int = 0
+    """What the cache had on arrival; what it had more on admission came from others while this one waited."""
+    matched: int = 0
+    reason: Reason = Reason.COLD
+    continues: Tokens | None = None
+    lease: Lease | None = None
+    live: Live | None = None
+    plan: Plan | None = None
+    group: int | None = None
+    stored: int = 0
+    """``[0, stored)`` of the prompt is in the cache, or the cache has refused it."""
+    newly_stored: int = 0
+    settled: int = 0
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    generated: list[int] = field(default_factory=list[int])
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def is_settle(self) -> bool:
+        return self.job.purpose is Purpose.SETTLE
+
+    @property
+    def end(self) -> int:
+        """Where prefill ends: before the last prompt token if that starts a decode."""
+        prompt = len(self.job.prompt)
+        return prompt - 1 if self.job.purpose is Purpose.GENERATE else prompt
+
+    @property
+    def position(self) -> int:
+        return self.live.position if self.live is not None else self.resume_at
+
+    def move(self, phase: Phase) -> None:
+        assert phase in NEXT[self.phase], (self.id, self.phase, phase)
+        self.phase = phase
+
+    def tokens_to(self, position: int) -> Tokens:
+        """The first `position` tokens of prompt and output."""
+        prompt = self.job.prompt.tokens
+        if position <= len(prompt):
+            return prompt[:position]
+        return join_tokens(prompt, as_tokens(self.generated))[:position]
+
+    def outcome(self, now_s: float) -> Outcome:
+        prompt = len(self.job.prompt)
+        reused = self.resume_at if self.admitted_s is not None else 0
+        computed = min(self.position, prompt) if self.live is not None or self.phase is Phase.ENDED else reused
+        admitted_s = self.admitted_s if self.admitted_s is not None else now_s
+        first_s = self.first_token_s
+        return Outcome(
+            prompt=prompt,
+            matched=self.matched,
+            reused=reused,
+            prefilled=max(0, computed - reused) if self.admitted_s is not None else 0,
+            settled=self.settled,
+            awaited=max(0, reused - self.first_resume_at),
+            generated=len(self.generated),
+            stored=self.newly_stored,
+            reason=self.reason,
+            stored_next=self.continues,
+            checkpoints=self.plan.positions if self.plan is not None else (),
+            queued_s=admitted_s - self.arrived_s,
+            prefill_s=(first_s if first_s is not None else now_s) - admitted_s,
+            ttft_s=None if first_s is None else first_s - self.arrived_s,
+            total_s=now_s - self.arrived_s,
+        )

@@ -1,0 +1,475 @@
+"""The work of the engine thread: jobs in, steps of the scheduler done, events out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from reprise.cache.store import PrefixCache
+from reprise.core.backend import Counts, Held, Status
+from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError
+from reprise.core.events import Event, Finished, FinishReason, Progress, Started
+from reprise.core.job import Job, Purpose
+from reprise.core.prompt import BoundaryKind
+from reprise.core.record import Reason
+from reprise.core.settings import Settings
+from reprise.engine import memory
+from reprise.engine.load import LoadedModel
+from reprise.engine.runner import Broken, Live, Picked, Runner
+from reprise.loop.admission import Gate
+from reprise.loop.settled import SettledSpans
+from reprise.loop.task import Phase, Task
+from reprise.plan.checkpoints import interval_tokens, make_plan
+from reprise.schedule.decide import decide
+from reprise.schedule.limits import Limits, Speed
+from reprise.schedule.order import is_side_request
+from reprise.schedule.sharing import relate
+from reprise.schedule.state import Decoding, Prefilling, State, Waiting
+from reprise.schedule.step import Slice, Step
+
+log = logging.getLogger("reprise.loop")
+
+_COMPACT_ENTRIES = 8192
+"""Entries that one idle step copies at most, so that an arrival waits for little."""
+
+_ROOM_TO_DECODE = 256
+
+
+class Worker:
+    """All state of the engine thread. Every method is called on it."""
+
+    def __init__(self, loaded: LoadedModel, settings: Settings, gate: Gate) -> None:
+        self._settings = settings
+        self._gate = gate
+        self.runner = Runner(loaded, can_batch=True)
+        layout = loaded.blueprint.layout
+        budget = settings.cache_bytes.of(memory.device_bytes()) if settings.cache_bytes is not None else None
+        self.cache = PrefixCache(layout, budget=budget if budget is not None else memory.default_budget(loaded.nbytes))
+        memory.bound_free_buffers()
+        footprint = self.runner.footprint
+        self._interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
+        self._limits = Limits(
+            max_batch=settings.max_batch,
+            max_queue=settings.max_queue,
+            prefill_chunk=settings.prefill_chunk,
+            min_chunk=min(16, settings.prefill_chunk),
+            max_stall_s=settings.max_stall_ms / 1000,
+            can_batch=self.runner.can_batch,
+            resumes_anywhere=layout.resumes_anywhere,
+        )
+        self._speed = Speed()
+        self._tasks: dict[str, Task] = {}
+        self._settled = SettledSpans()
+        self._counts = Counts()
+        self._is_compact = True
+        contexts = [c for c in (settings.max_context, loaded.context) if c is not None]
+        gate.limits = self._limits
+        gate.context = min(contexts, default=None)
+        gate.nbytes_per_token = footprint.full
+        gate.nbytes_fixed = footprint.at(0)
+        gate.budget = self.cache.budget
+
+    # What the loop asks.
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no job is there but those that settle."""
+        return all(task.is_settle for task in self._tasks.values())
+
+    @property
+    def has_work(self) -> bool:
+        return len(self._tasks) > 0 or not self._is_compact
+
+    def status(self) -> Status:
+        phases = [task.phase for task in self._tasks.values()]
+        ledger = self.cache.ledger
+        return Status(
+            is_idle=len(self._tasks) == 0,
+            queued=phases.count(Phase.WAITING),
+            prefilling=phases.count(Phase.PREFILLING),
+            decoding=phases.count(Phase.DECODING),
+            counts=replace(self._counts, evictions=ledger.evictions),
+            held=Held(
+                budget=self.cache.budget if self.cache.budget is not None else 0,
+                kv=ledger.kv,
+                snapshots=ledger.snapshots,
+                live=self.cache.reserved,
+                tokens=ledger.tokens,
+                index=4 * ledger.tokens + 512 * ledger.num_nodes,
+                evicted_by_reason=dict(ledger.evicted_by_reason),
+            ),
+        )
+
+    # Commands.
+
+    def arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
+        """Queue a job."""
+        others = {t.id: t.job.prompt.tokens for t in self._tasks.values() if t.job.namespace == job.namespace}
+        task = Task(job=job, sink=sink, arrived_s=arrived_s, shares=relate(job.prompt.tokens, others))
+        self._tasks[job.id] = task
+        try:
+            self._match(task)
+        except Exception as error:
+            self._fail(task, error)
+            return
+        task.first_resume_at = task.resume_at
+        chats = any(len(t.job.prompt) > 1024 for t in self._tasks.values() if t is not task and not t.is_settle)
+        task.is_side = is_side_request(prompt_len=len(job.prompt), resume_at=task.resume_at, has_chats=chats)
+        if job.purpose is not Purpose.SETTLE:
+            self._count(requests=1)
+        if task.resume_at == len(job.prompt):
+            task.admitted_s = time.monotonic()
+            self._end(task, FinishReason.DONE)
+
+    def cancel(self, job_id: str) -> None:
+        """End the job; what it computed stays in the cache."""
+        task = self._tasks.get(job_id)
+        if task is not None:
+            self._commit_progress(task)
+            self._end(task, FinishReason.CANCELLED)
+
+    def cancel_all(self) -> None:
+        for job_id in list(self._tasks):
+            self.cancel(job_id)
+
+    def fail_all(self, error: RepriseError) -> None:
+        """End all jobs with `error`, and keep nothing of them: their state is not to be trusted."""
+        for task in list(self._tasks.values()):
+            if task.live is not None:
+                self.runner.drop([task.live])
+                task.live = None
+            self._fail(task, error)
+
+    def clear_cache(self) -> None:
+        self.cache.clear()
+        memory.give_back()
+
+    # Steps.
+
+    def step(self) -> None:
+        """Ask the scheduler and do what it says; with nothing to do, join small pieces."""
+        if not self._tasks:
+            self._tidy()
+            return
+        step = decide(self._state(), self._limits)
+        assert not step.is_idle, "jobs are there, and nothing runs"
+        for job_id in step.give_up:
+            self.cancel(job_id)
+        for job_id in step.commit:
+            self._commit_progress(self._tasks[job_id])
+        for job_id in step.admit:
+            self._guarded([self._tasks[job_id]], self._admit)
+        if step.prefill:
+            self._run_prefill(step.prefill)
+        if step.decode:
+            self._run_decode(step)
+
+    def _state(self) -> State:
+        waiting: list[Waiting] = []
+        prefilling: list[Prefilling] = []
+        decoding: list[Decoding] = []
+        for task in self._tasks.values():
+            if task.phase is Phase.WAITING:
+                waiting.append(self._waiting(task))
+            elif task.phase is Phase.PREFILLING:
+                assert task.plan is not None
+                prefilling.append(
+                    Prefilling(
+                        id=task.id,
+                        arrived_s=task.arrived_s,
+                        position=task.position,
+                        end=task.end,
+                        checkpoints=task.plan.positions,
+                        stored=task.stored,
+                        shares=task.shares,
+                        is_side=task.is_side,
+                        is_settle=task.is_settle,
+                    )
+                )
+            else:
+                decoding.append(
+                    Decoding(id=task.id, length=task.position, group=task.group, stored=task.stored, shares=task.shares)
+                )
+        free = self.cache.budget - self.cache.reserved if self.cache.budget is not None else None
+        return State(
+            now_s=time.monotonic(),
+            waiting=tuple(waiting),
+            prefilling=tuple(prefilling),
+            decoding=tuple(decoding),
+            speed=self._speed,
+            free_nbytes=free,
+        )
+
+    def _waiting(self, task: Task) -> Waiting:
+        return Waiting(
+            id=task.id,
+            arrived_s=task.arrived_s,
+            prompt_len=len(task.job.prompt),
+            resume_at=min(task.resume_at, len(task.job.prompt) - 1),
+            shares=task.shares,
+            live_nbytes=self.runner.footprint.at(len(task.job.prompt) + _ROOM_TO_DECODE),
+            is_side=task.is_side,
+            is_settle=task.is_settle,
+        )
+
+    # Matching and admission.
+
+    def _match(self, task: Task) -> None:
+        if not self._settings.has_prefix_cache:
+            task.reason = Reason.CACHE_OFF
+            return
+        match = self.cache.match(task.job.prompt.tokens, namespace=task.job.namespace)
+        task.resume_at = self.cache.resume_at(match, limit=task.end)
+        task.matched = match.length
+        task.stored = max(task.stored, task.resume_at)
+
+    def _admit(self, task: Task) -> None:
+        task.admitted_s = time.monotonic()
+        prompt = task.job.prompt
+        match = self.cache.match(prompt.tokens, namespace=task.job.namespace)
+        if self._settings.has_prefix_cache:
+            task.resume_at = self.cache.resume_at(match, limit=task.end)
+            task.matched, task.continues = match.length, match.continues
+            task.reason = self._reason(task, self.cache.was_lost(match, task.resume_at))
+        task.lease = self.cache.lease(match, task.resume_at)
+        reserve = len(prompt) + min(task.job.max_tokens, _ROOM_TO_DECODE)
+        self.cache.make_room(self.runner.footprint.at(reserve))
+        task.live = self.runner.start(self.cache.read(match, task.resume_at), reserve=reserve)
+        self._charge_live()
+        is_branch = match.continues is not None and match.length < len(prompt)
+        task.plan = make_plan(
+            prompt,
+            layout=self.cache.layout,
+            resume_at=task.resume_at,
+            end=task.end,
+            branch_at=match.length if is_branch else None,
+            interval=self._interval,
+        )
+        task.stored = max(task.stored, task.resume_at)
+        task.settled = self._settled.within(prompt.tokens, task.resume_at)
+        self._gate.admitted(task.id)
+        if task.resume_at < task.end:
+            task.move(Phase.PREFILLING)
+        else:
+            self._begin_decode(task)
+        self._emit(task, Started(reused=task.resume_at, total=len(prompt)))
+
+    def _reason(self, task: Task, was_lost: bool) -> Reason:
+        if task.matched == 0:
+            return Reason.EVICTED if was_lost else Reason.COLD
+        if task.resume_at >= task.end:
+            return Reason.NOTHING_NEW
+        if was_lost:
+            return Reason.EVICTED
+        if task.continues is not None:
+            return Reason.BRANCHED
+        return Reason.NEW_TOKENS if task.resume_at >= task.matched else Reason.NO_SNAPSHOT
+
+    # Prefill.
+
+    def _run_prefill(self, slices: Sequence[Slice]) -> None:
+        tasks = [self._tasks[piece.id] for piece in slices]
+        num = len(slices[0])
+        self._make_room_to_grow(tasks, num)
+        started_s = time.monotonic()
+        chunks = [task.job.prompt.tokens[piece.start : piece.stop] for task, piece in zip(tasks, slices, strict=True)]
+        if self._guarded_pass(tasks, lambda lives: self.runner.prefill(lives, chunks)) is None:
+            return
+        self._speed = self._speed.after_prefill(num * len(slices), time.monotonic() - started_s)
+        self._gate.speed = self._speed
+        self._charge_live()
+        for task, piece in zip(tasks, slices, strict=True):
+            if task.is_settle:
+                self._count(settled=len(piece))
+            else:
+                self._count(prefilled=len(piece))
+            self._guarded([task], lambda task, piece=piece: self._after_slice(task, piece))
+
+    def _after_slice(self, task: Task, piece: Slice) -> None:
+        assert task.plan is not None
+        if piece.is_checkpoint and not self.cache.layout.resumes_anywhere:
+            self._commit(task, piece.stop, task.plan.kind_at(piece.stop))
+        self._emit(task, Progress(position=piece.stop, total=len(task.job.prompt)))
+        if piece.stop < task.end:
+            return
+        if task.job.purpose is Purpose.GENERATE:
+            self._begin_decode(task)
+            return
+        self._commit(task, piece.stop, BoundaryKind.STABLE)
+        if task.is_settle:
+            self._settled.add(task.job.prompt.tokens, task.resume_at, piece.stop)
+        self._end(task, FinishReason.DONE)
+
+    def _begin_decode(self, task: Task) -> None:
+        assert task.live is not None
+        self.runner.begin_decode(task.live, task.job)
+        task.move(Phase.DECODING)
+
+    # Decode.
+
+    def _run_decode(self, step: Step) -> None:
+        started_s = time.monotonic()
+        for group in step.decode:
+            # A prefill slice of the same step may have failed one of them.
+            tasks = [self._tasks[i] for i in group.ids if i in self._tasks]
+            if not tasks:
+                continue
+            self._make_room_to_grow(tasks, 1)
+            results = self._guarded_pass(tasks, self.runner.decode)
+            if results is None:
+                continue
+            by_live = {id(task.live): task for task in tasks}
+            for task in tasks:
+                task.group = group.key
+            for result in results:
+                task = by_live[id(result.live)]
+                self._guarded([task], lambda task, result=result: self._after_token(task, result))
+        self._charge_live()
+        self._speed = self._speed.after_decode(time.monotonic() - started_s)
+
+    def _after_token(self, task: Task, result: Picked | Broken) -> None:
+        if isinstance(result, Broken):
+            raise result.error
+        if task.first_token_s is None:
+            task.first_token_s = time.monotonic()
+            if task.live is not None and not task.generated:
+                self._count(prefilled=1)
+        task.generated.append(result.sampled.token)
+        self._count(generated=1)
+        self._emit(task, result.sampled)
+        context = self._gate.context
+        reason = result.reason
+        if reason is None and context is not None and len(task.job.prompt) + len(task.generated) >= context:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self._commit_progress(task)
+            self._speed = self._speed.after_generation(time.monotonic() - task.first_token_s)
+            self._end(task, reason)
+
+    # Commits.
+
+    def _commit_progress(self, task: Task) -> None:
+        """Store what the task has computed so far."""
+        if task.live is None or task.position <= task.resume_at:
+            return
+        is_decoding = task.phase is Phase.DECODING
+        self._commit(task, task.position, BoundaryKind.GENERATION_END if is_decoding else BoundaryKind.INTERVAL)
+
+    def _commit(self, task: Task, position: int, kind: BoundaryKind) -> None:
+        assert task.live is not None and position == task.position, (task.id, position, task.position)
+        if not self._settings.has_prefix_cache:
+            return
+        self.cache.now_s = time.monotonic()
+        committed = self.cache.commit(
+            task.tokens_to(position),
+            self.runner.source(task.live),
+            kind=kind,
+            namespace=task.job.namespace,
+            is_side=task.is_side,
+            pinned_until=(task.job.pin_until or 0.0) if kind is BoundaryKind.EXPLICIT else 0.0,
+        )
+        task.newly_stored += committed.tokens
+        task.stored = min(position, len(task.job.prompt))
+        self._is_compact = False
+        self._match_followers(task)
+
+    def _match_followers(self, task: Task) -> None:
+        for other in self._tasks.values():
+            if other.phase is Phase.WAITING and (task.id in other.shares or other.id in task.shares):
+                self._match(other)
+
+    # Memory.
+
+    def _charge_live(self) -> None:
+        self.cache.reserved = self.runner.live_nbytes
+        self.cache.make_room(0)
+
+    def _make_room_to_grow(self, tasks: Sequence[Task], num: int) -> None:
+        """Before a pass: evict what its new entries will need."""
+        self.cache.make_room(self.runner.footprint.full * num * len(tasks))
+
+    def _tidy(self) -> None:
+        copied = self.cache.compact(max_entries=_COMPACT_ENTRIES)
+        if copied == 0:
+            self._is_compact = True
+            memory.give_back()
+            if log.isEnabledFor(logging.DEBUG):
+                self.cache.check()
+
+    # Ends.
+
+    def _guarded(self, tasks: Sequence[Task], action: Callable[[Task], None]) -> None:
+        """Do something for each task; one that raises fails alone."""
+        for task in tasks:
+            if task.phase is Phase.ENDED:
+                continue
+            try:
+                action(task)
+            except Exception as error:
+                self._fail(task, error)
+
+    def _guarded_pass(
+        self, tasks: Sequence[Task], run: Callable[[list[Live]], Sequence[Picked | Broken]]
+    ) -> Sequence[Picked | Broken] | None:
+        """One pass over whole groups. If it raises, the state of all of them is lost, and all fail: then None."""
+        lives = [task.live for task in tasks if task.live is not None]
+        assert len(lives) == len(tasks)
+        try:
+            return run(lives)
+        except Exception as error:
+            log.exception("a pass over %d sequences failed", len(tasks))
+            self.runner.drop(lives)
+            for task in tasks:
+                task.live = None
+                self._fail(task, error)
+            return None
+
+    def _fail(self, task: Task, error: Exception) -> None:
+        if memory.is_out_of_memory(error):
+            shown: RepriseError = OutOfMemory(
+                "There was not enough memory for this request. Shorten it, or lower --cache-bytes or --max-batch."
+            )
+            self.cache.make_room(self.runner.footprint.at(len(task.job.prompt)))
+            memory.give_back()
+        elif isinstance(error, RepriseError):
+            shown = error
+        else:
+            log.error("request %s failed", task.id, exc_info=error)
+            shown = EngineFailed(f"The request failed in the engine: {type(error).__name__}: {error}")
+        self._end(task, FinishReason.FAILED, shown)
+
+    def _end(self, task: Task, reason: FinishReason, error: RepriseError | None = None) -> None:
+        outcome = task.outcome(time.monotonic())
+        if task.live is not None:
+            self.runner.stop(task.live)
+            task.live = None
+        if task.lease is not None:
+            self.cache.release(task.lease)
+            task.lease = None
+        task.move(Phase.ENDED)
+        del self._tasks[task.id]
+        self._charge_live()
+        if not task.is_settle:
+            self._count(
+                prompt=outcome.prompt if task.admitted_s is not None else 0,
+                reused=outcome.reused,
+                finished=int(error is None and reason is not FinishReason.CANCELLED),
+                cancelled=int(reason is FinishReason.CANCELLED),
+                failed=int(error is not None),
+            )
+        self._match_followers(task)
+        self._gate.ended(task.id)
+        self._emit(task, Finished(reason=reason, outcome=outcome, error=error))
+
+    def _emit(self, task: Task, event: Event) -> None:
+        try:
+            task.sink(event)
+        except Exception:
+            # A sink that is gone (its event loop closed, say) must not hold up the others.
+            log.debug("the sink of %s raised", task.id, exc_info=True)
+
+    def _count(self, **more: int) -> None:
+        counts = self._counts
+        self._counts = replace(counts, **{name: getattr(counts, name) + num for name, num in more.items()})
