@@ -25,8 +25,8 @@ class TextModel:
     `encode` adds no special tokens and recognises the special tokens that stand in the text. `decode` keeps special
     tokens in the text. `render` is the chat template: it takes `messages` and, by keyword, `tools`, `documents`,
     `add_generation_prompt`, `continue_final_message` and any template option, and gives text; what the template
-    raises passes through. `None` for `render`: the model has no chat template. Where `template_source` is not empty, it is
-    the template's Jinja source, and `render` takes another source as `chat_template`; empty: the template is no Jinja.
+    raises passes through. `None` for `render`: the model has no chat template. `template_source` is the template's
+    Jinja source, and then `render` takes another source as `chat_template`; it is empty where the template is no Jinja.
 
     `splitters` are the token texts at which the tokenizer splits its input before anything else (special and added
     tokens), by text. `think_*` and `tool_*` are None where the model has no such markup. `parse_tool_call` takes the
