@@ -1,0 +1,43 @@
+"""The application: routes, and the layers around them."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+import reprise
+from reprise.api import server_routes
+from reprise.api.auth import ApiKeys, Authentication
+from reprise.api.body_limits import BodyLimits
+from reprise.api.context import Context
+from reprise.api.errors import LastResort, Shapes, install_error_handlers
+from reprise.api.openai import chat, models
+from reprise.api.service import ChatService
+from reprise.core.settings import Settings
+
+
+def create_app(service: ChatService, settings: Settings) -> FastAPI:
+    """The HTTP application of one server. It closes the service when it is shut down."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        yield
+        await service.close()
+
+    app = FastAPI(title="Reprise", version=reprise.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    shapes = Shapes()
+    app.state.context = Context(service=service, settings=settings, shapes=shapes)
+    for router in (chat.router, models.router, server_routes.router):
+        app.include_router(router)
+    install_error_handlers(app, shapes)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimits, max_bytes=settings.max_body_bytes, max_depth=service.limits.max_depth, shapes=shapes)
+    keys = ApiKeys(settings.api_keys, has_namespaces=settings.separates_keys)
+    app.add_middleware(Authentication, keys=keys, shapes=shapes)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(LastResort, shapes=shapes)
+    return app

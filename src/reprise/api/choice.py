@@ -1,0 +1,96 @@
+"""One answer on its way: the engine's events in, the reply's events out. No I/O."""
+
+from collections.abc import Sequence
+
+from reprise.api.errors import RequestCancelled
+from reprise.api.exchange import Began, Ended, EndReason, Piece, ReplyEvent
+from reprise.chat.answer import Answer, Delta, ToolCallDelta
+from reprise.chat.parse import AnswerParser
+from reprise.core.errors import EngineFailed
+from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Started
+from reprise.core.record import Outcome
+
+
+class Choice:
+    """The answer number `index`. `tokens` is everything sampled, stop token included; `outcome` is set at the end.
+
+    `wants_stop` turns true when the answer is complete before the engine knows: after the first tool call, where only
+    one is allowed. The job is then to be cancelled, and its end counts as a stop.
+    """
+
+    def __init__(self, index: int, parser: AnswerParser, *, wants_logprobs: bool, allows_parallel_calls: bool) -> None:
+        self.index = index
+        self.tokens: list[int] = []
+        self.outcome: Outcome | None = None
+        self.wants_stop = False
+        self.parser = parser
+        self._wants_logprobs = wants_logprobs
+        self._allows_parallel_calls = allows_parallel_calls
+        self._untold: list[Sampled] = []
+        self._first_call: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.outcome is not None
+
+    def take(self, event: Event) -> Sequence[ReplyEvent]:
+        """What the event means for the client. Raises the error of a job that failed or was cancelled."""
+        match event:
+            case Started():
+                return (Began(choice=self.index, cached=event.reused, prompt=event.total),)
+            case Progress():
+                return ()
+            case Sampled():
+                return self._take_token(event)
+            case Finished():
+                return self._finish(event)
+
+    def _take_token(self, event: Sampled) -> Sequence[ReplyEvent]:
+        if self.wants_stop:
+            return ()
+        self.tokens.append(event.token)
+        if self._wants_logprobs and not event.is_stop:
+            self._untold.append(event)
+        return self._piece(self.parser.feed(event.token, is_stop=event.is_stop))
+
+    def _piece(self, deltas: Sequence[Delta], *, is_last: bool = False) -> Sequence[ReplyEvent]:
+        allowed = tuple(delta for delta in deltas if self._is_allowed(delta))
+        if not allowed and not (is_last and self._untold):
+            return ()
+        tokens = tuple(self._untold)
+        self._untold.clear()
+        return (Piece(choice=self.index, deltas=allowed, tokens=tokens),)
+
+    def _is_allowed(self, delta: Delta) -> bool:
+        if self._allows_parallel_calls or not isinstance(delta, ToolCallDelta):
+            return not self.wants_stop
+        if self._first_call is None:
+            self._first_call = delta.index
+        if delta.index != self._first_call:
+            self.wants_stop = True
+        return not self.wants_stop
+
+    def _finish(self, event: Finished) -> Sequence[ReplyEvent]:
+        self.outcome = event.outcome
+        if event.reason is FinishReason.FAILED:
+            raise event.error or EngineFailed("The model failed on this request; the server's log says why.")
+        if event.reason is FinishReason.CANCELLED and not self.wants_stop:
+            raise RequestCancelled("The request was cancelled.")
+        rest = self._piece(self.parser.finish(), is_last=True)
+        answer = self.answer
+        if answer.tool_calls:
+            reason = EndReason.TOOL_CALLS
+        elif event.reason is FinishReason.LENGTH:
+            reason = EndReason.LENGTH
+        else:
+            reason = EndReason.STOP
+        ended = Ended(choice=self.index, reason=reason, answer=answer, outcome=event.outcome, stop=self.parser.stop)
+        return (*rest, ended)
+
+    @property
+    def answer(self) -> Answer:
+        """The answer as the client gets it: whole once the job has finished."""
+        answer = self.parser.answer
+        if self._allows_parallel_calls or len(answer.tool_calls) <= 1:
+            return answer
+        return Answer(content=answer.content, reasoning=answer.reasoning, tool_calls=answer.tool_calls[:1])

@@ -1,0 +1,32 @@
+"""What routes find in the application: the service and its limits, and whom a request comes from."""
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from reprise.api.errors import Shapes
+from reprise.api.service import ChatService
+from reprise.core.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Context:
+    """What one application holds."""
+
+    service: ChatService
+    settings: Settings
+    shapes: Shapes
+
+
+def _context(request: Request) -> Context:
+    return cast(Context, request.app.state.context)
+
+
+def _namespace(request: Request) -> str:
+    return cast(str, request.scope.get("reprise.namespace", ""))
+
+
+InContext = Annotated[Context, Depends(_context)]
+Namespace = Annotated[str, Depends(_namespace)]
+"""The prefix cache namespace of the caller's API key."""

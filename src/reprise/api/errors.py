@@ -1,0 +1,226 @@
+"""Errors on their way out: every exception becomes one problem, every problem the API's own shape."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from reprise.core.errors import BadRequest, QueueFull, RepriseError, ShuttingDown
+
+log = logging.getLogger(__name__)
+
+
+class RequestCancelled(RepriseError):
+    """The request was cancelled, by `DELETE /v1/requests/{id}` or because its stream was not read."""
+
+    # The status that web servers use for a request that its client gave up.
+    status = 499
+    code = "request_cancelled"
+
+
+class ClientGone(RequestCancelled):
+    """The client hung up; nobody is there to be answered."""
+
+
+class Unauthorized(RepriseError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class BodyTooLarge(RepriseError):
+    status = 413
+    code = "body_too_large"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """An error as any API can tell it: `param` is the field at fault, `retry_after_s` when to come again."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+
+Shape = Callable[[Problem], dict[str, Any]]
+"""How one API writes a problem as a JSON body."""
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem that an exception stands for. What is not ours is an internal error without details."""
+    match error:
+        case QueueFull():
+            return Problem(status=error.status, code=error.code, message=str(error), retry_after_s=error.retry_after_s)
+        case ShuttingDown():
+            return Problem(status=error.status, code=error.code, message=str(error), retry_after_s=5)
+        case BadRequest():
+            return Problem(status=error.status, code=error.code, message=str(error), param=error.param)
+        case RepriseError():
+            return Problem(status=error.status, code=error.code, message=str(error))
+        case RequestValidationError():
+            return _invalid_body(error)
+        case HTTPException():
+            return _http_problem(error)
+        case _:
+            message = "The server met an error of its own; its log has the details. Other requests go on."
+            return Problem(status=500, code="internal_error", message=message)
+
+
+_HTTP_SENTENCES = {
+    400: "The body cannot be read: it is nested too deeply, holds a number that is too long, or is not UTF-8.",
+    404: "There is nothing at this address. GET /openapi.json lists what there is.",
+    405: "This address does not take this method. GET /openapi.json lists what it takes.",
+}
+
+
+def _http_problem(error: HTTPException) -> Problem:
+    message = _HTTP_SENTENCES.get(error.status_code, error.detail)
+    return Problem(status=error.status_code, code=f"http_{error.status_code}", message=message)
+
+
+def _invalid_body(error: RequestValidationError) -> Problem:
+    found = cast(Sequence[Mapping[str, Any]], error.errors())
+    if isinstance(error.body, bytes):
+        return Problem(
+            status=400, code="not_json", message="Send JSON, with the header `Content-Type: application/json`."
+        )
+    # A value that fits no branch of a union gives one error for each; the deepest tells most.
+    first = max(found, key=lambda e: len(_path(error.body, e)))
+    if first["type"] == "json_invalid":
+        message = f"The body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}."
+        return Problem(status=400, code="not_json", message=message)
+    path = _path(error.body, first)
+    sentence = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
+    if not path:
+        return Problem(status=400, code="invalid_request", message=f"The body is not as expected: {sentence}.")
+    name = field_name(path)
+    return Problem(status=400, code="invalid_value", message=f"`{name}`: {sentence}.", param=name)
+
+
+def _path(body: Any, error: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """The part of a validation error's location that names places in the body, without names of union branches."""
+    path: list[str | int] = []
+    here = body
+    where, *rest = cast(Sequence[str | int], error["loc"])
+    if where != "body":
+        return tuple(rest)
+    is_missing = error["type"] == "missing"
+    for at, step in enumerate(rest):
+        if isinstance(here, dict) and step in here:
+            here = cast(dict[Any, Any], here)[step]
+            path.append(step)
+        elif isinstance(here, list) and isinstance(step, int) and step < len(cast(list[Any], here)):
+            here = cast(list[Any], here)[step]
+            path.append(step)
+        elif is_missing and at == len(rest) - 1:
+            path.append(step)
+    return tuple(path)
+
+
+def field_name(path: Sequence[str | int]) -> str:
+    """A place in a body as people write it: ``messages[0].content``."""
+    name = ""
+    for step in path:
+        if isinstance(step, int):
+            name += f"[{step}]"
+        else:
+            name += f".{step}" if name != "" else step
+    return name
+
+
+_OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong, in a sentence that says what to do."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: ErrorDetail
+
+
+def openai_shape(problem: Problem) -> dict[str, Any]:
+    """OpenAI's error body."""
+    kind = _OPENAI_TYPES.get(problem.status, "server_error" if problem.status >= 500 else "invalid_request_error")
+    return {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}}
+
+
+class Shapes:
+    """Which API writes errors how, by the beginning of the path; OpenAI's shape where none is registered."""
+
+    def __init__(self) -> None:
+        self._by_prefix: dict[str, Shape] = {}
+
+    def register(self, prefix: str, shape: Shape) -> None:
+        self._by_prefix[prefix] = shape
+
+    def of(self, path: str) -> Shape:
+        matching = [prefix for prefix in self._by_prefix if path.startswith(prefix)]
+        return self._by_prefix[max(matching, key=len)] if matching else openai_shape
+
+
+def error_response(problem: Problem, shape: Shape, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    response = JSONResponse(shape(problem), status_code=problem.status, headers=headers)
+    if problem.retry_after_s is not None:
+        response.headers["Retry-After"] = str(problem.retry_after_s)
+    if problem.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def install_error_handlers(app: FastAPI, shapes: Shapes) -> None:
+    """Answer every known exception in the shape of the API that was asked."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        problem = problem_of(error)
+        if problem.status >= 500:
+            log.error("%s %s: %s", request.method, request.url.path, problem.message, exc_info=error)
+        headers = error.headers if isinstance(error, HTTPException) else None
+        return error_response(problem, shapes.of(request.url.path), headers)
+
+    for kind in (RepriseError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, answer)
+
+
+class LastResort:
+    """The outermost layer: an exception that nobody handled is logged and answered, and the server goes on."""
+
+    def __init__(self, app: ASGIApp, *, shapes: Shapes) -> None:
+        self._app = app
+        self._shapes = shapes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception as error:
+            problem = problem_of(error)
+            if not isinstance(error, RepriseError):
+                log.exception("%s %s failed", scope["method"], scope["path"])
+            # Half a response cannot be taken back: the connection ends, which the client sees.
+            if not has_started:
+                await error_response(problem, self._shapes.of(scope["path"]))(scope, receive, send)

@@ -1,0 +1,119 @@
+"""What every API says to the service and hears from it: one internal request, one internal event stream."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from reprise.chat.answer import Answer, Delta
+from reprise.chat.grammar import Grammar
+from reprise.chat.request import ChatRequest
+from reprise.core.events import Sampled
+from reprise.core.job import Sampling
+from reprise.core.record import Outcome
+from reprise.core.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RawPrompt:
+    """Text or tokens that the model goes on with as they are, without a chat template."""
+
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServiceRequest:
+    """One request, whatever API it came through.
+
+    `prompt` is a chat to render or a raw prompt. `num_choices` answers are sampled from it. `max_tokens` None: the
+    server's default; what does not fit the context is cut (`EndReason.LENGTH`). `stops` end the content (not the
+    reasoning) before the string. `tool_choice` is OpenAI's (`"auto"`, `"none"`, `"required"` or a named function).
+    """
+
+    id: str
+    api: str
+    """The API's name in records: `chat`, `completions`, `messages`, `responses`."""
+    prompt: ChatRequest | RawPrompt
+    sampling: Sampling = field(default_factory=Sampling)
+    num_choices: int = 1
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    thinking_budget: int | None = None
+    """Reasoning tokens; None: the server's default."""
+    tool_choice: str | Mapping[str, Any] = "auto"
+    allows_parallel_calls: bool = True
+    """If not, the answer ends with its first tool call."""
+    grammar: Grammar | None = None
+    """What the answer must look like."""
+    namespace: str = ""
+    """The prefix cache namespace of the caller's API key."""
+    chat: str | None = None
+    """A name for the conversation, where the client gives one."""
+    pin_for_s: float | None = None
+    """Keep the positions at `ChatRequest.breakpoints` in the cache for so long."""
+    notes: tuple[str, ...] = ()
+    """For the record: fields that were ignored, and the like."""
+
+
+class EndReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of a whole request, all its choices together; the prompt counts once.
+
+    `prompt` = `cached` + what was prefilled before the first choice began; `stored` were newly put into the cache.
+    """
+
+    prompt: int
+    cached: int = 0
+    stored: int = 0
+    completion: int = 0
+    reasoning: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Began:
+    """A choice's prefill begins at `cached` of `prompt` tokens."""
+
+    choice: int
+    cached: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Nothing has come for a while. `position` of `total` prompt tokens are computed; both 0 while in the queue."""
+
+    position: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """A piece of the answer number `choice`. `tokens`: what was sampled since the last one, if logprobs are wanted."""
+
+    choice: int
+    deltas: tuple[Delta, ...]
+    tokens: tuple[Sampled, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ended:
+    """The answer number `choice` is complete. `stop`: the stop string that ended it, where one did."""
+
+    choice: int
+    reason: EndReason
+    answer: Answer
+    outcome: Outcome
+    stop: str | None = None
+
+
+ReplyEvent = Began | Waiting | Piece | Ended

@@ -1,0 +1,56 @@
+"""From the engine thread to the event loop: events in order, without blocking the one or flooding the other."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from reprise.core.events import Event, Sampled
+
+
+class Inbox:
+    """The events of one request's jobs, for one reader on the event loop.
+
+    A reader that stands still does not hold memory without bound: when `limit` events wait, `on_overflow` is called
+    once (on the engine thread) and further tokens are dropped; `has_overflowed` says so.
+    """
+
+    def __init__(self, *, limit: int, on_overflow: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[int, Event]] = deque()
+        self._arrived = asyncio.Event()
+        self._limit = limit
+        self._on_overflow = on_overflow
+        self.has_overflowed = False
+
+    def sink(self, choice: int) -> Callable[[Event], None]:
+        """Where the job of this choice puts its events. Safe on any thread; never blocks."""
+        return partial(self._put, choice)
+
+    def _put(self, choice: int, event: Event) -> None:
+        if isinstance(event, Sampled) and len(self._waiting) >= self._limit:
+            if not self.has_overflowed:
+                self.has_overflowed = True
+                self._on_overflow()
+            return
+        self._waiting.append((choice, event))
+        # The reader clears the flag before it looks at the queue, so a flag that is set means that it will look again.
+        if not self._arrived.is_set():
+            try:
+                self._loop.call_soon_threadsafe(self._arrived.set)
+            except RuntimeError:
+                # The loop is closed: nobody will read this any more.
+                self._waiting.clear()
+
+    async def get(self, timeout_s: float) -> tuple[int, Event] | None:
+        """The next event and the choice it belongs to, or None if nothing came for `timeout_s` seconds."""
+        if not self._waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    # The flag may stand for an event that was read already, so one look is not enough.
+                    while not self._waiting:
+                        self._arrived.clear()
+                        if not self._waiting:
+                            await self._arrived.wait()
+        return self._waiting.popleft() if self._waiting else None

@@ -1,0 +1,23 @@
+"""Bounds that keep one client from taking the server away from the others."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a single request may ask for, and how long the API waits before it says that it is still there."""
+
+    max_depth: int = 100
+    """Levels of lists and objects in a body."""
+    max_messages: int = 10_000
+    max_tools: int = 512
+    max_stops: int = 16
+    max_choices: int = 16
+    """`n`, and the prompts of one completions request."""
+    max_top_logprobs: int = 20
+    max_unread: int = 16_384
+    """Events of one request that wait for a client that does not read; beyond it the request is cancelled."""
+    max_records: int = 1_000
+    """Requests whose records are kept."""
+    keep_alive_s: float = 5.0
+    """A stream that was silent for so long sends a comment."""

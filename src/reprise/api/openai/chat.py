@@ -1,0 +1,78 @@
+"""`POST /v1/chat/completions`."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from reprise.api.context import Context, InContext, Namespace
+from reprise.api.errors import ErrorBody, openai_shape
+from reprise.api.exchange import Began, Ended, Piece, ServiceRequest, Waiting
+from reprise.api.openai.chat_body import ChatBody
+from reprise.api.openai.chat_reply import Head, completion, end_chunk, piece_chunks, role_chunk, usage_chunk
+from reprise.api.openai.chat_request import service_request_of
+from reprise.api.reply import Reply
+from reprise.api.service import new_request_id
+from reprise.api.sse import DONE, EventStream, comment_line, data_line, while_connected
+from reprise.core.events import Sampled
+
+router = APIRouter(tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+
+
+@router.post("/v1/chat/completions", response_model=None)
+async def create_chat_completion(
+    body: ChatBody, request: Request, context: InContext, namespace: Namespace
+) -> Response:
+    """Answer a chat."""
+    service = context.service
+    asked = service_request_of(
+        body,
+        request_id=new_request_id("chatcmpl"),
+        namespace=namespace,
+        served=service.served,
+        limits=service.limits,
+    )
+    if body.stream is not True:
+        made = await while_connected(request.receive, _whole(context, asked))
+        return JSONResponse(made, headers={"x-request-id": asked.id})
+    options = body.stream_options
+    includes_usage = options is not None and options.include_usage is True
+    reply = await service.start(asked)
+    return EventStream(
+        reply,
+        lambda reply: _tell(context, reply, includes_usage=includes_usage),
+        on_error=lambda problem: data_line(openai_shape(problem)),
+    )
+
+
+async def _whole(context: Context, asked: ServiceRequest) -> dict[str, Any]:
+    reply = await context.service.start(asked)
+    tokens: list[list[Sampled]] = [[] for _ in reply.running]
+    async with reply:
+        async for event in reply.events():
+            if isinstance(event, Piece):
+                tokens[event.choice].extend(event.tokens)
+    return completion(_head(context, reply), reply.ended, tokens, reply.usage, context.service.served.text.decode)
+
+
+async def _tell(context: Context, reply: Reply, *, includes_usage: bool) -> AsyncGenerator[str, None]:
+    head, decode = _head(context, reply), context.service.served.text.decode
+    async for event in reply.events():
+        match event:
+            case Began():
+                yield data_line(role_chunk(head, event.choice))
+            case Waiting():
+                yield comment_line(f"prefill {event.position}/{event.total}" if event.total > 0 else "queued")
+            case Piece():
+                for chunk in piece_chunks(head, event, decode):
+                    yield data_line(chunk)
+            case Ended():
+                yield data_line(end_chunk(head, event))
+    if includes_usage:
+        yield data_line(usage_chunk(head, reply.usage))
+    yield DONE
+
+
+def _head(context: Context, reply: Reply) -> Head:
+    return Head(id=reply.request.id, created=int(reply.created), model=context.service.served.id)

@@ -1,0 +1,126 @@
+"""The body of `POST /v1/chat/completions`. Every field that is not here is refused by name, ignored, or noted."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from reprise.api.body import Body
+from reprise.api.openai.sampling import SamplingFields
+
+IGNORED = frozenset(
+    {
+        "metadata",
+        "moderation",
+        "prediction",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+    }
+)
+"""Fields of the API that have no effect on a local server."""
+
+REFUSED = {
+    "audio": "This server answers in text.",
+    "function_call": "Use `tool_choice`.",
+    "functions": "Use `tools`.",
+    "web_search_options": "Give the model a tool of your own that searches.",
+}
+
+
+class ContentPart(Body):
+    """A part of a message. Text is what this server reads."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class MessageToolCall(Body):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Body):
+    """A message of any role."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionSpec(Body):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(Body):
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class JsonSchemaFormat(Body):
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class ChatBody(SamplingFields):
+    """A chat to answer."""
+
+    messages: list[ChatMessage]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: list[str] | None = None
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    thinking_budget: Annotated[int, Field(ge=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    """Only beside `continue_final_message`, whose opposite it is."""
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None

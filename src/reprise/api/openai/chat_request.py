@@ -1,0 +1,188 @@
+"""From the body of a chat completion to the internal request."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from reprise.api.body import plain, unknown_fields
+from reprise.api.exchange import ServiceRequest
+from reprise.api.limits import Limits
+from reprise.api.openai.chat_body import IGNORED, REFUSED, ChatBody, ChatMessage, ContentPart, NamedTool, ToolSpec
+from reprise.api.openai.sampling import num_choices_of, sampling_of, stops_of
+from reprise.api.served import Served
+from reprise.chat.grammar import Grammar, choice, context_free, json_object, json_schema, regex
+from reprise.chat.request import ChatRequest, Message
+from reprise.core.errors import BadRequest
+
+
+def service_request_of(
+    body: ChatBody, *, request_id: str, namespace: str, served: Served, limits: Limits
+) -> ServiceRequest:
+    """The request that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
+    served.check_name(body.model)
+    notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
+    tools = tuple(_tool(tool) for tool in body.tools or ())
+    tool_choice = _tool_choice(body)
+    grammar = _grammar(body)
+    if len(body.messages) > limits.max_messages:
+        raise BadRequest(f"More than {limits.max_messages} messages.", param="messages")
+    if len(tools) > limits.max_tools:
+        raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
+    if grammar is not None and tools and tool_choice != "none":
+        raise BadRequest(
+            f"`{grammar.param}` and `tools` cannot be used together, unless `tool_choice` is 'none'.",
+            param=grammar.param,
+        )
+    return ServiceRequest(
+        id=request_id,
+        api="chat",
+        prompt=ChatRequest(
+            messages=tuple(_message(message, f"messages[{at}]") for at, message in enumerate(body.messages)),
+            tools=tools,
+            documents=tuple(body.documents or ()),
+            template_options=_template_options(body),
+            continue_final=_continues(body),
+        ),
+        sampling=sampling_of(body, vocab_size=served.text.vocab_size, logprobs=_num_logprobs(body, limits)),
+        num_choices=num_choices_of(body, limits),
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        stops=stops_of(body, limits),
+        thinking_budget=body.thinking_budget,
+        tool_choice=tool_choice,
+        allows_parallel_calls=body.parallel_tool_calls is not False,
+        grammar=grammar,
+        namespace=namespace,
+        chat=body.prompt_cache_key,
+        notes=notes,
+    )
+
+
+def _message(message: ChatMessage, where: str) -> Message:
+    # To templates a developer is the system: the name is OpenAI's alone.
+    role = "system" if message.role == "developer" else message.role
+    made: dict[str, Any] = {"role": role, "content": _content(message.content, f"{where}.content")}
+    if role == "assistant":
+        if made["content"] is None and not message.tool_calls and _reasoning(message) is None:
+            raise BadRequest("An assistant message needs content or tool calls.", param=f"{where}.content")
+        made["reasoning_content"] = _reasoning(message)
+        if message.tool_calls:
+            made["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": parsed(call.function.arguments)},
+                }
+                for call in message.tool_calls
+            ]
+    elif made["content"] is None:
+        raise BadRequest(f"A {message.role} message needs content.", param=f"{where}.content")
+    if role == "tool":
+        made["tool_call_id"] = message.tool_call_id
+    made["name"] = message.name
+    return plain(made) | {"content": made["content"]}
+
+
+def _reasoning(message: ChatMessage) -> str | None:
+    return message.reasoning if message.reasoning_content is None else message.reasoning_content
+
+
+def _content(content: str | list[ContentPart] | None, where: str) -> str | list[dict[str, Any]] | None:
+    if not isinstance(content, list):
+        return content
+    parts = [_part_text(part, f"{where}[{at}]") for at, part in enumerate(content)]
+    # One part is the same as its text, also to templates that would write parts in another way.
+    if len(parts) <= 1:
+        return "".join(parts)
+    return [{"type": "text", "text": text} for text in parts]
+
+
+def _part_text(part: ContentPart, where: str) -> str:
+    match part.type:
+        case "text" | "input_text" | "output_text" if part.text is not None:
+            return part.text
+        case "refusal" if part.refusal is not None:
+            return part.refusal
+        case "text" | "refusal":
+            raise BadRequest(f"A part of type {part.type!r} needs its text.", param=where)
+        case _:
+            raise BadRequest(
+                f"This model reads text only, and cannot take a part of type {part.type[:40]!r}. Send text parts.",
+                param=f"{where}.type",
+            )
+
+
+def parsed(arguments: str | dict[str, Any]) -> Any:
+    """Tool arguments as templates want them: the JSON object that the text stands for, if it is one."""
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        value: object = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return cast(object, value) if isinstance(value, dict) else arguments
+
+
+def _tool(tool: ToolSpec) -> Mapping[str, Any]:
+    # As the client wrote it: templates print tools whole, and a field more or less would be another prompt.
+    return tool.model_dump(exclude_unset=True)
+
+
+def _tool_choice(body: ChatBody) -> str | Mapping[str, Any]:
+    if body.tool_choice is None:
+        return "auto"
+    if isinstance(body.tool_choice, NamedTool):
+        return body.tool_choice.model_dump()
+    return body.tool_choice
+
+
+def _template_options(body: ChatBody) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        options["reasoning_effort"] = body.reasoning_effort
+        if body.reasoning_effort == "none":
+            options["enable_thinking"] = False
+    return options | (body.chat_template_kwargs or {})
+
+
+def _continues(body: ChatBody) -> bool:
+    continues = body.continue_final_message is True
+    if body.add_generation_prompt is not None and body.add_generation_prompt is continues:
+        raise BadRequest(
+            "`add_generation_prompt` and `continue_final_message` exclude each other, and one of them has to be true.",
+            param="add_generation_prompt",
+        )
+    return continues
+
+
+def _num_logprobs(body: ChatBody, limits: Limits) -> int | None:
+    top = 0 if body.top_logprobs is None else body.top_logprobs
+    if top > limits.max_top_logprobs:
+        raise BadRequest(f"`top_logprobs` is {top}; at most {limits.max_top_logprobs} are given.", param="top_logprobs")
+    if body.logprobs is True:
+        return top
+    if top > 0:
+        raise BadRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
+    return None
+
+
+def _grammar(body: ChatBody) -> Grammar | None:
+    grammars: list[Grammar] = []
+    wanted = body.response_format
+    if wanted is not None and wanted.type == "json_object":
+        grammars.append(json_object())
+    if wanted is not None and wanted.type == "json_schema":
+        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+            raise BadRequest("`response_format` needs `json_schema.schema`.", param="response_format.json_schema")
+        grammars.append(json_schema(wanted.json_schema.schema_, is_strict=wanted.json_schema.strict is True))
+    if body.guided_json is not None:
+        grammars.append(json_schema(body.guided_json, param="guided_json"))
+    if body.guided_regex is not None:
+        grammars.append(regex(body.guided_regex))
+    if body.guided_grammar is not None:
+        grammars.append(context_free(body.guided_grammar))
+    if body.guided_choice is not None:
+        grammars.append(choice(body.guided_choice))
+    if len(grammars) > 1:
+        fields = " and ".join(f"`{grammar.param}`" for grammar in grammars)
+        raise BadRequest(f"{fields} cannot be used together.", param=grammars[1].param)
+    return grammars[0] if grammars else None

@@ -1,0 +1,101 @@
+"""The sampling parameters that chat completions and completions share."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from reprise.api.body import Body
+from reprise.api.limits import Limits
+from reprise.core.errors import BadRequest
+from reprise.core.job import Sampling
+
+_SEEDS = 2**63
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+ContextSize = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class SamplingFields(Body):
+    """OpenAI's sampling parameters, and those that mlx-lm has beside them. Null is the default."""
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """-1 and 0 are off."""
+    min_p: Probability | None = None
+    min_tokens_to_keep: Annotated[int, Field(ge=1, le=1000)] | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_context_size: ContextSize | None = None
+    presence_penalty: Penalty | None = None
+    presence_context_size: ContextSize | None = None
+    frequency_penalty: Penalty | None = None
+    frequency_context_size: ContextSize | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Field(ge=-_SEEDS, lt=_SEEDS)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+
+
+_NAMES = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "min_tokens_to_keep",
+    "xtc_probability",
+    "xtc_threshold",
+    "repetition_penalty",
+    "repetition_context_size",
+    "presence_penalty",
+    "presence_context_size",
+    "frequency_penalty",
+    "frequency_context_size",
+)
+
+
+def sampling_of(fields: SamplingFields, *, vocab_size: int, logprobs: int | None) -> Sampling:
+    """The sampling of a request. `logprobs` as in `Sampling`. Raises BadRequest naming the field."""
+    given: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(fields, name)) is not None}
+    if fields.top_k is not None:
+        if fields.top_k > vocab_size:
+            raise BadRequest(f"`top_k` is {fields.top_k}, but the vocabulary has {vocab_size} tokens.", param="top_k")
+        given["top_k"] = max(0, fields.top_k)
+    if fields.seed is not None:
+        given["seed"] = fields.seed % _SEEDS
+    return Sampling(**given, logit_bias=_logit_bias(fields.logit_bias, vocab_size), logprobs=logprobs)
+
+
+def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
+    checked: dict[int, float] = {}
+    for key, value in (bias or {}).items():
+        # Digits of other scripts are digits to Python, too.
+        if not (key.isascii() and key.isdigit() and len(key) <= 9 and int(key) < vocab_size):
+            raise BadRequest(
+                f"`logit_bias` has the key {key[:40]!r}; keys are token ids from 0 to {vocab_size - 1}.",
+                param="logit_bias",
+            )
+        checked[int(key)] = value
+    return checked
+
+
+def stops_of(fields: SamplingFields, limits: Limits) -> tuple[str, ...]:
+    """The stop strings of a request."""
+    if fields.stop is None:
+        return ()
+    stops = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
+    if len(stops) > limits.max_stops:
+        raise BadRequest(f"`stop` has {len(stops)} strings; at most {limits.max_stops} are taken.", param="stop")
+    if "" in stops:
+        raise BadRequest("`stop` holds an empty string, which would end every answer at once.", param="stop")
+    return stops
+
+
+def num_choices_of(fields: SamplingFields, limits: Limits) -> int:
+    count = 1 if fields.n is None else fields.n
+    if count > limits.max_choices:
+        raise BadRequest(f"`n` is {count}; at most {limits.max_choices} answers are given.", param="n")
+    return count

@@ -1,0 +1,112 @@
+"""What happened to past requests, newest first, bounded."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from reprise.chat.explain import Explanation
+from reprise.core.errors import NotFound
+from reprise.core.record import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Record:
+    """One request that is over. `created` in Unix seconds; `outcomes` has one entry for each choice that began."""
+
+    id: str
+    api: str
+    model: str
+    created: float
+    namespace: str
+    ended: str
+    """`stop`, `length`, `tool_calls`, `cancelled` or `failed`."""
+    outcomes: tuple[Outcome, ...]
+    error: str | None = None
+    chat: str | None = None
+    explanation: Explanation | None = None
+    """Where the prompt diverged from the cache, and why."""
+    notes: tuple[str, ...] = ()
+
+
+def record_body(record: Record) -> dict[str, Any]:
+    """The record as `GET /v1/cache/requests` gives it. Counts are tokens over all choices; the prompt counts once."""
+    outcomes = record.outcomes
+    body: dict[str, Any] = {
+        "id": record.id,
+        "object": "cache.request",
+        "api": record.api,
+        "model": record.model,
+        "created": round(record.created, 3),
+        "ended": record.ended,
+        "error": record.error,
+        "chat": record.chat,
+        "choices": len(outcomes),
+        "notes": list(record.notes),
+    }
+    if outcomes:
+        first = min(outcomes, key=lambda outcome: outcome.reused)
+        body |= {
+            "prompt_tokens": first.prompt,
+            "matched": first.matched,
+            "reused": first.reused,
+            "settled": first.settled,
+            "awaited": first.awaited,
+            "prefilled": sum(outcome.prefilled for outcome in outcomes),
+            "generated": sum(outcome.generated for outcome in outcomes),
+            "stored": sum(outcome.stored for outcome in outcomes),
+            "reason": str(first.reason),
+            "checkpoints": list(first.checkpoints),
+            "queued_s": first.queued_s,
+            "prefill_s": first.prefill_s,
+            "ttft_s": first.ttft_s,
+            "total_s": max(outcome.total_s for outcome in outcomes),
+        }
+    if record.explanation is not None:
+        body["reason"] = str(record.explanation.reason)
+        body["explanation"] = _explanation_body(record.explanation)
+    return body
+
+
+def _explanation_body(explanation: Explanation) -> dict[str, Any]:
+    accounts = [
+        {"start": account.span.start, "stop": account.span.stop, "reason": str(account.reason)}
+        for account in explanation.accounts
+    ]
+    return {
+        "diverged_at": explanation.diverged_at,
+        "part": None if explanation.part is None else str(explanation.part),
+        "shared_text": explanation.shared_text,
+        "expected_text": explanation.expected_text,
+        "actual_text": explanation.actual_text,
+        "advice": explanation.advice,
+        "accounts": accounts,
+    }
+
+
+class Records:
+    """The latest records. A caller sees the records of its own namespace only."""
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._by_id: OrderedDict[str, Record] = OrderedDict()
+
+    def add(self, record: Record) -> None:
+        self._by_id[record.id] = record
+        while len(self._by_id) > self._limit:
+            self._by_id.popitem(last=False)
+
+    def get(self, record_id: str, *, namespace: str) -> Record:
+        record = self._by_id.get(record_id)
+        if record is None or record.namespace != namespace:
+            raise NotFound(f"There is no record of a request {record_id!r}; the latest {self._limit} are kept.")
+        return record
+
+    def page(self, *, namespace: str, limit: int, before: str | None = None) -> tuple[tuple[Record, ...], bool]:
+        """At most `limit` records, newest first, older than the record `before`; and whether older ones remain."""
+        newest_first = [record for record in reversed(self._by_id.values()) if record.namespace == namespace]
+        start = 0
+        if before is not None:
+            anchor = self.get(before, namespace=namespace)
+            start = newest_first.index(anchor) + 1
+        page = newest_first[start : start + limit]
+        return tuple(page), start + limit < len(newest_first)

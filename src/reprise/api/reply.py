@@ -1,0 +1,148 @@
+"""The answer to one request on its way: the events of its jobs, as they come."""
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from reprise.api.choice import Choice
+from reprise.api.errors import RequestCancelled
+from reprise.api.exchange import Began, Ended, ReplyEvent, ServiceRequest, Usage, Waiting
+from reprise.api.inbox import Inbox
+from reprise.api.limits import Limits
+from reprise.chat.rendered import Rendered
+from reprise.core.backend import Backend
+from reprise.core.events import Finished, Progress, Started
+from reprise.core.record import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Running:
+    """One job of a request and the answer that it makes."""
+
+    job_id: str
+    choice: Choice
+
+
+class Reply:
+    """Read `events()` to the end, within ``async with reply:``. Leaving the block early cancels what still runs.
+
+    `before_end` is awaited for each answer before its `Ended` is given; `on_close` is called once, at the block's end.
+    """
+
+    def __init__(
+        self,
+        request: ServiceRequest,
+        *,
+        rendered: Rendered | None,
+        num_prompt: int,
+        running: Sequence[Running],
+        backend: Backend,
+        limits: Limits,
+        before_end: Callable[["Reply", Choice], Awaitable[None]],
+        on_close: Callable[["Reply"], None],
+    ) -> None:
+        self.request = request
+        self.rendered = rendered
+        self.num_prompt = num_prompt
+        self.running = tuple(running)
+        self.inbox = Inbox(limit=limits.max_unread, on_overflow=self.cancel)
+        self.created = time.time()
+        self.ended: list[Ended] = []
+        self.error: Exception | None = None
+        self._backend = backend
+        self._keep_alive_s = limits.keep_alive_s
+        self._before_end = before_end
+        self._on_close = on_close
+        self._cached: dict[int, int] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.error is None and isinstance(error, Exception):
+            self.error = error
+        self.cancel()
+        self._on_close(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the engine is done with all jobs."""
+        return all(run.choice.is_over for run in self.running)
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return tuple(run.choice.outcome for run in self.running if run.choice.outcome is not None)
+
+    @property
+    def usage(self) -> Usage:
+        """The counts so far."""
+        return Usage(
+            prompt=self.num_prompt,
+            # The choice that found least did the work that the others then shared.
+            cached=min(self._cached.values(), default=0),
+            stored=sum(outcome.stored for outcome in self.outcomes),
+            completion=sum(outcome.generated for outcome in self.outcomes),
+            reasoning=sum(run.choice.parser.num_reasoning_tokens for run in self.running),
+        )
+
+    def cancel(self) -> None:
+        """Cancel the jobs that still run. Safe on any thread."""
+        for run in self.running:
+            if not run.choice.is_over:
+                self._backend.cancel(run.job_id)
+
+    async def events(self) -> AsyncGenerator[ReplyEvent, None]:
+        """The events of all choices, in the order in which they come. Raises the error that ended the request."""
+        position = total = 0
+        while not self.is_over:
+            item = await self.inbox.get(self._keep_alive_s)
+            if item is None:
+                yield Waiting(position=position, total=total)
+                continue
+            index, event = item
+            if isinstance(event, Started):
+                position, total = event.reused, event.total
+            elif isinstance(event, Progress):
+                position, total = event.position, event.total
+            run = self.running[index]
+            try:
+                told = run.choice.take(event)
+            except RequestCancelled as error:
+                self.error = self._cancelled()
+                raise self.error from error
+            except Exception as error:
+                self.error = error
+                raise
+            if run.choice.wants_stop and not run.choice.is_over:
+                self._backend.cancel(run.job_id)
+            for said in told:
+                match said:
+                    case Began():
+                        self._cached[index] = said.cached
+                    case Ended():
+                        await self._before_end(self, run.choice)
+                        self.ended.append(said)
+                    case _:
+                        pass
+                yield said
+
+    def _cancelled(self) -> RequestCancelled:
+        if self.inbox.has_overflowed:
+            return RequestCancelled(
+                "The request was cancelled: its stream was not read. Read faster, or do not stream."
+            )
+        return RequestCancelled("The request was cancelled.")
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait, after a cancel, for the last counts of the jobs. Gives up after `timeout_s` seconds without any."""
+        while not self.is_over:
+            item = await self.inbox.get(timeout_s)
+            if item is None:
+                return
+            index, event = item
+            if isinstance(event, Finished):
+                self.running[index].choice.outcome = event.outcome

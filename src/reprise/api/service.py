@@ -1,0 +1,338 @@
+"""Joins renderer, parser and engine: one `ServiceRequest` in, one `Reply` with its events out.
+
+The life of a request, as every API uses it::
+
+    reply = await service.start(request)      # renders off the loop, queues the jobs; raises what is wrong
+    async with reply:                         # leaving early cancels
+        async for event in reply.events():    # Began, Piece…, Waiting while nothing comes, Ended per choice
+            ...
+    reply.usage                               # whole now
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from reprise.api.choice import Choice
+from reprise.api.errors import RequestCancelled
+from reprise.api.exchange import EndReason, RawPrompt, ServiceRequest
+from reprise.api.inbox import Inbox
+from reprise.api.limits import Limits
+from reprise.api.reading import Reading, reading_of
+from reprise.api.records import Record, Records
+from reprise.api.reply import Reply, Running
+from reprise.api.served import Served
+from reprise.chat.explain import Explanation
+from reprise.chat.render import Branch
+from reprise.chat.rendered import Rendered
+from reprise.chat.request import ChatRequest
+from reprise.chat.tool_grammar import call_grammar
+from reprise.core.backend import Backend
+from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, ShuttingDown
+from reprise.core.events import Event, Finished, FinishReason
+from reprise.core.job import Constraint, Job, Purpose
+from reprise.core.prompt import Prompt
+from reprise.core.record import Outcome
+from reprise.core.settings import Settings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# How long a cancelled job may take to say so, before its record is written without its counts.
+_DRAIN_S = 5.0
+_SEEDS = 2**63
+
+RecordWatcher = Callable[[Record], None]
+
+
+class ChatService:
+    """The API's one door to the model. All methods belong to the event loop's thread."""
+
+    def __init__(self, *, served: Served, backend: Backend, settings: Settings, limits: Limits | None = None) -> None:
+        self.served = served
+        self.backend = backend
+        self.settings = settings
+        self.limits = Limits() if limits is None else limits
+        self.records = Records(limit=self.limits.max_records)
+        self.is_closing = False
+        self._pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="render")
+        self._open: dict[str, Reply] = {}
+        self._num_rendering = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watchers: list[RecordWatcher] = []
+
+    def watch(self, watcher: RecordWatcher) -> None:
+        """Call `watcher` with the record of each request that ends."""
+        self._watchers.append(watcher)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing queued, running or settling, and nothing about to be."""
+        return not self._open and self._num_rendering == 0 and not self._tasks and self.backend.status().is_idle
+
+    async def start(self, request: ServiceRequest) -> Reply:
+        """Render the prompt and queue the request's jobs.
+
+        Raises BadRequest (TemplateFailed, ContextTooLong), QueueFull, ShuttingDown; then nothing was queued.
+        """
+        rendered, prompt = await self._prompt(request.prompt)
+        wanted = self.settings.max_tokens if request.max_tokens is None else request.max_tokens
+        room = self.served.answer_room(len(prompt), wanted)
+        reading = reading_of(
+            request,
+            self.served.text,
+            prompt.tokens,
+            is_thinking_open=rendered is not None and rendered.is_thinking_open,
+            default_budget=self.settings.thinking_budget,
+        )
+        constraint = await self._constraint(request, reading)
+        reply = Reply(
+            request,
+            rendered=rendered,
+            num_prompt=len(prompt),
+            running=[self._running(request, reading, index) for index in range(request.num_choices)],
+            backend=self.backend,
+            limits=self.limits,
+            before_end=self._learn,
+            on_close=self._close_reply,
+        )
+        try:
+            for run in reply.running:
+                job = self._job(request, reading, prompt, run, max_tokens=room, constraint=constraint)
+                self.backend.submit(job, reply.inbox.sink(run.choice.index))
+        except BaseException:
+            # Those before it are in the queue already.
+            reply.cancel()
+            raise
+        self._open[request.id] = reply
+        return reply
+
+    async def render(self, chat: ChatRequest) -> Rendered:
+        """The chat as the model would see it, off the event loop; nothing is computed."""
+        return await self._off_loop(lambda: self.served.renderer.render(chat))
+
+    async def prefill(self, prompt: ChatRequest | RawPrompt, *, request_id: str, namespace: str = "") -> Outcome:
+        """Compute a prompt into the cache and sample nothing. Cancelled when the caller is."""
+        _, tokens = await self._prompt(prompt)
+        self.served.answer_room(len(tokens), 1)
+        job = Job(id=request_id, prompt=tokens, purpose=Purpose.PREFILL, namespace=namespace)
+        inbox = Inbox(limit=self.limits.max_unread, on_overflow=lambda: None)
+        self.backend.submit(job, inbox.sink(0))
+        try:
+            while True:
+                item = await inbox.get(self.limits.keep_alive_s)
+                if item is None or not isinstance(item[1], Finished):
+                    continue
+                if item[1].reason is not FinishReason.DONE:
+                    raise item[1].error or EngineFailed("The prefill was cancelled.")
+                return item[1].outcome
+        except asyncio.CancelledError:
+            self.backend.cancel(request_id)
+            raise
+
+    def cancel(self, request_id: str, *, namespace: str) -> None:
+        """Cancel a request within one step; what was computed stays in the cache. Raises NotFound."""
+        reply = self._open.get(request_id)
+        if reply is None or reply.request.namespace != namespace:
+            raise NotFound(f"No request {request_id!r} is running. The id is the `id` of its response.")
+        reply.cancel()
+
+    async def close(self) -> None:
+        """Refuse new requests, cancel those that run, and wait for what is under way behind the scenes."""
+        self.is_closing = True
+        for reply in tuple(self._open.values()):
+            reply.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _prompt(self, prompt: ChatRequest | RawPrompt) -> tuple[Rendered | None, Prompt]:
+        if self.is_closing:
+            raise ShuttingDown("The server is shutting down. Try again in a moment.")
+        if isinstance(prompt, RawPrompt):
+            if len(prompt.tokens) == 0:
+                raise BadRequest("The prompt is empty. Send at least one token.", param="prompt")
+            return None, Prompt(tokens=prompt.tokens)
+        if self._num_rendering >= self.settings.max_queue:
+            raise QueueFull(f"{self._num_rendering} requests are being prepared already. Try again in a moment.")
+        self._num_rendering += 1
+        try:
+            rendered = await self.render(prompt)
+        finally:
+            self._num_rendering -= 1
+        if len(rendered.prompt) == 0:
+            raise BadRequest("The chat renders to an empty prompt. Send at least one message with text.")
+        return rendered, rendered.prompt
+
+    async def _constraint(self, request: ServiceRequest, reading: Reading) -> Callable[[], Constraint] | None:
+        """The grammar of the answer: of a forced tool call, or what the request asked for. Compiled off the loop."""
+        grammar, served = request.grammar, self.served
+
+        def make() -> Callable[[], Constraint] | None:
+            forced = call_grammar(
+                served.text,
+                tools=reading.tools,
+                tool_choice=reading.tool_choice,
+                parallel=request.allows_parallel_calls,
+            )
+            chosen = grammar if forced is None else forced
+            return None if chosen is None else served.grammars.constraint(chosen, thinking=reading.thinking)
+
+        if grammar is None and reading.tool_choice in ("auto", "none"):
+            return None
+        return await self._off_loop(make)
+
+    def _running(self, request: ServiceRequest, reading: Reading, index: int) -> Running:
+        choice = Choice(
+            index,
+            reading.parser(),
+            wants_logprobs=request.sampling.logprobs is not None,
+            allows_parallel_calls=request.allows_parallel_calls,
+        )
+        job_id = request.id if request.num_choices == 1 else f"{request.id}-{index}"
+        return Running(job_id=job_id, choice=choice)
+
+    def _job(
+        self,
+        request: ServiceRequest,
+        reading: Reading,
+        prompt: Prompt,
+        run: Running,
+        *,
+        max_tokens: int,
+        constraint: Callable[[], Constraint] | None,
+    ) -> Job:
+        sampling, seed = request.sampling, request.sampling.seed
+        if seed is not None:
+            # The same seed for every choice would give the same answer n times.
+            sampling = replace(sampling, seed=(seed + run.choice.index) % _SEEDS)
+        return Job(
+            id=run.job_id,
+            prompt=prompt,
+            namespace=request.namespace,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop_tokens=self.served.text.eos,
+            thinking=reading.thinking,
+            watch=reading.watch(),
+            constraint=constraint,
+            chat=request.chat,
+            pin_until=None if request.pin_for_s is None else time.monotonic() + request.pin_for_s,
+        )
+
+    async def _learn(self, reply: Reply, choice: Choice) -> None:
+        # Before the client hears of the end: its next turn may come at once, and needs these tokens.
+        rendered = reply.rendered
+        if rendered is None or not choice.tokens:
+            return
+        answer = choice.answer
+        await self._off_loop(lambda: self.served.renderer.learn(rendered, choice.tokens, answer))
+
+    def _close_reply(self, reply: Reply) -> None:
+        self._in_background(self._settle_up(reply))
+
+    async def _settle_up(self, reply: Reply) -> None:
+        try:
+            await reply.drain(_DRAIN_S)
+            await self._settle(reply)
+            await self._record(reply)
+        finally:
+            self._open.pop(reply.request.id, None)
+
+    async def _settle(self, reply: Reply) -> None:
+        """Queue the next turn's known prefix, for when nothing else waits."""
+        rendered = reply.rendered
+        if not self.settings.settles or rendered is None or self.is_closing:
+            return
+        # Of several answers nobody knows which one the chat goes on with.
+        if reply.request.num_choices > 1 or len(reply.ended) != 1 or reply.error is not None:
+            return
+        ended = reply.ended[0]
+        branch: Branch = "tool" if ended.reason is EndReason.TOOL_CALLS else "user"
+        prompt = await self._off_loop(lambda: self.served.renderer.next_turn(rendered, ended.answer, branch=branch))
+        if prompt is None or len(prompt) == 0:
+            return
+        request = reply.request
+        job = Job(
+            id=f"{request.id}-settle",
+            prompt=prompt,
+            purpose=Purpose.SETTLE,
+            namespace=request.namespace,
+            chat=request.chat,
+        )
+        try:
+            self.backend.submit(job, _ignore)
+        except (QueueFull, ShuttingDown, BadRequest) as error:
+            log.debug("%s: not settled: %s", request.id, error)
+
+    async def _record(self, reply: Reply) -> None:
+        request, rendered, outcomes = reply.request, reply.rendered, reply.outcomes
+        explanation: Explanation | None = None
+        if rendered is not None and outcomes:
+            explanation = await self._off_loop(lambda: self.served.renderer.explain(rendered, outcomes[0]))
+        record = Record(
+            id=request.id,
+            api=request.api,
+            model=self.served.id,
+            created=reply.created,
+            namespace=request.namespace,
+            ended=_how_ended(reply),
+            outcomes=outcomes,
+            error=None if reply.error is None else str(reply.error),
+            chat=request.chat,
+            explanation=explanation,
+            notes=(*request.notes, *(() if rendered is None else rendered.notes)),
+        )
+        self.records.add(record)
+        log.info("%s", _line(record))
+        for watcher in self._watchers:
+            watcher(record)
+
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._background_done)
+
+    def _background_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("What follows an answer failed; the answer itself is not touched", exc_info=error)
+
+
+def new_request_id(prefix: str) -> str:
+    """A request id that no other has, as APIs write them: ``chatcmpl-…``."""
+    return f"{prefix}-{uuid4().hex}"
+
+
+def _ignore(event: Event) -> None:
+    """Nobody waits for a settle."""
+
+
+def _how_ended(reply: Reply) -> str:
+    if reply.error is not None:
+        return "cancelled" if isinstance(reply.error, RequestCancelled) else "failed"
+    if len(reply.ended) < len(reply.running):
+        return "cancelled"
+    return str(reply.ended[-1].reason)
+
+
+def _line(record: Record) -> str:
+    """The record in one line of the log."""
+    if not record.outcomes:
+        return f"{record.id} {record.api}: {record.ended} before it began"
+    first = record.outcomes[0]
+    ttft = "-" if first.ttft_s is None else f"{first.ttft_s:.3f} s"
+    return (
+        f"{record.id} {record.api}: {record.ended}, prompt {first.prompt}, reused {first.reused}, "
+        f"prefilled {first.prefilled} ({first.reason}), generated {sum(o.generated for o in record.outcomes)}, "
+        f"first token {ttft}"
+    )

@@ -1,0 +1,117 @@
+"""Server-sent events, and work that ends when its client is gone."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from reprise.api.errors import ClientGone, Problem, problem_of
+from reprise.api.reply import Reply
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DONE = "data: [DONE]\n\n"
+
+
+def data_line(body: object) -> str:
+    """An event without a name."""
+    return f"data: {_json(body)}\n\n"
+
+
+def event_lines(name: str, body: object) -> str:
+    """An event with a name."""
+    return f"event: {name}\ndata: {_json(body)}\n\n"
+
+
+def comment_line(text: str) -> str:
+    """What clients skip: it keeps the connection alive."""
+    return f": {text}\n\n"
+
+
+def _json(body: object) -> str:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Await the work, and cancel it as soon as the client hangs up (then raises ClientGone).
+
+    To be called when the body has been read: what the server hears from then on is the end of the connection.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return await working
+        raise ClientGone
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A reply as server-sent events, cancelled as soon as the client hangs up.
+
+    `tell` makes the text of the events. An error in the midst of the stream becomes its last event, through `on_error`:
+    the status was sent long before.
+    """
+
+    def __init__(
+        self,
+        reply: Reply,
+        tell: Callable[[Reply], AsyncGenerator[str, None]],
+        *,
+        on_error: Callable[[Problem], str],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(
+            {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                # Proxies would gather events otherwise.
+                "x-accel-buffering": "no",
+                "x-request-id": reply.request.id,
+                **(headers or {}),
+            }
+        )
+        self._reply = reply
+        self._tell = tell
+        self._on_error = on_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._reply:
+                await while_connected(receive, self._send_all(send))
+        except (ClientGone, OSError):
+            log.debug("%s: the client hung up", self._reply.request.id)
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._tell(self._reply)) as texts:
+            try:
+                async for text in texts:
+                    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            except OSError:
+                raise
+            except Exception as error:
+                problem = problem_of(error)
+                if problem.status >= 500:
+                    log.error("%s broke off: %s", self._reply.request.id, problem.message, exc_info=error)
+                last = self._on_error(problem).encode()
+                await send({"type": "http.response.body", "body": last, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
