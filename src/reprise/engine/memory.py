@@ -43,3 +43,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(
         sign in text for sign in ("out of memory", "unable to allocate", "malloc", "insufficient memory", "bad_alloc")
     )
+
+
+def leave_thread() -> None:
+    """The last MLX call of a thread: a thread that ends with streams of its own takes the process down at exit."""
+    mx.synchronize()
+    mx.clear_streams()

@@ -82,6 +82,11 @@ class Gate:
             self._waiting.discard(job_id)
             self._inside.pop(job_id, None)
 
+    @property
+    def num_inside(self) -> int:
+        with self._lock:
+            return len(self._inside)
+
     def is_inside(self, job_id: str) -> bool:
         with self._lock:
             return job_id in self._inside

@@ -19,6 +19,7 @@ from reprise.core.events import Event
 from reprise.core.job import Job
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel, load_model
+from reprise.engine.memory import leave_thread
 from reprise.loop.admission import Gate
 from reprise.loop.worker import Worker
 
@@ -116,23 +117,34 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            worker = self._make_worker()
+            if worker is not None:
+                self._serve(worker)
+        finally:
+            leave_thread()
+
+    def _make_worker(self) -> Worker | None:
+        try:
             loaded = self._load()
             worker = Worker(loaded, self._settings, self._gate)
         except RepriseError as error:
             self._failure = error
-            self._is_ready.set()
-            return
         except Exception as error:
             log.exception("the engine could not start")
-            self._failure = EngineFailed(f"The engine could not start: {error}")
+            self._failure = EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
+        else:
+            self._loaded = loaded
+            self._publish(worker)
+            return worker
+        finally:
             self._is_ready.set()
-            return
-        self._loaded = loaded
-        self._publish(worker)
-        self._is_ready.set()
+        return None
+
+    def _serve(self, worker: Worker) -> None:
         while True:
             self._receive(worker)
-            if self._close is not None and (self._close.now or worker.is_empty):
+            is_all_here = self._gate.num_inside == worker.num_tasks
+            if self._close is not None and is_all_here and (self._close.now or worker.is_empty):
                 worker.cancel_all()
                 self._publish(worker)
                 return
@@ -146,7 +158,8 @@ class EngineLoop:
 
     def _receive(self, worker: Worker) -> None:
         """Take all commands; wait for one if there is nothing to do."""
-        block = not worker.has_work and self._close is None
+        is_all_here = self._gate.num_inside == worker.num_tasks
+        block = not worker.has_work and (self._close is None or not is_all_here)
         while True:
             try:
                 command = self._inbox.get(block=block)

@@ -16,6 +16,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.record import Reason
 from reprise.core.settings import Settings
 from reprise.engine import memory
+from reprise.engine.batching import reason_to_run_alone
 from reprise.engine.load import LoadedModel
 from reprise.engine.runner import Broken, Live, Picked, Runner
 from reprise.loop.admission import Gate
@@ -43,7 +44,10 @@ class Worker:
     def __init__(self, loaded: LoadedModel, settings: Settings, gate: Gate) -> None:
         self._settings = settings
         self._gate = gate
-        self.runner = Runner(loaded, can_batch=True)
+        alone = reason_to_run_alone(loaded)
+        if alone is not None:
+            log.info("%s runs one sequence at a time: %s", loaded.name, alone)
+        self.runner = Runner(loaded, can_batch=alone is None)
         layout = loaded.blueprint.layout
         budget = settings.cache_bytes.of(memory.device_bytes()) if settings.cache_bytes is not None else None
         self.cache = PrefixCache(layout, budget=budget if budget is not None else memory.default_budget(loaded.nbytes))
@@ -77,6 +81,10 @@ class Worker:
     def is_empty(self) -> bool:
         """Whether no job is there but those that settle."""
         return all(task.is_settle for task in self._tasks.values())
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self._tasks)
 
     @property
     def has_work(self) -> bool:

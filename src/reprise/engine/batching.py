@@ -1,0 +1,91 @@
+"""Whether a model's sequences may share a pass: a table of what was measured, and a check for what is not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from reprise.engine.load import LoadedModel
+from reprise.engine.rows import Rows
+
+ALONE: Mapping[str, str] = {}
+"""Architecture → why its sequences run one at a time, measured by `make matrix`."""
+
+_LENGTHS = (11, 4, 7)
+_STEPS = 3
+_SLICE = 3
+
+_TOLERANCE = {mx.float32: 1e-3}
+_TOLERANCE_OF_HALF = 0.05
+"""Largest distance (total variation) between the distributions of one token alone and in a batch. Half precision
+differs by rounding; a wrong mask or position differs by far more."""
+
+
+def reason_to_run_alone(loaded: LoadedModel) -> str | None:
+    """Why this model's sequences must run one at a time, or None if they may share passes."""
+    known = ALONE.get(loaded.architecture)
+    if known is not None:
+        return known
+    if not loaded.blueprint.joins:
+        return "a layer's state cannot hold several sequences"
+    try:
+        distance = batch_distance(loaded)
+    except Exception as error:
+        return f"a batch raised {type(error).__name__}: {error}"
+    dtype = next((a.dtype for a in _warm(loaded).arrays()), mx.float32)
+    if distance > _TOLERANCE.get(dtype, _TOLERANCE_OF_HALF):
+        return f"a batch of different lengths differs from the same sequences alone (distance {distance:.2g})"
+    return None
+
+
+def batch_distance(loaded: LoadedModel) -> float:
+    """How far sequences of different lengths in one batch are from the same sequences alone.
+
+    They decode together for a few steps and then take a slice of equal length together, as in prefill. Gives the
+    largest total variation distance between the distributions of a token.
+    """
+    random = np.random.default_rng(0)
+    most = min(loaded.vocab_size, 1000)
+    prompts = [random.integers(0, most, size=length + _STEPS + _SLICE) for length in _LENGTHS]
+    alone = [_distributions(loaded, prompt, length) for prompt, length in zip(prompts, _LENGTHS, strict=True)]
+    group: list[Rows] = []
+    for prompt, length in zip(prompts, _LENGTHS, strict=True):
+        rows = Rows(loaded.blueprint)
+        rows.forward(loaded.model, mx.array([prompt[:length]]))
+        mx.eval(rows.arrays())
+        group.append(rows)
+    batch, *others = group
+    batch.join(others)
+    together = _continue(loaded, batch, prompts)
+    worst = 0.0
+    for row, expected in enumerate(alone):
+        worst = max(worst, float((0.5 * mx.abs(together[row] - expected).sum(axis=-1)).max().item()))
+    return worst
+
+
+def _distributions(loaded: LoadedModel, prompt: np.ndarray, length: int) -> mx.array:
+    rows = Rows(loaded.blueprint)
+    rows.forward(loaded.model, mx.array([prompt[:length]]))
+    mx.eval(rows.arrays())
+    return _continue(loaded, rows, [prompt])[0]
+
+
+def _continue(loaded: LoadedModel, rows: Rows, prompts: Sequence[np.ndarray]) -> mx.array:
+    """The distributions of all further tokens, shape ``(rows, steps, vocabulary)``."""
+    starts = list(rows.lengths)
+    found: list[mx.array] = []
+    for step, num in [*((i, 1) for i in range(_STEPS)), (_STEPS, _SLICE)]:
+        tokens = [prompt[start + step : start + step + num] for prompt, start in zip(prompts, starts, strict=True)]
+        logits = rows.forward(loaded.model, mx.array(np.stack(tokens)))
+        found.append(mx.softmax(logits.astype(mx.float32), axis=-1))
+        mx.eval(found[-1], rows.arrays())
+    return mx.concatenate(found, axis=1)
+
+
+def _warm(loaded: LoadedModel) -> Rows:
+    rows = Rows(loaded.blueprint)
+    rows.forward(loaded.model, mx.array([[0]]))
+    mx.eval(rows.arrays())
+    return rows
