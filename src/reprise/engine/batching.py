@@ -53,7 +53,7 @@ def batch_distance(loaded: LoadedModel) -> float:
     group: list[Rows] = []
     for prompt, length in zip(prompts, _LENGTHS, strict=True):
         rows = Rows(loaded.blueprint)
-        rows.forward(loaded.model, mx.array([prompt[:length]]))
+        rows.forward(loaded.model, mx.array(prompt[None, :length]))
         mx.eval(rows.arrays())
         group.append(rows)
     batch, *others = group
@@ -67,7 +67,7 @@ def batch_distance(loaded: LoadedModel) -> float:
 
 def _distributions(loaded: LoadedModel, prompt: np.ndarray, length: int) -> mx.array:
     rows = Rows(loaded.blueprint)
-    rows.forward(loaded.model, mx.array([prompt[:length]]))
+    rows.forward(loaded.model, mx.array(prompt[None, :length]))
     mx.eval(rows.arrays())
     return _continue(loaded, rows, [prompt])[0]
 
