@@ -18,9 +18,11 @@ class Ghosts:
     paths: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def lose_landmark(self, position: int) -> None:
+        self.forget_landmark(position)
         self.landmarks = [*self.landmarks, position][-_MOST:]
 
     def lose_path(self, position: int, token: int) -> None:
+        self.forget_path(position, token)
         self.paths = [*self.paths, (position, token)][-_MOST:]
 
     def forget_landmark(self, position: int) -> None:

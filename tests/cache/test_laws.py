@@ -1,0 +1,205 @@
+"""The two laws: reuse never changes what is read, and whatever could be reused is reused."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reprise.core.kinds import Full, Layout, Window
+from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import as_tokens
+from tests.cache.hash_model import ENTRY_NBYTES, SNAPSHOT_NBYTES, HashSource
+from tests.cache.strategies import BUDGETS, EXAMPLES, NAMESPACES, layouts, runs
+from tests.cache.trial import Trial
+
+BASE = tuple(i % 3 for i in range(37))
+
+
+def by_name(layout: Layout) -> str:
+    return "+".join([*map(str, layout.kinds), *(["snapshots"] if layout.has_snapshots else [])])
+
+
+@st.composite
+def turns(draw: st.DrawFn, most: int = 8) -> list[tuple[str, tuple[int, ...]]]:
+    """Prompts of one or two namespaces, most of them grown from an earlier one cut anywhere."""
+    known: list[tuple[str, tuple[int, ...]]] = []
+    for _ in range(draw(st.integers(1, most))):
+        base: tuple[int, ...] = ()
+        if known and draw(st.booleans()):
+            base = draw(st.sampled_from(known))[1]
+            base = base[: draw(st.integers(0, len(base)))]
+        known.append((draw(NAMESPACES), base + draw(runs())))
+    return known
+
+
+@settings(max_examples=80, deadline=None)
+@given(layout=layouts(), stored=turns(), asked=turns(4), compacts=st.booleans())
+def test_without_eviction_all_that_was_stored_is_reused(layout, stored, asked, compacts) -> None:
+    trial = Trial(layout)
+    for namespace, tokens in stored:
+        assert trial.commit(tokens, namespace=namespace)
+        trial.judge()
+    if compacts:
+        while trial.cache.compact(max_entries=5) > 0:
+            trial.judge()
+    for namespace, tokens in [*stored, *asked]:
+        trial.judge_read(tokens, namespace=namespace)
+        trial.judge_read(tokens, namespace=namespace, limit=len(tokens))
+    trial.judge_contents()
+
+
+@settings(max_examples=80, deadline=None)
+@given(layout=layouts(), budget=BUDGETS, chats=turns(10), moves=st.lists(st.integers(0, 9), max_size=30))
+def test_under_pressure_what_is_left_is_right_and_is_reused(layout, budget, chats, moves) -> None:
+    trial = Trial(layout, budget)
+    for (namespace, tokens), move in zip(chats, [*moves, *[0] * len(chats)], strict=False):
+        trial.request(tokens, namespace=namespace)
+        trial.commit(tokens[: max(1, len(tokens) - move)], namespace=namespace)
+        trial.judge()
+        if move % 2 == 0:
+            trial.release(move)
+        if move % 3 == 0:
+            trial.evict()
+        trial.judge()
+    trial.judge_contents()
+
+
+@pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
+def test_every_position_of_an_edge_is_a_place_to_leave_it(layout: Layout) -> None:
+    for at in range(len(BASE) + 1):
+        trial = Trial(layout)
+        trial.commit(BASE[:20])
+        trial.commit(BASE)
+        trial.request(BASE)
+        branch = (*BASE[:at], 7, 7, 7)
+        trial.request(branch)
+        trial.commit(branch)
+        trial.judge()
+        for limit in range(len(BASE) + 1):
+            trial.judge_read(BASE, limit=limit)
+        trial.judge_contents()
+
+
+@pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_source_that_fails_changes_nothing(layout: Layout, *, is_known: bool) -> None:
+    longer = (*BASE[:25], 8, *range(31))
+    for fails_after in range(12):
+        trial = Trial(layout)
+        if is_known:
+            trial.commit(BASE)
+        books = (trial.cache.ledger.held, trial.cache.ledger.tokens, trial.cache.ledger.num_nodes, trial.cache.clock)
+        if trial.commit(longer, fails_after=fails_after) is None:
+            ledger = trial.cache.ledger
+            assert books == (ledger.held, ledger.tokens, ledger.num_nodes, trial.cache.clock)
+        else:
+            assert fails_after > 0
+        trial.judge()
+        trial.judge_contents()
+        trial.judge_read(longer)
+
+
+@pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
+def test_a_conversation_is_stored_once(layout: Layout) -> None:
+    trial = Trial(layout)
+    chat: tuple[int, ...] = ()
+    for turn in range(6):
+        chat = (*chat, *(turn + i for i in range(9)))
+        done = trial.commit(chat)
+        assert done is not None and done.tokens == 9
+        again = trial.commit(chat)
+        assert again is not None and again.tokens == 0 and again.nbytes == 0
+    for turn in range(5):
+        trial.commit((*chat[:30], 100 + turn))
+    trial.judge_contents()
+    assert trial.cache.ledger.tokens == 54 + 5
+    if layout == Layout(kinds=(Full(),), has_snapshots=True):
+        assert trial.cache.ledger.held == 59 * ENTRY_NBYTES + 11 * SNAPSHOT_NBYTES
+
+
+def test_a_window_that_has_wrapped_resumes_wherever_its_entries_still_reach() -> None:
+    trial = Trial(Layout(kinds=(Full(), Window(8))))
+    trial.commit(BASE[:30])
+    reachable = [limit for limit in range(31) if trial.request(BASE[:30], limit=limit, is_held=False) == limit]
+    assert reachable == [0, 30]
+    trial.commit(BASE[:33])
+    # Entries [23, 33) are there, and the window needs the seven before a position.
+    reachable = [limit for limit in range(34) if trial.request(BASE[:33], limit=limit, is_held=False) == limit]
+    assert reachable == [0, 30, 31, 32, 33]
+
+
+def test_namespaces_share_nothing() -> None:
+    trial = Trial(Layout(kinds=(Full(),)))
+    trial.commit(BASE, namespace="one")
+    assert trial.request(BASE, namespace="two") == 0
+    trial.commit(BASE, namespace="two")
+    assert trial.cache.ledger.held == 2 * len(BASE) * ENTRY_NBYTES
+    trial.judge()
+
+
+@pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
+def test_what_cannot_fit_is_refused_and_nothing_is_evicted_for_it(layout: Layout) -> None:
+    trial = Trial(layout)
+    trial.commit(BASE)
+    trial.cache.budget = trial.cache.ledger.held
+    trial.request(BASE, limit=len(BASE))
+    done = trial.commit((9, 9, *BASE, *BASE, *BASE))
+    assert done is not None and not done.is_resumable and done.tokens == 0 and done.nbytes == 0
+    assert trial.cache.ledger.evictions == 0 or not any(isinstance(kind, Full) for kind in layout.kinds)
+    trial.judge()
+
+
+@pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
+def test_a_commit_of_what_is_there_succeeds_over_the_budget(layout: Layout) -> None:
+    trial = Trial(layout)
+    trial.commit(BASE)
+    trial.request(BASE, limit=len(BASE))
+    trial.cache.budget = 1
+    done = trial.commit(BASE)
+    assert done is not None and done.is_resumable and done.nbytes == 0
+    trial.judge()
+
+
+@pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
+def test_a_pin_outlasts_pressure_and_then_runs_out(layout: Layout) -> None:
+    trial = Trial(layout)
+    trial.commit(BASE[:20], pinned_until=5.0, kind=BoundaryKind.EXPLICIT)
+    trial.commit(BASE)
+    trial.judge()
+    while trial.cache.evict_one("test"):
+        trial.judge()
+    assert trial.request(BASE, is_held=False) == 20
+    trial.cache.now_s = 5.0
+    while trial.cache.evict_one("test"):
+        trial.judge()
+    assert trial.cache.ledger.held == 0 and trial.cache.ledger.tokens == 0
+
+
+@pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
+def test_all_is_evicted_but_what_is_leased(layout: Layout) -> None:
+    trial = Trial(layout)
+    trial.commit(BASE[:20])
+    trial.commit(BASE)
+    trial.commit((*BASE[:5], 9, 9, 9))
+    trial.request(BASE, limit=20)
+    trial.clear()
+    trial.judge()
+    assert trial.request(BASE, is_held=False) == 20
+    assert trial.cache.ledger.tokens == 20
+    trial.release(0)
+    trial.clear()
+    trial.judge()
+    assert trial.cache.ledger.held == 0 and trial.cache.ledger.tokens == 0 and not trial.cache.roots
+
+
+def test_a_path_of_hundreds_of_edges_is_evicted_whole() -> None:
+    trial = Trial(Layout(kinds=(), has_snapshots=True))
+    cache = trial.cache
+    chat = tuple(i % 5 for i in range(600))
+    for length in range(1, len(chat) + 1):
+        cache.commit(as_tokens(chat[:length]), HashSource(chat[:length]), kind=BoundaryKind.INTERVAL)
+    match = cache.match(as_tokens(chat))
+    lease = cache.lease(match, len(chat))
+    cache.commit(as_tokens((*chat, 1)), HashSource((*chat, 1)), kind=BoundaryKind.INTERVAL)
+    cache.release(lease)
+    cache.clear()
+    assert cache.ledger.tokens == 0

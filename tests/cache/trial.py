@@ -1,0 +1,237 @@
+"""One prefix cache under trial: every operation that its owner has, and the laws that hold after each.
+
+Driven by Hypothesis (`test_laws.py`, `test_machine.py`) and by a random generator (`test_soak.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from reprise.cache.policy import Policy
+from reprise.cache.store import Committed, Grain, PrefixCache
+from reprise.cache.tree import Lease
+from reprise.core.kinds import KvKind, Layout
+from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import as_tokens
+from tests.cache.hash_model import (
+    ENTRY_NBYTES,
+    SNAPSHOT_NBYTES,
+    HashSource,
+    SourceFailed,
+    cold_entries,
+    cold_snapshot,
+)
+from tests.cache.oracle import Oracle, sees, stored_in
+
+GRAIN = Grain(piece=8, tail=6)
+"""Small, so that short chats have several pieces and lose their ends in several bites."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A lease, and what was asked of the cache when it was taken."""
+
+    lease: Lease
+    namespace: str
+    tokens: tuple[int, ...]
+    position: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Promise:
+    """A commit that was said to be resumable, and how much of it still was when last looked at."""
+
+    tokens: tuple[int, ...]
+    namespace: str
+    reach: int
+    pinned_until: float
+
+
+@dataclass(slots=True)
+class Trial:
+    layout: Layout
+    budget: int | None = None
+    policy: Policy | None = None
+    cache: PrefixCache = field(init=False)
+    stored: Oracle = field(init=False)
+    held: list[Held] = field(default_factory=list[Held])
+    promises: dict[tuple[str, tuple[int, ...]], Promise] = field(default_factory=dict)
+    evictions: int = 0
+
+    def __post_init__(self) -> None:
+        self.cache = PrefixCache(self.layout, budget=self.budget, policy=self.policy, grain=GRAIN)
+        self.stored = Oracle(self.layout)
+
+    # What the owner of a cache does.
+
+    def request(
+        self, tokens: Sequence[int], *, namespace: str = "", is_held: bool = True, limit: int | None = None
+    ) -> int:
+        """A prompt comes in: find where it resumes, judge it, and take a lease."""
+        run = as_tokens(tokens)
+        match = self.cache.match(run, namespace=namespace)
+        position = self.cache.resume_at(match, limit=len(tokens) - 1 if limit is None else limit)
+        self.judge_read(tokens, namespace=namespace, limit=limit)
+        if is_held:
+            lease = self.cache.lease(match, position)
+            self.held.append(Held(lease=lease, namespace=namespace, tokens=tuple(tokens), position=position))
+        return position
+
+    def commit(
+        self,
+        tokens: Sequence[int],
+        *,
+        namespace: str = "",
+        kind: BoundaryKind = BoundaryKind.STABLE,
+        fails_after: int | None = None,
+        pinned_until: float = 0.0,
+    ) -> Committed | None:
+        """Store a position; None: the source failed."""
+        before, evictions, held = stored_in(self.cache), self.cache.ledger.evictions, self.cache.ledger.held
+        source = HashSource(tokens, fails_after=fails_after)
+        try:
+            done = self.cache.commit(
+                as_tokens(tokens), source, kind=kind, namespace=namespace, pinned_until=pinned_until
+            )
+        except SourceFailed:
+            done = None
+        if done is None or not done.is_resumable:
+            after = stored_in(self.cache)
+            assert after.entries <= before.entries and after.snapshots <= before.snapshots
+            if self.cache.ledger.evictions == evictions:
+                assert after.entries == before.entries and after.snapshots == before.snapshots
+            return done
+        assert self._fits_budget() or (done.nbytes == 0 and done.tokens == 0)
+        if self.cache.ledger.evictions == evictions:
+            assert self.cache.ledger.held == held + done.nbytes
+        copied = {(kind, at) for kind, span in source.copied for at in range(span.start, span.stop)}
+        assert len(copied) == sum(len(span) for _, span in source.copied), "an entry was copied twice"
+        assert not any((namespace, kind, (*tokens[: at + 1],)) in before.entries for kind, at in copied) or (
+            self.cache.ledger.evictions > evictions
+        ), "an entry was copied that was there"
+        self.stored.store(namespace, tokens)
+        known = self.promises.get((namespace, tuple(tokens)))
+        pinned_before = known.pinned_until if known is not None else 0.0
+        self.promises[(namespace, tuple(tokens))] = Promise(
+            tokens=tuple(tokens), namespace=namespace, reach=len(tokens), pinned_until=max(pinned_until, pinned_before)
+        )
+        return done
+
+    def evict(self) -> None:
+        """Evict one item; prompts that lose something are told so."""
+        before = {key: self._reach(promise) for key, promise in self.promises.items()}
+        self.cache.evict_one("trial")
+        for key, reach in before.items():
+            promise = self.promises[key]
+            if self._reach(promise) < reach:
+                match = self.cache.match(as_tokens(promise.tokens), namespace=promise.namespace)
+                assert self.cache.was_lost(match, self._reach(promise)), "what was evicted was not said to be"
+
+    def clear(self) -> None:
+        """Drop everything that no lease protects; pins give way."""
+        self.cache.clear()
+        for promise in self.promises.values():
+            promise.pinned_until = 0.0
+
+    def _reach(self, promise: Promise) -> int:
+        match = self.cache.match(as_tokens(promise.tokens), namespace=promise.namespace)
+        return self.cache.resume_at(match, limit=len(promise.tokens))
+
+    def release(self, index: int) -> None:
+        self.cache.release(self.held.pop(index % len(self.held)).lease)
+
+    # What must be true.
+
+    def judge(self) -> None:
+        """The books, the leases and the promises. After every operation."""
+        self.cache.check()
+        evicted = self.cache.ledger.evictions - self.evictions
+        self.evictions = self.cache.ledger.evictions
+        self._judge_promises(evicted)
+        for held in self.held:
+            match = self.cache.match(as_tokens(held.tokens), namespace=held.namespace)
+            assert self.cache.resume_at(match, limit=held.position) == held.position, "a leased path was evicted"
+
+    def _judge_promises(self, evicted: int) -> None:
+        landmarks = self._landmarks()
+        num_lost = 0
+        for key, promise in list(self.promises.items()):
+            reach = self._reach(promise)
+            if promise.pinned_until > self.cache.now_s:
+                assert reach == len(promise.tokens), "a pinned position was evicted"
+            if self.layout.resumes_anywhere:
+                assert reach >= promise.reach - evicted * 2 * GRAIN.tail, "more was lost than was evicted"
+                promise.reach = reach
+            elif key in landmarks:
+                assert reach == len(promise.tokens), "a landmark does not hold what it promises"
+            else:
+                num_lost += 1
+                del self.promises[key]
+        if not self.layout.resumes_anywhere:
+            assert num_lost == evicted, "an eviction takes one landmark, and nothing else takes any"
+
+    def judge_read(self, tokens: Sequence[int], *, namespace: str = "", limit: int | None = None) -> None:
+        """SAFETY: what is read is what a cold run would hold. REUSE: no better position can be had."""
+        run = as_tokens(tokens)
+        limit = len(tokens) - 1 if limit is None else limit
+        match = self.cache.match(run, namespace=namespace)
+        position = self.cache.resume_at(match, limit=limit)
+        restore = self.cache.read(match, position)
+        for kind in self.layout.kinds:
+            cold = cold_entries(tokens, kind)
+            seen = [
+                (at, item)
+                for part in restore.parts[kind]
+                for at, item in zip(
+                    range(part.span.start, part.span.stop),
+                    part.payload.items[part.start : part.stop],  # pyright: ignore
+                    strict=True,
+                )
+            ]
+            assert seen == [(at, cold[at]) for at, _ in seen], "an entry is not that of a cold run"
+            assert [at for at, _ in seen] == sorted({at for at, _ in seen}), "entries are out of order or double"
+            assert self.positions_needed(kind, position) <= {at for at, _ in seen}, "an entry is missing"
+        if self.layout.has_snapshots and position > 0:
+            assert restore.snapshot is not None and restore.snapshot.item == cold_snapshot(tokens[:position])  # pyright: ignore
+        else:
+            assert restore.snapshot is None
+        if self.cache.was_lost(match, position):
+            assert (namespace, tuple(tokens[: position + 1])) in self.stored.prefixes, "never there, so never evicted"
+        best = self._best_known(namespace, tokens, limit)
+        assert position == best, f"resumes at {position}, but {best} was possible"
+
+    def _best_known(self, namespace: str, tokens: Sequence[int], limit: int) -> int:
+        if self.cache.ledger.evictions == 0:
+            return self.stored.resume_at(namespace, tokens, limit)
+        return stored_in(self.cache).resume_at(namespace, tokens, limit)
+
+    @staticmethod
+    def positions_needed(kind: KvKind, position: int) -> set[int]:
+        return {at for at in range(position) if sees(kind, position, at)}
+
+    def judge_contents(self) -> None:
+        """Every entry is stored once, and none that nothing needs. Slow."""
+        now = stored_in(self.cache)
+        assert self.cache.ledger.kv == ENTRY_NBYTES * len(now.entries), "an entry is stored twice"
+        assert self.cache.ledger.snapshots == SNAPSHOT_NBYTES * len(now.snapshots)
+        if not self.layout.resumes_anywhere:
+            needed = Oracle(self.layout)
+            for namespace, tokens in self._landmarks():
+                needed.store(namespace, tokens)
+            for held in self.held:
+                needed.store(held.namespace, held.tokens[: held.position])
+            assert now.entries == needed.entries, "entries stayed that nothing needs, or needed ones went"
+
+    def _landmarks(self) -> set[tuple[str, tuple[int, ...]]]:
+        found: set[tuple[str, tuple[int, ...]]] = set()
+        for namespace, root in self.cache.roots.items():
+            stack = [(root, ())]
+            while stack:
+                node, prefix = stack.pop()
+                path = (*prefix, *map(int, node.tokens))
+                found.update((namespace, path[:position]) for position in node.landmarks)
+                stack.extend((child, path) for child in node.children.values())
+        return found
+
+    def _fits_budget(self) -> bool:
+        free = self.cache.free()
+        return free is None or free >= 0
