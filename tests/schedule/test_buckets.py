@@ -66,6 +66,13 @@ def test_groups_that_have_become_alike_are_merged() -> None:
     assert len(group_rows([one, other], limits)) == 1
 
 
+def test_of_two_groups_that_are_merged_the_smaller_moves() -> None:
+    few, many = rows(1000), [replace(row, id=f"m{row.id}") for row in rows(1010, 1010, 1010)]
+    for key_few, key_many in [(0, 1), (1, 0)]:
+        live = [*(replace(row, group=key_few) for row in few), *(replace(row, group=key_many) for row in many)]
+        assert [group.key for group in group_rows(live, LIMITS)] == [key_many]
+
+
 @settings(deadline=None)
 @given(data=st.data())
 def test_padding_is_bounded_while_rows_come_and_go(data: st.DataObject) -> None:

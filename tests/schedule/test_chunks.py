@@ -57,7 +57,7 @@ def test_a_long_slice_runs_alone_and_is_cut_to_the_budget() -> None:
 
 
 def test_short_slices_of_one_length_run_together() -> None:
-    plan = plan_pass([job("a", 0, 100), job("b", 50, 150), job("c", 0, 90)], {}, 2048, LIMITS)
+    plan = plan_pass([job("a", 0, 100), job("b", 50, 150), job("c", 0, 90), job("d", 0, 120)], {}, 2048, LIMITS)
     assert ([one.id for one in plan.jobs], plan.length) == (["a", "b"], 100)
 
 
@@ -78,6 +78,11 @@ def test_rows_that_cannot_be_batched_stay_apart() -> None:
     same = [job("a", 0, 100), job("b", 0, 100)]
     assert len(plan_pass(same, {}, 2048, LIMITS).jobs) == 2
     assert len(plan_pass(same, {}, 2048, replace(LIMITS, can_batch=False)).jobs) == 1
+
+
+def test_a_few_ragged_prompts_go_one_by_one() -> None:
+    plan = plan_pass([job("a", 0, 1), job("b", 0, 2), job("c", 0, 3)], {}, 2048, LIMITS)
+    assert [one.id for one in plan.jobs] == ["a"]
 
 
 def test_many_ragged_prompts_take_as_many_passes_as_bits() -> None:

@@ -68,6 +68,16 @@ def test_no_more_rows_than_the_batch_has() -> None:
     assert len(step.decode[0].ids) == 8
 
 
+def test_jobs_that_are_admitted_together_share_the_rows() -> None:
+    waiting = tuple(job(f"j{index}", 0, 10) for index in range(6))
+    assert decide(State(now_s=0, waiting=waiting, decoding=decoding(1)), Limits(max_batch=3)).admit == ("j0", "j1")
+
+
+def test_the_last_row_goes_to_the_first_in_order_wherever_it_stands_in_the_queue() -> None:
+    waiting = (job("late", 2, 10), job("early", 1, 10))
+    assert decide(State(now_s=3, waiting=waiting, decoding=decoding(1)), Limits(max_batch=2)).admit == ("early",)
+
+
 def test_a_job_without_room_waits_and_those_behind_it_too() -> None:
     big, small = replace(job("big", 0, 10), live_nbytes=100), replace(job("small", 1, 10), live_nbytes=1)
     state = State(now_s=2, waiting=(big, small), decoding=decoding(1), free_nbytes=50)

@@ -54,7 +54,7 @@ def test_one_token_is_always_left_to_the_follower() -> None:
 
 
 def test_a_leader_is_waited_for_no_further_than_its_prefill_goes() -> None:
-    assert waits(follower(a=800), leader(end=799))[0].until == 799
+    assert waits(follower(a=800), leader(end=799), limits=replace(SNAPSHOTS, min_shared=1))[0].until == 799
 
 
 def test_of_two_leaders_the_one_that_goes_further_together() -> None:
@@ -68,6 +68,8 @@ def test_partings_that_fall_together_are_one_pause() -> None:
     assert [wait.until for wait in found] == [700, 700, 730]
     planned = replace(leader(), checkpoints=(90, 695))
     assert [wait.until for wait in share(jobs, [planned], (), SNAPSHOTS).waits] == [695, 695, 730]
+    between = replace(leader(), checkpoints=(705,))
+    assert [wait.until for wait in share(jobs, [between], (), SNAPSHOTS).waits] == [700, 705, 730]
 
 
 def test_a_leader_pauses_at_the_parting_if_the_model_needs_a_snapshot_there() -> None:

@@ -101,12 +101,14 @@ def _wait(job: Waiting, leaders: Iterable[Prefilling], limits: Limits) -> Wait |
 
 
 def _source(job: Waiting, running: Iterable[Prefilling | Decoding], limits: Limits) -> str | None:
-    """The running job that has computed most of what `job` could go on from, without having committed it yet."""
+    """The running job that has computed most of what `job` could go on from, without having committed it yet.
+
+    All of them are past the parting: otherwise `job` would wait.
+    """
     best: tuple[int, str] | None = None
     for leader in running:
         until = parting(job, leader)
-        computed = leader.position if isinstance(leader, Prefilling) else leader.length
-        if leader.stored < until <= computed and is_worth_waiting(job, until, limits):
+        if leader.stored < until and is_worth_waiting(job, until, limits):
             best = (until, leader.id) if best is None else max(best, (until, leader.id))
     return None if best is None else best[1]
 
