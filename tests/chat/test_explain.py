@@ -1,0 +1,262 @@
+"""Why tokens were not reused: every reason, and an account of every computed token."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import pytest
+
+from reprise.chat.answer import Answer
+from reprise.chat.explain import ADVICE, Explanation
+from reprise.chat.reasoning import as_message
+from reprise.chat.render import Renderer
+from reprise.chat.rendered import PartKind, Rendered
+from reprise.chat.request import ChatRequest, Message
+from reprise.core.record import Outcome, Reason
+from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens
+from tests.chat.replay import spoken
+from tests.chat.shapes import (
+    ASK,
+    CALL,
+    CONVERSATION,
+    PLAIN_CONVERSATION,
+    RESULT,
+    SEARCH,
+    SHAPES,
+    TOLD,
+    WEATHER,
+    assistant,
+    system,
+    user,
+)
+from tests.chat.text_models import template_names, text_model
+
+LONG_SYSTEM = "You are a helpful assistant. Answer briefly, and say so when there is something you do not know."
+
+
+@dataclass
+class Server:
+    """A renderer and a store that resumes anywhere: what a request's outcome would be, and its explanation."""
+
+    template: str
+    now: datetime = datetime(2026, 3, 1, 12)
+    runs: list[Tokens] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.model = text_model(self.template)
+        self.renderer = Renderer(self.model, clock=lambda: self.now)
+
+    def ask(self, request: ChatRequest, answer: Answer = Answer(content="Sunny.")) -> tuple[Rendered, Explanation]:  # noqa: B008
+        rendered = self.renderer.render(request)
+        prompt = rendered.prompt.tokens
+        matched, stored_next = self.match(prompt)
+        reused = min(matched, len(prompt) - 1)
+        outcome = Outcome(
+            prompt=len(prompt), matched=matched, reused=reused, prefilled=len(prompt) - reused, stored_next=stored_next
+        )
+        explanation = self.renderer.explain(rendered, outcome)
+        sampled = self.model.encode(spoken(answer, rendered, has_channels=self.template == "channels"))
+        self.runs.append(join_tokens(prompt, as_tokens(sampled)))
+        self.renderer.learn(rendered, sampled, answer)
+        check_accounts(explanation, outcome)
+        return rendered, explanation
+
+    def match(self, prompt: Tokens) -> tuple[int, Tokens | None]:
+        # Of runs that agree equally far, the latest one.
+        best = max(reversed(self.runs), key=lambda run: common_prefix(run, prompt), default=None)
+        if best is None:
+            return 0, None
+        matched = common_prefix(best, prompt)
+        return matched, best[matched : matched + 32] if matched < len(best) else None
+
+    def reason(self, request: ChatRequest) -> Reason:
+        return self.ask(request)[1].reason
+
+
+def check_accounts(explanation: Explanation, outcome: Outcome) -> None:
+    """The accounts cover the computed tokens, without a gap."""
+    at = outcome.reused
+    for account in explanation.accounts:
+        assert account.span.start == at
+        at = account.span.stop
+    assert at == outcome.prompt
+    assert explanation.reason in {account.reason for account in explanation.accounts}
+
+
+def chat(*messages: Message, **options: object) -> ChatRequest:
+    return ChatRequest(messages=messages, template_options=options)
+
+
+def test_every_reason_has_advice() -> None:
+    assert set(ADVICE) == set(Reason)
+
+
+def test_cold_then_nothing_new_then_new_tokens() -> None:
+    server = Server("keeps_everything")
+    assert server.reason(chat(system(), ASK)) is Reason.COLD
+    assert server.reason(chat(system(), ASK)) is Reason.NOTHING_NEW
+    answer = Answer(content="It is sunny.")
+    _, explanation = server.ask(chat(user("Hello there.")), answer)
+    _, explanation = server.ask(chat(user("Hello there."), as_message(answer), user("Thanks!")))
+    assert explanation.reason is Reason.NEW_TOKENS
+    assert explanation.diverged_at is None
+
+
+@pytest.mark.parametrize("template", ["strips_thinking", "think_in_prompt", "empty_block", "keeps_in_loop", "channels"])
+def test_thinking_stripped(template: str) -> None:
+    server = Server(template)
+    answer = Answer(content="It is sunny.", reasoning="They ask for the weather, so I say that it is sunny there.")
+    server.ask(chat(ASK), answer)
+    _, explanation = server.ask(chat(ASK, as_message(answer), user("Thanks!")))
+    assert explanation.reason is Reason.THINKING_STRIPPED
+    assert explanation.part is not None
+    assert "ask" in explanation.expected_text or "think" in explanation.expected_text
+    assert "sunny" in explanation.actual_text or "think" in explanation.actual_text
+    assert "--restore-reasoning" in explanation.advice
+
+
+def test_the_loop_is_stripped_at_the_next_user_message() -> None:
+    server = Server("keeps_in_loop")
+    for messages in ((ASK,), (ASK, CALL, RESULT)):
+        server.ask(ChatRequest(messages=messages, tools=(WEATHER,)))
+    after = ChatRequest(messages=(ASK, CALL, RESULT, TOLD, user("Thanks!")), tools=(WEATHER,))
+    _, explanation = server.ask(after)
+    assert explanation.reason is Reason.THINKING_STRIPPED
+    assert explanation.part is not None
+    assert explanation.part.index == 1
+
+
+def test_thinking_off_leaves_a_mark() -> None:
+    server = Server("thinking_off_mark")
+    answer = Answer(content="It is sunny.")
+    server.ask(chat(ASK, enable_thinking=False), answer)
+    _, explanation = server.ask(chat(ASK, as_message(answer), user("Thanks!"), enable_thinking=False))
+    assert explanation.reason is Reason.THINKING_STRIPPED
+
+
+def test_the_date_changed() -> None:
+    server = Server("dated")
+    server.ask(chat(system(LONG_SYSTEM), ASK))
+    server.now += timedelta(days=1)
+    _, explanation = server.ask(chat(system(LONG_SYSTEM), ASK))
+    assert explanation.reason is Reason.DATE_CHANGED
+    assert "--freeze-template-date" in explanation.advice
+    # In the client's own system prompt it is seen from the text.
+    server = Server("strips_thinking")
+    server.ask(chat(system(f"{LONG_SYSTEM} Today is 2026-03-01. {LONG_SYSTEM}"), ASK))
+    assert server.reason(chat(system(f"{LONG_SYSTEM} Today is 2026-03-02. {LONG_SYSTEM}"), ASK)) is Reason.DATE_CHANGED
+
+
+def test_a_value_that_changes_with_every_request() -> None:
+    server = Server("strips_thinking")
+    server.ask(chat(system(f"{LONG_SYSTEM} billing: cch=a81f7; {LONG_SYSTEM}"), ASK))
+    assert server.reason(chat(system(f"{LONG_SYSTEM} billing: cch=3be02; {LONG_SYSTEM}"), ASK)) is Reason.BREAKER
+
+
+def test_the_system_prompt_changed() -> None:
+    server = Server("strips_thinking")
+    server.ask(chat(system(LONG_SYSTEM + " Be kind."), ASK))
+    _, explanation = server.ask(chat(system(LONG_SYSTEM + " Write long answers."), ASK))
+    assert explanation.reason is Reason.SYSTEM_CHANGED
+    assert explanation.part is not None
+    assert explanation.part.kind is PartKind.SYSTEM
+    assert "kind" in explanation.expected_text
+    assert "Write" in explanation.actual_text
+
+
+@pytest.mark.parametrize("template", ["strips_thinking", "moves_tools"])
+def test_the_tools_changed(template: str) -> None:
+    server = Server(template)
+    server.ask(ChatRequest(messages=(system(), ASK), tools=(WEATHER, SEARCH)))
+    assert server.reason(ChatRequest(messages=(system(), ASK), tools=(SEARCH, WEATHER))) is Reason.TOOLS_CHANGED
+
+
+def test_template_options_changed() -> None:
+    server = Server("thinking_off_mark")
+    server.ask(chat(ASK, enable_thinking=True))
+    assert server.reason(chat(ASK, enable_thinking=False)) is Reason.TEMPLATE_OPTIONS_CHANGED
+
+
+def test_edited_messages() -> None:
+    server = Server("strips_thinking")
+    told = assistant("Sunny.")
+    server.ask(chat(system(), ASK, told, user("And tomorrow?"), assistant("Rain."), user("And on Monday?")))
+    edited_last = chat(system(), ASK, told, user("And tomorrow?"), assistant("Rain."), user("Or on Sunday?"))
+    assert server.reason(edited_last) is Reason.LAST_MESSAGE_EDITED
+    edited_early = chat(system(), ASK, told, user("Why is that?"), assistant("Rain."), user("Or on Sunday?"))
+    assert server.reason(edited_early) is Reason.EARLIER_MESSAGE_EDITED
+    edited_answer = chat(system(), ASK, assistant("Rainy."), user("Why is that?"), assistant("Rain."), user("Oh?"))
+    assert server.reason(edited_answer) is Reason.EARLIER_MESSAGE_EDITED
+
+
+def test_another_chat_with_the_same_system_prompt_branches() -> None:
+    server = Server("strips_thinking")
+    server.ask(chat(system(LONG_SYSTEM), ASK))
+    assert server.reason(chat(system(LONG_SYSTEM), user("How are you today?"))) is Reason.BRANCHED
+
+
+def test_an_answer_given_back_in_other_words() -> None:
+    server = Server("keeps_everything")
+    server.ask(chat(ASK), Answer(content="It is sunny."))
+    assert server.reason(chat(ASK, assistant("It is rainy."), user("Ok."))) is Reason.ANSWER_RENDERED_DIFFERENTLY
+
+
+def test_arguments_that_the_template_writes_again() -> None:
+    server = Server("respaced_arguments")
+    answer = CONVERSATION[1][1]
+    server.ask(ChatRequest(messages=(ASK,), tools=(WEATHER,)), Answer(content=None, tool_calls=answer.tool_calls))
+    _, explanation = server.ask(
+        ChatRequest(messages=(ASK, assistant(None, city="Paris"), RESULT), tools=(WEATHER,)),
+    )
+    assert explanation.reason is Reason.ANSWER_RENDERED_DIFFERENTLY
+
+
+@pytest.mark.parametrize("template", ["moves_tools", "moves_system"])
+def test_text_that_the_template_moves(template: str) -> None:
+    server = Server(template)
+    request = ChatRequest(messages=(system(), ASK), tools=(WEATHER,))
+    server.ask(request)
+    grown = ChatRequest(messages=(system(), ASK, assistant("Sunny."), user("Thanks!")), tools=(WEATHER,))
+    assert server.reason(grown) is Reason.TEMPLATE_RERENDERED
+
+
+def test_what_was_there_and_is_no_more_was_evicted() -> None:
+    server = Server("strips_thinking")
+    server.ask(chat(system(LONG_SYSTEM), ASK))
+    server.runs.clear()
+    _, explanation = server.ask(chat(system(LONG_SYSTEM), ASK))
+    assert explanation.reason is Reason.EVICTED
+
+
+def test_a_match_without_a_snapshot() -> None:
+    server = Server("strips_thinking")
+    rendered = server.renderer.render(chat(system(LONG_SYSTEM), ASK))
+    length = len(rendered.prompt)
+    outcome = Outcome(prompt=length, matched=length - 3, reused=2, prefilled=length - 2)
+    explanation = server.renderer.explain(rendered, outcome)
+    check_accounts(explanation, outcome)
+    assert [account.reason for account in explanation.accounts] == [Reason.NO_SNAPSHOT, Reason.NEW_TOKENS]
+    assert explanation.reason is Reason.NO_SNAPSHOT
+
+
+def test_a_cache_that_is_off() -> None:
+    server = Server("strips_thinking")
+    rendered = server.renderer.render(chat(ASK))
+    outcome = Outcome(prompt=len(rendered.prompt), prefilled=len(rendered.prompt), reason=Reason.CACHE_OFF)
+    assert server.renderer.explain(rendered, outcome).reason is Reason.CACHE_OFF
+
+
+@pytest.mark.parametrize("template", [name for name in template_names() if name != "single_turn"])
+def test_every_computed_token_is_accounted_for(template: str) -> None:
+    server = Server(template)
+    refused = {"alternates": {"tool", "system in the middle", "after a tool loop"}}.get(template, set())
+    for name, request in SHAPES.items():
+        if any(name.startswith(each) for each in refused):
+            continue
+        _, explanation = server.ask(request)
+        assert explanation.reason is not Reason.COLD or len(server.runs) == 1 or explanation.diverged_at is not None
+    messages: tuple[Message, ...] = (system(),)
+    tools = () if template == "alternates" else (WEATHER,)
+    for incoming, answer in PLAIN_CONVERSATION if template == "alternates" else CONVERSATION:
+        messages = (*messages, *incoming)
+        _, explanation = server.ask(ChatRequest(messages=messages, tools=tools), answer)
+        messages = (*messages, as_message(answer))

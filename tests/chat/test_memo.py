@@ -1,0 +1,32 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reprise.chat.memo import Memo
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    memo: Memo[str, str] = Memo(nbytes=6, size=lambda _, value: len(value))
+    memo.put("a", "xx")
+    memo.put("b", "xx")
+    memo.put("c", "xx")
+    assert memo.get("a") == "xx"
+    memo.put("d", "xx")
+    assert [memo.get(key) for key in "abcd"] == ["xx", None, "xx", "xx"]
+
+
+def test_what_is_too_large_is_not_kept_and_takes_its_place_away() -> None:
+    memo: Memo[str, str] = Memo(nbytes=3, size=lambda _, value: len(value))
+    memo.put("a", "x")
+    memo.put("a", "xxxx")
+    assert memo.get("a") is None
+    assert memo.nbytes == 0
+
+
+@given(puts=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=30))
+def test_the_books_balance(puts: list[tuple[int, int]]) -> None:
+    memo: Memo[int, int] = Memo(nbytes=12, size=lambda _, value: value)
+    for key, value in puts:
+        memo.put(key, value)
+        memo.check()
+        assert memo.get(key) == value
+    assert memo.nbytes <= 12
