@@ -57,7 +57,9 @@ def _check_node(node: Node, layout: Layout) -> None:
         assert (mark.snapshot is not None) == layout.has_snapshots, position
         _check_resumable(node, position, layout)
     if not node.children and node.parent is not None:
-        assert node.stop in node.landmarks or any(lease.position == node.stop for lease in node.leases), (
+        # Where every position is resumable, only the landmark at a path's end can ever be evicted, leased or not.
+        is_leased = any(lease.position == node.stop for lease in node.leases) and not layout.resumes_anywhere
+        assert node.stop in node.landmarks or is_leased, (
             "a path ends at a landmark",
             node.start,
             node.stop,

@@ -1,0 +1,218 @@
+"""`check()` is worth something: each book, when it is wrong, makes it raise."""
+
+from collections.abc import Callable
+
+import pytest
+
+from reprise.cache.store import PrefixCache
+from reprise.cache.tree import Lease, Node, Piece
+from reprise.core.kinds import Chunk, Full, Layout, Window
+from reprise.core.prompt import BoundaryKind
+from reprise.core.spans import Span
+from reprise.core.tokens import as_tokens
+from tests.cache.hash_model import HashSource
+from tests.cache.trial import GRAIN
+
+WINDOW = Window(6)
+LAYOUT = Layout(kinds=(Full(), WINDOW), has_snapshots=True)
+TRUNK = tuple(range(20))
+
+
+def full_of_things(layout: Layout = LAYOUT) -> tuple[PrefixCache, Node, Node]:
+    """A cache, its trunk ``[0, 20)`` with two children and a lease at 20, and a leaf ``[20, 30)``."""
+    cache = PrefixCache(layout, grain=GRAIN)
+    for tokens in (TRUNK[:12], TRUNK, TRUNK + (7,) * 10, TRUNK + (8,) * 10):
+        cache.commit(as_tokens(tokens), HashSource(tokens), kind=BoundaryKind.STABLE)
+    match = cache.match(as_tokens(TRUNK))
+    cache.lease(match, 20)
+    cache.check()
+    trunk = cache.roots[""].children[0]
+    while trunk.stop < 20:
+        (trunk,) = trunk.children.values()
+    return cache, trunk, trunk.children[7]
+
+
+def wrong_kv(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.ledger.kv += 10
+
+
+def wrong_snapshots(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.ledger.snapshots -= 70
+
+
+def wrong_tokens(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.ledger.tokens += 1
+
+
+def wrong_nodes(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.ledger.num_nodes -= 1
+
+
+def wrong_landmark_count(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.num_landmarks += 1
+
+
+def lost_lease(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    trunk.leases.clear()
+
+
+def lease_not_counted_above(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.roots[""].num_leases -= 1
+
+
+def lease_that_was_released(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    trunk.leases[0].is_released = True
+
+
+def lease_of_another_edge(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    trunk.leases[0].position = 25
+
+
+def lease_that_points_elsewhere(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    trunk.leases[0] = Lease(leaf, 20)
+
+
+def landmark_out_of_order(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    leaf.landmarks[30].version += 1
+
+
+def landmark_placed_twice(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    landmark = leaf.landmarks[30]
+    cache.order.place(landmark)
+    landmark.version -= 1
+    cache.order.place(landmark)
+
+
+def landmark_of_another_node(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    leaf.landmarks[30].node = trunk
+
+
+def landmark_elsewhere(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    leaf.landmarks[30].position = 29
+
+
+def landmark_behind_its_edge(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    landmark = leaf.landmarks.pop(30)
+    landmark.position = 31
+    leaf.landmarks[31] = landmark
+
+
+def landmark_without_snapshot(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    snapshot = leaf.landmarks[30].snapshot
+    assert snapshot is not None
+    leaf.landmarks[30].snapshot = None
+    cache.ledger.snapshots -= snapshot.nbytes
+
+
+def landmark_lost(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache._drop_landmark(leaf.landmarks[30])
+
+
+def full_entries_lost(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.ledger.kv -= leaf.pieces[Full()].pop().payload.nbytes
+
+
+def window_entries_lost(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.ledger.kv -= leaf.pieces[WINDOW].pop(0).payload.nbytes
+    if not leaf.pieces[WINDOW]:
+        del leaf.pieces[WINDOW]
+
+
+def empty_list_of_pieces(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    trunk.pieces[WINDOW] = []
+
+
+def pieces_of_a_kind_the_model_lacks(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    leaf.pieces[Chunk(5)] = leaf.pieces.pop(WINDOW)
+
+
+def pieces_out_of_order(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    leaf.pieces[Full()].reverse()
+
+
+def piece_behind_its_edge(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    last = leaf.pieces[Full()][-1]
+    leaf.pieces[Full()][-1] = Piece(Span(last.span.start, last.span.stop + 1), last.payload)
+
+
+def child_elsewhere(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    leaf.start += 1
+
+
+def child_under_another_token(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    trunk.children[99] = trunk.children.pop(7)
+
+
+def child_of_another_parent(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    leaf.parent = cache.roots[""]
+
+
+def tokens_that_can_change(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    leaf.tokens = leaf.tokens.copy()
+
+
+def tokens_that_keep_another_buffer_alive(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    leaf.tokens = as_tokens((*leaf.tokens, 1))[:-1]
+
+
+def something_on_the_root(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    root = cache.roots[""]
+    root.landmarks[0] = trunk.landmarks[20]
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [
+        wrong_kv,
+        wrong_snapshots,
+        wrong_tokens,
+        wrong_nodes,
+        wrong_landmark_count,
+        lost_lease,
+        lease_not_counted_above,
+        lease_that_was_released,
+        lease_of_another_edge,
+        lease_that_points_elsewhere,
+        landmark_out_of_order,
+        landmark_placed_twice,
+        landmark_of_another_node,
+        landmark_elsewhere,
+        landmark_behind_its_edge,
+        landmark_without_snapshot,
+        landmark_lost,
+        full_entries_lost,
+        window_entries_lost,
+        empty_list_of_pieces,
+        pieces_of_a_kind_the_model_lacks,
+        pieces_out_of_order,
+        piece_behind_its_edge,
+        child_elsewhere,
+        child_under_another_token,
+        child_of_another_parent,
+        tokens_that_can_change,
+        tokens_that_keep_another_buffer_alive,
+        something_on_the_root,
+    ],
+)
+def test_a_wrong_book_is_noticed(corrupt: Callable[[PrefixCache, Node, Node], None]) -> None:
+    cache, trunk, leaf = full_of_things()
+    corrupt(cache, trunk, leaf)
+    with pytest.raises(AssertionError):
+        cache.check()
+
+
+def test_a_path_that_nothing_could_evict_is_noticed() -> None:
+    cache, _, leaf = full_of_things(Layout(kinds=(Full(),)))
+    cache.lease(cache.match(as_tokens(TRUNK + (7,) * 10)), 30)
+    cache._drop_landmark(leaf.landmarks[30])
+    with pytest.raises(AssertionError, match="a path ends at a landmark"):
+        cache.check()
+
+
+def test_a_lease_is_released_once() -> None:
+    cache, _, _ = full_of_things()
+    lease = cache.lease(cache.match(as_tokens(TRUNK)), 20)
+    cache.release(lease)
+    with pytest.raises(AssertionError):
+        cache.release(lease)
+    cache.check()
