@@ -30,7 +30,7 @@ def hold_chat(each: Callable[[list[Turn]], None]) -> list[Turn]:
     with tempfile.TemporaryDirectory(prefix="reprise-demo-") as folder:
         model = Path(folder) / "tiny-qwen3_5"
         build_model(model)
-        # Without settling, or the counts would depend on how much idle time there was between two turns.
+        # Without settling, or the counts would depend on how long the server was idle between two turns.
         with server(model, "--no-settle") as warm, server(model, "--no-settle", "--no-prefix-cache") as cold:
             turns: list[Turn] = []
             for turn in drive(partial(ask, warm), partial(ask, cold), LocalTokenizer(model), questions()):

@@ -1,0 +1,58 @@
+"""Puts a server together: engine loop, renderer, grammars, service, HTTP."""
+
+import logging
+import time
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from reprise.api.run import listen, run
+from reprise.api.served import Served
+from reprise.api.service import ChatService
+from reprise.chat.grammar import Grammars
+from reprise.chat.render import Renderer, RenderSettings
+from reprise.core.settings import Settings
+from reprise.engine.load import LoadedModel
+from reprise.loop import EngineLoop
+
+
+def run_server(settings: Settings) -> None:
+    """Load the model and serve it until the user ends it. Raises LoadFailed and CannotListen."""
+    _write_log(settings.log_level)
+    # Before the model is loaded, which may take minutes.
+    listener = listen(settings.host, settings.port)
+    engine = EngineLoop(settings)
+    try:
+        served = served_model(engine.start(), settings)
+        run(ChatService(served=served, backend=engine, settings=settings), settings, listener=listener)
+        engine.close()
+    finally:
+        listener.close()
+
+
+def served_model(loaded: LoadedModel, settings: Settings) -> Served:
+    """The loaded model as the API sees it."""
+    bounds = [bound for bound in (settings.max_context, loaded.context) if bound is not None]
+    return Served(
+        id=loaded.name,
+        text=loaded.text,
+        renderer=Renderer(
+            loaded.text,
+            RenderSettings(
+                has_canonical_tokens=settings.canonical_tokens,
+                freezes_date=settings.freeze_template_date,
+                restores_reasoning=settings.restore_reasoning,
+            ),
+        ),
+        grammars=Grammars(loaded.text),
+        context=min(bounds) if bounds else None,
+        created=int(time.time()),
+        accepts_any_name=settings.accepts_any_model,
+    )
+
+
+def _write_log(level: str) -> None:
+    """Log to standard error: standard output says where the server is, and nothing else."""
+    handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", handlers=[handler])
+    logging.getLogger("reprise").setLevel(level.upper())

@@ -1,0 +1,39 @@
+"""The command `reprise`. Commands import what they need when they run, so that `reprise --help` is quick."""
+
+from typing import Annotated
+
+import typer
+
+from reprise import __version__
+from reprise.cli.demo import demo
+from reprise.cli.serve import serve
+
+app = typer.Typer(
+    name="reprise",
+    help="A chat server for MLX language models that never prefills a token twice while somebody waits.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(serve)
+app.command()(demo)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"reprise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Prefix reuse for MLX language models."""
+
+
+if __name__ == "__main__":
+    app()

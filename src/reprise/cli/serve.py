@@ -1,0 +1,175 @@
+"""`reprise serve MODEL`: its options are the fields of `Settings`, one for one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from reprise.cli.refuse import refusals, refuse
+from reprise.core.settings import KV_BITS, KV_GROUP_SIZES, LOG_LEVELS, Settings
+from reprise.core.sizes import Amount, Bytes, parse_amount
+
+_SERVER = "Server"
+_ANSWERS = "Answers"
+_REUSE = "Reuse"
+_LOAD = "Load"
+
+
+def _amount(option: str, text: str) -> Amount:
+    try:
+        return parse_amount(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from error
+
+
+def _num_bytes(option: str, text: str) -> int:
+    amount = _amount(option, text)
+    if not isinstance(amount, Bytes) or amount.nbytes == 0:
+        raise typer.BadParameter("Give a number of bytes here, as 32MiB.", param_hint=f"'{option}'")
+    return amount.nbytes
+
+
+def _one_of(value: object, choices: tuple[object, ...]) -> None:
+    if value is not None and value not in choices:
+        raise typer.BadParameter(f"Choose one of {', '.join(map(str, choices))}.")
+
+
+def _check_bits(value: int | None) -> int | None:
+    _one_of(value, KV_BITS)
+    return value
+
+
+def _check_group_size(value: int) -> int:
+    _one_of(value, KV_GROUP_SIZES)
+    return value
+
+
+def _check_log_level(value: str) -> str:
+    _one_of(value, LOG_LEVELS)
+    return value
+
+
+def serve(
+    *,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A local model directory or a hub id.")],
+    host: Annotated[str, Option(help="The address to listen on.", rich_help_panel=_SERVER)] = "127.0.0.1",
+    port: Annotated[
+        int, Option(min=0, max=65535, help="0 picks a free one and prints it.", rich_help_panel=_SERVER)
+    ] = 8080,
+    log_level: Annotated[
+        str,
+        Option(help=f"One of {', '.join(LOG_LEVELS)}.", callback=_check_log_level, rich_help_panel=_SERVER),
+    ] = "info",
+    api_key: Annotated[
+        list[str] | None,
+        Option(help="A key that requests have to bring. May be given several times.", rich_help_panel=_SERVER),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        Option(exists=True, dir_okay=False, help="A file with one key in each line.", rich_help_panel=_SERVER),
+    ] = None,
+    key_namespaces: Annotated[
+        bool, Option("--key-namespaces", help="Keys share no prefix with each other.", rich_help_panel=_SERVER)
+    ] = False,
+    any_model: Annotated[
+        bool, Option("--any-model", help="Serve requests that name another model.", rich_help_panel=_SERVER)
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        Option(help="A web origin that may call the server. May be given several times.", rich_help_panel=_SERVER),
+    ] = None,
+    max_body: Annotated[
+        str, Option(metavar="BYTES", help="The longest request body.", rich_help_panel=_SERVER)
+    ] = "32MiB",
+    max_tokens: Annotated[int, Option(min=1, help="For requests that do not say.", rich_help_panel=_ANSWERS)] = 4096,
+    thinking_budget: Annotated[
+        int | None,
+        Option(min=0, help="Reasoning tokens at most, for requests that do not say.", rich_help_panel=_ANSWERS),
+    ] = None,
+    max_context: Annotated[
+        int | None, Option(min=1, help="Prompt and answer together, in tokens.", rich_help_panel=_ANSWERS)
+    ] = None,
+    no_prefix_cache: Annotated[
+        bool, Option("--no-prefix-cache", help="Compute every prompt from its start.", rich_help_panel=_REUSE)
+    ] = False,
+    cache_bytes: Annotated[
+        str | None,
+        Option(
+            metavar="AMOUNT",
+            help="Memory for the cache and running requests, as 8GB or 25%; else what the device can spare.",
+            rich_help_panel=_REUSE,
+        ),
+    ] = None,
+    no_settle: Annotated[
+        bool,
+        Option("--no-settle", help="Do not read ahead for the next turn while idle.", rich_help_panel=_REUSE),
+    ] = False,
+    canonical_tokens: Annotated[
+        bool,
+        Option("--canonical-tokens", help="Tokenize answers in the history afresh.", rich_help_panel=_REUSE),
+    ] = False,
+    restore_reasoning: Annotated[
+        bool,
+        Option("--restore-reasoning", help="Put back reasoning that a client dropped.", rich_help_panel=_REUSE),
+    ] = False,
+    freeze_template_date: Annotated[
+        bool,
+        Option("--freeze-template-date", help="A chat keeps the day of its first request.", rich_help_panel=_REUSE),
+    ] = False,
+    kv_bits: Annotated[
+        int | None,
+        Option(
+            help=f"Quantise KV to {', '.join(map(str, KV_BITS))} bits.", callback=_check_bits, rich_help_panel=_REUSE
+        ),
+    ] = None,
+    kv_group_size: Annotated[
+        int,
+        Option(help=f"{', '.join(map(str, KV_GROUP_SIZES))}.", callback=_check_group_size, rich_help_panel=_REUSE),
+    ] = 64,
+    max_queue: Annotated[int, Option(min=1, help="Requests that may wait.", rich_help_panel=_LOAD)] = 64,
+    max_batch: Annotated[int, Option(min=1, help="Sequences that decode together.", rich_help_panel=_LOAD)] = 8,
+    prefill_chunk: Annotated[int, Option(min=1, help="Tokens of one prefill step.", rich_help_panel=_LOAD)] = 2048,
+    max_stall_ms: Annotated[
+        int, Option(min=1, help="The longest gap in a running answer to aim for.", rich_help_panel=_LOAD)
+    ] = 100,
+) -> None:
+    """Serve a model over HTTP, with the OpenAI API among others."""
+    keys = (*(api_key or ()), *(_keys_in(api_key_file) if api_key_file is not None else ()))
+    settings = Settings(
+        model=model,
+        host=host,
+        port=port,
+        log_level=log_level,
+        api_keys=keys,
+        separates_keys=key_namespaces,
+        accepts_any_model=any_model,
+        cors_origins=tuple(cors_origin or ()),
+        max_body_bytes=_num_bytes("--max-body", max_body),
+        max_tokens=max_tokens,
+        thinking_budget=thinking_budget,
+        max_context=max_context,
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        has_prefix_cache=not no_prefix_cache,
+        cache_bytes=_amount("--cache-bytes", cache_bytes) if cache_bytes is not None else None,
+        settles=not no_settle,
+        canonical_tokens=canonical_tokens,
+        restore_reasoning=restore_reasoning,
+        freeze_template_date=freeze_template_date,
+        max_queue=max_queue,
+        max_batch=max_batch,
+        prefill_chunk=prefill_chunk,
+        max_stall_ms=max_stall_ms,
+    )
+    from reprise.cli.assemble import run_server  # noqa: PLC0415 (imports MLX)
+
+    with refusals():
+        run_server(settings)
+
+
+def _keys_in(file: Path) -> tuple[str, ...]:
+    keys = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    if not keys:
+        refuse(f"{file} holds no key.")
+    return keys

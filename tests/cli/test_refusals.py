@@ -1,0 +1,59 @@
+"""What a server cannot be started with: one sentence on standard error and exit status 2."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.models.tiny import tiny_model
+
+
+def start(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "reprise.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def model_of_a_strange_kind(directory: Path) -> Path:
+    (directory / "config.json").write_text(json.dumps({"model_type": "perceptron"}))
+    (directory / "model.safetensors").write_bytes((tiny_model("llama") / "model.safetensors").read_bytes())
+    return directory
+
+
+def assert_refused(result: "subprocess.CompletedProcess[str]", *named: str) -> None:
+    assert result.returncode == 2, result
+    assert result.stdout == ""
+    sentence = result.stderr.strip()
+    assert "\n" not in sentence, sentence
+    assert sentence.startswith("reprise: ")
+    assert sentence.endswith(".")
+    for word in named:
+        assert word in sentence
+
+
+@pytest.mark.parametrize("make", ["missing", "empty", "file", "strange"])
+def test_a_model_that_cannot_be_served(make: str, tmp_path: Path) -> None:
+    if make == "missing":
+        assert_refused(start("serve", str(tmp_path / "nowhere"), "--port", "0"), "nowhere", "directory")
+    elif make == "empty":
+        assert_refused(start("serve", str(tmp_path), "--port", "0"), "config.json")
+    elif make == "file":
+        (tmp_path / "model.gguf").touch()
+        assert_refused(start("serve", str(tmp_path / "model.gguf"), "--port", "0"), "is a file")
+    else:
+        assert_refused(start("serve", str(model_of_a_strange_kind(tmp_path)), "--port", "0"), "perceptron")
+
+
+def test_a_port_in_use_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert_refused(start("serve", str(tmp_path / "nowhere"), "--port", port), "in use", port)
+
+
+def test_asking_for_help_does_not_load_mlx() -> None:
+    code = (
+        "import sys; from reprise.cli.main import app; sys.exit('mlx' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -1,0 +1,100 @@
+"""Every option of `reprise serve` reaches its field of `Settings`; what cannot be is refused in a sentence."""
+
+import re
+from dataclasses import fields
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import reprise.cli.assemble
+from reprise.cli.main import app
+from reprise.core.settings import Settings
+from reprise.core.sizes import Share
+
+OPTIONS: dict[str, tuple[list[str], object]] = {
+    "host": (["--host", "0.0.0.0"], "0.0.0.0"),
+    "port": (["--port", "0"], 0),
+    "log_level": (["--log-level", "debug"], "debug"),
+    "api_keys": (["--api-key", "a", "--api-key", "b"], ("a", "b")),
+    "separates_keys": (["--key-namespaces"], True),
+    "accepts_any_model": (["--any-model"], True),
+    "cors_origins": (["--cors-origin", "http://localhost:3000"], ("http://localhost:3000",)),
+    "max_body_bytes": (["--max-body", "1MB"], 1_000_000),
+    "max_tokens": (["--max-tokens", "7"], 7),
+    "thinking_budget": (["--thinking-budget", "0"], 0),
+    "max_context": (["--max-context", "999"], 999),
+    "kv_bits": (["--kv-bits", "8"], 8),
+    "kv_group_size": (["--kv-group-size", "32"], 32),
+    "has_prefix_cache": (["--no-prefix-cache"], False),
+    "cache_bytes": (["--cache-bytes", "25%"], Share(Fraction(1, 4))),
+    "settles": (["--no-settle"], False),
+    "canonical_tokens": (["--canonical-tokens"], True),
+    "restore_reasoning": (["--restore-reasoning"], True),
+    "freeze_template_date": (["--freeze-template-date"], True),
+    "max_queue": (["--max-queue", "3"], 3),
+    "max_batch": (["--max-batch", "2"], 2),
+    "prefill_chunk": (["--prefill-chunk", "64"], 64),
+    "max_stall_ms": (["--max-stall-ms", "20"], 20),
+}
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings that a server was asked to run with."""
+    seen: list[Settings] = []
+    monkeypatch.setattr(reprise.cli.assemble, "run_server", seen.append)
+    return seen
+
+
+def test_every_setting_has_an_option() -> None:
+    assert {field.name for field in fields(Settings)} == {*OPTIONS, "model"}
+
+
+def test_without_options_the_defaults_are_those_of_the_settings(served: list[Settings]) -> None:
+    assert CliRunner().invoke(app, ["serve", "somewhere"]).exit_code == 0
+    assert served == [Settings(model="somewhere")]
+
+
+@pytest.mark.parametrize("field", OPTIONS)
+def test_an_option_changes_its_field_and_no_other(field: str, served: list[Settings]) -> None:
+    words, value = OPTIONS[field]
+    assert CliRunner().invoke(app, ["serve", "somewhere", *words]).exit_code == 0
+    changed = {f.name for f in fields(Settings) if getattr(served[0], f.name) != getattr(Settings(model="x"), f.name)}
+    assert changed == {field, "model"}
+    assert getattr(served[0], field) == value
+
+
+def test_keys_come_from_a_file_too(tmp_path: Path, served: list[Settings]) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\n\n two \n")
+    CliRunner().invoke(app, ["serve", "somewhere", "--api-key", "zero", "--api-key-file", str(file)])
+    assert served[0].api_keys == ("zero", "one", "two")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--port", "70000"],
+        ["--cache-bytes", "8XB"],
+        ["--max-body", "10%"],
+        ["--kv-bits", "7"],
+        ["--kv-group-size", "48"],
+        ["--log-level", "loud"],
+        ["--max-batch", "0"],
+        ["--api-key-file", "/nowhere"],
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(words: list[str], served: list[Settings]) -> None:
+    result = CliRunner().invoke(app, ["serve", "somewhere", *words])
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert served == []
+
+
+def test_the_readme_names_no_option_that_is_not_there() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    known = {word for words, _ in OPTIONS.values() for word in words if word.startswith("--")}
+    named = set(re.findall(r"--[a-z-]+[a-z]", readme))
+    assert named <= known | {"--help", "--api-key-file", "--json"}, named - known
