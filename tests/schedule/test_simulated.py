@@ -80,12 +80,13 @@ def test_the_same_arrivals_give_the_same_schedule(limits: Limits, requests: list
 
 
 @LAYOUTS
-@settings(deadline=None, max_examples=80)
+@pytest.mark.parametrize("min_shared", [1, 8])
+@settings(deadline=None, max_examples=50)
 @given(requests=crowds(is_burst=True, may_leave=False))
-def test_a_burst_computes_each_token_once(limits: Limits, requests: list[Request]) -> None:
-    report = run(requests, limits)
-    # The last token of each prompt is always computed.
-    assert sum(report.num_prefilled.values()) <= num_unique(r.tokens for r in requests) + len(requests)
+def test_a_burst_computes_each_token_once(limits: Limits, min_shared: int, requests: list[Request]) -> None:
+    report = run(requests, replace(limits, min_shared=min_shared))
+    # The last token of each prompt is always computed, and what is not worth waiting for.
+    assert sum(report.num_prefilled.values()) <= num_unique(r.tokens for r in requests) + min_shared * len(requests)
 
 
 @settings(deadline=None, max_examples=80)
