@@ -45,12 +45,15 @@ class Gate:
                 raise BadRequest(f"A request with the id {job.id} is running already.", param="request_id")
             if job.purpose is not Purpose.SETTLE:
                 num_left = sum(len(self._inside[i].prompt) for i in self._waiting)
+                num_running = sum(j.purpose is not Purpose.SETTLE for j in self._inside.values()) - len(self._waiting)
+                # Those that only have not been admitted yet do not wait: there is room for them.
+                num_waiting = max(0, len(self._waiting) - max(0, self.limits.max_batch - num_running))
                 wait_s = retry_after_s(
-                    num_waiting=len(self._waiting), num_left=num_left, limits=self.limits, speed=self.speed
+                    num_waiting=num_waiting, num_left=num_left, limits=self.limits, speed=self.speed
                 )
                 if wait_s is not None:
                     raise QueueFull(
-                        f"{len(self._waiting)} requests are waiting, which is all that the queue takes. "
+                        f"{num_waiting} requests are waiting, which is all that the queue takes. "
                         f"Try again in about {wait_s} s, or start the server with a larger --max-queue.",
                         retry_after_s=wait_s,
                     )

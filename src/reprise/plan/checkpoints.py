@@ -1,6 +1,7 @@
 """Where to resume and where to pause: pure, from the match, the prompt's boundaries and the layer kinds."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from reprise.core.kinds import Layout
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
@@ -74,7 +75,7 @@ def make_plan(
     if end > resume_at:
         wanted.append(Boundary(end, BoundaryKind.PROMPT_END))
     fixed = sorted({b.position for b in wanted} | {resume_at})
-    for low, high in zip(fixed, fixed[1:], strict=False):
+    for low, high in pairwise(fixed):
         # Multiples of N, so that prompts with a common prefix have theirs at the same positions. Not close to
         # another checkpoint, where they would save little.
         first = (low + interval // 2) // interval + 1

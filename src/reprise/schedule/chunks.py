@@ -71,4 +71,5 @@ def plan_pass(jobs: Sequence[Prefilling], partings: Partings, budget: int, limit
 def _fits_beside(job: Prefilling, head: Prefilling) -> bool:
     # In one pass all rows are as wide as the longest, so rows of very different lengths stay apart.
     low, high = sorted((job.position, head.position))
-    return job.can_batch and high <= 2 * low + 512
+    # State that does not exist yet cannot be joined with state that does.
+    return job.can_batch and (low > 0 or high == 0) and high <= 2 * low + 512

@@ -66,7 +66,9 @@ class Prefilling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """A row that gets a token with every pass. Its live state has `length` positions."""
+    """A row that gets a token with every pass. Its live state has `length` positions; none yet for a prompt of one
+    token.
+    """
 
     id: str
     length: int
@@ -78,7 +80,7 @@ class Decoding:
     can_batch: bool = True
 
     def __post_init__(self) -> None:
-        assert self.length > 0, self
+        assert self.length >= 0, self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,140 @@
+"""Drives an engine loop in tests: jobs in, answers out."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from reprise.core.events import Event, Finished, Progress, Sampled
+from reprise.core.job import Job, Purpose, Sampling
+from reprise.core.prompt import Boundary, Prompt
+from reprise.core.settings import Settings
+from reprise.core.sizes import Bytes
+from reprise.core.tokens import as_tokens
+from reprise.loop import EngineLoop
+from reprise.loop.worker import Worker
+from tests.models.tiny import tiny_model
+
+T = TypeVar("T")
+GREEDY = Sampling(temperature=0)
+_ids = itertools.count()
+
+
+@dataclass(eq=False)
+class Running:
+    """A submitted job and what was heard of it."""
+
+    job: Job
+    events: list[Event] = field(default_factory=list)
+    heard: threading.Condition = field(default_factory=threading.Condition)
+    on_event: Callable[[Event], None] | None = None
+
+    def __call__(self, event: Event) -> None:
+        with self.heard:
+            self.events.append(event)
+            self.heard.notify_all()
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def wait(self) -> "Running":
+        with self.heard:
+            assert self.heard.wait_for(lambda: any(isinstance(e, Finished) for e in self.events), 60), self.job.id
+        return self
+
+    def wait_for(self, kind: type[Event]) -> "Running":
+        with self.heard:
+            assert self.heard.wait_for(lambda: any(isinstance(e, kind) for e in self.events), 60), self.job.id
+        return self
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.token for event in self.events if isinstance(event, Sampled)]
+
+    @property
+    def end(self) -> Finished:
+        return next(event for event in self.events if isinstance(event, Finished))
+
+    @property
+    def computed(self) -> int:
+        return self.end.outcome.prefilled
+
+    @property
+    def progress(self) -> list[int]:
+        return [event.position for event in self.events if isinstance(event, Progress)]
+
+
+class Engine:
+    """An engine loop on a tiny model; checks the cache's books after every answer."""
+
+    def __init__(self, architecture: str, *, cache_bytes: int | None = None, **settings: Any) -> None:
+        self.loop = EngineLoop(
+            Settings(
+                model=str(tiny_model(architecture)),
+                cache_bytes=Bytes(cache_bytes) if cache_bytes is not None else None,
+                **settings,
+            )
+        )
+        self.model = self.loop.start()
+
+    def close(self) -> None:
+        self.loop.close(timeout_s=60)
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        *,
+        num: int = 8,
+        boundaries: Iterable[Boundary] = (),
+        sampling: Sampling = GREEDY,
+        on_event: Callable[[Event], None] | None = None,
+        purpose: Purpose = Purpose.GENERATE,
+        **job: Any,
+    ) -> Running:
+        running = Running(
+            Job(
+                id=f"job-{next(_ids)}",
+                prompt=Prompt(tokens=as_tokens(tokens), boundaries=tuple(sorted(boundaries))),
+                purpose=purpose,
+                max_tokens=num if purpose is Purpose.GENERATE else 0,
+                sampling=sampling,
+                **job,
+            ),
+            on_event=on_event,
+        )
+        self.loop.submit(running.job, running)
+        return running
+
+    def run(self, tokens: Sequence[int], **options: Any) -> Running:
+        running = self.submit(tokens, **options).wait()
+        self.check()
+        return running
+
+    def cold(self, tokens: Sequence[int], **options: Any) -> list[int]:
+        """The answer that nothing stored can have touched."""
+        return self.run(tokens, namespace=f"cold-{next(_ids)}", **options).tokens
+
+    def ask(self, question: Callable[[Worker], T]) -> T:
+        """Something only the engine thread may look at."""
+        answers: list[T] = []
+        failures: list[Exception] = []
+        done = threading.Event()
+
+        def act(worker: Worker) -> None:
+            try:
+                answers.append(question(worker))
+            except BaseException as error:
+                failures.append(error if isinstance(error, Exception) else RuntimeError(error))
+            done.set()
+
+        self.loop.call(act)
+        assert done.wait(60)
+        if failures:
+            raise failures[0]
+        return answers[0]
+
+    def check(self) -> None:
+        self.ask(lambda worker: worker.cache.check())
+
+    def num_leases(self) -> int:
+        return self.ask(lambda worker: sum(root.num_leases for root in worker.cache.roots.values()))

@@ -1,0 +1,153 @@
+"""A request that goes wrong ends alone; the loop, the cache and the others go on."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from reprise.core.errors import BadRequest, ContextTooLong, EngineFailed, QueueFull, ShuttingDown
+from reprise.core.events import FinishReason, Sampled, Started
+from reprise.core.job import Sampling, Thinking
+from tests.loop.driving import GREEDY, Engine
+from tests.loop.test_reuse import words
+
+
+@pytest.fixture(scope="module", params=["qwen3_5", "llama"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(request.param, max_batch=4, max_queue=3, prefill_chunk=256)
+    yield engine
+    engine.close()
+
+
+def _raise(token: int) -> bool:
+    raise RuntimeError("the watch is broken")
+
+
+def test_one_that_raises_leaves_its_batch_mates_alone(engine: Engine) -> None:
+    prompts = [words(200 + i, 30 + i) for i in range(3)]
+    cold = [engine.cold(prompt, num=12) for prompt in prompts]
+    running = [engine.submit(prompt, num=12) for prompt in prompts]
+    broken = engine.submit(words(210, 33), num=12, watch=_raise)
+    assert [r.wait().tokens for r in running] == cold
+    assert isinstance(broken.wait().end.error, EngineFailed)
+    assert engine.run(prompts[0], num=12).tokens == cold[0]
+    assert engine.num_leases() == 0
+
+
+def test_a_sink_that_raises_harms_nobody(engine: Engine) -> None:
+    prompt = words(220, 30)
+
+    def broken(event: object) -> None:
+        raise RuntimeError("the reader is gone")
+
+    running = engine.submit(prompt, on_event=broken)
+    running.wait()
+    assert engine.run(prompt).tokens == engine.cold(prompt)
+
+
+def test_a_token_that_the_model_does_not_have(engine: Engine) -> None:
+    ended = engine.run(words(230, 20), sampling=replace(GREEDY, logit_bias={10**6: 1.0}))
+    assert isinstance(ended.end.error, BadRequest)
+    assert ended.end.error.param == "logit_bias"
+
+
+def test_a_prompt_longer_than_the_context(engine: Engine) -> None:
+    context = engine.loop._gate.context
+    assert context is not None
+    with pytest.raises(ContextTooLong, match="Shorten"):
+        engine.submit([1] * context)
+
+
+def test_the_queue_is_bounded(engine: Engine) -> None:
+    # Four run and three wait; the engine is held up meanwhile.
+    hold = threading.Event()
+    engine.loop.call(lambda worker: hold.wait(60) and None)
+    accepted = [engine.submit(words(240 + i, 20)) for i in range(7)]
+    with pytest.raises(QueueFull) as refused:
+        engine.submit(words(250, 20))
+    assert refused.value.retry_after_s >= 1
+    hold.set()
+    for running in accepted:
+        assert running.wait().end.error is None
+    assert engine.run(words(250, 20)).end.error is None
+
+
+def test_a_waiting_job_can_be_cancelled(engine: Engine) -> None:
+    hold = threading.Event()
+    engine.loop.call(lambda worker: hold.wait(60) and None)
+    running = engine.submit(words(260, 20))
+    assert engine.loop.cancel(running.job.id)
+    hold.set()
+    assert running.wait().end.reason is FinishReason.CANCELLED
+    assert not any(isinstance(event, Started | Sampled) for event in running.events)
+    assert not engine.loop.cancel(running.job.id)
+
+
+def test_a_follower_takes_over_from_a_cancelled_leader(engine: Engine) -> None:
+    shared = words(270, 1500)
+    prompts = [[*shared, *words(271 + i, 9)] for i in range(3)]
+    cold = engine.cold(prompts[1])
+    leader = engine.submit(prompts[0])
+    leader.on_event = lambda event: (
+        engine.loop.cancel(leader.job.id) if not isinstance(event, Started) and leader.progress else None
+    )
+    followers = [engine.submit(prompt) for prompt in prompts[1:]]
+    assert leader.wait().end.reason is FinishReason.CANCELLED
+    answers = [follower.wait() for follower in followers]
+    assert answers[0].tokens == cold
+    computed = leader.computed + sum(answer.computed for answer in answers)
+    assert computed <= 1.02 * (1500 + 3 * 9)
+
+
+def test_seeds_give_the_same_tokens_whatever_else_runs(engine: Engine) -> None:
+    sampling = Sampling(temperature=1.0, top_p=0.95, top_k=40, seed=7)
+    prompt = words(280, 40)
+    alone = engine.run(prompt, num=16, sampling=sampling).tokens
+    others = [engine.submit(words(281 + i, 50), num=30, sampling=Sampling(seed=i)) for i in range(2)]
+    beside = engine.submit(prompt, num=16, sampling=sampling).wait().tokens
+    for other in others:
+        other.wait()
+    assert alone == beside
+    assert alone != engine.run(prompt, num=16, sampling=replace(sampling, seed=8)).tokens
+
+
+def test_thinking_ends_at_its_budget(engine: Engine) -> None:
+    thinking = Thinking(start=(5,), end=(6, 7), budget=4, is_open=True)
+    tokens = engine.run(words(290, 20), num=12, thinking=thinking).tokens
+    assert len(tokens) == 12
+    assert tokens[4:6] == [6, 7]
+
+
+def test_logprobs_are_those_of_the_chosen_token(engine: Engine) -> None:
+    running = engine.run(words(300, 20), num=4, sampling=replace(GREEDY, logprobs=3))
+    for event in running.events:
+        if isinstance(event, Sampled):
+            assert len(event.top) == 3
+            assert event.top[0][0] == event.token
+            assert event.top[0][1] == event.logprob
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5", "gemma3_text"])
+def test_a_small_budget_is_kept_and_changes_no_answer(architecture: str) -> None:
+    engine = Engine(architecture, cache_bytes=2_000_000)
+    try:
+        prompt = words(310, 200)
+        for turn in range(8):
+            answer = engine.run(prompt)
+            assert answer.tokens == engine.cold(prompt)
+            held = engine.loop.status().held
+            assert held.kv + held.snapshots + held.live <= 2_000_000
+            prompt = [*prompt, *answer.tokens, *words(311 + turn, 30)]
+        assert engine.loop.status().counts.evictions > 0
+    finally:
+        engine.close()
+
+
+def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
+    engine = Engine("llama")
+    running = engine.submit(words(320, 20), num=200)
+    engine.close()
+    assert running.end.reason is FinishReason.LENGTH
+    with pytest.raises(ShuttingDown):
+        engine.submit(words(321, 20))

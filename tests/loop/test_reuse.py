@@ -1,0 +1,167 @@
+"""Warm answers equal cold ones, and what could be reused is: each tiny model, through the loop."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from reprise.core.events import FinishReason, Started
+from reprise.core.job import Purpose
+from reprise.core.prompt import Boundary, BoundaryKind
+from reprise.core.record import Reason
+from tests.loop.driving import Engine
+from tests.models.tiny import CONFIGS
+
+
+@pytest.fixture(scope="module", params=sorted(CONFIGS))
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(request.param, prefill_chunk=256)
+    yield engine
+    engine.close()
+
+
+def words(seed: int, num: int) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(512) for _ in range(num)]
+
+
+def test_an_exact_repeat_computes_one_token(engine: Engine) -> None:
+    prompt = words(1, 120)
+    cold = engine.cold(prompt)
+    first, second = engine.run(prompt), engine.run(prompt)
+    assert first.tokens == second.tokens == cold
+    assert (first.computed, second.computed) == (120, 1)
+    assert second.end.outcome.reason is Reason.NOTHING_NEW
+
+
+def test_the_next_turn_computes_what_is_new(engine: Engine) -> None:
+    prompt = words(2, 100)
+    for turn in range(4):
+        answer = engine.run(prompt)
+        assert answer.tokens == engine.cold(prompt)
+        # The last token of an answer was sampled, but not fed.
+        assert answer.computed == (100 if turn == 0 else 13)
+        prompt = [*prompt, *answer.tokens, *words(20 + turn, 12)]
+
+
+def test_a_branch_resumes_at_its_boundary(engine: Engine) -> None:
+    shared = words(3, 90)
+    boundary = [Boundary(90, BoundaryKind.SYSTEM)]
+    engine.run([*shared, *words(30, 40)], boundaries=boundary)
+    branch = [*shared, *words(31, 25)]
+    answer = engine.run(branch, boundaries=boundary)
+    assert answer.computed == 25
+    assert answer.tokens == engine.cold(branch)
+
+
+def test_a_branch_that_nobody_planned_is_resumable_the_next_time(engine: Engine) -> None:
+    shared = words(4, 90)
+    engine.run([*shared, *words(40, 40)])
+    engine.run([*shared, *words(41, 25)])
+    third = [*shared, *words(42, 25)]
+    answer = engine.run(third)
+    assert answer.computed == 25
+    assert answer.tokens == engine.cold(third)
+
+
+def test_an_edit_of_an_earlier_message(engine: Engine) -> None:
+    start, end = words(5, 60), words(51, 60)
+    boundary = [Boundary(60, BoundaryKind.LAST_USER)]
+    engine.run([*start, *words(50, 30), *end], boundaries=boundary)
+    edited = [*start, *words(52, 20), *end]
+    answer = engine.run(edited, boundaries=boundary)
+    assert answer.computed == 80
+    assert answer.tokens == engine.cold(edited)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_very_short_prompts(engine: Engine, length: int) -> None:
+    prompt = words(60 + length, length)
+    cold = engine.cold(prompt)
+    assert engine.run(prompt).tokens == cold
+    again = engine.run(prompt)
+    assert again.tokens == cold
+    assert again.computed == 1
+
+
+def test_parallel_requests_compute_their_shared_prefix_once(engine: Engine) -> None:
+    shared = words(7, 150)
+    prompts = [[*shared, *words(70 + i, 10 + 7 * i)] for i in range(6)]
+    cold = [engine.cold(prompt) for prompt in prompts]
+    burst = [engine.submit(prompt) for prompt in prompts]
+    answers = [running.wait() for running in burst]
+    assert [answer.tokens for answer in answers] == cold
+    unique = 150 + sum(len(prompt) - 150 for prompt in prompts)
+    assert sum(answer.computed for answer in answers) <= unique * 1.02
+    again = [running.wait() for running in [engine.submit(prompt) for prompt in prompts]]
+    assert [answer.tokens for answer in again] == cold
+    assert all(answer.computed == 1 for answer in again)
+
+
+def test_a_cancelled_prefill_is_not_lost(engine: Engine) -> None:
+    prompt = words(8, 1500)
+    running = engine.submit(prompt, on_event=lambda event: None)
+    running.on_event = lambda event: engine.loop.cancel(running.job.id) if not isinstance(event, Started) else None
+    running.wait()
+    assert running.end.reason is FinishReason.CANCELLED
+    engine.check()
+    computed = running.computed
+    assert 0 < computed < 1500
+    answer = engine.run(prompt)
+    assert answer.end.outcome.reused == computed
+    assert answer.computed == 1500 - computed
+    assert answer.tokens == engine.cold(prompt)
+
+
+def test_a_cancelled_decode_is_not_lost(engine: Engine) -> None:
+    prompt = words(9, 50)
+    running = engine.submit(prompt, num=5000)
+    running.on_event = lambda event: engine.loop.cancel(running.job.id) if len(running.tokens) == 20 else None
+    running.wait()
+    assert running.end.reason is FinishReason.CANCELLED
+    longer = [*prompt, *running.tokens, *words(90, 5)]
+    answer = engine.run(longer)
+    assert answer.computed == 6
+    assert answer.tokens == engine.cold(longer)
+
+
+def test_a_prefill_job_stores_its_prompt(engine: Engine) -> None:
+    prompt = words(10, 80)
+    assert engine.run(prompt, purpose=Purpose.PREFILL).end.reason is FinishReason.DONE
+    longer = [*prompt, *words(100, 9)]
+    answer = engine.run(longer)
+    assert answer.computed == 9
+    assert answer.tokens == engine.cold(longer)
+    assert engine.run(prompt, purpose=Purpose.PREFILL).computed == 0
+
+
+def test_a_settle_is_counted_apart(engine: Engine) -> None:
+    prompt = words(11, 70)
+    before = engine.loop.status().counts
+    settle = engine.run(prompt, purpose=Purpose.SETTLE)
+    after = engine.loop.status().counts
+    assert settle.computed == 70
+    assert after.settled - before.settled == 70
+    assert after.prefilled == before.prefilled
+    assert after.requests == before.requests
+    answer = engine.run([*prompt, *words(110, 5)])
+    assert answer.end.outcome.settled == 70
+    assert answer.computed == 5
+
+
+def test_nothing_stays_leased(engine: Engine) -> None:
+    assert engine.num_leases() == 0
+    assert engine.loop.status().held.live == 0
+    assert engine.loop.status().is_idle
+
+
+def test_a_compacted_cache_gives_the_same_answers(engine: Engine) -> None:
+    prompt = words(12, 40)
+    for turn in range(6):
+        answer = engine.run(prompt)
+        prompt = [*prompt, *answer.tokens, *words(120 + turn, 7)]
+    engine.ask(lambda worker: worker.cache.compact(max_entries=10**9))
+    engine.check()
+    answer = engine.run(prompt)
+    assert answer.computed == 8
+    assert answer.tokens == engine.cold(prompt)
