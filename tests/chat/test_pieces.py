@@ -152,6 +152,7 @@ ODD_TOKENS = {
     "swallows space on the left": [AddedToken("<l>", lstrip=True, normalized=False)],
     "whole words only": [AddedToken("cat", single_word=True, normalized=False)],
     "nested": [AddedToken("<a", normalized=False), AddedToken("<a>", normalized=False)],
+    "one in another": [AddedToken("<x>", normalized=False), AddedToken("<x><x>!", normalized=False)],
     "line breaks": [AddedToken("\n", normalized=False), AddedToken("\n\n", normalized=False)],
     "together": [
         AddedToken("<s>", normalized=False),

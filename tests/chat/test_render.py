@@ -1,16 +1,20 @@
 """The renderer: what a request becomes, what survives the next one, and what it refuses."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from reprise.chat.answer import Answer, ToolCall
 from reprise.chat.reasoning import as_message
 from reprise.chat.render import Renderer, RenderSettings
 from reprise.chat.rendered import PartKind, Rendered
 from reprise.chat.request import ChatRequest, Message
+from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest, TemplateFailed
 from reprise.core.prompt import BoundaryKind
 from tests.chat.replay import play, spoken
@@ -28,7 +32,7 @@ from tests.chat.shapes import (
     user,
 )
 from tests.chat.test_pieces import counting, spelled_out
-from tests.chat.text_models import template_names, text_model
+from tests.chat.text_models import backend_tokenizer, make_text_model, template_names, text_model
 
 CHATTY = [name for name in template_names() if name != "single_turn"]
 WITH_TOOLS = [name for name in CHATTY if name not in ("alternates", "plain_text", "takes_parts")]
@@ -36,6 +40,11 @@ WITH_TOOLS = [name for name in CHATTY if name not in ("alternates", "plain_text"
 # Real words begin with a letter; a text that begins with a line break may merge with the one before it.
 WORDS = st.text(alphabet="abxyzAB 019.,\n<>é世", max_size=12).map(lambda text: "q" + text.strip())
 HISTORY = st.lists(st.tuples(WORDS, WORDS, st.none() | WORDS), max_size=3)
+
+
+def model_with(template: str) -> TextModel:
+    """A model with a template of these few words."""
+    return make_text_model(PreTrainedTokenizerFast(tokenizer_object=backend_tokenizer(), chat_template=template))
 
 
 def history(turns: list[tuple[str, str, str | None]]) -> tuple[Message, ...]:
@@ -154,6 +163,27 @@ def test_nothing_is_foretold_where_the_template_refuses() -> None:
     assert renderer.next_turn(rendered, Answer(content="Sunny."), branch="user") is None
     assert at(rendered, BoundaryKind.STABLE) == []
     assert rendered.notes == ("no stable boundary: the chat template refuses every stand-in for the next turn",)
+
+
+def test_nothing_is_foretold_that_the_prompt_does_not_hold_already() -> None:
+    renderer = Renderer(model_with("{{ messages[-1].content }}<|im_end|>"))
+    rendered = renderer.render(ChatRequest(messages=(ASK,)))
+    assert renderer.next_turn(rendered, Answer(content="Sunny."), branch="user") is None
+
+
+def test_a_stand_in_that_merges_with_the_prompt_moves_the_boundary() -> None:
+    model = model_with("{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}assistant:")
+
+    def encode(text: str) -> list[int]:
+        # One letter, one token; but for one seam, which only one of the stand-ins shows.
+        return [ord(letter) for letter in text.replace(":B", "\u2028")]
+
+    def decode(tokens: Sequence[int]) -> str:
+        return "".join(map(chr, tokens)).replace("\u2028", ":B")
+
+    odd = replace(model, encode=encode, decode=decode, splitters={})
+    rendered = Renderer(odd).render(ChatRequest(messages=(ASK,)))
+    assert at(rendered, BoundaryKind.STABLE) == [len(rendered.prompt) - 1]
 
 
 def test_a_continued_answer_goes_on_where_it_ends() -> None:

@@ -109,10 +109,11 @@ def _divergence(
     if known >= len(tokens):
         return None
     expected: Tokens | None = None
-    if previous is not None and shared == known and known < len(previous.prompt):
-        expected = previous.prompt.tokens[known : known + _NUM_SHOWN]
-    elif outcome.matched == known and outcome.stored_next is not None and len(outcome.stored_next) > 0:
+    if outcome.matched == known and outcome.stored_next is not None and len(outcome.stored_next) > 0:
+        # What was stored shows more than the previous prompt does: the answer to it, too.
         expected = outcome.stored_next
+    elif previous is not None and shared == known and known < len(previous.prompt):
+        expected = previous.prompt.tokens[known : known + _NUM_SHOWN]
     if expected is None:
         return None
     char = rendered.char_at(known, text_model.decode)
