@@ -16,6 +16,9 @@ from reprise.engine.load import LoadedModel
 from reprise.loop import EngineLoop
 
 
+_CLOSE_S = 10.0
+
+
 def run_server(settings: Settings) -> None:
     """Load the model and serve it until the user ends it. Raises LoadFailed and CannotListen."""
     _write_log(settings.log_level)
@@ -25,9 +28,11 @@ def run_server(settings: Settings) -> None:
     try:
         served = served_model(engine.start(), settings)
         run(ChatService(served=served, backend=engine, settings=settings), settings, listener=listener)
-        engine.close()
     finally:
         listener.close()
+        # The responses under way have ended by now. MLX aborts a process that ends before the engine's thread has; but
+        # a thread that is still loading a large model is not worth the wait.
+        engine.close(now=True, timeout_s=_CLOSE_S)
 
 
 def served_model(loaded: LoadedModel, settings: Settings) -> Served:
