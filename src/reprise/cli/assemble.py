@@ -15,7 +15,6 @@ from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel
 from reprise.loop import EngineLoop
 
-
 _CLOSE_S = 10.0
 
 
