@@ -1,0 +1,151 @@
+"""An engine side for API tests: a thread that emits scripted tokens, no model, no MLX, no clock.
+
+What it "generates" is a function of the job: the script for its prompt. Prefill takes steps; a test can hold them.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from reprise.core.backend import Counts, Held, Status
+from reprise.core.errors import EngineFailed, RepriseError
+from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Started
+from reprise.core.job import Constraint, Job, Purpose
+from reprise.core.record import Outcome, Reason
+from reprise.core.tokens import Tokens, common_prefix
+
+Script = Callable[[Job], Sequence[int]]
+Sink = Callable[[Event], None]
+
+
+def _is_accepted(constraint: Constraint, token: int) -> bool:
+    try:
+        constraint.accept(token)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass
+class FakeBackend:
+    """`script` gives the tokens of a job's answer. `hold_prefill` and `hold_decode` stop the jobs there until set."""
+
+    script: Script
+    refuse: RepriseError | None = None
+    fail_after: int | None = None
+    jobs: list[Job] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    stored: dict[str, list[Tokens]] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    is_cleared: bool = False
+
+    def __post_init__(self) -> None:
+        self.may_prefill = threading.Event()
+        self.may_prefill.set()
+        self.may_decode = threading.Event()
+        self.may_decode.set()
+        self._queue: queue.SimpleQueue[tuple[Job, Sink] | None] = queue.SimpleQueue()
+        self._num_open = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, sink: Sink) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        self.jobs.append(job)
+        with self._lock:
+            self._num_open += 1
+        self._queue.put((job, sink))
+
+    def cancel(self, job_id: str) -> bool:
+        self.cancelled.append(job_id)
+        return True
+
+    def status(self) -> Status:
+        with self._lock:
+            is_idle = self._num_open == 0
+        return Status(is_idle=is_idle, counts=self.counts, held=Held(kv=100, snapshots=11, budget=1000))
+
+    def clear(self) -> None:
+        self.is_cleared = True
+        self.stored.clear()
+
+    def stop(self) -> None:
+        self.may_prefill.set()
+        self.may_decode.set()
+        self._queue.put(None)
+        self._thread.join()
+
+    def of(self, purpose: Purpose) -> list[Job]:
+        return [job for job in self.jobs if job.purpose is purpose]
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            job, sink = item
+            self._serve(job, sink)
+            with self._lock:
+                self._num_open -= 1
+
+    def _serve(self, job: Job, sink: Sink) -> None:
+        total = len(job.prompt)
+        known = self.stored.setdefault(job.namespace, [])
+        matched = max((common_prefix(run, job.prompt.tokens) for run in known), default=0)
+        reused = min(matched, total - 1)
+        outcome = Outcome(
+            prompt=total,
+            matched=matched,
+            reused=reused,
+            prefilled=total - reused,
+            stored=total - reused,
+            reason=Reason.NEW_TOKENS if reused > 0 else Reason.COLD,
+        )
+        sink(Started(reused=reused, total=total))
+        if not self._wait(self.may_prefill, job):
+            sink(Finished(reason=FinishReason.CANCELLED, outcome=outcome))
+            return
+        sink(Progress(position=total, total=total))
+        known.append(job.prompt.tokens)
+        self.counts = replace(
+            self.counts,
+            requests=self.counts.requests + 1,
+            prompt=self.counts.prompt + total,
+            reused=self.counts.reused + reused,
+            prefilled=self.counts.prefilled + total - reused,
+        )
+        if job.purpose is not Purpose.GENERATE:
+            sink(Finished(reason=FinishReason.DONE, outcome=outcome))
+            return
+        self._decode(job, sink, outcome)
+
+    def _decode(self, job: Job, sink: Sink, outcome: Outcome) -> None:
+        def finish(reason: FinishReason, count: int, error: RepriseError | None = None) -> None:
+            sink(Finished(reason=reason, outcome=replace(outcome, generated=count, ttft_s=0.0), error=error))
+
+        constraint = None if job.constraint is None else job.constraint()
+        count = 0
+        for token in self.script(job):
+            if not self._wait(self.may_decode, job):
+                return finish(FinishReason.CANCELLED, count)
+            if self.fail_after == count:
+                return finish(FinishReason.FAILED, count, EngineFailed("The sampler failed on this request."))
+            if constraint is not None and not _is_accepted(constraint, token):
+                return finish(FinishReason.FAILED, count, EngineFailed("The script breaks the grammar."))
+            count += 1
+            is_stop = token in job.stop_tokens or (job.watch is not None and job.watch(token))
+            wants = job.sampling.logprobs
+            top = () if wants is None else tuple((token + i, -0.5 - i) for i in range(wants))
+            sink(Sampled(token=token, logprob=None if wants is None else -0.5, top=top, is_stop=is_stop))
+            if is_stop:
+                return finish(FinishReason.STOP, count)
+            if count == job.max_tokens:
+                return finish(FinishReason.LENGTH, count)
+        return finish(FinishReason.STOP, count)
+
+    def _wait(self, gate: threading.Event, job: Job) -> bool:
+        """Whether the job may go on: False once it was cancelled."""
+        while not gate.wait(0.005):
+            if job.id in self.cancelled:
+                return False
+        return job.id not in self.cancelled

@@ -1,0 +1,113 @@
+"""The whole API over a fake engine, with a real tokenizer, template, renderer and parser."""
+
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+
+import httpx
+
+from reprise.api.app import create_app
+from reprise.api.limits import Limits
+from reprise.api.run import ServerThread
+from reprise.api.served import Served
+from reprise.api.service import ChatService
+from reprise.chat.grammar import Grammars
+from reprise.chat.render import Renderer
+from reprise.core.job import Job
+from reprise.core.settings import Settings
+from tests.api.fake_backend import FakeBackend
+from tests.chat.text_models import fast_tokenizer, text_model
+
+MODEL = "org/tiny-chat"
+EOS = "<|im_end|>"
+
+
+def says(text: str) -> Callable[[Job], list[int]]:
+    """A script: every job answers with this text and ends its turn."""
+    return lambda job: text_model().encode(text + EOS)
+
+
+HELLO = says("Hello there.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Api:
+    """A service over a fake engine, and a client for it."""
+
+    service: ChatService
+    backend: FakeBackend
+    client: httpx.AsyncClient
+
+
+def make_service(
+    backend: FakeBackend,
+    *,
+    settings: Settings,
+    limits: Limits | None = None,
+    context: int | None = 4096,
+    template: str | None = "strips_thinking",
+) -> ChatService:
+    text = replace(text_model(template), tokenizer_json=fast_tokenizer(template).backend_tokenizer.to_str)
+    served = Served(
+        id=MODEL,
+        text=text,
+        renderer=Renderer(text),
+        grammars=Grammars(text),
+        context=context,
+        created=1_700_000_000,
+        accepts_any_name=settings.accepts_any_model,
+    )
+    return ChatService(served=served, backend=backend, settings=settings, limits=limits)
+
+
+@asynccontextmanager
+async def api(
+    script: Callable[[Job], list[int]] = HELLO,
+    *,
+    settings: Settings | None = None,
+    limits: Limits | None = None,
+    context: int | None = 4096,
+    template: str | None = "strips_thinking",
+    headers: dict[str, str] | None = None,
+) -> AsyncGenerator[Api]:
+    """The application in process."""
+    backend = FakeBackend(script=script)
+    chosen = Settings(model=MODEL) if settings is None else settings
+    service = make_service(backend, settings=chosen, limits=limits, context=context, template=template)
+    transport = httpx.ASGITransport(create_app(service, chosen))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+            yield Api(service=service, backend=backend, client=client)
+    finally:
+        backend.may_prefill.set()
+        backend.may_decode.set()
+        await service.close()
+        backend.stop()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningServer:
+    url: str
+    service: ChatService
+    backend: FakeBackend
+
+
+@contextmanager
+def running_server(
+    script: Callable[[Job], list[int]] = HELLO,
+    *,
+    settings: Settings | None = None,
+    limits: Limits | None = None,
+) -> Generator[RunningServer]:
+    """The application on uvicorn, on a free port of this machine."""
+    backend = FakeBackend(script=script)
+    chosen = Settings(model=MODEL) if settings is None else settings
+    service = make_service(backend, settings=chosen, limits=limits)
+    server = ServerThread(service, chosen)
+    try:
+        yield RunningServer(url=server.url, service=service, backend=backend)
+    finally:
+        backend.may_prefill.set()
+        backend.may_decode.set()
+        server.stop()
+        backend.stop()
