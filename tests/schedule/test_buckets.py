@@ -42,6 +42,13 @@ def test_rows_that_cannot_be_batched_decode_alone() -> None:
     assert len(group_rows(some, replace(LIMITS, can_batch=False))) == 4
 
 
+def test_a_row_without_state_decodes_alone_once() -> None:
+    new = rows(0, 10, 0)
+    groups = group_rows(new, LIMITS)
+    assert sorted(group.ids for group in groups) == [("r00",), ("r01",), ("r02",)]
+    assert len(group_rows(settled(new, groups), LIMITS)) == 1
+
+
 def test_a_row_that_joins_moves_nobody() -> None:
     running = settled(rows(1000, 1010, 5000), group_rows(rows(1000, 1010, 5000), LIMITS))
     before = {row.id: row.group for row in running}

@@ -57,7 +57,7 @@ def test_a_long_slice_runs_alone_and_is_cut_to_the_budget() -> None:
 
 
 def test_short_slices_of_one_length_run_together() -> None:
-    plan = plan_pass([job("a", 0, 100), job("b", 50, 150), job("c", 0, 90), job("d", 0, 120)], {}, 2048, LIMITS)
+    plan = plan_pass([job("a", 10, 110), job("b", 50, 150), job("c", 10, 100), job("d", 10, 130)], {}, 2048, LIMITS)
     assert ([one.id for one in plan.jobs], plan.length) == (["a", "b"], 100)
 
 
@@ -69,6 +69,12 @@ def test_the_budget_bounds_all_slices_together() -> None:
 def test_rows_of_very_different_positions_stay_apart() -> None:
     plan = plan_pass([job("a", 0, 100), job("b", 60_000, 60_100)], {}, 2048, LIMITS)
     assert [one.id for one in plan.jobs] == ["a"]
+
+
+def test_rows_without_state_run_with_their_like() -> None:
+    jobs = [job("a", 0, 100), job("b", 10, 110), job("c", 0, 100)]
+    assert [one.id for one in plan_pass(jobs, {}, 2048, LIMITS).jobs] == ["a", "c"]
+    assert [one.id for one in plan_pass([jobs[1], jobs[0]], {}, 2048, LIMITS).jobs] == ["b"]
 
 
 def test_rows_that_cannot_be_batched_stay_apart() -> None:

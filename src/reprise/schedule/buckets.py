@@ -35,13 +35,15 @@ def group_rows(rows: Sequence[Decoding], limits: Limits) -> tuple[Group, ...]:
     The padded length of all groups is at most ``max_padding`` times the sum of the rows' own lengths, plus
     ``free_padding``. Rows that cannot be batched have a group each. O(n log n) when nobody came or went.
     """
-    together = [row for row in rows if limits.can_batch and row.can_batch]
+    # State that does not exist yet cannot be joined with state that does.
+    is_alone = {row.id: row.length == 0 or not (limits.can_batch and row.can_batch) for row in rows}
+    together = [row for row in rows if not is_alone[row.id]]
     buckets = _buckets(together)
     own = sum(row.length for row in together)
     padding = (limits.max_padding - 1) * own + limits.free_padding
     buckets = _merge(buckets, own + padding / 2)
     buckets = _split(buckets, own + padding)
-    alone = [_Bucket(row.group, (row,)) for row in rows if not (limits.can_batch and row.can_batch)]
+    alone = [_Bucket(row.group, (row,)) for row in rows if is_alone[row.id]]
     return _named([*buckets, *alone])
 
 
