@@ -1,5 +1,6 @@
 """The date that a template reads is the renderer's."""
 
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -53,6 +54,13 @@ def test_a_computed_format_keeps_the_environments_clock() -> None:
     text, notes = rendered(template, freezes_date=True)
     assert text != "2020 Hi"
     assert "its date cannot be frozen" in notes[-1]
+
+
+def test_a_source_that_is_not_what_is_rendered_is_not_used() -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend_tokenizer(), chat_template="{{ strftime_now('%Y') }}a")
+    model = replace(make_text_model(tokenizer), template_source="{{ strftime_now('%Y') }}b")
+    text = Renderer(model, clock=lambda: NOON).render(ChatRequest(messages=(ASK,))).text
+    assert text == datetime.now().strftime("%Y") + "a"
 
 
 def test_a_template_without_dates_is_left_alone() -> None:

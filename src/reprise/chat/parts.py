@@ -1,6 +1,7 @@
 """Which message stands where in a rendered prompt: found by looking for the messages' own words, in order."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -88,7 +89,7 @@ def _start(seams: Sequence[_Seam], ended_at: int, words_at: int) -> int:
     That is behind the token that ends a message; where there is none, of several seams in between the first closes the
     message before and the second opens this one.
     """
-    between = [seam for seam in seams if ended_at <= seam.char <= words_at]
+    between = seams[_first_from(seams, ended_at) : _first_from(seams, words_at + 1)]
     behind_end = [seam.char for before, seam in pairwise(between) if before.is_end]
     if behind_end:
         return behind_end[0]
@@ -97,8 +98,13 @@ def _start(seams: Sequence[_Seam], ended_at: int, words_at: int) -> int:
 
 def _first_start(seams: Sequence[_Seam], words_at: int, *, is_message: bool) -> int:
     """Where the first message begins: what a template writes before a chat without a system message is none."""
-    before = [seam.char for seam in seams if seam.char <= words_at]
-    return before[-1] if is_message and before else 0
+    num_before = _first_from(seams, words_at + 1)
+    return seams[num_before - 1].char if is_message and num_before > 0 else 0
+
+
+def _first_from(seams: Sequence[_Seam], char: int) -> int:
+    """The number of the first seam at or behind this character. O(log seams)."""
+    return bisect_left(seams, char, key=lambda seam: seam.char)
 
 
 def _stretched(part: Part, stop: int) -> Part:

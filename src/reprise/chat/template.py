@@ -53,6 +53,8 @@ class ChatTemplate:
         self._render = text_model.render
         self.dates: TemplateDates = read_dates(text_model.template_source)
         self._takes_parts: bool | None = None
+        if not self._dates_agree():
+            self.dates = replace(self.dates, is_controlled=False, formats=())
 
     @property
     def takes_parts(self) -> bool:
@@ -131,6 +133,21 @@ class ChatTemplate:
 
     def _needs_no_joining(self, request: ChatRequest) -> bool:
         return not any(isinstance(message.get("content"), list) for message in request.messages) or self.takes_parts
+
+    def _dates_agree(self) -> bool:
+        """Whether our date gives what the environment's would: not so if the source is not what `render` renders."""
+        if self._render is None or not self.dates.is_controlled:
+            return True
+        messages = [{"role": "user", "content": _PROBE}]
+        try:
+            plain = self._render(messages, add_generation_prompt=True)
+        except Exception:
+            # A template that refuses the probe says nothing about its date.
+            return True
+        try:
+            return plain == self._render(messages, add_generation_prompt=True, **self.dates.options(datetime.now()))
+        except Exception:
+            return False
 
     def _try_parts(self) -> bool:
         message: Mapping[str, Any] = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
