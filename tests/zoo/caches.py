@@ -41,16 +41,19 @@ def available() -> tuple[str, ...]:
 
 
 def build_any(name: str) -> nn.Module:
-    """The tiny model of an architecture or a variant."""
+    """The tiny model of an architecture or a variant. A variant's `make_cache` makes the caches that it is about."""
     variant = VARIANTS.get(name)
-    return build(name if variant is None else variant.architecture)
+    if variant is None:
+        return build(name)
+    model = build(variant.architecture)
+    num_layers = len(make_prompt_cache(model))
+    model.make_cache = lambda: [variant.layer() for _ in range(num_layers)]
+    return model
 
 
-def make_caches(name: str, model: nn.Module) -> list[Any]:
+def make_caches(model: nn.Module) -> list[Any]:
     """Empty caches of mlx-lm for this model, as many as the model wants: not always one a layer."""
-    variant = VARIANTS.get(name)
-    caches = make_prompt_cache(model)
-    return caches if variant is None else [variant.layer() for _ in caches]
+    return make_prompt_cache(model)
 
 
 def cache_name(cache: Any) -> str:
@@ -65,7 +68,7 @@ def cache_name(cache: Any) -> str:
 
 def composition(name: str) -> Composition:
     """The multiset of cache classes of one model."""
-    return _counted(make_caches(name, build_any(name)))
+    return tuple(sorted(Counter(cache_name(cache) for cache in make_caches(build_any(name))).items()))
 
 
 def compositions() -> dict[str, Composition]:
@@ -79,7 +82,3 @@ def one_of_each() -> tuple[str, ...]:
     for name, classes in compositions().items():
         first.setdefault(tuple(cls for cls, _ in classes), name)
     return tuple(first.values())
-
-
-def _counted(caches: list[Any]) -> Composition:
-    return tuple(sorted(Counter(cache_name(cache) for cache in caches).items()))

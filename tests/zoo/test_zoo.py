@@ -30,11 +30,11 @@ def assert_lively(name: str) -> None:
     model = build_any(name)
     tokens = random_tokens(3 * WINDOW, seed=1)
     at = [tokens.shape[0] - WINDOW // 2, tokens.shape[0] - WINDOW - 2]
-    base = prefill(model, tokens, make_caches(name, model))
+    base = prefill(model, tokens, make_caches(model))
     assert largest_difference(base[-1], base[-2]) > 0.5, "the same answer everywhere"
     for position in at:
         edited = mx.where(mx.arange(tokens.shape[0]) == position, (tokens + 1) % 256, tokens)
-        other = prefill(model, edited, make_caches(name, model))
+        other = prefill(model, edited, make_caches(model))
         assert largest_difference(base[-1], other[-1]) > 1e-3, f"blind to the token at {position}"
 
 
