@@ -5,6 +5,7 @@ So whoever hands out a wrong entry, an old one, another chat's or one of another
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
@@ -34,9 +35,16 @@ def cold_snapshot(tokens: Sequence[int]) -> object:
     return ("state", prefix_hashes(tokens)[-1])
 
 
-@dataclass(frozen=True, slots=True)
+ALIVE: "WeakSet[HashSegment | HashSnapshot]" = WeakSet()
+"""Every payload that somebody still holds."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class HashSegment:
     items: tuple[object, ...]
+
+    def __post_init__(self) -> None:
+        ALIVE.add(self)
 
     @property
     def nbytes(self) -> int:
@@ -50,9 +58,12 @@ class HashSegment:
         return HashSegment(sum((other.items for other in others), self.items))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class HashSnapshot:
     item: object
+
+    def __post_init__(self) -> None:
+        ALIVE.add(self)
 
     @property
     def nbytes(self) -> int:

@@ -1,5 +1,7 @@
 """The two laws: reuse never changes what is read, and whatever could be reused is reused."""
 
+import gc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from reprise.core.kinds import Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
-from tests.cache.hash_model import ENTRY_NBYTES, SNAPSHOT_NBYTES, HashSource
+from tests.cache.hash_model import ALIVE, ENTRY_NBYTES, SNAPSHOT_NBYTES, HashSource
 from tests.cache.strategies import BUDGETS, EXAMPLES, NAMESPACES, layouts, runs
 from tests.cache.trial import Trial
 
@@ -203,3 +205,27 @@ def test_a_path_of_hundreds_of_edges_is_evicted_whole() -> None:
     cache.release(lease)
     cache.clear()
     assert cache.ledger.tokens == 0
+
+
+@pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
+def test_bytes_that_the_books_give_back_are_given_back(layout: Layout) -> None:
+    trial = Trial(layout)
+    gc.collect()
+    others = set(ALIVE)
+
+    def alive() -> int:
+        # At once, without the garbage collector: memory is short when there is much to give back.
+        return sum(payload.nbytes for payload in set(ALIVE) - others)
+
+    for turn in range(1, 13):
+        trial.commit(BASE[: 3 * turn], kind=BoundaryKind.STABLE)
+        if trial.held:
+            trial.release(0)
+        else:
+            trial.request(BASE)
+        assert alive() == trial.cache.ledger.held
+    while trial.cache.compact(max_entries=10) > 0:
+        assert alive() == trial.cache.ledger.held
+    while trial.cache.evict_one("test"):
+        assert alive() == trial.cache.ledger.held
+    assert trial.cache.ledger.held == 0

@@ -12,7 +12,7 @@ from reprise.cache.ghosts import join_ghosts
 from reprise.cache.tree import Node, Piece, kv_nbytes, subtree
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
-from reprise.core.tokens import join_tokens
+from reprise.core.tokens import as_tokens, join_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,10 @@ def _merge_chain(top: Node) -> int:
     top.last_use = max(node.last_use for node in chain)
     top.num_uses = max(node.num_uses for node in chain)
     top.ghosts = join_ghosts(node.ghosts for node in chain)
+    for node in chain[1:]:
+        # Whoever still holds the node must not keep its payloads alive.
+        node.parent, node.children, node.pieces, node.landmarks, node.leases = None, {}, {}, {}, []
+        node.tokens = as_tokens(())
     return len(chain) - 1
 
 

@@ -406,6 +406,8 @@ class PrefixCache:
         self.num_landmarks -= 1
         if landmark.snapshot is not None:
             self.ledger.charge_snapshot(-landmark.snapshot.nbytes)
+            # The order of eviction may still hold the landmark for a while; its bytes are given back now.
+            landmark.snapshot = None
 
     def _cut_tail(self, leaf: Node, stop: int) -> None:
         """Drop ``[stop, leaf.stop)``, and make the path's new end evictable."""

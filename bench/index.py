@@ -1,0 +1,141 @@
+"""How long the index takes to answer, and how much memory it needs, with payloads that have a size and nothing else.
+
+    python bench/index.py [--chats 1000] [--tokens 100000]
+
+Reports medians over the repeats and bytes by `tracemalloc` (which sees numpy's buffers too).
+"""
+
+import argparse
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from reprise.cache.store import PrefixCache
+from reprise.core.kinds import Full, KvKind, Layout, Window
+from reprise.core.prompt import BoundaryKind
+from reprise.core.spans import Span
+from reprise.core.tokens import Tokens, as_tokens
+
+LAYOUTS = {
+    "full": Layout(kinds=(Full(),)),
+    "full + window": Layout(kinds=(Full(), Window(512))),
+    "full + state": Layout(kinds=(Full(),), has_snapshots=True),
+}
+SYSTEM_TOKENS = 2_000
+TURN_TOKENS = 500
+TURNS = 10
+VOCABULARY = 150_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A payload of so many entries."""
+
+    length: int
+
+    @property
+    def nbytes(self) -> int:
+        return 1000 * self.length
+
+    def cut(self, start: int, stop: int) -> "Sized":
+        return Sized(stop - start)
+
+    def join(self, others: Sequence["Sized"]) -> "Sized":
+        return Sized(self.length + sum(other.length for other in others))
+
+
+class SizedSource:
+    def segment_nbytes(self, kind: KvKind, length: int) -> int:
+        return 1000 * length
+
+    def snapshot_nbytes(self) -> int:
+        return 3_000_000
+
+    def segment(self, kind: KvKind, span: Span) -> Sized:
+        return Sized(len(span))
+
+    def snapshot(self) -> Sized:
+        return Sized(3000)
+
+
+def chats(num: int, rng: np.random.Generator) -> Iterator[list[Tokens]]:
+    """The prompts of each chat, turn by turn; all begin with one system prompt."""
+    system = rng.integers(0, VOCABULARY, SYSTEM_TOKENS)
+    for _ in range(num):
+        whole = np.concatenate([system, rng.integers(0, VOCABULARY, TURNS * TURN_TOKENS)])
+        yield [as_tokens(whole[: SYSTEM_TOKENS + (turn + 1) * TURN_TOKENS]) for turn in range(TURNS)]
+
+
+def long_chat(num_tokens: int, rng: np.random.Generator) -> list[Tokens]:
+    """A chat of 200 turns that ends at `num_tokens`."""
+    whole = rng.integers(0, VOCABULARY, num_tokens)
+    return [as_tokens(whole[: num_tokens * (turn + 1) // 200]) for turn in range(200)]
+
+
+def store(cache: PrefixCache, turns: list[Tokens]) -> None:
+    for turn in turns:
+        cache.commit(turn, SizedSource(), kind=BoundaryKind.STABLE)
+
+
+def median_ms(work: Callable[[], object], repeats: int = 51) -> float:
+    times: list[float] = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return 1000 * statistics.median(times)
+
+
+def measure(name: str, layout: Layout, num_chats: int, num_tokens: int) -> None:
+    rng = np.random.default_rng(7)
+    cache = PrefixCache(layout)
+    everyone = list(chats(num_chats, rng))
+    turns = long_chat(num_tokens, rng)
+    tracemalloc.start()
+    for chat in everyone:
+        store(cache, chat)
+    store(cache, turns)
+    spread = tracemalloc.get_traced_memory()[0] / cache.ledger.tokens
+    while cache.compact(max_entries=1_000_000) > 0:
+        pass
+    compacted = tracemalloc.get_traced_memory()[0] / cache.ledger.tokens
+    tracemalloc.stop()
+
+    prompt = as_tokens(np.concatenate([turns[-1], rng.integers(0, VOCABULARY, 100)]))
+    fresh = PrefixCache(layout)
+    store(fresh, turns)
+
+    def resume(of: PrefixCache) -> int:
+        return of.resume_at(of.match(prompt), limit=len(prompt) - 1)
+
+    assert resume(cache) == resume(fresh) == num_tokens
+    match, fresh_match = cache.match(prompt), fresh.match(prompt)
+    print(f"{name}: {cache.ledger.tokens:,} tokens in {cache.ledger.num_nodes:,} edges")
+    print(f"  match and resume, {num_tokens:,} tokens   {median_ms(lambda: resume(cache)):8.3f} ms")
+    print(f"  the same in 200 edges              {median_ms(lambda: resume(fresh)):8.3f} ms")
+    print(f"  read                               {median_ms(lambda: cache.read(match, num_tokens)):8.3f} ms")
+    print(f"  read from 200 edges                {median_ms(lambda: fresh.read(fresh_match, num_tokens)):8.3f} ms")
+    print(f"  commit of what is there            {median_ms(lambda: store(cache, turns[-1:])):8.3f} ms")
+    print(f"  the same in 200 edges              {median_ms(lambda: store(fresh, turns[-1:])):8.3f} ms")
+    print(f"  index                              {compacted:8.2f} bytes/token ({spread:.2f} before compaction)")
+    start = time.perf_counter()
+    num_evicted = sum(1 for _ in range(1000) if cache.evict_one("bench"))
+    per_eviction = 1000 * (time.perf_counter() - start) / max(1, num_evicted)
+    print(f"  eviction (of {num_evicted:,})               {per_eviction:8.3f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chats", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, default=100_000)
+    options = parser.parse_args()
+    for name, layout in LAYOUTS.items():
+        measure(name, layout, options.chats, options.tokens)
+
+
+if __name__ == "__main__":
+    main()
