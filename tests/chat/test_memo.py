@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.chat.memo import Memo
@@ -22,6 +22,7 @@ def test_what_is_too_large_is_not_kept_and_takes_its_place_away() -> None:
     assert memo.nbytes == 0
 
 
+@settings(deadline=None)
 @given(puts=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=30))
 def test_the_books_balance(puts: list[tuple[int, int]]) -> None:
     memo: Memo[int, int] = Memo(nbytes=12, size=lambda _, value: value)

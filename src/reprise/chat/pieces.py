@@ -98,7 +98,8 @@ class PieceTokenizer:
     def learn(self, prompt: TokenizedText, sampled: Sequence[int]) -> None:
         """Remember the tokens that a model sampled after `prompt`, as the spelling of their text in that place.
 
-        Only pieces whose tokens decode to exactly their text, and whose text is cut where the tokens are, are learned.
+        What is learned decodes to exactly its text, and is found again only where a rendered text is cut as the tokens
+        are: tokens that spell a seam out of ordinary ones are never asked for.
         """
         if not self._is_faithful or not prompt.pieces or len(sampled) == 0:
             return
@@ -111,9 +112,6 @@ class PieceTokenizer:
             # This decoder reads tokens by what is before them, so no piece's text can be told from its tokens alone.
             return
         for group, text in zip(groups, texts, strict=True):
-            if list(self._seams.cut(text)) != [text]:
-                # The tokens spell a seam out of ordinary tokens, or lose it: the text of what follows is cut otherwise.
-                return
             self._sampled.put((chain, text), as_tokens(group))
             chain = _after(chain, text)
 
