@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 import pytest
+from rich.console import Console
 
 from reprise.core.tokens import Tokens, as_tokens, common_prefix
 from reprise.demo.client import DemoFailed
@@ -99,6 +100,26 @@ def test_the_numbers_for_programs_have_the_promised_keys() -> None:
 
 def test_the_table_shows_the_latest_turns() -> None:
     assert table(hold(perfect_server(), perfect_server()), last=2).row_count == 2
+
+
+def test_the_table_fits_a_small_terminal() -> None:
+    big = Turn(
+        turn=40,
+        prompt_tokens=123_456,
+        reused=123_400,
+        computed=56,
+        cold_computed=123_456,
+        oracle=56,
+        typed=20,
+        ttft_s=12.3,
+        cold_ttft_s=99.9,
+        is_same_answer=False,
+    )
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(table([big]))
+    row = next(line for line in shown.get().splitlines() if "DIFFER" in line)
+    assert row.split() == ["40", "123,456", "123,400", "56", "100.0", "12,300", "123,456", "99,900", "DIFFER"]
 
 
 def test_there_are_forty_different_questions() -> None:

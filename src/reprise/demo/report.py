@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from reprise.demo.turns import Turn
@@ -48,11 +49,25 @@ def as_json(turns: Sequence[Turn]) -> dict[str, Any]:
     }
 
 
+# Two lines each, so that the table fits 80 columns.
+_HEADS = (
+    "\nturn",
+    "\nprompt",
+    "\nreused",
+    "\ncomputed",
+    "\nhit %",
+    "\nms",
+    "no cache\ncomputed",
+    "no cache\nms",
+    "\nanswers",
+)
+
+
 def table(turns: Sequence[Turn], *, last: int | None = None) -> Table:
     """The turns as a table; with `last`, only so many of the latest."""
-    shown = Table(title="The same chat on two servers", caption_justify="left")
-    for head in ("turn", "prompt", "reused", "computed", "hit %", "TTFT", "computed cold", "TTFT cold", "answers"):
-        shown.add_column(head, justify="right")
+    shown = Table(title="The same chat on two servers: tokens, and milliseconds to the first token", box=SIMPLE_HEAD)
+    for head in _HEADS:
+        shown.add_column(head, justify="right", no_wrap=True)
     for turn in turns if last is None else turns[-last:]:
         shown.add_row(
             str(turn.turn),
@@ -60,9 +75,9 @@ def table(turns: Sequence[Turn], *, last: int | None = None) -> Table:
             f"{turn.reused:,}",
             f"{turn.computed:,}",
             f"{100 * turn.reused / turn.prompt_tokens:.1f}",
-            f"{1000 * turn.ttft_s:,.0f} ms",
+            f"{1000 * turn.ttft_s:,.0f}",
             f"{turn.cold_computed:,}",
-            f"{1000 * turn.cold_ttft_s:,.0f} ms",
+            f"{1000 * turn.cold_ttft_s:,.0f}",
             "same" if turn.is_same_answer else "DIFFER",
         )
     return shown
