@@ -23,6 +23,7 @@ class Match:
     """
 
     namespace: str
+    tokens: Tokens
     length: int
     walk: Walk
     next_token: int | None
@@ -60,6 +61,7 @@ def match_in(root: Node, tokens: Tokens, namespace: str) -> Match:
         continues = newest.tokens[:_CONTINUATION]
     return Match(
         namespace=namespace,
+        tokens=tokens,
         length=length,
         walk=walked,
         next_token=int(tokens[length]) if length < len(tokens) else None,

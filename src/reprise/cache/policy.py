@@ -1,9 +1,19 @@
-"""Which item of the cache is worth least. Pure: facts in, a number out; the lowest number goes first."""
+"""Which item of the cache is worth least. Facts in, a number out; the lowest number goes first.
 
+The policies know nothing of the tree. They are told of every prompt (`arrive`), and learn from that alone: nothing here
+does I/O, reads a clock or draws a random number, so the same prompts give the same order.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from reprise.cache.lineage import Lineage, Visit
+from reprise.cache.returns import Returns, class_of
 from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import Tokens
+
+_ENDS = frozenset({BoundaryKind.STABLE, BoundaryKind.PROMPT_END, BoundaryKind.GENERATION_END, BoundaryKind.INTERVAL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +21,9 @@ class Facts:
     """What is known of one item that could be evicted.
 
     `cost`: the tokens to compute again if it were gone and its position were asked for. `nbytes`: what evicting it
-    gives back. `last_use`, `now`: the cache's clock, a count of requests. `num_uses`: how often a request resumed here.
+    gives back. `last_use`, `now`: the cache's clock. `num_uses`: how often a request resumed here. `num_branches`: the
+    paths that go on from here. `visit`: the number of the prompt that came by last; `first_visit`: that of the first
+    (0: none known). `num_paths`: how many paths have ever left from here.
     """
 
     kind: BoundaryKind
@@ -25,6 +37,17 @@ class Facts:
     num_branches: int
     is_superseded: bool
     is_side: bool
+    visit: int = 0
+    first_visit: int = 0
+    num_paths: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How a policy knows a prompt: its number, and the number of the one that it goes on from, if there is one."""
+
+    number: int
+    continues: int | None = None
 
 
 class Policy(Protocol):
@@ -35,17 +58,52 @@ class Policy(Protocol):
     @property
     def floor(self) -> float: ...
 
+    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
+        """A request came with this prompt, of which ``[0, known)`` is stored."""
+        ...
+
+    def recall(self, tokens: Tokens, *, namespace: str) -> int:
+        """The number of the prompt that these tokens belong to, 0 if it is not known."""
+        ...
+
     def worth(self, facts: Facts) -> float: ...
+
+    def admits(self, new: Facts, than: float) -> bool:
+        """Whether something new may take the place of an item of worth `than`."""
+        ...
+
+    def review_at(self, facts: Facts) -> int | None:
+        """The number of the prompt at which this item's worth will have changed by itself, None if it never does."""
+        ...
 
     def on_evict(self, worth: float) -> None:
         """An item of this worth was evicted."""
         ...
 
 
-class Lru:
-    """Least recently used first. For comparison."""
+class _Unlearned:
+    """What policies share that do not look at prompts."""
 
-    floor = 0.0
+    def __init__(self) -> None:
+        self.floor = 0.0
+        self._num_prompts = 0
+
+    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
+        self._num_prompts += 1
+        return Arrival(self._num_prompts)
+
+    def recall(self, tokens: Tokens, *, namespace: str) -> int:
+        return 0
+
+    def admits(self, new: Facts, than: float) -> bool:
+        return True
+
+    def review_at(self, facts: Facts) -> int | None:
+        return None
+
+
+class Lru(_Unlearned):
+    """Least recently used first. For comparison."""
 
     def worth(self, facts: Facts) -> float:
         return float(facts.last_use)
@@ -54,24 +112,19 @@ class Lru:
         pass
 
 
-class CostAware:
-    """Greedy-dual by size and frequency: what a byte saves, aged by what was given up before.
+class GreedyDual(_Unlearned):
+    """What a byte saves, aged by what was given up before. For comparison.
 
-    After Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching" (1998): an item's
-    worth is the floor at its last use plus uses × cost / size; the floor rises to the worth of whatever is evicted.
+    After Cherkasova, "Improving WWW proxies performance with greedy-dual-size-frequency caching policy" (1998): an
+    item's worth is the floor at its last use plus uses × cost / size; the floor rises to what is evicted.
     """
-
-    def __init__(self) -> None:
-        self.floor = 0.0
 
     def worth(self, facts: Facts) -> float:
         if facts.nbytes == 0:
             return facts.floor
         uses = 1 + facts.num_uses + max(0, facts.num_branches - 1)
         gain = uses * facts.cost / facts.nbytes
-        if facts.is_superseded:
-            gain *= 0.1
-        if facts.is_side:
+        if facts.is_superseded or facts.is_side:
             gain *= 0.1
         return facts.floor + gain
 
@@ -79,5 +132,69 @@ class CostAware:
         self.floor = max(self.floor, worth)
 
 
-POLICIES: dict[str, type[Lru] | type[CostAware]] = {"lru": Lru, "cost": CostAware}
+class ExpectedSaving:
+    """What a byte is expected to save for each prompt that it waits: the default.
+
+    Worth = tokens saved by a use × uses expected per prompt of waiting ÷ bytes. How soon a chat comes back is learned
+    from the chats themselves, also from those that were evicted (`reprise.cache.returns`); what many paths leave from
+    is used as often as paths leave. A chat that has gone on elsewhere leaves ends behind that nobody waits for: these
+    have negative worth and go before anything else, the least useful first. New entries that are expected to save
+    less than everything stored are not stored, so that prompts which come once do not wash out chats.
+    """
+
+    floor = 0.0
+
+    def __init__(self, *, unit_tokens: int = 1) -> None:
+        """`unit_tokens`: how many real tokens one token of the prompts stands for (replayed block hashes)."""
+        self._unit_tokens = unit_tokens
+        self._lineage = Lineage()
+        self._returns = Returns()
+
+    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
+        visit: Visit = self._lineage.arrive(tokens, known=known, namespace=namespace)
+        self._returns.arrive(visit, class_of(visit, unit_tokens=self._unit_tokens))
+        return Arrival(visit.number, visit.continues)
+
+    def recall(self, tokens: Tokens, *, namespace: str) -> int:
+        return self._lineage.recall(tokens, namespace=namespace)
+
+    def worth(self, facts: Facts) -> float:
+        if facts.nbytes == 0:
+            return 0.0
+        saved = facts.cost / facts.nbytes
+        rate = max(self._returns.worth(facts.visit), self._rate_of_paths(facts))
+        if facts.is_side:
+            rate *= 0.1
+        worth = saved * rate
+        return worth if not self._is_left_behind(facts) else -1.0 / (1.0 + worth)
+
+    def admits(self, new: Facts, than: float) -> bool:
+        return self.worth(new) >= than
+
+    def review_at(self, facts: Facts) -> int | None:
+        return self._returns.next_step_at(facts.visit)
+
+    def on_evict(self, worth: float) -> None:
+        pass
+
+    def _is_left_behind(self, facts: Facts) -> bool:
+        if facts.num_branches > 1:
+            return False
+        return facts.is_superseded or (facts.kind in _ENDS and self._lineage.is_continued(facts.visit))
+
+    def _rate_of_paths(self, facts: Facts) -> float:
+        """Paths that left here per prompt; two belong to one chat, whose thinking is not part of its next turn.
+
+        Once none has left for longer than usual, the rate falls as the silence lasts.
+        """
+        num = facts.num_paths - 2
+        if num <= 0:
+            return 0.0
+        now = self._lineage.now
+        life = max(1, now - facts.first_visit)
+        silence = max(1, now - facts.visit)
+        return num / life * min(1.0, life / num / silence)
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {"lru": Lru, "greedy-dual": GreedyDual, "cost": ExpectedSaving}
 """The table of policies by name; `cost` is the default."""

@@ -6,6 +6,7 @@ Used by one thread.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reprise.cache import integrity
@@ -13,6 +14,7 @@ from reprise.cache.compaction import compaction_steps
 from reprise.cache.eviction import EvictionOrder
 from reprise.cache.ghosts import Ghosts
 from reprise.cache.ledger import Ledger
+from reprise.cache.loans import LoanPlace, lenders_of, loans_on, put
 from reprise.cache.lookup import (
     Match,
     Restore,
@@ -24,8 +26,8 @@ from reprise.cache.lookup import (
     resume_position,
     was_lost,
 )
-from reprise.cache.payload import SnapshotPayload, Source
-from reprise.cache.policy import CostAware, Facts, Policy
+from reprise.cache.payload import Lent, SegmentPayload, SnapshotPayload, Source
+from reprise.cache.policy import ExpectedSaving, Facts, Policy
 from reprise.cache.tree import (
     Landmark,
     Lease,
@@ -45,8 +47,11 @@ from reprise.core.kinds import Full, KvKind, Layout
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, own_tokens
 
-_TIPS = frozenset({BoundaryKind.STABLE, BoundaryKind.PROMPT_END, BoundaryKind.GENERATION_END, BoundaryKind.INTERVAL})
-"""Landmarks that a later tip of the same conversation supersedes."""
+_ENDS = frozenset({BoundaryKind.PROMPT_END, BoundaryKind.GENERATION_END, BoundaryKind.INTERVAL, BoundaryKind.LAST_USER})
+"""Landmarks that any later one of these, or a stable one, of the same conversation supersedes.
+
+A stable one is superseded by a stable one alone: when the next message strips a tool loop, it is where to resume.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +101,10 @@ class PrefixCache:
         self.roots: dict[str, Node] = {}
         self.clock = 0
         self.now_s = 0.0
-        self.order = EvictionOrder(policy if policy is not None else CostAware(), self.facts)
+        self.order = EvictionOrder(policy if policy is not None else ExpectedSaving(), self.facts)
         self.num_landmarks = 0
+        self.recall: Callable[[object], None] = _nobody_lends
+        """Makes a lender replace everything that it lends by copies; set by the owner of the live sequences."""
 
     # Lookups. They change nothing.
 
@@ -120,11 +127,16 @@ class PrefixCache:
 
     # Leases.
 
-    def lease(self, match: Match, position: int) -> Lease:
-        """Protect the matched path up to `position` until `release`, and note that it is used."""
+    def lease(self, match: Match, position: int, *, is_request: bool = True) -> Lease:
+        """Protect the matched path up to `position` until `release`, and note that it is used.
+
+        `is_request`: somebody asked for it. Work that the server gives itself says nothing about who comes back when.
+        """
         assert position <= match.length, (position, match.length)
         held = self._protect(match.walk, position)
         self._use(match, position)
+        if is_request:
+            self._note_arrival(match)
         return held
 
     def release(self, lease: Lease) -> None:
@@ -158,6 +170,28 @@ class PrefixCache:
                     landmark.num_uses += 1
                     self.order.use(landmark)
 
+    def _note_arrival(self, match: Match) -> None:
+        """Let the policy know of a request, and look again at everything whose worth that changes."""
+        arrival = self.order.policy.arrive(match.tokens, known=match.length, namespace=match.namespace)
+        nodes, last = match.walk.nodes, match.walk.last
+        passed = nodes if match.length == last.stop else nodes[:-1]
+        for node in passed:
+            self._pass_by(node, arrival.number)
+        if arrival.continues is not None:
+            # What the earlier prompt left beside this path has just been left behind.
+            beside = last.children.values() if match.length == last.stop else (last,)
+            for top in [node for node in beside if node.visit == arrival.continues]:
+                for node in subtree(top):
+                    for landmark in node.landmarks.values():
+                        self.order.place(landmark)
+        self.order.advance(arrival.number)
+
+    def _pass_by(self, node: Node, visit: int) -> None:
+        if visit > node.visit:
+            node.visit = visit
+            for landmark in node.landmarks.values():
+                self.order.place(landmark)
+
     # Commits.
 
     def commit(
@@ -189,7 +223,9 @@ class PrefixCache:
             needs_snapshot = self.layout.has_snapshots and mark is None
             nbytes = sum(source.segment_nbytes(k, len(span)) for k, span in wanted)
             nbytes += source.snapshot_nbytes() if needs_snapshot else 0
-            if nbytes > 0 and not self._fits(nbytes):
+            visit = self.order.policy.recall(tokens, namespace=namespace)
+            new = self._facts_of_new(walked, position, nbytes, kind=kind, visit=visit, is_side=is_side)
+            if nbytes > 0 and not self._fits(nbytes, new if pinned_until <= self.now_s else None):
                 return Committed(tokens=0, nbytes=0, is_resumable=False)
             payloads = [(k, Piece(span, source.segment(k, span))) for k, span in wanted]
             snapshot = source.snapshot() if needs_snapshot else None
@@ -201,6 +237,8 @@ class PrefixCache:
                 self.ledger.count_nodes(1)
             for segment_kind, piece in payloads:
                 self._attach(nodes, segment_kind, piece)
+            for node in nodes:
+                self._pass_by(node, visit)
             self._place_landmark(nodes, position, kind, snapshot, is_side=is_side, pinned_until=pinned_until)
             added = self.ledger.held - held_before
         finally:
@@ -208,13 +246,41 @@ class PrefixCache:
         self.order.sweep(self.num_landmarks)
         return Committed(tokens=position - walked.length, nbytes=added, is_resumable=True)
 
-    def _fits(self, nbytes: int) -> bool:
-        """Make room for `nbytes` more. What is known to be hopeless evicts nothing."""
+    def _fits(self, nbytes: int, new: Facts | None) -> bool:
+        """Make room for `nbytes` more, by evicting what is worth less than `new`; None: than anything.
+
+        What is known to be hopeless evicts nothing.
+        """
         free = self.free()
         if free is None or free >= nbytes:
             return True
         most = free + self.ledger.held - self._protected_nbytes()
-        return nbytes <= most and self.make_room(nbytes)
+        return nbytes <= most and self.make_room(nbytes, new=new)
+
+    def _facts_of_new(
+        self, walked: Walk, position: int, nbytes: int, *, kind: BoundaryKind, visit: int, is_side: bool
+    ) -> Facts:
+        """What the policy may know of a landmark that a commit would add."""
+        below = 0
+        if self.layout.resumes_anywhere:
+            below = walked.length
+        else:
+            marks = (highest_landmark(node, min(walked.length, position - 1)) for node in reversed(walked.nodes))
+            below = next((at for at in marks if at is not None), 0)
+        return Facts(
+            kind=kind,
+            cost=position - below,
+            nbytes=nbytes,
+            last_use=self.clock + 1,
+            now=self.clock + 1,
+            floor=self.order.policy.floor,
+            num_uses=0,
+            num_branches=0,
+            is_superseded=False,
+            is_side=is_side,
+            visit=visit,
+            first_visit=visit,
+        )
 
     def _protected_nbytes(self) -> int:
         """At least so many bytes stay whatever is evicted: full entries and snapshots up to the leases."""
@@ -244,6 +310,9 @@ class PrefixCache:
             self.ledger.count_nodes(1)
             self.ledger.charge_kv(kv_nbytes(last) + kv_nbytes(lower) - before)
         child = Node(start=walked.length, tokens=own_tokens(tokens[walked.length :]), parent=last)
+        child.visit = last.visit
+        child.first_visit = last.visit
+        last.num_paths += 1
         first = int(child.tokens[0])
         last.children[first] = child
         self.ledger.count_nodes(1)
@@ -290,14 +359,16 @@ class PrefixCache:
         landmark.is_superseded = False
         landmark.is_side = landmark.is_side and is_side
         landmark.pinned_until = max(landmark.pinned_until, pinned_until)
-        if kind in _TIPS:
-            self._supersede(nodes, position)
+        if kind in _ENDS:
+            self._supersede(nodes, position, _ENDS)
+        elif kind is BoundaryKind.STABLE:
+            self._supersede(nodes, position, _ENDS | {BoundaryKind.STABLE})
         self.order.use(landmark)
 
-    def _supersede(self, nodes: tuple[Node, ...], position: int) -> None:
+    def _supersede(self, nodes: tuple[Node, ...], position: int, kinds: frozenset[BoundaryKind]) -> None:
         for node in nodes:
             for mark in node.landmarks.values():
-                if mark.position < position and mark.kind in _TIPS and not mark.is_superseded:
+                if mark.position < position and mark.kind in kinds and not mark.is_superseded:
                     mark.is_superseded = True
                     self.order.place(mark)
 
@@ -313,18 +384,21 @@ class PrefixCache:
         """Bytes left in the budget (negative when over it), or None without a budget."""
         return None if self.budget is None else self.budget - self.reserved - self.ledger.held
 
-    def make_room(self, nbytes: int) -> bool:
-        """Evict until `nbytes` more fit the budget. False if that cannot be: then nothing more can be evicted."""
+    def make_room(self, nbytes: int, *, new: Facts | None = None) -> bool:
+        """Evict until `nbytes` more fit the budget. False if that cannot be: then nothing more can be evicted.
+
+        `new`: what the room is for, if it may not take the place of what is worth more.
+        """
         while True:
             free = self.free()
             if free is None or free >= nbytes:
                 return True
-            if not self.evict_one("budget"):
+            if not self.evict_one("budget", new=new):
                 return False
 
-    def evict_one(self, reason: str) -> bool:
-        """Evict the item of least worth. False if nothing may be evicted."""
-        landmark = self.order.pop(may_evict=self._may_evict)
+    def evict_one(self, reason: str, *, new: Facts | None = None) -> bool:
+        """Evict the item of least worth. False if nothing may be evicted (for `new`, if that is given)."""
+        landmark = self.order.pop(may_evict=self._may_evict, new=new)
         if landmark is None:
             return False
         self.ledger.evictions += 1
@@ -385,10 +459,16 @@ class PrefixCache:
             num_branches=len(node.children) if landmark.position == node.stop else 0,
             is_superseded=landmark.is_superseded,
             is_side=landmark.is_side,
+            visit=node.visit,
+            first_visit=node.first_visit,
+            num_paths=node.num_paths if landmark.position == node.stop else 0,
         )
 
     def _evict(self, landmark: Landmark) -> None:
         node, position = landmark.node, landmark.position
+        for lender in lenders_of(node):
+            # Nothing is freed by dropping what a live sequence still holds.
+            self.recall(lender)
         is_end = not node.children and position == node.stop
         if self.layout.resumes_anywhere:
             cut = tail_start(node, self.grain.tail, self.now_s)
@@ -481,6 +561,30 @@ class PrefixCache:
                 self.ledger.charge_kv(kv_nbytes(above) - before)
             above = above.parent
 
+    # Loans.
+
+    def lender_at(self, match: Match, position: int) -> object | None:
+        """The one live sequence that lends all full-attention entries ``[0, position)``, or None."""
+        lenders = {
+            id(part.payload.lender) if isinstance(part.payload, Lent) else None: part.payload
+            for kind, parts in self.read(match, position).parts.items()
+            if isinstance(kind, Full)
+            for part in parts
+        }
+        if len(lenders) != 1:
+            return None
+        (payload,) = lenders.values()
+        return payload.lender if isinstance(payload, Lent) else None
+
+    def loans(self, lender: object, tokens: Tokens, *, namespace: str, start: int = 0) -> tuple[LoanPlace, ...]:
+        """What `lender`, whose sequence is `tokens`, lends of the entries ``[start, …)``."""
+        root = self.roots.get(namespace)
+        return () if root is None else loans_on(root, tokens, lender, start=start)
+
+    def replace(self, places: Sequence[LoanPlace], payloads: Sequence[SegmentPayload]) -> None:
+        """Put copies in the place of what was lent."""
+        self.ledger.charge_kv(put(places, payloads))
+
     # Compaction.
 
     def compact(self, *, max_entries: int) -> int:
@@ -500,6 +604,10 @@ class PrefixCache:
     def check(self) -> None:
         """Recompute everything from the trees (bytes, leases, order, coverage); AssertionError on any difference."""
         integrity.check(self)
+
+
+def _nobody_lends(lender: object) -> None:
+    raise AssertionError(f"entries are lent by {lender}, and nobody can recall them")
 
 
 def _landmark_below(landmark: Landmark) -> int:

@@ -1,0 +1,126 @@
+"""Recognises a prompt that goes on where an earlier one ended, whether the earlier one is still stored or not.
+
+What an eviction policy wants to know is how likely a chat is to come back. Chats that were evicted come back too, and
+a policy that learns only from what it kept never finds out what it should have kept. So every prompt leaves a few
+marks here: hashes of its prefixes at positions that it was the first to reach. A later prompt that passes one of them
+goes on from it. Marks take some 100 bytes a prompt, the newest 16,384 prompts are remembered, and no token is kept.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reprise.core.tokens import Tokens
+
+MEMORY = 1 << 14
+"""How many prompts are remembered."""
+
+_SLOTS = 1 << 17
+_MARKED = (0.25, 0.5, 0.75, 1.0)
+"""Where a prompt is marked, as shares of its new part: a template may rewrite what stands at its end."""
+
+_END = 16
+"""The last mark stands this far before the end, in tokens: the generation prompt is not part of the next turn."""
+
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """One prompt's place in the history of its conversation. All times count prompts.
+
+    `turn`: how many earlier prompts it goes on from. `gap`: prompts since the last of them, None if there is none.
+    `num_new`: tokens that no earlier prompt had. `continues`: the number of the prompt that it goes on from.
+    """
+
+    number: int
+    turn: int
+    gap: int | None
+    num_new: int
+    continues: int | None
+    was_awaited: bool
+    """It is the first that goes on from there."""
+
+
+class Lineage:
+    """The prompts seen last, by number (from 1), and the marks that they left."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        """The number of the newest prompt."""
+        self._turns = np.zeros(MEMORY, dtype=np.int32)
+        self._continued_at = np.zeros(MEMORY, dtype=np.int64)
+        self._keys = np.zeros(_SLOTS, dtype=np.uint64)
+        self._numbers = np.zeros(_SLOTS, dtype=np.int64)
+        self._factors = np.zeros(0, dtype=np.uint64)
+        self._seeds = np.random.default_rng(0x9E3779B9)
+
+    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Visit:
+        """Take note of a prompt of which ``[0, known)`` is stored. O(length), some 50 µs for 10,000 tokens."""
+        hashes = self._hashes(tokens, namespace)
+        found = self._deepest(hashes)
+        depth, before = found if found is not None else (0, None)
+        new_at = min(len(tokens), max(known, depth))
+        self.now += 1
+        number = self.now
+        turn, gap, was_awaited = 0, None, False
+        if before is not None:
+            slot = before % MEMORY
+            turn = int(self._turns[slot]) + 1
+            was_awaited = self._continued_at[slot] == 0
+            gap = number - (before if was_awaited else int(self._continued_at[slot]))
+            self._continued_at[slot] = number
+        self._turns[number % MEMORY], self._continued_at[number % MEMORY] = turn, 0
+        self._mark(hashes, new_at, number)
+        return Visit(
+            number=number,
+            turn=turn,
+            gap=gap,
+            num_new=len(tokens) - new_at,
+            continues=before,
+            was_awaited=was_awaited,
+        )
+
+    def recall(self, tokens: Tokens, *, namespace: str) -> int:
+        """The number of the newest remembered prompt that these tokens belong to, 0 if there is none."""
+        found = self._deepest(self._hashes(tokens, namespace))
+        return found[1] if found is not None else 0
+
+    def is_continued(self, number: int) -> bool:
+        """Whether a later prompt went on from prompt `number`."""
+        return self._is_remembered(number) and bool(self._continued_at[number % MEMORY] > 0)
+
+    def _is_remembered(self, number: int) -> bool:
+        return number > 0 and self.now - number < MEMORY
+
+    def _hashes(self, tokens: Tokens, namespace: str) -> Hashes:
+        """Hashes of all prefixes, shape ``(length,)``: the multilinear family over 64 bits, and a mixing step.
+
+        After Lemire and Kaser, "Strongly universal string hashing is fast" (2014).
+        """
+        while len(self._factors) < len(tokens):
+            more = self._seeds.integers(1, 1 << 63, size=max(4096, len(self._factors)), dtype=np.uint64)
+            self._factors = np.concatenate([self._factors, more])
+        seed = np.uint64(sum((i + 1) * 0x100000001B3 * byte for i, byte in enumerate(namespace.encode())) % (1 << 63))
+        terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._factors[: len(tokens)]
+        sums = np.cumsum(terms, dtype=np.uint64) + seed
+        return (sums ^ (sums >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+
+    def _deepest(self, hashes: Hashes) -> tuple[int, int] | None:
+        """The length and the prompt's number of the deepest mark on a path, None if no mark stands on it."""
+        slots = hashes >> np.uint64(64 - 17)
+        for at in np.flatnonzero(self._keys[slots] == hashes)[::-1]:
+            number = int(self._numbers[slots[at]])
+            if self._is_remembered(number):
+                return int(at) + 1, number
+        return None
+
+    def _mark(self, hashes: Hashes, new_at: int, number: int) -> None:
+        num_new = len(hashes) - new_at
+        shares = {new_at + max(1, int(num_new * share)) for share in _MARKED}
+        for length in {*shares, len(hashes) - _END}:
+            if new_at < length <= len(hashes) or (num_new == 0 and length > len(hashes)):
+                key = hashes[min(length, len(hashes)) - 1]
+                slot = int(key >> np.uint64(64 - 17))
+                self._keys[slot], self._numbers[slot] = key, number

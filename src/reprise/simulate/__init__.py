@@ -1,0 +1,1 @@
+"""Replays traces of prompts against the real store, planner and policies, with payloads of given sizes and no model."""

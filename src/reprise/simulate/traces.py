@@ -1,0 +1,144 @@
+"""Traces of requests, read as a stream: block hashes, token prompts, dialogues.
+
+Nothing of a trace is kept but the request at hand, so a trace may be longer than the memory.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reprise.core.errors import BadRequest
+from reprise.core.prompt import Boundary, BoundaryKind, Prompt
+from reprise.core.tokens import Tokens, as_tokens
+
+BLOCK_TOKENS = 512
+"""Prompt tokens that one hash of a Mooncake trace stands for."""
+
+_CHARACTERS = 4
+"""Characters of a dialogue's text that make one pseudo-token."""
+
+
+class Granularity(StrEnum):
+    """What one token of a replayed block trace stands for."""
+
+    TOKEN = "token"
+    BLOCK = "block"
+    """One token for a block: the same hits, since prompts part at blocks alone; sizes are rounded up to blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """One request of a trace.
+
+    `num_tokens`: the real prompt's length, of which each token of `prompt` stands for `unit`. `answer`: what was
+    generated, None where the trace does not tell. `shareable`: how many tokens of `prompt` another prompt can have in
+    common; a block that is cut by the prompt's end is like no other.
+    """
+
+    prompt: Prompt
+    num_tokens: int
+    shareable: int
+    unit: int = 1
+    answer: Tokens | None = None
+    is_side: bool = False
+
+    def __post_init__(self) -> None:
+        assert 0 < self.shareable <= len(self.prompt) <= self.num_tokens, (self.shareable, self.num_tokens)
+
+
+def read_trace(path: Path, *, granularity: Granularity = Granularity.TOKEN) -> Iterator[Request]:
+    """The requests of a trace file in order.
+
+    JSON lines with `hash_ids` and `input_length` (Mooncake, kvcache-ai/Mooncake, FAST'25) or with `tokens` (and
+    perhaps `answer`, token ids, and `boundaries`, pairs of position and kind); or one JSON list of dialogues with
+    `traj` or `messages` (tau-bench). Raises BadRequest with a sentence for anything else.
+    """
+    with path.open(encoding="utf-8") as file:
+        start = file.read(64).lstrip()
+        file.seek(0)
+        if start.startswith("["):
+            yield from _dialogues(json.load(file))
+            return
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield _request(json.loads(line), granularity)
+            except (KeyError, TypeError, ValueError) as error:
+                needs = "it needs `hash_ids` and `input_length`, or `tokens`"
+                raise BadRequest(f"{path}, line {number}, is no request of a trace: {needs}.") from error
+
+
+def _request(line: Mapping[str, Any], granularity: Granularity) -> Request:
+    if "hash_ids" in line:
+        return _from_blocks(line["hash_ids"], int(line["input_length"]), granularity)
+    tokens = as_tokens(line["tokens"])
+    boundaries = sorted(Boundary(int(at), BoundaryKind(kind)) for at, kind in line.get("boundaries", ()))
+    answer = as_tokens(line["answer"]) if "answer" in line else None
+    prompt = Prompt(tokens=tokens, boundaries=tuple(boundaries))
+    is_side = bool(line.get("is_side", False))
+    return Request(prompt=prompt, num_tokens=len(tokens), shareable=len(tokens), answer=answer, is_side=is_side)
+
+
+def _from_blocks(ids: Sequence[int], num_tokens: int, granularity: Granularity) -> Request:
+    if granularity is Granularity.BLOCK:
+        tokens, unit, whole = block_tokens(ids, 1), BLOCK_TOKENS, num_tokens // BLOCK_TOKENS
+    else:
+        tokens, unit = block_tokens(ids, BLOCK_TOKENS)[:num_tokens], 1
+        whole = len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+    # The next turn has other tokens in the block that this prompt ends in.
+    stable = (Boundary(whole, BoundaryKind.STABLE),) if whole > 0 else ()
+    prompt = Prompt(tokens=tokens, boundaries=stable)
+    return Request(prompt=prompt, num_tokens=num_tokens, shareable=whole if whole > 0 else len(tokens), unit=unit)
+
+
+def block_tokens(ids: Sequence[int], length: int) -> Tokens:
+    """Pseudo-tokens for block hashes, `length` for each, that depend on the hash alone."""
+    seeds = np.asarray(ids, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    steps = np.arange(length, dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = seeds[:, None] + steps[None, :]
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
+    return as_tokens((mixed >> np.uint64(33)).astype(np.int32).reshape(-1))
+
+
+def _dialogues(dialogues: Sequence[Mapping[str, Any]]) -> Iterator[Request]:
+    """All dialogues, one after the other; each assistant message is one request with what stands before it."""
+    for dialogue in dialogues:
+        messages: Sequence[Mapping[str, Any]] = dialogue["traj"] if "traj" in dialogue else dialogue["messages"]
+        yield from dialogue_requests([(str(m["role"]), _text(m)) for m in messages])
+
+
+def dialogue_requests(messages: Sequence[tuple[str, str]]) -> Iterator[Request]:
+    """The requests of one dialogue of (role, text): before each answer, all that stands before it."""
+    parts: list[Tokens] = []
+    length = 0
+    system_at = 0
+    for at, (role, text) in enumerate(messages):
+        tokens = text_tokens(f"<{role}>{text}")
+        if role == "assistant" and length > 0:
+            marks = {Boundary(length, BoundaryKind.STABLE)}
+            if 0 < system_at < length:
+                marks.add(Boundary(system_at, BoundaryKind.SYSTEM))
+            prompt = Prompt(tokens=as_tokens(np.concatenate(parts)), boundaries=tuple(sorted(marks)))
+            yield Request(prompt=prompt, num_tokens=length, shareable=length, answer=tokens)
+        parts.append(tokens)
+        length += len(tokens)
+        if at == 0 and role == "system":
+            system_at = length
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
+    return f"{message.get('content') or ''}{calls}"
+
+
+def text_tokens(text: str) -> Tokens:
+    """Pseudo-tokens of a text: one for every four characters."""
+    pieces = (text[at : at + _CHARACTERS] for at in range(0, len(text), _CHARACTERS))
+    return as_tokens([zlib.crc32(piece.encode()) & 0x7FFFFFFF for piece in pieces])
