@@ -51,6 +51,8 @@ class Trial:
     layout: Layout
     budget: int | None = None
     policy: Policy | None = None
+    num_operations: int = 0
+    """Calls of the cache that could change something or could be wrong."""
     cache: PrefixCache = field(init=False)
     stored: Oracle = field(init=False)
     held: list[Held] = field(default_factory=list[Held])
@@ -67,11 +69,11 @@ class Trial:
         self, tokens: Sequence[int], *, namespace: str = "", is_held: bool = True, limit: int | None = None
     ) -> int:
         """A prompt comes in: find where it resumes, judge it, and take a lease."""
-        run = as_tokens(tokens)
-        match = self.cache.match(run, namespace=namespace)
-        position = self.cache.resume_at(match, limit=len(tokens) - 1 if limit is None else limit)
         self.judge_read(tokens, namespace=namespace, limit=limit)
+        match = self.cache.match(as_tokens(tokens), namespace=namespace)
+        position = self.cache.resume_at(match, limit=len(tokens) - 1 if limit is None else limit)
         if is_held:
+            self.num_operations += 1
             lease = self.cache.lease(match, position)
             self.held.append(Held(lease=lease, namespace=namespace, tokens=tuple(tokens), position=position))
         return position
@@ -86,6 +88,7 @@ class Trial:
         pinned_until: float = 0.0,
     ) -> Committed | None:
         """Store a position; None: the source failed."""
+        self.num_operations += 1
         before, evictions, held = stored_in(self.cache), self.cache.ledger.evictions, self.cache.ledger.held
         source = HashSource(tokens, fails_after=fails_after)
         try:
@@ -119,6 +122,7 @@ class Trial:
     def evict(self) -> None:
         """Evict one item; prompts that lose something are told so."""
         before = {key: self._reach(promise) for key, promise in self.promises.items()}
+        self.num_operations += 1
         self.cache.evict_one("trial")
         for key, reach in before.items():
             promise = self.promises[key]
@@ -128,6 +132,7 @@ class Trial:
 
     def clear(self) -> None:
         """Drop everything that no lease protects; pins give way."""
+        self.num_operations += 1
         self.cache.clear()
         for promise in self.promises.values():
             promise.pinned_until = 0.0
@@ -137,6 +142,7 @@ class Trial:
         return self.cache.resume_at(match, limit=len(promise.tokens))
 
     def release(self, index: int) -> None:
+        self.num_operations += 1
         self.cache.release(self.held.pop(index % len(self.held)).lease)
 
     # What must be true.
@@ -176,6 +182,7 @@ class Trial:
         match = self.cache.match(run, namespace=namespace)
         position = self.cache.resume_at(match, limit=limit)
         restore = self.cache.read(match, position)
+        self.num_operations += 3  # match, resume_at, read
         for kind in self.layout.kinds:
             cold = cold_entries(tokens, kind)
             seen = [

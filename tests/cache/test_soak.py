@@ -1,0 +1,86 @@
+"""A long random run over the store: layouts, budgets, chats and faults drawn anew every few hundred operations."""
+
+import os
+import random
+
+import pytest
+
+from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
+from reprise.core.prompt import BoundaryKind
+from tests.cache.trial import Trial
+
+OPERATIONS = int(os.environ.get("SOAK_OPERATIONS", "1000000"))
+
+
+def some_layout(rng: random.Random) -> Layout:
+    keep = rng.randint(0, 3)
+    kinds: list[KvKind] = [Full(), Window(rng.randint(keep + 1, 14), keep), Window(20), Chunk(rng.randint(1, 12))]
+    chosen = tuple(rng.sample(kinds, rng.randint(0, 3)))
+    return Layout(kinds=chosen, has_snapshots=len(chosen) == 0 or rng.random() < 0.4)
+
+
+def some_prompt(rng: random.Random, chats: list[tuple[int, ...]]) -> tuple[int, ...]:
+    base = rng.choice(chats)
+    if rng.random() < 0.5:
+        base = base[: rng.randint(0, len(base))]
+    return base[:50] + tuple(rng.randint(0, 2) for _ in range(rng.randint(1, 20)))
+
+
+def one_life(rng: random.Random, rounds: int) -> int:
+    """A cache from empty to cleared; gives the number of operations."""
+    trial = Trial(some_layout(rng), rng.choice([None, 400, 900, 2500]))
+    chats: list[tuple[int, ...]] = [()]
+    for _ in range(rounds):
+        namespace = rng.choice(["", "", "other"])
+        prompt = some_prompt(rng, chats)
+        trial.request(prompt, namespace=namespace)
+        trial.judge()
+        done = trial.commit(
+            prompt[: rng.choice([None, None, rng.randint(1, len(prompt))])],
+            namespace=namespace,
+            kind=rng.choice(list(BoundaryKind)),
+            fails_after=rng.choice([None, None, None, None, 0, 1, 2]),
+            pinned_until=rng.choice([0.0, 0.0, 0.0, trial.cache.now_s + 3]),
+        )
+        trial.judge()
+        if done is not None:
+            chats = [*chats, prompt][-12:]
+        while trial.held and rng.random() < 0.6:
+            trial.release(rng.randrange(9))
+            trial.judge()
+        chance = rng.random()
+        if chance < 0.15:
+            trial.cache.compact(max_entries=rng.randint(1, 50))
+        elif chance < 0.3:
+            trial.evict()
+        elif chance < 0.35:
+            trial.cache.reserved = rng.choice([0, 0, 200])
+        elif chance < 0.45:
+            trial.cache.now_s += 2
+        elif chance < 0.46:
+            trial.clear()
+        trial.judge()
+        if rng.random() < 0.05:
+            trial.judge_contents()
+    while trial.held:
+        trial.release(0)
+    trial.judge()
+    trial.judge_contents()
+    trial.clear()
+    trial.judge()
+    assert trial.cache.ledger.held == 0 and trial.cache.ledger.tokens == 0
+    return trial.num_operations
+
+
+@pytest.mark.soak
+def test_a_million_operations() -> None:
+    done = life = 0
+    while done < OPERATIONS:
+        done += one_life(random.Random(life), rounds=40)
+        life += 1
+    print(f"{done:,} operations in {life:,} lives, no violation")
+
+
+def test_some_lives() -> None:
+    for life in range(12):
+        one_life(random.Random(f"short {life}"), rounds=20)
