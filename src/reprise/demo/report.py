@@ -65,7 +65,8 @@ _HEADS = (
 
 def table(turns: Sequence[Turn], *, last: int | None = None) -> Table:
     """The turns as a table; with `last`, only so many of the latest."""
-    shown = Table(title="The same chat on two servers: tokens, and milliseconds to the first token", box=SIMPLE_HEAD)
+    title = "One chat, two servers: tokens, ms to the first token"
+    shown = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for head in _HEADS:
         shown.add_column(head, justify="right", no_wrap=True)
     for turn in turns if last is None else turns[-last:]:
