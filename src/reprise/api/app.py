@@ -7,12 +7,15 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import reprise
-from reprise.api import server_routes
+from reprise.api import metrics, prefill, server_routes, tokenize
+from reprise.api.anthropic import routes as messages
+from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.auth import ApiKeys, Authentication
 from reprise.api.body_limits import BodyLimits
 from reprise.api.context import Context
 from reprise.api.errors import LastResort, Shapes, install_error_handlers
-from reprise.api.openai import chat, models
+from reprise.api.measures import Metrics
+from reprise.api.openai import chat, completions, models
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings
 
@@ -27,9 +30,11 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
 
     app = FastAPI(title="Reprise", version=reprise.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     shapes = Shapes()
-    app.state.context = Context(service=service, settings=settings, shapes=shapes)
-    for router in (chat.router, models.router, server_routes.router):
-        app.include_router(router)
+    app.state.context = Context(service=service, settings=settings, shapes=shapes, metrics=Metrics(service))
+    shapes.register(messages.PREFIX, anthropic_shape)
+    routes = (chat, completions, messages, models, prefill, tokenize, server_routes, metrics)
+    for module in routes:
+        app.include_router(module.router)
     install_error_handlers(app, shapes)
     # The last one added is the outermost.
     app.add_middleware(BodyLimits, max_bytes=settings.max_body_bytes, max_depth=service.limits.max_depth, shapes=shapes)

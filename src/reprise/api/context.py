@@ -6,6 +6,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from reprise.api.errors import Shapes
+from reprise.api.measures import Metrics
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings
 
@@ -17,6 +18,7 @@ class Context:
     service: ChatService
     settings: Settings
     shapes: Shapes
+    metrics: Metrics
 
 
 def _context(request: Request) -> Context:

@@ -13,7 +13,7 @@ from reprise.api.inbox import Inbox
 from reprise.api.limits import Limits
 from reprise.chat.rendered import Rendered
 from reprise.core.backend import Backend
-from reprise.core.events import Finished, Progress, Started
+from reprise.core.events import Finished, Progress, Sampled, Started
 from reprise.core.record import Outcome
 
 
@@ -28,7 +28,8 @@ class Running:
 class Reply:
     """Read `events()` to the end, within ``async with reply:``. Leaving the block early cancels what still runs.
 
-    `before_end` is awaited for each answer before its `Ended` is given; `on_close` is called once, at the block's end.
+    `before_end` is awaited for each answer before its `Ended` is given; `on_close` is called once, at the block's end;
+    `on_gap` hears the seconds between two tokens of an answer.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Reply:
         limits: Limits,
         before_end: Callable[["Reply", Choice], Awaitable[None]],
         on_close: Callable[["Reply"], None],
+        on_gap: Callable[[float], None],
     ) -> None:
         self.request = request
         self.rendered = rendered
@@ -55,7 +57,9 @@ class Reply:
         self._keep_alive_s = limits.keep_alive_s
         self._before_end = before_end
         self._on_close = on_close
+        self._on_gap = on_gap
         self._cached: dict[int, int] = {}
+        self._token_at_s: dict[int, float] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,16 +102,22 @@ class Reply:
     async def events(self) -> AsyncGenerator[ReplyEvent, None]:
         """The events of all choices, in the order in which they come. Raises the error that ended the request."""
         position = total = 0
+        # A long prefill makes progress that nobody is told of: what counts is when the client last heard something.
+        due_s = time.monotonic() + self._keep_alive_s
         while not self.is_over:
-            item = await self.inbox.get(self._keep_alive_s)
-            if item is None:
+            item = await self.inbox.get(max(0.0, due_s - time.monotonic()))
+            if time.monotonic() >= due_s:
+                due_s = time.monotonic() + self._keep_alive_s
                 yield Waiting(position=position, total=total)
+            if item is None:
                 continue
             index, event = item
             if isinstance(event, Started):
                 position, total = event.reused, event.total
             elif isinstance(event, Progress):
                 position, total = event.position, event.total
+            elif isinstance(event, Sampled):
+                self._note_gap(index)
             run = self.running[index]
             try:
                 told = run.choice.take(event)
@@ -120,6 +130,7 @@ class Reply:
             if run.choice.wants_stop and not run.choice.is_over:
                 self._backend.cancel(run.job_id)
             for said in told:
+                due_s = time.monotonic() + self._keep_alive_s
                 match said:
                     case Began():
                         self._cached[index] = said.cached
@@ -129,6 +140,12 @@ class Reply:
                     case _:
                         pass
                 yield said
+
+    def _note_gap(self, index: int) -> None:
+        now_s = time.perf_counter()
+        if index in self._token_at_s:
+            self._on_gap(now_s - self._token_at_s[index])
+        self._token_at_s[index] = now_s
 
     def _cancelled(self) -> RequestCancelled:
         if self.inbox.has_overflowed:

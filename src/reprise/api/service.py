@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from reprise.api.choice import Choice
@@ -37,9 +37,10 @@ from reprise.core.backend import Backend
 from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, ShuttingDown
 from reprise.core.events import Event, Finished, FinishReason
 from reprise.core.job import Constraint, Job, Purpose
-from reprise.core.prompt import Prompt
+from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Outcome
 from reprise.core.settings import Settings
+from reprise.core.tokens import own_tokens
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,14 @@ T = TypeVar("T")
 _DRAIN_S = 5.0
 _SEEDS = 2**63
 
-RecordWatcher = Callable[[Record], None]
+
+class Watcher(Protocol):
+    """Who wants to know what happens to requests. Called on the event loop; must be quick."""
+
+    def request_ended(self, record: Record) -> None: ...
+    def token_came(self, gap_s: float) -> None:
+        """A token of an answer came, so many seconds after the one before."""
+        ...
 
 
 class ChatService:
@@ -66,10 +74,10 @@ class ChatService:
         self._open: dict[str, Reply] = {}
         self._num_rendering = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watchers: list[RecordWatcher] = []
+        self._watchers: list[Watcher] = []
 
-    def watch(self, watcher: RecordWatcher) -> None:
-        """Call `watcher` with the record of each request that ends."""
+    def watch(self, watcher: Watcher) -> None:
+        """Tell `watcher` of what happens from now on."""
         self._watchers.append(watcher)
 
     @property
@@ -102,6 +110,7 @@ class ChatService:
             limits=self.limits,
             before_end=self._learn,
             on_close=self._close_reply,
+            on_gap=self._note_gap,
         )
         try:
             for run in reply.running:
@@ -116,11 +125,23 @@ class ChatService:
 
     async def render(self, chat: ChatRequest) -> Rendered:
         """The chat as the model would see it, off the event loop; nothing is computed."""
-        return await self._off_loop(lambda: self.served.renderer.render(chat))
+        return await self.off_loop(lambda: self.served.renderer.render(chat))
 
-    async def prefill(self, prompt: ChatRequest | RawPrompt, *, request_id: str, namespace: str = "") -> Outcome:
-        """Compute a prompt into the cache and sample nothing. Cancelled when the caller is."""
+    async def prefill(
+        self,
+        prompt: ChatRequest | RawPrompt,
+        *,
+        request_id: str,
+        namespace: str = "",
+        until: BoundaryKind | None = None,
+    ) -> Outcome:
+        """Compute a prompt into the cache, up to its boundary of the kind `until` if that is given; sample nothing.
+
+        Raises what `start` raises, and BadRequest if there is no such boundary. Cancelled when the caller is.
+        """
         _, tokens = await self._prompt(prompt)
+        if until is not None:
+            tokens = _cut(tokens, until)
         self.served.answer_room(len(tokens), 1)
         job = Job(id=request_id, prompt=tokens, purpose=Purpose.PREFILL, namespace=namespace)
         inbox = Inbox(limit=self.limits.max_unread, on_overflow=lambda: None)
@@ -186,7 +207,7 @@ class ChatService:
 
         if grammar is None and reading.tool_choice in ("auto", "none"):
             return None
-        return await self._off_loop(make)
+        return await self.off_loop(make)
 
     def _running(self, request: ServiceRequest, reading: Reading, index: int) -> Running:
         choice = Choice(
@@ -232,7 +253,7 @@ class ChatService:
         if rendered is None or not choice.tokens:
             return
         answer = choice.answer
-        await self._off_loop(lambda: self.served.renderer.learn(rendered, choice.tokens, answer))
+        await self.off_loop(lambda: self.served.renderer.learn(rendered, choice.tokens, answer))
 
     def _close_reply(self, reply: Reply) -> None:
         self._in_background(self._settle_up(reply))
@@ -255,7 +276,7 @@ class ChatService:
             return
         ended = reply.ended[0]
         branch: Branch = "tool" if ended.reason is EndReason.TOOL_CALLS else "user"
-        prompt = await self._off_loop(lambda: self.served.renderer.next_turn(rendered, ended.answer, branch=branch))
+        prompt = await self.off_loop(lambda: self.served.renderer.next_turn(rendered, ended.answer, branch=branch))
         if prompt is None or len(prompt) == 0:
             return
         request = reply.request
@@ -275,7 +296,7 @@ class ChatService:
         request, rendered, outcomes = reply.request, reply.rendered, reply.outcomes
         explanation: Explanation | None = None
         if rendered is not None and outcomes:
-            explanation = await self._off_loop(lambda: self.served.renderer.explain(rendered, outcomes[0]))
+            explanation = await self.off_loop(lambda: self.served.renderer.explain(rendered, outcomes[0]))
         record = Record(
             id=request.id,
             api=request.api,
@@ -292,9 +313,14 @@ class ChatService:
         self.records.add(record)
         log.info("%s", _line(record))
         for watcher in self._watchers:
-            watcher(record)
+            watcher.request_ended(record)
 
-    async def _off_loop(self, work: Callable[[], T]) -> T:
+    def _note_gap(self, gap_s: float) -> None:
+        for watcher in self._watchers:
+            watcher.token_came(gap_s)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Do work that takes a while (rendering, tokenizing) on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -311,6 +337,17 @@ class ChatService:
 def new_request_id(prefix: str) -> str:
     """A request id that no other has, as APIs write them: ``chatcmpl-…``."""
     return f"{prefix}-{uuid4().hex}"
+
+
+def _cut(prompt: Prompt, kind: BoundaryKind) -> Prompt:
+    """The prompt up to its last boundary of this kind."""
+    end = max((boundary.position for boundary in prompt.boundaries if boundary.kind is kind), default=0)
+    if end == 0:
+        raise BadRequest(
+            "This chat template has no system part that stands by itself. Add a user message.", param="messages"
+        )
+    boundaries = tuple(boundary for boundary in prompt.boundaries if boundary.position <= end)
+    return Prompt(tokens=own_tokens(prompt.tokens[:end]), boundaries=boundaries)
 
 
 def _ignore(event: Event) -> None:

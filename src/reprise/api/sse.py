@@ -4,14 +4,13 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from reprise.api.errors import ClientGone, Problem, problem_of
-from reprise.api.reply import Reply
 
 log = logging.getLogger(__name__)
 
@@ -63,17 +62,18 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A reply as server-sent events, cancelled as soon as the client hangs up.
+    """Server-sent events that end as soon as the client hangs up.
 
-    `tell` makes the text of the events. An error in the midst of the stream becomes its last event, through `on_error`:
-    the status was sent long before.
+    `tell` makes the text of the events, within `reply` (a `Reply`, a `Batch`), which is left in any case. An error in
+    the midst of the stream becomes its last event, through `on_error`: the status was sent long before.
     """
 
     def __init__(
         self,
-        reply: Reply,
-        tell: Callable[[Reply], AsyncGenerator[str, None]],
+        reply: AbstractAsyncContextManager[object],
+        tell: AsyncGenerator[str, None],
         *,
+        request_id: str,
         on_error: Callable[[Problem], str],
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -85,12 +85,13 @@ class EventStream(Response):
                 "cache-control": "no-cache",
                 # Proxies would gather events otherwise.
                 "x-accel-buffering": "no",
-                "x-request-id": reply.request.id,
+                "x-request-id": request_id,
                 **(headers or {}),
             }
         )
         self._reply = reply
         self._tell = tell
+        self._request_id = request_id
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,11 +99,11 @@ class EventStream(Response):
             async with self._reply:
                 await while_connected(receive, self._send_all(send))
         except (ClientGone, OSError):
-            log.debug("%s: the client hung up", self._reply.request.id)
+            log.debug("%s: the client hung up", self._request_id)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._tell(self._reply)) as texts:
+        async with aclosing(self._tell) as texts:
             try:
                 async for text in texts:
                     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
@@ -111,7 +112,7 @@ class EventStream(Response):
             except Exception as error:
                 problem = problem_of(error)
                 if problem.status >= 500:
-                    log.error("%s broke off: %s", self._reply.request.id, problem.message, exc_info=error)
+                    log.error("%s broke off: %s", self._request_id, problem.message, exc_info=error)
                 last = self._on_error(problem).encode()
                 await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

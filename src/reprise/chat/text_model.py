@@ -57,3 +57,5 @@ class TextModel:
     tokenizer_json: Callable[[], str] | None = None
     """Gives the definition of a fast tokenizer (`tokenizer.json`, as the tokenizer stands, without padding and
     truncation), for grammars; None: there is none."""
+    adds_bos: bool = False
+    """The tokenizer puts `bos` before a plain text. Chat templates write it themselves."""

@@ -41,7 +41,8 @@ async def create_chat_completion(
     reply = await service.start(asked)
     return EventStream(
         reply,
-        lambda reply: _tell(context, reply, includes_usage=includes_usage),
+        _tell(context, reply, includes_usage=includes_usage),
+        request_id=asked.id,
         on_error=lambda problem: data_line(openai_shape(problem)),
     )
 

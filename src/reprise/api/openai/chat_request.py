@@ -1,7 +1,7 @@
 """From the body of a chat completion to the internal request."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from reprise.api.body import plain, unknown_fields
@@ -21,7 +21,7 @@ def service_request_of(
     """The request that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
     served.check_name(body.model)
     notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
-    tools = tuple(_tool(tool) for tool in body.tools or ())
+    tools = body.tools or []
     tool_choice = _tool_choice(body)
     grammar = _grammar(body)
     if len(body.messages) > limits.max_messages:
@@ -36,10 +36,10 @@ def service_request_of(
     return ServiceRequest(
         id=request_id,
         api="chat",
-        prompt=ChatRequest(
-            messages=tuple(_message(message, f"messages[{at}]") for at, message in enumerate(body.messages)),
-            tools=tools,
-            documents=tuple(body.documents or ()),
+        prompt=chat_of(
+            body.messages,
+            tools=body.tools or [],
+            documents=body.documents or [],
             template_options=_template_options(body),
             continue_final=_continues(body),
         ),
@@ -54,6 +54,25 @@ def service_request_of(
         namespace=namespace,
         chat=body.prompt_cache_key,
         notes=notes,
+    )
+
+
+def chat_of(
+    messages: Sequence[ChatMessage],
+    *,
+    tools: Sequence[ToolSpec],
+    template_options: Mapping[str, Any],
+    continue_final: bool,
+    documents: Sequence[Mapping[str, Any]] = (),
+) -> ChatRequest:
+    """The chat of a body. Raises BadRequest naming the message at fault."""
+    return ChatRequest(
+        messages=tuple(_message(message, f"messages[{at}]") for at, message in enumerate(messages)),
+        # Only the fields that the client sent: templates print tools whole.
+        tools=tuple(tool.model_dump(exclude_unset=True) for tool in tools),
+        documents=tuple(documents),
+        template_options=template_options,
+        continue_final=continue_final,
     )
 
 
@@ -120,11 +139,6 @@ def parsed(arguments: str | dict[str, Any]) -> Any:
     except (ValueError, RecursionError):
         return arguments
     return cast(object, value) if isinstance(value, dict) else arguments
-
-
-def _tool(tool: ToolSpec) -> Mapping[str, Any]:
-    # As the client wrote it: templates print tools whole, and a field more or less would be another prompt.
-    return tool.model_dump(exclude_unset=True)
 
 
 def _tool_choice(body: ChatBody) -> str | Mapping[str, Any]:

@@ -1,0 +1,98 @@
+"""What Prometheus may know of the server."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from reprise.api.records import Record
+from reprise.api.service import ChatService
+from reprise.core.backend import Status
+
+_TTFT_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
+_GAP_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 20)
+
+
+class Metrics:
+    """The metrics of one service, in a registry of their own: two servers in a process do not mix."""
+
+    def __init__(self, service: ChatService) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "reprise_requests", "Requests that ended, by API and how.", ["api", "outcome"], registry=self._registry
+        )
+        self._ttft = Histogram(
+            "reprise_time_to_first_token_seconds",
+            "From a request's arrival at the engine to its first token.",
+            registry=self._registry,
+            buckets=_TTFT_BUCKETS_S,
+        )
+        self._gap = Histogram(
+            "reprise_inter_token_seconds",
+            "Between two tokens of one answer.",
+            registry=self._registry,
+            buckets=_GAP_BUCKETS_S,
+        )
+        self._registry.register(_Engine(service))
+        service.watch(self)
+
+    def request_ended(self, record: Record) -> None:
+        self._requests.labels(api=record.api, outcome=record.ended).inc()
+        for outcome in record.outcomes:
+            if outcome.ttft_s is not None:
+                self._ttft.observe(outcome.ttft_s)
+
+    def token_came(self, gap_s: float) -> None:
+        self._gap.observe(gap_s)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _Engine(Collector):
+    """The engine's own counts, read when somebody asks."""
+
+    def __init__(self, service: ChatService) -> None:
+        self._service = service
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._service.backend.status()
+        yield from _counters(status)
+        yield from _gauges(status)
+        idle = GaugeMetricFamily("reprise_idle", "1 while nothing is queued, running or settling.")
+        idle.add_metric([], float(self._service.is_idle))
+        yield idle
+
+
+def _counters(status: Status) -> Iterable[Metric]:
+    counts = status.counts
+    for name, text, value in (
+        ("prompt_tokens", "Tokens of all prompts.", counts.prompt),
+        ("reused_tokens", "Prompt tokens that were in the prefix cache.", counts.reused),
+        ("prefilled_tokens", "Prompt tokens computed while a user waited.", counts.prefilled),
+        ("settled_tokens", "Tokens computed ahead while idle.", counts.settled),
+        ("generated_tokens", "Tokens sampled.", counts.generated),
+        ("evictions", "Items that had to leave the prefix cache.", counts.evictions),
+        ("cancellations", "Jobs that were cancelled.", counts.cancelled),
+    ):
+        yield CounterMetricFamily(f"reprise_{name}", text, value=value)
+
+
+def _gauges(status: Status) -> Iterable[Metric]:
+    held = status.held
+    requests = GaugeMetricFamily("reprise_running_requests", "Requests at the engine, by phase.", labels=["phase"])
+    for phase, value in (
+        ("queued", status.queued),
+        ("prefill", status.prefilling),
+        ("decode", status.decoding),
+    ):
+        requests.add_metric([phase], value)
+    yield requests
+    memory = GaugeMetricFamily("reprise_state_bytes", "Bytes of layer state, by use.", labels=["use"])
+    for use, value in (("kv", held.kv), ("snapshots", held.snapshots), ("live", held.live), ("index", held.index)):
+        memory.add_metric([use], value)
+    yield memory
+    yield GaugeMetricFamily("reprise_budget_bytes", "Bytes that layer state may take.", value=held.budget)
+    yield GaugeMetricFamily("reprise_cached_tokens", "Unique tokens in the prefix cache.", value=held.tokens)

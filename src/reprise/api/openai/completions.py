@@ -1,0 +1,153 @@
+"""`POST /v1/completions`."""
+
+from collections.abc import AsyncGenerator, Sequence
+from itertools import accumulate
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from reprise.api.batch import Batch, start_batch
+from reprise.api.context import Context, InContext, Namespace
+from reprise.api.errors import ErrorBody, openai_shape
+from reprise.api.exchange import Ended, Piece, RawPrompt, ServiceRequest, Usage, Waiting
+from reprise.api.openai.chat_reply import Decode, usage_body
+from reprise.api.openai.completions_body import CompletionsBody, service_requests_of
+from reprise.api.service import new_request_id
+from reprise.api.sse import DONE, EventStream, comment_line, data_line, while_connected
+from reprise.chat.answer import ContentDelta
+from reprise.core.events import Sampled
+
+router = APIRouter(tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+
+
+@router.post("/v1/completions", response_model=None)
+async def create_completion(
+    body: CompletionsBody, request: Request, context: InContext, namespace: Namespace
+) -> Response:
+    """Go on with a text."""
+    service = context.service
+    request_id = new_request_id("cmpl")
+    asked = service_requests_of(
+        body, request_id=request_id, namespace=namespace, served=service.served, limits=service.limits
+    )
+    echoes = body.echo is True
+    if body.stream is not True:
+        made = await while_connected(request.receive, _whole(context, request_id, asked, echoes=echoes))
+        return JSONResponse(made, headers={"x-request-id": request_id})
+    options = body.stream_options
+    batch = await start_batch(service, asked)
+    return EventStream(
+        batch,
+        _tell(
+            context,
+            request_id,
+            batch,
+            echoes=echoes,
+            includes_usage=options is not None and options.include_usage is True,
+        ),
+        request_id=request_id,
+        on_error=lambda problem: data_line(openai_shape(problem)),
+    )
+
+
+async def _whole(context: Context, request_id: str, asked: Sequence[ServiceRequest], *, echoes: bool) -> dict[str, Any]:
+    decode = context.service.served.text.decode
+    batch = await start_batch(context.service, asked)
+    tokens: dict[int, list[Sampled]] = {}
+    choices: list[dict[str, Any]] = []
+    async with batch:
+        async for number, event in batch.events():
+            match event:
+                case Piece():
+                    tokens.setdefault(_index(asked, number, event.choice), []).extend(event.tokens)
+                case Ended():
+                    index = _index(asked, number, event.choice)
+                    text = _echo(asked[number], decode, echoes=echoes) + (event.answer.content or "")
+                    logprobs = _logprobs(tokens.get(index, []), decode)
+                    choices.append(_choice(index, text, logprobs=logprobs, finish_reason=str(event.reason)))
+                case _:
+                    pass
+    choices.sort(key=lambda choice: choice["index"])
+    return _body(context, request_id, batch, choices) | {"usage": usage_body(_usage(batch))}
+
+
+async def _tell(
+    context: Context, request_id: str, batch: Batch, *, echoes: bool, includes_usage: bool
+) -> AsyncGenerator[str, None]:
+    decode = context.service.served.text.decode
+    asked = [reply.request for reply in batch.replies]
+    # Where the next token's text begins within its answer.
+    offsets: dict[int, int] = {}
+    if echoes:
+        for number, one in enumerate(asked):
+            for choice in range(one.num_choices):
+                echo = _choice(_index(asked, number, choice), _echo(one, decode, echoes=True))
+                yield data_line(_body(context, request_id, batch, [echo]))
+    async for number, event in batch.events():
+        match event:
+            case Waiting():
+                yield comment_line(f"prefill {event.position}/{event.total}" if event.total > 0 else "queued")
+            case Piece():
+                text = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
+                index = _index(asked, number, event.choice)
+                logprobs = _logprobs(event.tokens, decode, offset=offsets.get(index, 0))
+                offsets[index] = offsets.get(index, 0) + sum(len(decode([token.token])) for token in event.tokens)
+                made = _choice(index, text, logprobs=logprobs)
+                yield data_line(_body(context, request_id, batch, [made]))
+            case Ended():
+                made = _choice(_index(asked, number, event.choice), "", finish_reason=str(event.reason))
+                yield data_line(_body(context, request_id, batch, [made]))
+            case _:
+                pass
+    if includes_usage:
+        yield data_line(_body(context, request_id, batch, []) | {"usage": usage_body(_usage(batch))})
+    yield DONE
+
+
+def _index(asked: Sequence[ServiceRequest], number: int, choice: int) -> int:
+    """The index of a choice in the response: all answers of the first prompt, then those of the second."""
+    return number * asked[0].num_choices + choice
+
+
+def _echo(request: ServiceRequest, decode: Decode, *, echoes: bool) -> str:
+    assert isinstance(request.prompt, RawPrompt)
+    return decode(request.prompt.tokens.tolist()) if echoes else ""
+
+
+def _choice(
+    index: int, text: str, *, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _body(context: Context, request_id: str, batch: Batch, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": request_id,
+        "object": "text_completion",
+        "created": int(batch.replies[0].created),
+        "model": context.service.served.id,
+        "choices": choices,
+    }
+
+
+def _logprobs(tokens: Sequence[Sampled], decode: Decode, *, offset: int = 0) -> dict[str, Any] | None:
+    if not tokens:
+        return None
+    texts = [decode([token.token]) for token in tokens]
+    return {
+        "tokens": texts,
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{decode([top]): logprob for top, logprob in token.top} for token in tokens],
+        "text_offset": list(accumulate((len(text) for text in texts[:-1]), initial=offset)),
+    }
+
+
+def _usage(batch: Batch) -> Usage:
+    usages = [reply.usage for reply in batch.replies]
+    return Usage(
+        prompt=sum(usage.prompt for usage in usages),
+        cached=sum(usage.cached for usage in usages),
+        stored=sum(usage.stored for usage in usages),
+        completion=sum(usage.completion for usage in usages),
+    )

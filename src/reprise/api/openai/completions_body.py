@@ -1,0 +1,95 @@
+"""The body of `POST /v1/completions`, and the internal requests that it asks for: one for each prompt."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from reprise.api.body import unknown_fields
+from reprise.api.exchange import RawPrompt, ServiceRequest
+from reprise.api.limits import Limits
+from reprise.api.openai.chat_body import StreamOptions
+from reprise.api.openai.sampling import SamplingFields, num_choices_of, sampling_of, stops_of
+from reprise.api.served import Served
+from reprise.core.errors import BadRequest
+from reprise.core.tokens import Tokens, as_tokens
+
+IGNORED = frozenset({"user"})
+REFUSED = {
+    "best_of": "Ask for `n` answers.",
+    "suffix": "This server does not fill in the middle: write the markers of your model into the prompt.",
+}
+
+
+class CompletionsBody(SamplingFields):
+    """Text to go on with, as it is: no chat template, no reasoning, no tools."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    stream_options: StreamOptions | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+
+
+def prompts_of(prompt: str | list[str] | list[int] | list[list[int]], served: Served) -> tuple[Tokens, ...]:
+    """The tokens of each prompt. Raises BadRequest for an empty one, and for tokens that are none."""
+    if isinstance(prompt, str):
+        return (checked_tokens(text_tokens(prompt, served), served, param="prompt"),)
+    texts = [item for item in prompt if isinstance(item, str)]
+    runs = [item for item in prompt if isinstance(item, list)]
+    if texts:
+        return tuple(checked_tokens(text_tokens(text, served), served, param="prompt") for text in texts)
+    if runs:
+        return tuple(checked_tokens(run, served, param="prompt") for run in runs)
+    return (checked_tokens([item for item in prompt if isinstance(item, int)], served, param="prompt"),)
+
+
+def text_tokens(text: str, served: Served, *, adds_bos: bool = True) -> list[int]:
+    """The tokens of a plain text, with the tokenizer's own beginning if `adds_bos` and it has one."""
+    tokens = served.text.encode(text)
+    if adds_bos and served.text.adds_bos and served.text.bos is not None and tokens[:1] != [served.text.bos]:
+        return [served.text.bos, *tokens]
+    return tokens
+
+
+def checked_tokens(tokens: list[int], served: Served, *, param: str) -> Tokens:
+    """The tokens as a run. Raises BadRequest if there are none, or one is not of this model."""
+    if not tokens:
+        raise BadRequest(f"`{param}` is empty. Send at least one token.", param=param)
+    vocab_size = served.text.vocab_size
+    if not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        raise BadRequest(f"`{param}` holds a token that is none: they go from 0 to {vocab_size - 1}.", param=param)
+    return as_tokens(tokens)
+
+
+def service_requests_of(
+    body: CompletionsBody, *, request_id: str, namespace: str, served: Served, limits: Limits
+) -> tuple[ServiceRequest, ...]:
+    """The requests that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
+    served.check_name(body.model)
+    notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
+    if body.logprobs is not None and body.logprobs > limits.max_top_logprobs:
+        raise BadRequest(
+            f"`logprobs` is {body.logprobs}; at most {limits.max_top_logprobs} are given.", param="logprobs"
+        )
+    if body.echo is True and body.logprobs is not None:
+        raise BadRequest("`echo` with `logprobs` is not supported: prompts have no log-probabilities.", param="echo")
+    prompts = prompts_of(body.prompt, served)
+    num_choices = num_choices_of(body, limits)
+    if len(prompts) * num_choices > limits.max_choices:
+        raise BadRequest(f"More than {limits.max_choices} answers: send fewer prompts at once.", param="prompt")
+    return tuple(
+        ServiceRequest(
+            id=request_id if len(prompts) == 1 else f"{request_id}-p{number}",
+            api="completions",
+            prompt=RawPrompt(tokens=tokens),
+            sampling=sampling_of(body, vocab_size=served.text.vocab_size, logprobs=body.logprobs),
+            num_choices=num_choices,
+            max_tokens=body.max_tokens,
+            stops=stops_of(body, limits),
+            namespace=namespace,
+            chat=body.prompt_cache_key,
+            notes=notes,
+        )
+        for number, tokens in enumerate(prompts)
+    )

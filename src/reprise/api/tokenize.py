@@ -1,0 +1,66 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from reprise.api.body import Body
+from reprise.api.context import InContext
+from reprise.api.errors import ErrorBody
+from reprise.api.openai.chat_body import ChatMessage, ToolSpec
+from reprise.api.openai.chat_request import chat_of
+from reprise.api.openai.completions_body import checked_tokens, text_tokens
+from reprise.core.errors import BadRequest
+
+router = APIRouter(tags=["Tokens"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+
+
+class TokenizeBody(Body):
+    """A text, or a chat that is rendered first."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    """Put the tokenizer's own beginning before the text, as completions do (the default)."""
+    messages: list[ChatMessage] | None = None
+    tools: list[ToolSpec] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: list[int]
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeBody, context: InContext) -> dict[str, Any]:
+    """The tokens of a text or a chat, as the model would read them."""
+    service = context.service
+    service.served.check_name(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("Send either `prompt` or `messages`.", param="prompt")
+    if body.prompt is not None:
+        text = body.prompt
+        adds_bos = body.add_special_tokens is not False
+        tokens = await service.off_loop(lambda: text_tokens(text, service.served, adds_bos=adds_bos))
+    else:
+        chat = chat_of(
+            body.messages or [],
+            tools=body.tools or [],
+            template_options=body.chat_template_kwargs or {},
+            continue_final=body.continue_final_message is True,
+        )
+        tokens = (await service.render(chat)).prompt.tokens.tolist()
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": service.served.context}
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, context: InContext) -> dict[str, Any]:
+    """The text of tokens."""
+    service = context.service
+    service.served.check_name(body.model)
+    if not body.tokens:
+        return {"prompt": ""}
+    tokens = checked_tokens(body.tokens, service.served, param="tokens").tolist()
+    return {"prompt": await service.off_loop(lambda: service.served.text.decode(tokens))}

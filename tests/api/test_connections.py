@@ -1,0 +1,201 @@
+"""Clients that hang up, do not read or are cancelled; long prefills; Ctrl-C."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+
+from reprise.api.inbox import Inbox
+from reprise.api.limits import Limits
+from reprise.api.run import CannotListen, listen
+from reprise.core.events import Finished, FinishReason, Progress, Sampled
+from reprise.core.record import Outcome
+from tests.api.servers import api, running_server, says
+
+URL = "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_is_cancelled(phase: str, stream: bool):
+    with running_server(says("word " * 50)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        gate = server.backend.may_prefill if phase == "prefill" else server.backend.may_decode
+        gate.clear()
+        impatient = httpx.Timeout(60, read=0.2)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.url + URL, json={"messages": HI, "stream": stream}, timeout=impatient)
+        until(lambda: len(server.backend.cancelled) > 0)
+        gate.set()
+        until(lambda: server.service.is_idle)
+        assert client.post(URL, json={"messages": HI}).status_code == 200
+        records = client.get("/v1/cache/requests").json()["data"]
+        assert [record["ended"] for record in records] == ["stop", "cancelled"]
+        assert records[1]["prompt_tokens"] > 0
+
+
+def test_a_long_prefill_sends_comments_and_health_answers():
+    limits = Limits(keep_alive_s=0.02)
+    with running_server(limits=limits) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        server.backend.may_prefill.clear()
+        with client.stream("POST", URL, json={"messages": HI, "stream": True}) as response:
+            lines = response.iter_lines()
+            # The answer's first chunk says that prefill has begun; then there is nothing but comments.
+            assert next(lines).startswith(("data: ", ": "))
+            seen = [line for line, _ in zip((line for line in lines if line), range(4), strict=False)]
+            assert seen[-1].startswith(": prefill 0/")
+            health = httpx.get(f"{server.url}/health").json()
+            assert health["idle"] is False
+            server.backend.may_prefill.set()
+            assert list(lines)[-2] == "data: [DONE]"
+
+
+def test_a_request_can_be_cancelled_by_its_id():
+    with running_server() as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        assert client.delete("/v1/requests/none").status_code == 404
+        server.backend.may_decode.clear()
+        with client.stream("POST", URL, json={"messages": HI, "stream": True}) as response:
+            request_id = response.headers["x-request-id"]
+            assert httpx.delete(f"{server.url}/v1/requests/{request_id}").json()["cancelled"] is True
+            text = response.read().decode()
+        assert "request_cancelled" in text
+        until(lambda: server.service.is_idle)
+        assert client.get(f"/v1/cache/requests/{request_id}").json()["ended"] == "cancelled"
+
+
+@pytest.mark.anyio
+async def test_records_are_paged_newest_first():
+    async with api() as a:
+        ids = [(await a.client.post(URL, json={"messages": HI})).json()["id"] for _ in range(3)]
+        import asyncio  # noqa: PLC0415
+
+        while not a.service.is_idle:
+            await asyncio.sleep(0.005)
+        first = (await a.client.get("/v1/cache/requests", params={"limit": 2})).json()
+        rest = (await a.client.get("/v1/cache/requests", params={"limit": 2, "before": ids[1]})).json()
+        assert (await a.client.get("/v1/cache/requests", params={"limit": 0})).status_code == 400
+        assert (await a.client.delete("/v1/cache")).json()["cleared"] is True
+        assert a.backend.is_cleared
+    assert [record["id"] for record in first["data"]] == [ids[2], ids[1]]
+    assert (first["has_more"], rest["has_more"]) == (True, False)
+    assert [record["id"] for record in rest["data"]] == [ids[0]]
+    assert first["data"][0]["reused"] > 0
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_is_not_read_holds_bounded_memory():
+    overflows: list[int] = []
+    inbox = Inbox(limit=10, on_overflow=lambda: overflows.append(1))
+    sink = inbox.sink(0)
+
+    def emit() -> None:
+        for token in range(1000):
+            sink(Sampled(token=token))
+        sink(Finished(reason=FinishReason.CANCELLED, outcome=Outcome(prompt=1)))
+
+    thread = Thread(target=emit)
+    thread.start()
+    thread.join()
+    read: list[Any] = []
+    while (item := await inbox.get(0.01)) is not None:
+        read.append(item[1])
+    assert overflows == [1]
+    assert inbox.has_overflowed
+    # The first tokens, and the end: what a reader needs to know that it missed something.
+    assert [event.token for event in read[:-1]] == list(range(10))
+    assert isinstance(read[-1], Finished)
+
+
+@pytest.mark.anyio
+async def test_an_inbox_keeps_order_and_times_out():
+    inbox = Inbox(limit=10_000, on_overflow=lambda: None)
+    sink = inbox.sink(3)
+    assert await inbox.get(0.001) is None
+    thread = Thread(target=lambda: [sink(Progress(position=at, total=5000)) for at in range(5000)])
+    thread.start()
+    for at in range(5000):
+        item = await inbox.get(10)
+        assert item is not None
+        assert item == (3, Progress(position=at, total=5000))
+    thread.join()
+    assert await inbox.get(0.001) is None
+
+
+def test_a_port_in_use_is_one_sentence():
+    with listen("127.0.0.1", 0) as taken, pytest.raises(CannotListen, match="is in use"):
+        listen("127.0.0.1", taken.getsockname()[1])
+
+
+SERVER = """
+import sys
+sys.path.insert(0, ".")
+from reprise.api.run import run
+from reprise.core.settings import Settings
+from tests.api.fake_backend import FakeBackend
+from tests.api.servers import MODEL, make_service, says
+
+backend = FakeBackend(script=says("Hello there."))
+settings = Settings(model=MODEL, port=0)
+backend.may_decode.clear()
+service = make_service(backend, settings=settings)
+import threading
+threading.Thread(target=lambda: (sys.stdin.readline(), backend.may_decode.set()), daemon=True).start()
+run(service, settings)
+backend.stop()
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_finishes_responses_and_twice_does_not_wait(times: int):
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        url = line.split(" at ")[1].split()[0]
+        answers: list[httpx.Response | httpx.HTTPError] = []
+
+        def ask() -> None:
+            try:
+                answers.append(httpx.post(url + URL, json={"messages": HI}, timeout=60))
+            except httpx.HTTPError as error:
+                answers.append(error)
+
+        thread = Thread(target=ask)
+        thread.start()
+        until(lambda: httpx.get(url + "/health").json()["idle"] is False)
+        process.send_signal(signal.SIGINT)
+        until(lambda: not _accepts(url))
+        assert answers == []
+        if times == 1:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        else:
+            process.send_signal(signal.SIGINT)
+        thread.join(20)
+        assert process.wait(20) == 0
+    (answer,) = answers
+    assert isinstance(answer, httpx.Response) == (times == 1), answer
+
+
+def _accepts(url: str) -> bool:
+    try:
+        httpx.get(url + "/health")
+    except httpx.HTTPError:
+        return False
+    return True

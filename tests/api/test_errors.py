@@ -1,0 +1,218 @@
+"""Wrong input gets OpenAI's error shape and a sentence; the next request is served as if nothing had happened."""
+
+import json
+from typing import Any
+
+import pytest
+
+from reprise.core.errors import OutOfMemory, QueueFull, RepriseError, ShuttingDown
+from reprise.core.settings import Settings
+from tests.api.servers import MODEL, api
+
+pytestmark = pytest.mark.anyio
+
+URL = "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def deep(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+WRONG: list[tuple[dict[str, Any], int, str | None]] = [
+    ({}, 400, "messages"),
+    ({"messages": []}, 400, "messages"),
+    ({"messages": "hi"}, 400, "messages"),
+    ({"messages": [{"role": "wizard", "content": "Hi"}]}, 400, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+    ({"messages": [{"content": "Hi"}]}, 400, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"text": "Hi"}]}]}, 400, "messages[0].content[0].type"),
+    ({"messages": HI, "model": "gpt-4"}, 404, None),
+    ({"messages": HI, "model": 5}, 400, "model"),
+    ({"messages": HI, "stop": [5]}, 400, "stop[0]"),
+    ({"messages": HI, "stop": ""}, 400, "stop"),
+    ({"messages": HI, "top_k": 10_000_000}, 400, "top_k"),
+    ({"messages": HI, "top_p": 0}, 400, "top_p"),
+    ({"messages": HI, "temperature": -1}, 400, "temperature"),
+    ({"messages": HI, "temperature": "hot"}, 400, "temperature"),
+    ({"messages": HI, "logit_bias": {"10000000": 1}}, 400, "logit_bias"),
+    ({"messages": HI, "logit_bias": {"-1": 1}}, 400, "logit_bias"),
+    ({"messages": HI, "logit_bias": {"5": 1000}}, 400, "logit_bias.5"),
+    ({"messages": HI, "logit_bias": [5]}, 400, "logit_bias"),
+    ({"messages": HI, "max_tokens": 0}, 400, "max_tokens"),
+    ({"messages": HI, "n": 0}, 400, "n"),
+    ({"messages": HI, "n": 1000}, 400, "n"),
+    ({"messages": HI, "seed": 2**70}, 400, "seed"),
+    ({"messages": HI, "top_logprobs": 2}, 400, "top_logprobs"),
+    ({"messages": HI, "tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+    ({"messages": HI, "tool_choice": "required"}, 400, "tool_choice"),
+    ({"messages": HI, "functions": []}, 400, "functions"),
+    ({"messages": HI, "response_format": {"type": "xml"}}, 400, "response_format.type"),
+    ({"messages": HI, "continue_final_message": True}, 400, "messages"),
+    ({"messages": HI, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+    ({"messages": [{"role": "user", "content": "long " * 5000}]}, 400, "messages"),
+    ({"messages": HI, "metadata": deep(500)}, 400, None),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), WRONG, ids=lambda value: json.dumps(value)[:60])
+async def test_wrong_bodies_are_refused_by_name(body: dict[str, Any], status: int, param: str | None):
+    async with api(settings=Settings(model=MODEL, max_queue=4)) as a:
+        for stream in (False, True):
+            response = await a.client.post(URL, json=body | {"stream": stream})
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (status, param), error
+            assert error["message"].endswith((".", "?"))
+        assert a.backend.jobs == []
+        assert (await a.client.post(URL, json={"messages": HI})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"messages": [' + b"[" * 100_000,
+        b'{"messages": ' + b"[" * 90_000 + b"]" * 90_000 + b"}",
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "hi"}], "seed": ' + b"9" * 10_000 + b"}",
+        b'{"messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
+        b'{"messages": [{"role": "user", "content": "hi"}], "temperature": 1e999}',
+        b'{"messages": [{"role": "user", "content": "hi"}], "temperature": ' + b"9" * 400 + b"}",
+    ],
+    ids=lambda content: repr(content[:60]),
+)
+async def test_bodies_that_are_no_request(content: bytes):
+    async with api() as a:
+        response = await a.client.post(URL, content=content, headers={"Content-Type": "application/json"})
+        assert response.status_code == 400, response.text
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert (await a.client.post(URL, json={"messages": HI})).status_code == 200
+
+
+async def test_control_characters_are_text():
+    async with api() as a:
+        response = await a.client.post(URL, json={"messages": [{"role": "user", "content": "a\u0000b\u0007\u202e"}]})
+    assert response.status_code == 200
+
+
+async def test_a_body_without_its_type_is_told_so():
+    async with api() as a:
+        response = await a.client.post(URL, content=b'{"messages": []}', headers={"Content-Type": "text/plain"})
+    assert response.status_code == 400
+    assert "application/json" in response.json()["error"]["message"]
+
+
+async def test_a_body_that_is_too_long():
+    async with api(settings=Settings(model=MODEL, max_body_bytes=1000)) as a:
+        response = await a.client.post(URL, json={"messages": [{"role": "user", "content": "x" * 5000}]})
+        assert response.status_code == 413
+        assert "1000 bytes" in response.json()["error"]["message"]
+        assert (await a.client.post(URL, json={"messages": HI})).status_code == 200
+
+
+async def test_unknown_addresses_and_methods():
+    async with api() as a:
+        nowhere, wrong = await a.client.get("/v1/nothing"), await a.client.get(URL)
+    assert (nowhere.status_code, wrong.status_code) == (404, 405)
+    assert wrong.headers["allow"] == "POST"
+    assert nowhere.json()["error"]["code"] == "http_404"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry"),
+    [
+        (QueueFull("Too many requests wait.", retry_after_s=7), 429, "7"),
+        (ShuttingDown("The server is shutting down."), 503, "5"),
+        (OutOfMemory("There is no memory left for this prompt."), 507, None),
+    ],
+    ids=str,
+)
+async def test_what_the_engine_refuses(error: RepriseError, status: int, retry: str | None):
+    async with api() as a:
+        a.backend.refuse = error
+        for stream in (False, True):
+            response = await a.client.post(URL, json={"messages": HI, "stream": stream})
+            assert response.status_code == status
+            assert response.headers.get("retry-after") == retry
+            assert response.json()["error"]["message"] == str(error)
+
+
+async def test_an_engine_error_ends_this_request_only():
+    async with api() as a:
+        a.backend.fail_after = 2
+        whole = await a.client.post(URL, json={"messages": HI})
+        streamed = await a.client.post(URL, json={"messages": HI, "stream": True})
+        a.backend.fail_after = None
+        assert (await a.client.post(URL, json={"messages": HI})).status_code == 200
+    assert whole.status_code == 500
+    assert whole.json()["error"]["code"] == "engine_failed"
+    last = [line for line in streamed.text.split("\n\n") if line][-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_failed"
+
+
+async def test_an_error_of_our_own_is_answered_and_logged(caplog: pytest.LogCaptureFixture):
+    async with api() as a:
+        a.backend.refuse = ZeroDivisionError("ours")  # type: ignore[assignment]
+        response = await a.client.post(URL, json={"messages": HI})
+        a.backend.refuse = None
+        assert (await a.client.post(URL, json={"messages": HI})).status_code == 200
+    assert response.status_code == 500
+    assert "ours" not in response.text
+    assert "ours" in caplog.text
+
+
+async def test_a_template_that_raises():
+    async with api(template="alternates") as a:
+        response = await a.client.post(URL, json={"messages": [*HI, *HI]})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "template_failed"
+
+
+async def test_names_of_the_model():
+    async with api() as a:
+        for name in (MODEL, "tiny-chat", None):
+            assert (await a.client.post(URL, json={"messages": HI, "model": name})).status_code == 200
+        listed = (await a.client.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == [MODEL]
+        assert (await a.client.get(f"/v1/models/{MODEL}")).json() == listed[0]
+        assert (await a.client.get("/v1/models/other")).status_code == 404
+    async with api(settings=Settings(model=MODEL, accepts_any_model=True)) as a:
+        answer = (await a.client.post(URL, json={"messages": HI, "model": "gpt-4"})).json()
+    assert answer["model"] == MODEL
+
+
+async def test_keys():
+    settings = Settings(model=MODEL, api_keys=("one", "two"), separates_keys=True)
+    async with api(settings=settings) as a:
+        for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "one"}, {"x-api-key": ""}):
+            refused = await a.client.post(URL, json={"messages": HI}, headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+        first = await a.client.post(URL, json={"messages": HI}, headers={"Authorization": "Bearer one"})
+        second = await a.client.post(URL, json={"messages": HI}, headers={"x-api-key": "two"})
+        again = await a.client.post(URL, json={"messages": HI}, headers={"Authorization": "Bearer two"})
+        cached = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, second, again)]
+        assert cached[:2] == [0, 0]
+        assert cached[2] > 0
+        mine = await a.client.get(f"/v1/cache/requests/{first.json()['id']}", headers={"x-api-key": "two"})
+        assert mine.status_code == 404
+        assert (await a.client.get("/health")).status_code == 200
+
+
+async def test_cors_is_off_unless_asked_for():
+    origin = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    async with api() as a:
+        assert "access-control-allow-origin" not in (await a.client.options(URL, headers=origin)).headers
+    async with api(settings=Settings(model=MODEL, cors_origins=("https://app.example",))) as a:
+        allowed = await a.client.options(URL, headers=origin)
+    assert allowed.headers["access-control-allow-origin"] == "https://app.example"
