@@ -1,0 +1,93 @@
+"""Plans: every boundary of the template gets its checkpoint, and long stretches get theirs at the same places."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reprise.core.kinds import Full, Layout, Window
+from reprise.core.prompt import Boundary, BoundaryKind, Prompt
+from reprise.core.tokens import as_tokens
+from reprise.plan.checkpoints import Plan, interval_tokens, make_plan
+
+HYBRID = Layout(kinds=(Full(),), has_snapshots=True)
+TEMPLATE_KINDS = [BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.LAST_USER, BoundaryKind.EXPLICIT]
+INTERVAL = 10
+
+
+def prompt_of(length: int, boundaries: list[Boundary]) -> Prompt:
+    return Prompt(tokens=as_tokens(range(length)), boundaries=tuple(sorted(boundaries)))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Prompt, int, int | None, Plan]:
+    length = draw(st.integers(2, 120))
+    at = st.integers(0, length)
+    boundaries = draw(st.lists(st.builds(Boundary, at, st.sampled_from(TEMPLATE_KINDS)), max_size=4, unique=True))
+    prompt = prompt_of(length, boundaries)
+    resume_at = draw(st.integers(0, length - 1))
+    branch_at = draw(st.one_of(st.none(), at))
+    plan = make_plan(prompt, layout=HYBRID, resume_at=resume_at, end=length - 1, branch_at=branch_at, interval=INTERVAL)
+    return prompt, resume_at, branch_at, plan
+
+
+@given(plans())
+def test_what_was_asked_for_is_planned_and_nothing_at_or_below_the_resume(drawn) -> None:
+    prompt, resume_at, branch_at, plan = drawn
+    end = len(prompt) - 1
+    asked = {b.position for b in prompt.boundaries} | {end} | ({branch_at} if branch_at is not None else set())
+    assert {at for at in asked if resume_at < at <= end} <= set(plan.positions)
+    for checkpoint in plan.checkpoints:
+        if checkpoint.kind is not BoundaryKind.INTERVAL:
+            assert checkpoint.position in asked
+    assert plan.resume_at == resume_at and plan.end == end
+
+
+@given(plans())
+def test_long_stretches_have_checkpoints_at_multiples_and_none_close_together(drawn) -> None:
+    _, resume_at, _, plan = drawn
+    for low, high in pairwise([Boundary(resume_at, BoundaryKind.STABLE), *plan.checkpoints]):
+        assert high.position - low.position <= 2 * INTERVAL
+        if BoundaryKind.INTERVAL in (low.kind, high.kind):
+            assert high.position - low.position >= INTERVAL / 2
+    assert all(c.position % INTERVAL == 0 for c in plan.checkpoints if c.kind is BoundaryKind.INTERVAL)
+
+
+@given(plans())
+def test_of_several_reasons_for_a_position_the_best_is_kept(drawn) -> None:
+    prompt, _, _, plan = drawn
+    order = list(BoundaryKind)
+    for boundary in prompt.boundaries:
+        if boundary.position in plan.positions:
+            assert order.index(plan.kind_at(boundary.position)) <= order.index(boundary.kind)
+
+
+def test_a_position_that_was_not_planned_is_a_branch() -> None:
+    plan = Plan(resume_at=0, end=9, checkpoints=(Boundary(4, BoundaryKind.STABLE),))
+    assert plan.kind_at(4) is BoundaryKind.STABLE
+    assert plan.kind_at(5) is BoundaryKind.BRANCH
+
+
+def test_a_model_that_resumes_anywhere_needs_no_checkpoints() -> None:
+    prompt = prompt_of(100, [Boundary(40, BoundaryKind.STABLE)])
+    plan = make_plan(prompt, layout=Layout(kinds=(Full(),)), resume_at=5, end=99, branch_at=50, interval=INTERVAL)
+    assert plan.positions == () and (plan.resume_at, plan.end) == (5, 99)
+
+
+def test_windows_are_checkpointed_like_states() -> None:
+    prompt = prompt_of(100, [Boundary(40, BoundaryKind.STABLE)])
+    windows = Layout(kinds=(Full(), Window(8)))
+    plan = make_plan(prompt, layout=windows, resume_at=5, end=99, branch_at=None, interval=1000)
+    assert plan.positions == (40, 99)
+
+
+def test_nothing_to_prefill_is_nothing_to_plan() -> None:
+    plan = make_plan(prompt_of(9, []), layout=HYBRID, resume_at=8, end=8, branch_at=8, interval=INTERVAL)
+    assert plan.positions == ()
+
+
+def test_the_interval_weighs_a_checkpoint_against_entries() -> None:
+    assert interval_tokens(checkpoint_nbytes=3_000_000, kv_nbytes_per_token=2_000) == 3000
+    assert interval_tokens(checkpoint_nbytes=1, kv_nbytes_per_token=2_000) == 512
+    assert interval_tokens(checkpoint_nbytes=10**9, kv_nbytes_per_token=2_000) == 8192
+    assert interval_tokens(checkpoint_nbytes=10**6, kv_nbytes_per_token=0) == 8192
