@@ -12,6 +12,7 @@ from reprise.core.prompt import Boundary, Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
+from reprise.engine.runner import LENDS_FROM
 from reprise.loop import EngineLoop
 from reprise.loop.worker import Worker
 from tests.models.tiny import tiny_model
@@ -67,13 +68,16 @@ class Running:
 class Engine:
     """An engine loop on a tiny model; checks the cache's books after every answer."""
 
-    def __init__(self, architecture: str, *, cache_bytes: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self, architecture: str, *, cache_bytes: int | None = None, lends_from: int = LENDS_FROM, **settings: Any
+    ) -> None:
         self.loop = EngineLoop(
             Settings(
                 model=str(tiny_model(architecture)),
                 cache_bytes=Bytes(cache_bytes) if cache_bytes is not None else None,
                 **settings,
-            )
+            ),
+            lends_from=lends_from,
         )
         self.model = self.loop.start()
 

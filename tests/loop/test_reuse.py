@@ -9,13 +9,16 @@ from reprise.core.events import FinishReason, Started
 from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.record import Reason
+from reprise.engine.runner import LENDS_FROM
 from tests.loop.driving import Engine
 from tests.models.tiny import CONFIGS
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
+@pytest.fixture(scope="module", params=[(name, lends) for name in sorted(CONFIGS) for lends in (False, True)], ids=str)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, prefill_chunk=256)
+    """Each tiny model twice: sequences that are copied into the cache, and sequences that lend to it."""
+    architecture, lends = request.param
+    engine = Engine(architecture, prefill_chunk=256, lends_from=50 if lends else LENDS_FROM)
     yield engine
     engine.close()
 
@@ -151,7 +154,7 @@ def test_a_settle_is_counted_apart(engine: Engine) -> None:
 
 def test_nothing_stays_leased(engine: Engine) -> None:
     assert engine.num_leases() == 0
-    assert engine.loop.status().held.live == 0
+    assert engine.ask(lambda worker: len(worker.runner._lives) == len(worker._parked))
     assert engine.loop.status().is_idle
 
 

@@ -3,6 +3,7 @@
 The engine gives payloads that hold MLX arrays; the simulator and the tests give payloads of their own.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -23,6 +24,28 @@ class SegmentPayload(Protocol):
     def join(self, others: Sequence["SegmentPayload"]) -> "SegmentPayload":
         """One payload of this one's entries and then the others', in order."""
         ...
+
+
+class Lent(ABC):
+    """A segment payload whose entries still stand in a live sequence (`lender`), which can be asked to give copies.
+
+    It is counted like any other, and the lender's own buffers by so much less. Dropping it frees nothing while the
+    lender lives: so before an edge with lent entries is evicted, the cache recalls them (`PrefixCache.recall`).
+    """
+
+    @property
+    @abstractmethod
+    def lender(self) -> object: ...
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int: ...
+
+    @abstractmethod
+    def cut(self, start: int, stop: int) -> SegmentPayload: ...
+
+    @abstractmethod
+    def join(self, others: Sequence[SegmentPayload]) -> SegmentPayload: ...
 
 
 class SnapshotPayload(Protocol):

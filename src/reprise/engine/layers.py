@@ -26,8 +26,8 @@ _MOST_ROOM = 4096
 
 
 def _room(length: int) -> int:
-    """How many entries to grow by: an eighth more, so that copying stays linear, but never over 4,096."""
-    return max(_STEP, min(_MOST_ROOM, length // 8))
+    """How many entries to grow by: a sixteenth more, so that copying stays linear, but never over 4,096."""
+    return max(_STEP, min(_MOST_ROOM, length // 16))
 
 
 class KvLayer:
@@ -223,6 +223,12 @@ class FullLayer(KvLayer):
 
     def _reserved_capacity(self) -> int:
         return self.reserved
+
+    def rewind(self, position: int) -> None:
+        """Take the one row back to `position`; what is behind it will be overwritten."""
+        assert self.num_rows == 1 and position <= self.lengths[0] and self.end == self.lengths[0], position
+        self.end = self.held = position
+        self.lengths = [position]
 
     def make_mask(
         self,

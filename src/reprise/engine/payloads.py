@@ -10,11 +10,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
 from reprise.cache.payload import SegmentPayload
+
+
+class Planes(Protocol):
+    """Entries of one layer kind that can be read plane by plane: a segment, or a loan."""
+
+    @property
+    def length(self) -> int: ...
+
+    def plane(self, index: int, start: int, stop: int) -> mx.array: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,11 +46,24 @@ class Segment:
         return Segment(stacks, self.places)
 
     def join(self, others: Sequence[SegmentPayload]) -> Segment:
-        segments = [self, *(cast(Segment, other) for other in others)]
+        parts = [self, *(cast(Planes, other) for other in others)]
+        segments = [part for part in parts if isinstance(part, Segment) and part.places == self.places]
+        if len(segments) < len(parts):
+            # Packed in another way, or lent: plane by plane.
+            lengths = [part.length for part in parts]
+            planes = [
+                mx.concatenate([p.plane(i, 0, n) for p, n in zip(parts, lengths, strict=True)], axis=2)
+                for i in range(len(self.places))
+            ]
+            return pack(planes)
         columns = zip(*(segment.stacks for segment in segments), strict=True)
         stacks = tuple(mx.concatenate(list(column), axis=2) for column in columns)
         mx.eval(stacks)
         return Segment(stacks, self.places)
+
+    @property
+    def length(self) -> int:
+        return self.stacks[0].shape[2] if self.stacks else 0
 
     def plane(self, index: int, start: int, stop: int) -> mx.array:
         """The entries ``[start, stop)`` of one plane, shape ``(1, heads, length, width)``; a view."""

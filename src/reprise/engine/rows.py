@@ -13,8 +13,8 @@ from reprise.cache.store import Restore
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
 from reprise.engine.blueprint import Blueprint, leaf_states
-from reprise.engine.layers import KvLayer, StateLayer
-from reprise.engine.payloads import Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
+from reprise.engine.layers import FullLayer, KvLayer, StateLayer
+from reprise.engine.payloads import Planes, Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
 
 
 class Rows:
@@ -34,6 +34,10 @@ class Rows:
 
     def _states(self) -> list[Any]:
         return leaf_states(self.caches)
+
+    def layers(self, kind: KvKind) -> list[KvLayer]:
+        """The layers of this kind, in the order of the model."""
+        return [s for s in self._states() if isinstance(s, KvLayer) and s.kind == kind]
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +92,7 @@ class Rows:
             layer.lengths = [restore.position]
             return num_planes
         planes = [
-            [cast(Segment, part.payload).plane(index, part.start, part.stop) for part in parts]
+            [cast(Planes, part.payload).plane(index, part.start, part.stop) for part in parts]
             for index in range(first, first + num_planes)
         ]
         layer.load(planes, [part.span for part in parts], restore.position)
@@ -101,6 +105,30 @@ class Rows:
         fresh = map_arrays(saved, mx.array)
         vars(state).clear()
         vars(state).update(vars(fresh))
+
+    def rewind(self, restore: Restore) -> None:
+        """Take one sequence back to an earlier position of its own.
+
+        Its full-attention buffers stay as they are, with what is behind the position to be overwritten; all other
+        layers are made anew from `restore`.
+        """
+        position = restore.position
+        saved = iter(cast(Snapshot, restore.snapshot).states if restore.snapshot is not None else ())
+        fresh = Rows(self.blueprint)
+        next_plane: dict[KvKind, int] = {}
+        for i, (state, new) in enumerate(zip(self._states(), fresh._states(), strict=True)):
+            if isinstance(state, FullLayer):
+                state.rewind(position)
+                continue
+            if isinstance(new, KvLayer):
+                first = next_plane.get(new.kind, 0)
+                next_plane[new.kind] = first + fresh._load(new, restore, first)
+            else:
+                fresh._put_state(i, new, next(saved))
+            vars(state).clear()
+            vars(state).update(vars(new))
+        self.lengths = [position]
+        mx.eval(self.arrays())
 
     # Joining and leaving.
 
@@ -141,7 +169,7 @@ class RowSource:
     row: int
 
     def _layers(self, kind: KvKind) -> list[KvLayer]:
-        return [s for s in self.rows._states() if isinstance(s, KvLayer) and s.kind == kind]
+        return self.rows.layers(kind)
 
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
         return sum(

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import mlx.core as mx
 import numpy as np
 
-from reprise.cache.payload import Source
+from reprise.cache.payload import SegmentPayload, Source
 from reprise.cache.store import Restore
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job
 from reprise.core.kinds import Full, KvKind
+from reprise.core.spans import Span
 from reprise.core.tokens import Tokens
 from reprise.engine.decode import Choice, Decoder
 from reprise.engine.load import LoadedModel
+from reprise.engine.loans import Loan
+from reprise.engine.payloads import Segment
 from reprise.engine.rows import Rows, RowSource
+
+LENDS_FROM = 4096
+"""Shorter sequences are copied: that is quick, and their room to grow would weigh more than what lending saves."""
+
+_SPARE = 512
+"""Room to grow, beside a sixteenth of the length, with which a sequence is still worth parking as it is."""
 
 
 class Live:
-    """One running sequence: its rows, and what it decodes with."""
+    """One running sequence: its rows, what it decodes with, and what it lends to the prefix cache."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -28,6 +38,7 @@ class Live:
         self.decoder: Decoder | None = None
         self.pending = 0
         """The token that is fed next, while decoding."""
+        self.loans: WeakSet[Loan] = WeakSet()
 
     @property
     def row(self) -> int:
@@ -36,6 +47,46 @@ class Live:
     @property
     def position(self) -> int:
         return self.rows.lengths[self.row]
+
+    @property
+    def lent_nbytes(self) -> int:
+        """What of its buffers is counted by the prefix cache."""
+        return sum(loan.nbytes for loan in self.loans)
+
+    def num_planes(self, kind: KvKind) -> int:
+        return sum(len(layer.planes) for layer in self.rows.layers(kind))
+
+    def plane(self, kind: KvKind, index: int, span: Span) -> mx.array:
+        """The entries of `span` in one plane of all layers of this kind; a view."""
+        for layer in self.rows.layers(kind):
+            if index < len(layer.planes):
+                return layer.read(self.row, span)[index]
+            index -= len(layer.planes)
+        raise AssertionError((kind, index))
+
+    def copy(self, kind: KvKind, span: Span) -> Segment:
+        return RowSource(self.rows, self.row).segment(kind, span)
+
+    def drop_plane(self, kind: KvKind, index: int) -> None:
+        """Give up one buffer. The sequence cannot run any more."""
+        for layer in self.rows.layers(kind):
+            if index < len(layer.planes):
+                layer.planes[index] = layer.planes[index][:, :, :0, :]
+                mx.eval(layer.planes[index])
+                return
+            index -= len(layer.planes)
+
+
+@dataclass(frozen=True, slots=True)
+class _LendingSource(RowSource):
+    """A source that lends full-attention entries instead of copying them."""
+
+    live: Live
+
+    def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
+        if isinstance(kind, Full):
+            return Loan(self.live, kind, span, self.segment_nbytes(kind, 1))
+        return RowSource.segment(self, kind, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +133,19 @@ class Footprint:
 class Runner:
     """A loaded model and the sequences that run on it."""
 
-    def __init__(self, loaded: LoadedModel, *, can_batch: bool) -> None:
+    def __init__(self, loaded: LoadedModel, *, can_batch: bool, lends_from: int = LENDS_FROM) -> None:
+        """Sequences of `lends_from` positions and more lend to the prefix cache instead of being copied."""
         self.loaded = loaded
         self.can_batch = can_batch and loaded.blueprint.joins
         self.footprint = _footprint(loaded)
+        self._lends_from = lends_from
         self._lives: list[Live] = []
 
     @property
     def live_nbytes(self) -> int:
-        """The bytes of all live sequences, room to grow included."""
+        """The bytes of all live and parked sequences, room to grow included, less what the cache counts."""
         distinct = {id(live.rows): live.rows for live in self._lives}
-        return sum(rows.nbytes for rows in distinct.values())
+        return sum(rows.nbytes for rows in distinct.values()) - sum(live.lent_nbytes for live in self._lives)
 
     def start(self, restore: Restore, *, reserve: int) -> Live:
         """A sequence that stands where `restore` says and will grow to about `reserve` positions."""
@@ -109,14 +162,31 @@ class Runner:
             rows.keep_rows(rest)
             mx.eval(rows.arrays())
 
-    def drop(self, lives: Sequence[Live]) -> None:
-        """These sequences, which are whole groups, broke in the middle of a pass: nothing of them can be used."""
-        for live in lives:
-            self._lives.remove(live)
+    def drop(self, live: Live) -> None:
+        """The sequence broke in the middle of a pass with all of its group: nothing of it can be used."""
+        self._lives.remove(live)
 
     def source(self, live: Live) -> Source:
-        """The sequence as a source for commits."""
+        """The sequence as a source for commits: a long one lends, a short one is copied."""
+        if live.position >= self._lends_from:
+            return _LendingSource(live.rows, live.row, live)
         return RowSource(live.rows, live.row)
+
+    def can_park(self, live: Live) -> bool:
+        """Whether the sequence has buffers of its own, most of which the cache counts."""
+        if live.rows.num_rows > 1 or len(live.loans) == 0:
+            return False
+        full = [layer for layer in live.rows.layers(Full()) if layer.planes]
+        return all(layer.planes[0].shape[2] - n <= n // 16 + _SPARE for layer in full for n in layer.lengths)
+
+    def park(self, live: Live) -> None:
+        """The sequence has ended, and keeps its buffers for what the cache has on loan, or for its next turn."""
+        live.decoder = None
+
+    def adopt(self, live: Live, restore: Restore, *, reserve: int) -> None:
+        """A parked sequence goes on, from where `restore` says. Nothing of it is lent behind that position."""
+        live.rows.reserve(reserve)
+        live.rows.rewind(restore)
 
     def prefill(self, lives: Sequence[Live], chunks: Sequence[Tokens]) -> tuple[()]:
         """Feed each sequence its chunk; the chunks have one length. Returns when it is computed: nobody has a token."""

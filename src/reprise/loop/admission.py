@@ -48,9 +48,7 @@ class Gate:
                 num_running = sum(j.purpose is not Purpose.SETTLE for j in self._inside.values()) - len(self._waiting)
                 # Those that only have not been admitted yet do not wait: there is room for them.
                 num_waiting = max(0, len(self._waiting) - max(0, self.limits.max_batch - num_running))
-                wait_s = retry_after_s(
-                    num_waiting=num_waiting, num_left=num_left, limits=self.limits, speed=self.speed
-                )
+                wait_s = retry_after_s(num_waiting=num_waiting, num_left=num_left, limits=self.limits, speed=self.speed)
                 if wait_s is not None:
                     raise QueueFull(
                         f"{num_waiting} requests are waiting, which is all that the queue takes. "

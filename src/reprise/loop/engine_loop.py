@@ -20,6 +20,7 @@ from reprise.core.job import Job
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel, load_model
 from reprise.engine.memory import leave_thread
+from reprise.engine.runner import LENDS_FROM
 from reprise.loop.admission import Gate
 from reprise.loop.worker import Worker
 
@@ -58,9 +59,19 @@ _Command = _Submit | _Cancel | _Do | _Close
 class EngineLoop:
     """The engine side of a server (`reprise.core.backend.Backend`), on a thread of its own."""
 
-    def __init__(self, settings: Settings, *, load: Callable[[], LoadedModel] | None = None) -> None:
-        """`load` gives the model; it is called on the engine thread. By default the model that `settings` name."""
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        load: Callable[[], LoadedModel] | None = None,
+        lends_from: int = LENDS_FROM,
+    ) -> None:
+        """`load` gives the model; it is called on the engine thread. By default the model that `settings` name.
+
+        `lends_from`: from how many positions on a sequence lends to the cache (`reprise.engine.loans`).
+        """
         self._settings = settings
+        self._lends_from = lends_from
         self._load = (
             load
             if load is not None
@@ -126,7 +137,7 @@ class EngineLoop:
     def _make_worker(self) -> Worker | None:
         try:
             loaded = self._load()
-            worker = Worker(loaded, self._settings, self._gate)
+            worker = Worker(loaded, self._settings, self._gate, lends_from=self._lends_from)
         except RepriseError as error:
             self._failure = error
         except Exception as error:

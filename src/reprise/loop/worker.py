@@ -18,8 +18,9 @@ from reprise.core.settings import Settings
 from reprise.engine import memory
 from reprise.engine.batching import reason_to_run_alone
 from reprise.engine.load import LoadedModel
-from reprise.engine.runner import Broken, Live, Picked, Runner
+from reprise.engine.runner import LENDS_FROM, Broken, Live, Picked, Runner
 from reprise.loop.admission import Gate
+from reprise.loop.parked import Parked
 from reprise.loop.settled import SettledSpans
 from reprise.loop.task import Phase, Task
 from reprise.plan.checkpoints import interval_tokens, make_plan
@@ -41,16 +42,17 @@ _ROOM_TO_DECODE = 256
 class Worker:
     """All state of the engine thread. Every method is called on it."""
 
-    def __init__(self, loaded: LoadedModel, settings: Settings, gate: Gate) -> None:
+    def __init__(self, loaded: LoadedModel, settings: Settings, gate: Gate, *, lends_from: int = LENDS_FROM) -> None:
         self._settings = settings
         self._gate = gate
         alone = reason_to_run_alone(loaded)
         if alone is not None:
             log.info("%s runs one sequence at a time: %s", loaded.name, alone)
-        self.runner = Runner(loaded, can_batch=alone is None)
+        self.runner = Runner(loaded, can_batch=alone is None, lends_from=lends_from)
         layout = loaded.blueprint.layout
         budget = settings.cache_bytes.of(memory.device_bytes()) if settings.cache_bytes is not None else None
         self.cache = PrefixCache(layout, budget=budget if budget is not None else memory.default_budget(loaded.nbytes))
+        self._parked = Parked(self.runner, self.cache)
         memory.bound_free_buffers()
         footprint = self.runner.footprint
         self._interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
@@ -114,7 +116,9 @@ class Worker:
 
     def arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
         """Queue a job."""
-        others = {t.id: t.job.prompt.tokens for t in self._tasks.values() if t.job.namespace == job.namespace}
+        # Without a cache there is nothing through which one could use what another computed.
+        sharers = self._tasks.values() if self._settings.has_prefix_cache else ()
+        others = {t.id: t.job.prompt.tokens for t in sharers if t.job.namespace == job.namespace}
         task = Task(job=job, sink=sink, arrived_s=arrived_s, shares=relate(job.prompt.tokens, others))
         self._tasks[job.id] = task
         try:
@@ -135,7 +139,8 @@ class Worker:
         """End the job; what it computed stays in the cache."""
         task = self._tasks.get(job_id)
         if task is not None:
-            self._commit_progress(task)
+            self._guarded([task], self._commit_progress)
+        if task is not None and task.phase is not Phase.ENDED:
             self._end(task, FinishReason.CANCELLED)
 
     def cancel_all(self) -> None:
@@ -145,9 +150,7 @@ class Worker:
     def fail_all(self, error: RepriseError) -> None:
         """End all jobs with `error`, and keep nothing of them: their state is not to be trusted."""
         for task in list(self._tasks.values()):
-            if task.live is not None:
-                self.runner.drop([task.live])
-                task.live = None
+            self._lose(task)
             self._fail(task, error)
 
     def clear_cache(self) -> None:
@@ -166,7 +169,7 @@ class Worker:
         for job_id in step.give_up:
             self.cancel(job_id)
         for job_id in step.commit:
-            self._commit_progress(self._tasks[job_id])
+            self._guarded([self._tasks[job_id]], self._commit_progress)
         for job_id in step.admit:
             self._guarded([self._tasks[job_id]], self._admit)
         if step.prefill:
@@ -243,8 +246,10 @@ class Worker:
             task.reason = self._reason(task, self.cache.was_lost(match, task.resume_at))
         task.lease = self.cache.lease(match, task.resume_at)
         reserve = len(prompt) + min(task.job.max_tokens, _ROOM_TO_DECODE)
-        self.cache.make_room(self.runner.footprint.at(reserve))
-        task.live = self.runner.start(self.cache.read(match, task.resume_at), reserve=reserve)
+        task.live = self._parked.adopt(match, task.resume_at, reserve=reserve)
+        if task.live is None:
+            self.cache.make_room(self.runner.footprint.at(reserve))
+            task.live = self.runner.start(self.cache.read(match, task.resume_at), reserve=reserve)
         self._charge_live()
         is_branch = match.continues is not None and match.length < len(prompt)
         task.plan = make_plan(
@@ -428,11 +433,27 @@ class Worker:
             return run(lives)
         except Exception as error:
             log.exception("a pass over %d sequences failed", len(tasks))
-            self.runner.drop(lives)
             for task in tasks:
-                task.live = None
+                self._lose(task)
                 self._fail(task, error)
             return None
+
+    def _lose(self, task: Task) -> None:
+        """The state of a sequence is not to be trusted any more; only what it lent before the failure is kept."""
+        if task.live is None:
+            return
+        try:
+            self._parked.recall(task.live, task.tokens_to(task.resume_at), namespace=task.job.namespace)
+        except Exception:
+            log.exception("what request %s lent is lost; the cache starts anew", task.id)
+            self._start_anew()
+        self.runner.drop(task.live)
+        task.live = None
+
+    def _start_anew(self) -> None:
+        for task in self._tasks.values():
+            task.lease = None
+        self.cache.forget()
 
     def _fail(self, task: Task, error: Exception) -> None:
         if memory.is_out_of_memory(error):
@@ -451,7 +472,7 @@ class Worker:
     def _end(self, task: Task, reason: FinishReason, error: RepriseError | None = None) -> None:
         outcome = task.outcome(time.monotonic())
         if task.live is not None:
-            self.runner.stop(task.live)
+            self._parked.end(task.live, task.tokens_to(task.position), namespace=task.job.namespace)
             task.live = None
         if task.lease is not None:
             self.cache.release(task.lease)

@@ -1,0 +1,75 @@
+"""Entries that the tree holds on loan from live sequences: where they are, and putting copies in their place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reprise.cache.payload import Lent, SegmentPayload
+from reprise.cache.tree import Node, Piece, walk
+from reprise.core.kinds import KvKind
+from reprise.core.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoanPlace:
+    """A piece of an edge whose entries are lent."""
+
+    node: Node
+    kind: KvKind
+    piece: Piece
+
+    @property
+    def payload(self) -> Lent:
+        assert isinstance(self.piece.payload, Lent), self
+        return self.piece.payload
+
+
+def loans_on(root: Node, tokens: Tokens, lender: object, *, start: int = 0) -> tuple[LoanPlace, ...]:
+    """What `lender` lends of the entries ``[start, …)`` on the path of `tokens`, in order.
+
+    A piece that `start` lies within is cut there, which copies nothing.
+    """
+    found: list[LoanPlace] = []
+    for node in walk(root, tokens).nodes:
+        for kind, pieces in node.pieces.items():
+            if start > node.start:
+                _cut_at(pieces, start, lender)
+            found.extend(LoanPlace(node, kind, p) for p in pieces if p.span.start >= start and is_lent_by(p, lender))
+    return tuple(found)
+
+
+def _cut_at(pieces: list[Piece], position: int, lender: object) -> None:
+    for i, piece in enumerate(pieces):
+        if piece.span.start < position < piece.span.stop and is_lent_by(piece, lender):
+            at = position - piece.span.start
+            low, high = piece.span.clip(0, position), piece.span.clip(position, piece.span.stop)
+            assert low is not None and high is not None
+            pieces[i : i + 1] = [
+                Piece(low, piece.payload.cut(0, at)),
+                Piece(high, piece.payload.cut(at, len(piece.span))),
+            ]
+            return
+
+
+def is_lent_by(piece: Piece, lender: object) -> bool:
+    return isinstance(piece.payload, Lent) and piece.payload.lender is lender
+
+
+def lenders_of(node: Node) -> tuple[object, ...]:
+    """Who lends entries of this edge, each once."""
+    lenders = {
+        id(piece.payload.lender): piece.payload.lender
+        for pieces in node.pieces.values()
+        for piece in pieces
+        if isinstance(piece.payload, Lent)
+    }
+    return tuple(lenders.values())
+
+
+def put(places: Sequence[LoanPlace], payloads: Sequence[SegmentPayload]) -> int:
+    """Put these payloads where the lent ones were; gives the change in bytes."""
+    change = 0
+    for place, payload in zip(places, payloads, strict=True):
+        pieces = place.node.pieces[place.kind]
+        change += payload.nbytes - place.piece.payload.nbytes
+        pieces[pieces.index(place.piece)] = Piece(place.piece.span, payload)
+    return change

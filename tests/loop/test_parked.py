@@ -1,0 +1,136 @@
+"""Long sequences lend to the cache and are parked: nothing is held twice, and nobody sees another's tokens."""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+
+from reprise.core.events import Finished, Sampled
+from tests.loop.driving import Engine
+from tests.loop.test_reuse import words
+
+
+@pytest.fixture(params=["llama", "gemma3_text", "qwen3_5"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(request.param, lends_from=100, prefill_chunk=512)
+    yield engine
+    engine.close()
+
+
+def adoptions(engine: Engine) -> list[int]:
+    """Where parked sequences were adopted from now on."""
+    seen: list[int] = []
+
+    def watch(worker) -> None:
+        adopt = worker.runner.adopt
+
+        def noted(live, restore, *, reserve: int) -> None:
+            seen.append(restore.position)
+            adopt(live, restore, reserve=reserve)
+
+        worker.runner.adopt = noted
+
+    engine.ask(watch)
+    return seen
+
+
+def test_the_next_turn_goes_on_in_the_same_buffers(engine: Engine) -> None:
+    seen = adoptions(engine)
+    prompt = words(400, 600)
+    for turn in range(4):
+        answer = engine.run(prompt)
+        assert answer.tokens == engine.cold(prompt)
+        prompt = [*prompt, *answer.tokens, *words(410 + turn, 20)]
+    # Cold runs in between have namespaces of their own, and do not take the buffers away.
+    assert seen == [607, 635, 663]
+
+
+def test_a_branch_of_a_parked_sequence_leaves_the_other_path_whole(engine: Engine) -> None:
+    prompt = words(420, 300)
+    answer = engine.run(prompt, num=40)
+    first = [*prompt, *answer.tokens, *words(421, 10)]
+    other = [*prompt, *words(422, 25)]
+    assert engine.run(other).tokens == engine.cold(other)
+    again = engine.run(first)
+    assert again.tokens == engine.cold(first)
+    assert again.computed <= 11
+
+
+def test_two_requests_on_one_parked_sequence(engine: Engine) -> None:
+    prompt = words(430, 300)
+    answer = engine.run(prompt, num=20)
+    prompts = [[*prompt, *answer.tokens, *words(431 + i, 10)] for i in range(3)]
+    cold = [engine.cold(p) for p in prompts]
+    together = [engine.submit(p) for p in prompts]
+    assert [running.wait().tokens for running in together] == cold
+    engine.check()
+
+
+def test_a_sequence_that_joins_a_batch_still_lends(engine: Engine) -> None:
+    prompt = words(440, 300)
+    answer = engine.run(prompt, num=20)
+    longer = [*prompt, *answer.tokens, *words(441, 10)]
+    cold = engine.cold(longer, num=30)
+    others = [engine.submit(words(442 + i, 250), num=40) for i in range(2)]
+    assert engine.submit(longer, num=30).wait().tokens == cold
+    for other in others:
+        other.wait()
+    engine.check()
+    assert engine.run(longer, num=30).tokens == cold
+
+
+def test_evicting_recalls_what_was_lent(engine: Engine) -> None:
+    prompt = words(450, 400)
+    answer = engine.run(prompt, num=20)
+    assert engine.ask(lambda worker: len(worker._parked)) == 1
+    engine.ask(lambda worker: worker.cache.evict_one("test"))
+    engine.check()
+    assert engine.ask(lambda worker: len(worker._parked)) == 0
+    longer = [*prompt, *answer.tokens, *words(451, 10)]
+    assert engine.run(longer).tokens == engine.cold(longer)
+
+
+def test_a_failed_pass_keeps_what_was_lent_before(engine: Engine) -> None:
+    prompt = words(460, 300)
+    answer = engine.run(prompt, num=20)
+    longer = [*prompt, *answer.tokens, *words(461, 40)]
+
+    def break_once(worker) -> None:
+        prefill = worker.runner.prefill
+
+        def broken(lives, chunks):
+            worker.runner.prefill = prefill
+            raise RuntimeError("the pass is broken")
+
+        worker.runner.prefill = broken
+
+    engine.ask(break_once)
+    failed = engine.run(longer)
+    assert isinstance(failed.end, Finished)
+    assert failed.end.error is not None
+    again = engine.run(longer)
+    assert again.tokens == engine.cold(longer)
+    assert again.computed <= 41
+    assert engine.num_leases() == 0
+
+
+def test_a_long_conversation_is_held_once() -> None:
+    engine = Engine("llama", prefill_chunk=1024)
+    try:
+        each = engine.ask(lambda worker: worker.runner.footprint.full)
+        before = engine.ask(lambda worker: mx.get_active_memory())
+        prompt = words(470, 7000)
+        answer = engine.run(prompt, num=4)
+        prompt = [*prompt, *answer.tokens, *words(471, 20)]
+        at_work: list[int] = []
+        running = engine.submit(prompt, num=4)
+        running.on_event = lambda event: isinstance(event, Sampled) and at_work.append(mx.get_active_memory())
+        running.wait()
+        held = engine.loop.status().held
+        assert max(at_work) - before <= 1.2 * len(prompt) * each
+        assert held.kv + held.live <= 1.2 * len(prompt) * each
+        # The books agree with what MLX holds.
+        active = engine.ask(lambda worker: mx.get_active_memory()) - before
+        assert held.kv + held.live == pytest.approx(active, rel=0.01)
+    finally:
+        engine.close()
