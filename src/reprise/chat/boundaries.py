@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from reprise.chat.pieces import PieceTokenizer, TokenizedText
 from reprise.chat.standins import (
     Messages,
+    cut_at,
     first_user_turns,
     head_length,
     last_user_at,
     next_tool_turns,
     next_user_turns,
     other_heads,
+    question_of,
     replaced_at,
 )
 from reprise.chat.template import ChatTemplate, Scene
@@ -31,16 +33,19 @@ def find_boundaries(template: ChatTemplate, scene: Scene, tokenizer: PieceTokeni
 
     Renders two whole stand-in chats, one that ends before the last user message, and one that is short. A boundary is
     the end of the longest common prefix in tokens, not only in text, so a token that would merge with what comes next
-    stands behind it.
+    stands behind it. A long document at the head of the last user message ends at a branch boundary: where this prompt
+    will leave the next one about the same document is known before there is one.
     """
     search = _Search(template=template, scene=scene, tokenizer=tokenizer, prompt=prompt)
     stable = search.stable()
     system, last_user = search.system(), search.last_user()
     explicit = [search.explicit(num_before, stable) for num_before in scene.request.breakpoints]
+    explicit += [search.shared(cut_at(scene.request.messages, cut)) for cut in scene.request.cuts]
     positions = [
         *((BoundaryKind.STABLE, position) for position in stable),
         (BoundaryKind.SYSTEM, system),
         (BoundaryKind.LAST_USER, last_user),
+        (BoundaryKind.BRANCH, search.question()),
         *((BoundaryKind.EXPLICIT, position) for position in explicit),
     ]
     # Nothing can be kept for position 0.
@@ -79,6 +84,13 @@ class _Search:
     def last_user(self) -> int | None:
         index = last_user_at(self.scene.request.messages)
         return None if index is None else self.shared(replaced_at(self.scene.request.messages, index))
+
+    def question(self) -> int | None:
+        """Where the last user message turns from a long document to what is asked about it."""
+        messages = self.scene.request.messages
+        index = last_user_at(messages)
+        question = question_of(messages[index]) if index is not None else None
+        return None if question is None else self.prompt.token_at_last(question, self.tokenizer.canonical)
 
     def explicit(self, num_before: int, stable: Sequence[int]) -> int | None:
         """The end of the first `num_before` messages."""

@@ -14,6 +14,14 @@ JSON object stays text); `tool_call_id` and `name` on a tool message.
 """
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Cut:
+    """The place in message number `message` after the first `num_chars` characters of its text."""
+
+    message: int
+    num_chars: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """What is rendered.
@@ -21,7 +29,7 @@ class ChatRequest:
     `tools` in OpenAI form (`{"type": "function", "function": {...}}`). `template_options` go to the chat template by
     name (`enable_thinking`, `reasoning_effort`, …). `continue_final` says that the last message is an assistant
     message whose text the model goes on with. `breakpoints` are explicit checkpoints (`cache_control`): the number of
-    messages before each (0: after the tools and before any message).
+    messages before each (0: after the tools and before any message). `cuts` are explicit checkpoints within a message.
     """
 
     messages: tuple[Message, ...]
@@ -30,3 +38,4 @@ class ChatRequest:
     template_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     continue_final: bool = False
     breakpoints: tuple[int, ...] = ()
+    cuts: tuple[Cut, ...] = ()

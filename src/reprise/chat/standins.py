@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from reprise.chat.forms import joined_text
-from reprise.chat.request import ChatRequest, Message
+from reprise.chat.request import ChatRequest, Cut, Message
 
 _WORDS = ("Alpha", "Bravo")
 """They begin with different letters, so what two of them share ends where they begin."""
 
 _OWN_KEYS = frozenset(("role", "content", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"))
 _HEAD_ROLES = ("system", "developer")
+_LONG_DOCUMENT = 500
+"""Characters before a question that are worth a checkpoint of their own."""
 
 Messages = tuple[Message, ...]
 
@@ -84,6 +86,34 @@ def replaced_at(messages: Sequence[Message], index: int) -> tuple[Messages, ...]
     replaced = (*messages[:index], {**kept, "content": word})
     # Where roles must alternate, an assistant message wants a user message behind it.
     return (replaced, (*replaced, _like(messages, "user", word)))
+
+
+def cut_at(messages: Sequence[Message], cut: Cut) -> tuple[Messages, ...]:
+    """The messages up to a place within one, and then another text in the same message: candidates."""
+    message = messages[cut.message]
+    text = joined_text(message.get("content"))
+    word = _WORDS[1] if text[cut.num_chars :].lstrip().startswith(_WORDS[0][0]) else _WORDS[0]
+    begun = (*messages[: cut.message], {**message, "content": text[: cut.num_chars] + word})
+    followed = (*begun, _like(messages, "user", word))
+    # A system message alone is no chat to many templates.
+    return (followed, begun) if message.get("role") in _HEAD_ROLES else (begun, followed)
+
+
+def question_of(message: Message) -> str | None:
+    """The end of a long user message behind what may be a document: its last part, paragraph or line.
+
+    Others may ask something else about the same document. None if what stands before it is short or there is nothing.
+    """
+    content = message.get("content")
+    texts = [joined_text([part]) for part in cast(list[Any], content)] if isinstance(content, list) else []
+    told = joined_text(content).strip()
+    if len(texts) > 1:
+        question = texts[-1].strip()
+    else:
+        at = told.rfind("\n\n")
+        question = told[at + 2 :] if at >= 0 else told[told.rfind("\n") + 1 :]
+    is_long = len(told) - len(question) >= _LONG_DOCUMENT
+    return question if question != "" and is_long else None
 
 
 def first_user_turns(request: ChatRequest, head: int) -> tuple[Messages, ...]:

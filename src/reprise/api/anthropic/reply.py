@@ -1,0 +1,128 @@
+"""From the internal events to Anthropic's content blocks and stream events."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from reprise.api.exchange import Ended, EndReason, Usage
+from reprise.api.seals import signature_of
+from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+
+Event = dict[str, Any]
+
+PING: Event = {"type": "ping"}
+
+
+class Blocks:
+    """The content blocks of one answer as they grow, and the stream events that tell of it.
+
+    A whole answer is made of the same blocks, in the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        self.content: list[dict[str, Any]] = []
+        self._key: str | None = None
+        """What the open block holds; None: no block is open."""
+        self._arguments = ""
+
+    def take(self, deltas: Sequence[Delta]) -> list[Event]:
+        events: list[Event] = []
+        for delta in deltas:
+            match delta:
+                case ReasoningDelta():
+                    events += self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                    self.content[-1]["thinking"] += delta.text
+                    events.append(self._delta({"type": "thinking_delta", "thinking": delta.text}))
+                case ContentDelta():
+                    events += self._open("text", {"type": "text", "text": ""})
+                    self.content[-1]["text"] += delta.text
+                    events.append(self._delta({"type": "text_delta", "text": delta.text}))
+                case ToolCallDelta():
+                    events += self._take_call(delta)
+        return events
+
+    def finish(self) -> list[Event]:
+        """The events at the end of the answer."""
+        return self._close()
+
+    def _take_call(self, delta: ToolCallDelta) -> list[Event]:
+        block: dict[str, Any] = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
+        events = self._open(f"call {delta.index}", block)
+        if delta.arguments != "":
+            self._arguments += delta.arguments
+            events.append(self._delta({"type": "input_json_delta", "partial_json": delta.arguments}))
+        return events
+
+    def _open(self, key: str, block: dict[str, Any]) -> list[Event]:
+        if key == self._key:
+            return []
+        events = self._close()
+        self._key = key
+        self.content.append(block)
+        # A copy: the block grows, and the event is the block as it was.
+        return [*events, {"type": "content_block_start", "index": len(self.content) - 1, "content_block": {**block}}]
+
+    def _close(self) -> list[Event]:
+        if self._key is None:
+            return []
+        events: list[Event] = []
+        block = self.content[-1]
+        if block["type"] == "thinking":
+            block["signature"] = signature_of(block["thinking"])
+            events.append(self._delta({"type": "signature_delta", "signature": block["signature"]}))
+        if block["type"] == "tool_use" and self._arguments != "":
+            block["input"] = json.loads(self._arguments)
+        self._key, self._arguments = None, ""
+        return [*events, {"type": "content_block_stop", "index": len(self.content) - 1}]
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
+
+
+def message(
+    message_id: str,
+    model: str,
+    usage: dict[str, Any],
+    *,
+    content: list[dict[str, Any]] | None = None,
+    ended: Ended | None = None,
+) -> dict[str, Any]:
+    """A message: whole if it is `ended`, else as it begins."""
+    return {
+        "id": message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [] if content is None else content,
+        "stop_reason": None if ended is None else stop_reason(ended),
+        "stop_sequence": None if ended is None else ended.stop,
+        "usage": usage,
+    }
+
+
+def message_delta(ended: Ended, usage: dict[str, Any]) -> Event:
+    """The event before the last."""
+    delta = {"stop_reason": stop_reason(ended), "stop_sequence": ended.stop}
+    return {"type": "message_delta", "delta": delta, "usage": usage}
+
+
+def stop_reason(ended: Ended) -> str:
+    if ended.reason is EndReason.TOOL_CALLS:
+        return "tool_use"
+    if ended.reason is EndReason.LENGTH:
+        return "max_tokens"
+    return "end_turn" if ended.stop is None else "stop_sequence"
+
+
+def usage_body(usage: Usage, *, num_stored: int) -> dict[str, Any]:
+    """Anthropic's counts: what was read from the cache, what was put into it, and the rest add up to the prompt.
+
+    The prompt's last token is always computed, so it never comes from the cache and counts as neither.
+    """
+    created = max(0, min(num_stored, usage.prompt - usage.cached - 1))
+    return {
+        "input_tokens": usage.prompt - usage.cached - created,
+        "cache_creation_input_tokens": created,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+    }

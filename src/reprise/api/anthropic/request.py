@@ -1,0 +1,170 @@
+"""From the body of a messages request to the internal request."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reprise.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, Tool
+from reprise.api.anthropic.transcript import Transcript, Writer
+from reprise.api.body import unknown_fields
+from reprise.api.exchange import ServiceRequest
+from reprise.api.limits import Limits
+from reprise.api.served import Served
+from reprise.chat.grammar import Grammar, json_schema
+from reprise.chat.request import ChatRequest
+from reprise.core.errors import BadRequest
+from reprise.core.job import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """The prompt that a body describes. `pin_for_s` is how long its marks keep their places in the cache."""
+
+    chat: ChatRequest
+    tool_choice: str | Mapping[str, Any]
+    pin_for_s: float | None
+    notes: tuple[str, ...]
+
+
+def asked_of(body: CountBody, *, served: Served, limits: Limits) -> Asked:
+    """The prompt of a body. Raises BadRequest naming the field, or UnknownModel."""
+    served.check_name(body.model)
+    notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
+    if not body.messages:
+        raise BadRequest("Send at least one message.", param="messages")
+    if len(body.messages) > limits.max_messages:
+        raise BadRequest(f"More than {limits.max_messages} messages.", param="messages")
+    given = body.tools or []
+    if len(given) > limits.max_tools:
+        raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
+    hosted = [tool for tool in given if tool.type not in (None, "custom")]
+    own = [tool for tool in given if tool.type in (None, "custom")]
+    transcript = _transcript(body, own)
+    tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(given) if tool.type in (None, "custom"))
+    last = transcript.messages[-1]
+    return Asked(
+        chat=ChatRequest(
+            messages=transcript.messages,
+            tools=tools,
+            template_options=_template_options(body),
+            # The model goes on with an assistant message that comes last; one with calls waits for their results.
+            continue_final=last["role"] == "assistant" and "tool_calls" not in last,
+            breakpoints=transcript.breakpoints,
+            cuts=transcript.cuts,
+        ),
+        tool_choice=_tool_choice(body, own),
+        pin_for_s=transcript.pin_for_s,
+        notes=(
+            *notes,
+            *transcript.notes,
+            *(f"tool of a kind that this server does not host, left out: {tool.name} ({tool.type})" for tool in hosted),
+        ),
+    )
+
+
+def service_request_of(
+    body: MessagesBody, *, request_id: str, namespace: str, served: Served, limits: Limits
+) -> ServiceRequest:
+    """The request that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
+    asked = asked_of(body, served=served, limits=limits)
+    last = asked.chat.messages[-1]
+    if "tool_calls" in last:
+        raise BadRequest("The chat ends with a tool use: send its tool result.", param="messages")
+    grammar = _grammar(body)
+    if grammar is not None and asked.chat.tools and asked.tool_choice != "none":
+        raise BadRequest(
+            f"`{grammar.param}` and `tools` cannot be used together, unless `tool_choice` is of type 'none'.",
+            param=grammar.param,
+        )
+    choice = body.tool_choice
+    return ServiceRequest(
+        id=request_id,
+        api="messages",
+        prompt=asked.chat,
+        sampling=_sampling(body, served),
+        max_tokens=body.max_tokens,
+        stops=_stops(body, limits),
+        thinking_budget=None if body.thinking is None else body.thinking.budget_tokens,
+        tool_choice=asked.tool_choice,
+        allows_parallel_calls=choice is None or choice.disable_parallel_tool_use is not True,
+        grammar=grammar,
+        namespace=namespace,
+        pin_for_s=asked.pin_for_s,
+        notes=asked.notes,
+    )
+
+
+def _transcript(body: CountBody, tools: list[Tool]) -> Transcript:
+    writer = Writer()
+    writer.add_tool_marks([tool.cache_control for tool in tools])
+    if body.system is not None and len(body.system) > 0:
+        writer.add_system(body.system)
+    for at, message in enumerate(body.messages):
+        writer.add_message(message, f"messages[{at}]")
+    return writer.finish(body.cache_control)
+
+
+def _tool(tool: Tool, where: str) -> dict[str, Any]:
+    if tool.input_schema is None:
+        raise BadRequest(f"The tool {tool.name!r} needs an `input_schema`.", param=f"{where}.input_schema")
+    described = {} if tool.description is None else {"description": tool.description}
+    return {"type": "function", "function": {"name": tool.name, **described, "parameters": tool.input_schema}}
+
+
+def _tool_choice(body: CountBody, tools: list[Tool]) -> str | Mapping[str, Any]:
+    choice = body.tool_choice
+    if choice is None:
+        return "auto"
+    if choice.type in ("any", "tool") and not tools:
+        raise BadRequest("`tool_choice` asks for a call, but there are no tools.", param="tool_choice")
+    match choice.type:
+        case "auto" | "none":
+            return choice.type
+        case "any":
+            return "required"
+        case "tool":
+            if choice.name is None:
+                raise BadRequest("`tool_choice` of type 'tool' needs a `name`.", param="tool_choice.name")
+            return {"type": "function", "function": {"name": choice.name}}
+
+
+def _template_options(body: CountBody) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if body.output_config is not None and body.output_config.effort is not None:
+        options["reasoning_effort"] = body.output_config.effort
+    if body.thinking is not None:
+        options["enable_thinking"] = body.thinking.type != "disabled"
+    return options
+
+
+def _grammar(body: MessagesBody) -> Grammar | None:
+    if body.output_config is not None and body.output_config.format is not None:
+        return json_schema(body.output_config.format.schema_, param="output_config.format")
+    if body.output_format is not None:
+        return json_schema(body.output_format.schema_, param="output_format")
+    return None
+
+
+def _sampling(body: MessagesBody, served: Served) -> Sampling:
+    vocab_size = served.text.vocab_size
+    top_k = 0 if body.top_k is None else max(0, body.top_k)
+    if top_k > vocab_size:
+        raise BadRequest(f"`top_k` is {top_k}, but the vocabulary has {vocab_size} tokens.", param="top_k")
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=top_k,
+    )
+
+
+def _stops(body: MessagesBody, limits: Limits) -> tuple[str, ...]:
+    stops = tuple(body.stop_sequences or ())
+    if len(stops) > limits.max_stops:
+        raise BadRequest(
+            f"`stop_sequences` has {len(stops)} strings; at most {limits.max_stops} are taken.", param="stop_sequences"
+        )
+    if "" in stops:
+        raise BadRequest(
+            "`stop_sequences` holds an empty string, which would end every answer at once.", param="stop_sequences"
+        )
+    return stops

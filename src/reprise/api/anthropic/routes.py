@@ -1,0 +1,120 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
+
+from reprise.api.anthropic.body import CountBody, MessagesBody
+from reprise.api.anthropic.errors import anthropic_shape
+from reprise.api.anthropic.reply import PING, Blocks, Event, message, message_delta, usage_body
+from reprise.api.anthropic.request import asked_of, service_request_of
+from reprise.api.context import Context, InContext, Namespace
+from reprise.api.exchange import Began, Ended, Piece, ServiceRequest, Waiting
+from reprise.api.reply import Reply
+from reprise.api.sse import EventStream, event_lines, while_connected
+
+PREFIX = "/v1/messages"
+
+
+class AnthropicErrorDetail(BaseModel):
+    """What went wrong, in a sentence that says what to do."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(BaseModel):
+    """The body of every answer of this API that is an error."""
+
+    type: str
+    error: AnthropicErrorDetail
+
+
+router = APIRouter(
+    tags=["Anthropic"], responses={"4XX": {"model": AnthropicErrorBody}, "5XX": {"model": AnthropicErrorBody}}
+)
+
+
+@router.post(PREFIX, response_model=None)
+async def create_message(body: MessagesBody, request: Request, context: InContext, namespace: Namespace) -> Response:
+    """Answer a chat."""
+    service = context.service
+    asked = service_request_of(
+        body,
+        request_id=f"msg_{uuid4().hex}",
+        namespace=namespace,
+        served=service.served,
+        limits=service.limits,
+    )
+    headers = {"request-id": asked.id}
+    if body.stream is not True:
+        made = await while_connected(request.receive, _whole(context, asked))
+        return JSONResponse(made, headers={**headers, "x-request-id": asked.id})
+    reply = await service.start(asked)
+    return EventStream(
+        reply,
+        _tell(context, reply),
+        request_id=asked.id,
+        on_error=lambda problem: _lines(anthropic_shape(problem)),
+        headers=headers,
+    )
+
+
+@router.post(f"{PREFIX}/count_tokens")
+async def count_tokens(body: CountBody, context: InContext) -> dict[str, Any]:
+    """How many tokens the prompt of such a request has."""
+    service = context.service
+    asked = asked_of(body, served=service.served, limits=service.limits)
+    rendered = await service.render(asked.chat)
+    return {"input_tokens": len(rendered.prompt)}
+
+
+async def _whole(context: Context, asked: ServiceRequest) -> dict[str, Any]:
+    reply = await context.service.start(asked)
+    blocks = Blocks()
+    async with reply:
+        async for event in reply.events():
+            if isinstance(event, Piece):
+                blocks.take(event.deltas)
+    blocks.finish()
+    (ended,) = reply.ended
+    usage = usage_body(reply.usage, num_stored=reply.usage.stored)
+    return message(asked.id, context.service.served.id, usage, content=blocks.content, ended=ended)
+
+
+async def _tell(context: Context, reply: Reply) -> AsyncGenerator[str, None]:
+    blocks = Blocks()
+    has_begun = False
+    async for event in reply.events():
+        if not has_begun:
+            # A request that waits in the queue begins too, with counts that its end puts right.
+            has_begun = True
+            yield _lines(_start(context, reply))
+        match event:
+            case Began():
+                pass
+            case Waiting():
+                yield _lines(PING)
+            case Piece():
+                for told in blocks.take(event.deltas):
+                    yield _lines(told)
+            case Ended():
+                for told in blocks.finish():
+                    yield _lines(told)
+                yield _lines(message_delta(event, usage_body(reply.usage, num_stored=reply.usage.stored)))
+                yield _lines({"type": "message_stop"})
+
+
+def _start(context: Context, reply: Reply) -> Event:
+    # What is computed is stored, as far as it goes: how much of it was is known at the end.
+    num_stored = reply.num_prompt if context.settings.has_prefix_cache else 0
+    usage = usage_body(reply.usage, num_stored=num_stored)
+    return {"type": "message_start", "message": message(reply.request.id, context.service.served.id, usage)}
+
+
+def _lines(event: Event) -> str:
+    return event_lines(event["type"], event)

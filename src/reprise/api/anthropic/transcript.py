@@ -1,0 +1,187 @@
+"""From Anthropic's messages to the messages that chat templates take, with the places that `cache_control` marks.
+
+As in Anthropic's API, consecutive messages of one role are one message, and tool results come before the text that is
+sent with them. Blocks of text are lines of their own, except in assistant messages, whose text has to be what it was.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reprise.api.anthropic.body import Block, CacheControl, MessageBody
+from reprise.api.anthropic.content import block_text, content_text
+from reprise.api.seals import is_signed
+from reprise.chat.request import Cut, Message
+from reprise.core.errors import BadRequest
+
+_TTL_S = {None: 300.0, "5m": 300.0, "1h": 3600.0}
+"""How long a mark keeps its place in the cache."""
+_MAX_MARKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """The messages, and the marks in them as `ChatRequest.breakpoints` and `.cuts`. `pin_for_s` None: no mark."""
+
+    messages: tuple[Message, ...]
+    breakpoints: tuple[int, ...]
+    cuts: tuple[Cut, ...]
+    pin_for_s: float | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """After `num_chars` characters of the text of the message before number `num_messages`."""
+
+    num_messages: int
+    num_chars: int
+
+
+class Writer:
+    """Writes a transcript, message by message. Raises BadRequest for what a text model cannot read."""
+
+    def __init__(self) -> None:
+        self._messages: list[dict[str, Any]] = []
+        self._marks: list[_Mark] = []
+        self._ttls: list[float] = []
+        self._tool_names: dict[str, str] = {}
+        self._num_foreign = 0
+        self._num_unreadable = 0
+
+    def add_tool_marks(self, marks: Sequence[CacheControl | None]) -> None:
+        """The marks on the tools, which stand before all messages."""
+        for mark in marks:
+            self._mark(mark)
+
+    def add_system(self, system: str | list[Block]) -> None:
+        """The system prompt."""
+        blocks = [Block(type="text", text=system)] if isinstance(system, str) else system
+        for at, block in enumerate(blocks):
+            self._add_text("system", block_text(block, f"system[{at}]"), joiner="\n")
+            self._mark(block.cache_control)
+
+    def add_message(self, message: MessageBody, where: str) -> None:
+        content = message.content
+        blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
+        places = [f"{where}.content[{at}]" for at in range(len(blocks))]
+        match message.role:
+            case "assistant":
+                self._add_assistant(blocks, places)
+            case "user":
+                self._add_user(blocks, places, where)
+            case "system":
+                # The chat's own system prompt ends before the first message.
+                self._messages.append({"role": "system", "content": content_text(content, f"{where}.content")})
+                for block in blocks:
+                    self._mark(block.cache_control)
+
+    def finish(self, last_mark: CacheControl | None) -> Transcript:
+        """The transcript; `last_mark` is the mark that stands for the end of the last message."""
+        self._mark(last_mark)
+        if len(self._ttls) > _MAX_MARKS:
+            raise BadRequest(f"There are {len(self._ttls)} `cache_control` marks; at most {_MAX_MARKS} are taken.")
+        breakpoints: set[int] = set()
+        cuts: set[Cut] = set()
+        for mark in self._marks:
+            place = self._place(mark)
+            if isinstance(place, Cut):
+                cuts.add(place)
+            else:
+                breakpoints.add(place)
+        return Transcript(
+            messages=tuple(self._messages),
+            breakpoints=tuple(sorted(breakpoints)),
+            cuts=tuple(sorted(cuts)),
+            pin_for_s=max(self._ttls, default=None),
+            notes=self._notes(),
+        )
+
+    def _place(self, mark: _Mark) -> int | Cut:
+        if mark.num_messages == 0:
+            return 0
+        index = mark.num_messages - 1
+        is_at_end = mark.num_chars == len(self._messages[index]["content"] or "")
+        return mark.num_messages if is_at_end else Cut(index, mark.num_chars)
+
+    def _notes(self) -> tuple[str, ...]:
+        notes: list[str] = []
+        if self._num_foreign > 0:
+            notes.append(f"thinking blocks with a signature of another server, taken as they are: {self._num_foreign}")
+        if self._num_unreadable > 0:
+            notes.append(f"thinking blocks without readable text, left out: {self._num_unreadable}")
+        return tuple(notes)
+
+    def _mark(self, mark: CacheControl | None) -> None:
+        if mark is None:
+            return
+        self._ttls.append(_TTL_S[mark.ttl])
+        num_chars = len(self._messages[-1]["content"] or "") if self._messages else 0
+        self._marks.append(_Mark(num_messages=len(self._messages), num_chars=num_chars))
+
+    def _add_text(self, role: str, text: str, *, joiner: str) -> None:
+        last = self._messages[-1] if self._messages else None
+        if last is None or last["role"] != role:
+            self._messages.append({"role": role, "content": text})
+        else:
+            last["content"] = f"{last['content']}{joiner}{text}"
+
+    def _add_user(self, blocks: Sequence[Block], places: Sequence[str], where: str) -> None:
+        if not blocks:
+            raise BadRequest("A user message needs content.", param=f"{where}.content")
+        for block, place in zip(blocks, places, strict=True):
+            if block.type == "tool_result":
+                self._add_result(block, place)
+        for block, place in zip(blocks, places, strict=True):
+            if block.type != "tool_result":
+                self._add_text("user", block_text(block, place), joiner="\n")
+                self._mark(block.cache_control)
+
+    def _add_result(self, block: Block, place: str) -> None:
+        if block.tool_use_id is None:
+            raise BadRequest("A tool result needs the `tool_use_id` of its call.", param=f"{place}.tool_use_id")
+        text = content_text(block.content, f"{place}.content")
+        if block.is_error is True and not text.lower().startswith("error"):
+            # Templates have no other place for it.
+            text = f"Error: {text}"
+        result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+        name = self._tool_names.get(block.tool_use_id)
+        self._messages.append(result if name is None else {**result, "name": name})
+        self._mark(block.cache_control)
+
+    def _add_assistant(self, blocks: Sequence[Block], places: Sequence[str]) -> None:
+        last = self._messages[-1] if self._messages else None
+        if last is None or last["role"] != "assistant" or "tool_calls" in last:
+            self._messages.append({"role": "assistant", "content": None})
+        message = self._messages[-1]
+        for block, place in zip(blocks, places, strict=True):
+            match block.type:
+                case "thinking":
+                    self._add_thinking(message, block)
+                case "redacted_thinking":
+                    self._num_unreadable += 1
+                case "tool_use":
+                    message.setdefault("tool_calls", []).append(self._call(block, place))
+                    self._mark(block.cache_control)
+                case _:
+                    message["content"] = (message["content"] or "") + block_text(block, place)
+                    self._mark(block.cache_control)
+        if message["content"] is None and "tool_calls" not in message:
+            message["content"] = ""
+
+    def _add_thinking(self, message: dict[str, Any], block: Block) -> None:
+        if block.thinking is None or block.thinking == "":
+            self._num_unreadable += 1
+            return
+        # Without a signature it is a client's own; with another's, a chat that began elsewhere.
+        if block.signature and not is_signed(block.thinking, block.signature):
+            self._num_foreign += 1
+        before = message.get("reasoning_content")
+        message["reasoning_content"] = block.thinking if before is None else f"{before}\n{block.thinking}"
+
+    def _call(self, block: Block, place: str) -> dict[str, Any]:
+        if block.id is None or block.name is None:
+            raise BadRequest("A tool use needs its `id` and `name`.", param=place)
+        self._tool_names[block.id] = block.name
+        function = {"name": block.name, "arguments": {} if block.input is None else block.input}
+        return {"id": block.id, "type": "function", "function": function}
