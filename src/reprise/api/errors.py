@@ -183,13 +183,20 @@ def error_response(problem: Problem, shape: Shape, headers: Mapping[str, str] | 
     return response
 
 
+def log_problem(problem: Problem, error: Exception, *, where: str) -> None:
+    """Log what is the server's fault; the stack only where it tells more than the sentence."""
+    if problem.status == 500:
+        log.error("%s: %s", where, problem.message, exc_info=error)
+    elif problem.status > 500:
+        log.warning("%s: %s", where, problem.message)
+
+
 def install_error_handlers(app: FastAPI, shapes: Shapes) -> None:
     """Answer every known exception in the shape of the API that was asked."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         problem = problem_of(error)
-        if problem.status >= 500:
-            log.error("%s %s: %s", request.method, request.url.path, problem.message, exc_info=error)
+        log_problem(problem, error, where=f"{request.method} {request.url.path}")
         headers = error.headers if isinstance(error, HTTPException) else None
         return error_response(problem, shapes.of(request.url.path), headers)
 
@@ -219,8 +226,7 @@ class LastResort:
             await self._app(scope, receive, watched_send)
         except Exception as error:
             problem = problem_of(error)
-            if not isinstance(error, RepriseError):
-                log.exception("%s %s failed", scope["method"], scope["path"])
+            log_problem(problem, error, where=f"{scope['method']} {scope['path']}")
             # Half a response cannot be taken back: the connection ends, which the client sees.
             if not has_started:
                 await error_response(problem, self._shapes.of(scope["path"]))(scope, receive, send)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from reprise.api.errors import ClientGone, Problem, problem_of
+from reprise.api.errors import ClientGone, Problem, log_problem, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +111,7 @@ class EventStream(Response):
                 raise
             except Exception as error:
                 problem = problem_of(error)
-                if problem.status >= 500:
-                    log.error("%s broke off: %s", self._request_id, problem.message, exc_info=error)
+                log_problem(problem, error, where=self._request_id)
                 last = self._on_error(problem).encode()
                 await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

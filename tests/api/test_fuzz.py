@@ -1,0 +1,62 @@
+"""No request, however odd, makes the server fail: schemathesis over the server's own description of itself."""
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis.generation import GenerationMode
+
+from reprise.core.settings import Settings
+from tests.api.servers import MODEL, running_server
+
+
+@pytest.fixture(scope="module")
+def operations() -> Generator[dict[str, Any]]:
+    with running_server(settings=Settings(model=MODEL, accepts_any_model=True)) as server:
+        schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+        yield {found.ok().label: found.ok() for found in schema.get_all_operations()}
+
+
+BODIES = ["POST /v1/chat/completions", "POST /v1/completions", "POST /v1/prefill", "POST /tokenize", "POST /detokenize"]
+ADDRESSES = [
+    "GET /v1/cache/requests",
+    "GET /v1/cache/requests/{request_id}",
+    "DELETE /v1/requests/{request_id}",
+    "DELETE /v1/cache",
+    "GET /v1/models",
+    "GET /v1/models/{model_id}",
+    "GET /health",
+    "GET /metrics",
+]
+
+
+def check(operation: Any, mode: GenerationMode, *, num_cases: int) -> None:
+    @settings(max_examples=num_cases, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def ask(data: st.DataObject) -> None:
+        response = data.draw(operation.as_strategy(generation_mode=mode)).call()
+        assert response.status_code < 500, response.text
+        if response.status_code >= 400:
+            assert "message" in response.json()["error"]
+
+    ask()
+
+
+@pytest.mark.parametrize("label", [*BODIES, *ADDRESSES])
+def test_no_request_makes_the_server_fail(label: str, operations: dict[str, Any]):
+    check(operations[label], GenerationMode.POSITIVE, num_cases=10)
+
+
+@pytest.mark.parametrize("label", BODIES)
+def test_no_wrong_body_makes_the_server_fail(label: str, operations: dict[str, Any]):
+    check(operations[label], GenerationMode.NEGATIVE, num_cases=10)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=str)
+@pytest.mark.parametrize("label", BODIES)
+def test_many_requests(label: str, mode: GenerationMode, operations: dict[str, Any]):
+    check(operations[label], mode, num_cases=300)
