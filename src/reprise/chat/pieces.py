@@ -49,6 +49,21 @@ class TokenizedText:
                 return piece if char < piece.char_at + len(piece.text) else None
         return None
 
+    def token_at_last(self, text: str, tokens_of: Callable[[str], Tokens]) -> int | None:
+        """The token at which the last occurrence of `text` begins, if a token begins there and it is within a piece.
+
+        Tokenizes what is from there to the piece's end, and not what may be a long text before it.
+        """
+        for piece in reversed(self.pieces):
+            at = piece.text.rfind(text)
+            if at < 0:
+                continue
+            tail = tokens_of(piece.text[at:])
+            start = len(piece.tokens) - len(tail)
+            is_cut_there = start >= 0 and common_prefix(piece.tokens[start:], tail) == len(tail)
+            return piece.token_at + start if is_cut_there else None
+        return None
+
 
 class PieceTokenizer:
     """The tokenizer of a model, with a memory of at most `nbytes` bytes. Safe to use from several threads.
@@ -69,6 +84,10 @@ class PieceTokenizer:
     @property
     def decode(self) -> Callable[[Sequence[int]], str]:
         return self._decode
+
+    def canonical(self, text: str) -> Tokens:
+        """The tokenizer's own tokens of a text that is part of a piece."""
+        return as_tokens(self._encode(text))
 
     def tokenize(self, text: str) -> TokenizedText:
         """The text's pieces and tokens. Costs the tokenizer the pieces that it has not seen lately."""
