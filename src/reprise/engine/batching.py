@@ -1,4 +1,4 @@
-"""Whether a model's sequences may share a pass: a table of what was measured, and a check for what is not in it."""
+"""What a model's own code cannot do right: tables of what was measured, and a check for what is not in them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,19 @@ import numpy as np
 from reprise.engine.load import LoadedModel
 from reprise.engine.rows import Rows
 
-ALONE: Mapping[str, str] = {}
+ALONE: Mapping[str, str] = {
+    "afm7": "its reuse layers take positions from the length of the buffer (off by 2.5 in log-probability)",
+    "minimax_m3_vl": "it picks blocks by their index in the buffer (off by 2.4 in log-probability)",
+    "gpt_bigcode": "its learned positions want one offset for all sequences",
+    "phi3small": "its mask for sequences of different lengths raises",
+}
 """Architecture → why its sequences run one at a time, measured by `make matrix`."""
+
+TOKEN_BY_TOKEN: Mapping[str, str] = {
+    "phi3small": "its mask is added to the scores as a number, so that a chunk differs from its tokens (6.5)",
+}
+"""Architecture → why its prompts are prefilled one token at a time: the model's own code gives other results for
+chunks, and only so do cold and warm agree."""
 
 _LENGTHS = (11, 4, 7)
 _STEPS = 3

@@ -243,9 +243,10 @@ class FullLayer(KvLayer):
             return create_causal_mask(N, longest, window_size=window_size, left_padding=padding)
         if window_size is not None and longest + N > window_size:
             return create_causal_mask(N, longest, window_size=window_size)
-        if return_array:
-            return create_causal_mask(N, longest, window_size=window_size)
-        return None if N == 1 else "causal"
+        if N == 1:
+            # Also where an array is asked for: mlx-lm's own caches give none, and some models count on that.
+            return None
+        return create_causal_mask(N, longest, window_size=window_size) if return_array else "causal"
 
 
 class QuantizedLayer(FullLayer):
@@ -306,9 +307,9 @@ class WindowLayer(KvLayer):
             return create_causal_mask(N, seen, window_size=window, left_padding=padding)
         if seen + N > window and (N > 1 or window < self.kind.size):
             return create_causal_mask(N, seen, window_size=window)
-        if return_array:
-            return create_causal_mask(N, seen, window_size=window)
-        return None if N == 1 else "causal"
+        if N == 1:
+            return None
+        return create_causal_mask(N, seen, window_size=window) if return_array else "causal"
 
 
 class SinkWindowLayer(KvLayer):
@@ -333,10 +334,12 @@ class SinkWindowLayer(KvLayer):
         return self.held if self.lengths[0] - recent <= self.kind.keep else recent
 
     def _append(self, new: list[mx.array]) -> int:
-        keep = self.kind.keep
-        if not self.sinks and self._first() == 0 and self.held >= keep:
-            self.sinks = [plane[..., self.end - self.held : self.end - self.held + keep, :] for plane in self.planes]
-        return super()._append(new)
+        is_whole = self._first() == 0
+        low = super()._append(new)
+        keep, start = self.kind.keep, self.end - self.held
+        if not self.sinks and is_whole and self.held >= keep:
+            self.sinks = [mx.array(plane[..., start : start + keep, :]) for plane in self.planes]
+        return low
 
     def _shown_sinks(self) -> bool:
         return bool(self.sinks) and self.lengths[0] - self._visible(0) > self.kind.keep

@@ -16,7 +16,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.record import Reason
 from reprise.core.settings import Settings
 from reprise.engine import memory
-from reprise.engine.batching import reason_to_run_alone
+from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
 from reprise.engine.load import LoadedModel
 from reprise.engine.runner import LENDS_FROM, Broken, Live, Picked, Runner
 from reprise.loop.admission import Gate
@@ -56,11 +56,12 @@ class Worker:
         memory.bound_free_buffers()
         footprint = self.runner.footprint
         self._interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
+        chunk = 1 if loaded.architecture in TOKEN_BY_TOKEN else settings.prefill_chunk
         self._limits = Limits(
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
-            prefill_chunk=settings.prefill_chunk,
-            min_chunk=min(16, settings.prefill_chunk),
+            prefill_chunk=chunk,
+            min_chunk=min(16, chunk),
             max_stall_s=settings.max_stall_ms / 1000,
             can_batch=self.runner.can_batch,
             resumes_anywhere=layout.resumes_anywhere,
