@@ -1,5 +1,6 @@
 """Clients that hang up, do not read or are cancelled; long prefills; Ctrl-C."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -77,12 +78,23 @@ def test_a_request_can_be_cancelled_by_its_id():
         assert client.get(f"/v1/cache/requests/{request_id}").json()["ended"] == "cancelled"
 
 
+def test_a_batch_of_prompts_is_cancelled_as_one():
+    with running_server() as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        server.backend.may_decode.clear()
+        body = {"prompt": ["one", "two"], "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            request_id = response.headers["x-request-id"]
+            assert httpx.delete(f"{server.url}/v1/requests/{request_id}").status_code == 200
+            response.read()
+        until(lambda: server.service.is_idle)
+        ended = [record["ended"] for record in client.get("/v1/cache/requests").json()["data"]]
+        assert ended == ["cancelled", "cancelled"]
+
+
 @pytest.mark.anyio
 async def test_records_are_paged_newest_first():
     async with api() as a:
         ids = [(await a.client.post(URL, json={"messages": HI})).json()["id"] for _ in range(3)]
-        import asyncio  # noqa: PLC0415
-
         while not a.service.is_idle:
             await asyncio.sleep(0.005)
         first = (await a.client.get("/v1/cache/requests", params={"limit": 2})).json()

@@ -204,6 +204,8 @@ async def test_keys():
         cached = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, second, again)]
         assert cached[:2] == [0, 0]
         assert cached[2] > 0
+        # What is remembered of chats, for their tokens and for explanations, is not shared either.
+        assert a.service.renderers.of(a.backend.jobs[0].namespace) is not a.service.renderers.of("")
         mine = await a.client.get(f"/v1/cache/requests/{first.json()['id']}", headers={"x-api-key": "two"})
         assert mine.status_code == 404
         assert (await a.client.get("/health")).status_code == 200

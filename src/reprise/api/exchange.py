@@ -47,6 +47,8 @@ class ServiceRequest:
     """What the answer must look like."""
     namespace: str = ""
     """The prefix cache namespace of the caller's API key."""
+    response_id: str | None = None
+    """The id that the client knows, where one response joins several requests."""
     chat: str | None = None
     """A name for the conversation, where the client gives one."""
     pin_for_s: float | None = None

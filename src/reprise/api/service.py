@@ -26,6 +26,7 @@ from reprise.api.inbox import Inbox
 from reprise.api.limits import Limits
 from reprise.api.reading import Reading, reading_of
 from reprise.api.records import Record, Records
+from reprise.api.renderers import Renderers
 from reprise.api.reply import Reply, Running
 from reprise.api.served import Served
 from reprise.chat.explain import Explanation
@@ -68,6 +69,7 @@ class ChatService:
         self.backend = backend
         self.settings = settings
         self.limits = Limits() if limits is None else limits
+        self.renderers = Renderers(served.text, settings, shared=served.renderer)
         self.records = Records(limit=self.limits.max_records)
         self.is_closing = False
         self._pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="render")
@@ -90,7 +92,7 @@ class ChatService:
 
         Raises BadRequest (TemplateFailed, ContextTooLong), QueueFull, ShuttingDown; then nothing was queued.
         """
-        rendered, prompt = await self._prompt(request.prompt)
+        rendered, prompt = await self._prompt(request.prompt, namespace=request.namespace)
         wanted = self.settings.max_tokens if request.max_tokens is None else request.max_tokens
         room = self.served.answer_room(len(prompt), wanted)
         reading = reading_of(
@@ -123,9 +125,9 @@ class ChatService:
         self._open[request.id] = reply
         return reply
 
-    async def render(self, chat: ChatRequest) -> Rendered:
+    async def render(self, chat: ChatRequest, *, namespace: str = "") -> Rendered:
         """The chat as the model would see it, off the event loop; nothing is computed."""
-        return await self.off_loop(lambda: self.served.renderer.render(chat))
+        return await self.off_loop(lambda: self.renderers.of(namespace).render(chat))
 
     async def prefill(
         self,
@@ -139,7 +141,7 @@ class ChatService:
 
         Raises what `start` raises, and BadRequest if there is no such boundary. Cancelled when the caller is.
         """
-        _, tokens = await self._prompt(prompt)
+        _, tokens = await self._prompt(prompt, namespace=namespace)
         if until is not None:
             tokens = _cut(tokens, until)
         self.served.answer_room(len(tokens), 1)
@@ -160,10 +162,15 @@ class ChatService:
 
     def cancel(self, request_id: str, *, namespace: str) -> None:
         """Cancel a request within one step; what was computed stays in the cache. Raises NotFound."""
-        reply = self._open.get(request_id)
-        if reply is None or reply.request.namespace != namespace:
+        replies = [
+            reply
+            for reply in self._open.values()
+            if request_id in (reply.request.id, reply.request.response_id) and reply.request.namespace == namespace
+        ]
+        if not replies:
             raise NotFound(f"No request {request_id!r} is running. The id is the `id` of its response.")
-        reply.cancel()
+        for reply in replies:
+            reply.cancel()
 
     async def close(self) -> None:
         """Refuse new requests, cancel those that run, and wait for what is under way behind the scenes."""
@@ -173,7 +180,7 @@ class ChatService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _prompt(self, prompt: ChatRequest | RawPrompt) -> tuple[Rendered | None, Prompt]:
+    async def _prompt(self, prompt: ChatRequest | RawPrompt, *, namespace: str) -> tuple[Rendered | None, Prompt]:
         if self.is_closing:
             raise ShuttingDown("The server is shutting down. Try again in a moment.")
         if isinstance(prompt, RawPrompt):
@@ -184,7 +191,7 @@ class ChatService:
             raise QueueFull(f"{self._num_rendering} requests are being prepared already. Try again in a moment.")
         self._num_rendering += 1
         try:
-            rendered = await self.render(prompt)
+            rendered = await self.render(prompt, namespace=namespace)
         finally:
             self._num_rendering -= 1
         if len(rendered.prompt) == 0:
@@ -253,7 +260,8 @@ class ChatService:
         if rendered is None or not choice.tokens:
             return
         answer = choice.answer
-        await self.off_loop(lambda: self.served.renderer.learn(rendered, choice.tokens, answer))
+        renderer = self.renderers.of(reply.request.namespace)
+        await self.off_loop(lambda: renderer.learn(rendered, choice.tokens, answer))
 
     def _close_reply(self, reply: Reply) -> None:
         self._in_background(self._settle_up(reply))
@@ -276,7 +284,9 @@ class ChatService:
             return
         ended = reply.ended[0]
         branch: Branch = "tool" if ended.reason is EndReason.TOOL_CALLS else "user"
-        prompt = await self.off_loop(lambda: self.served.renderer.next_turn(rendered, ended.answer, branch=branch))
+        prompt = await self.off_loop(
+            lambda: self.renderers.of(reply.request.namespace).next_turn(rendered, ended.answer, branch=branch)
+        )
         if prompt is None or len(prompt) == 0:
             return
         request = reply.request
@@ -296,7 +306,9 @@ class ChatService:
         request, rendered, outcomes = reply.request, reply.rendered, reply.outcomes
         explanation: Explanation | None = None
         if rendered is not None and outcomes:
-            explanation = await self.off_loop(lambda: self.served.renderer.explain(rendered, outcomes[0]))
+            explanation = await self.off_loop(
+                lambda: self.renderers.of(request.namespace).explain(rendered, outcomes[0])
+            )
         record = Record(
             id=request.id,
             api=request.api,
@@ -367,9 +379,10 @@ def _line(record: Record) -> str:
     if not record.outcomes:
         return f"{record.id} {record.api}: {record.ended} before it began"
     first = record.outcomes[0]
+    reason = first.reason if record.explanation is None else record.explanation.reason
     ttft = "-" if first.ttft_s is None else f"{first.ttft_s:.3f} s"
     return (
         f"{record.id} {record.api}: {record.ended}, prompt {first.prompt}, reused {first.reused}, "
-        f"prefilled {first.prefilled} ({first.reason}), generated {sum(o.generated for o in record.outcomes)}, "
+        f"prefilled {first.prefilled} ({reason}), generated {sum(o.generated for o in record.outcomes)}, "
         f"first token {ttft}"
     )

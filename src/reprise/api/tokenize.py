@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from reprise.api.body import Body
-from reprise.api.context import InContext
+from reprise.api.context import InContext, Namespace
 from reprise.api.errors import ErrorBody
 from reprise.api.openai.chat_body import ChatMessage, ToolSpec
 from reprise.api.openai.chat_request import chat_of
@@ -34,7 +34,7 @@ class DetokenizeBody(Body):
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, context: InContext) -> dict[str, Any]:
+async def tokenize(body: TokenizeBody, context: InContext, namespace: Namespace) -> dict[str, Any]:
     """The tokens of a text or a chat, as the model would read them."""
     service = context.service
     service.served.check_name(body.model)
@@ -51,7 +51,7 @@ async def tokenize(body: TokenizeBody, context: InContext) -> dict[str, Any]:
             template_options=body.chat_template_kwargs or {},
             continue_final=body.continue_final_message is True,
         )
-        tokens = (await service.render(chat)).prompt.tokens.tolist()
+        tokens = (await service.render(chat, namespace=namespace)).prompt.tokens.tolist()
     return {"tokens": tokens, "count": len(tokens), "max_model_len": service.served.context}
 
 

@@ -81,6 +81,7 @@ def service_requests_of(
     return tuple(
         ServiceRequest(
             id=request_id if len(prompts) == 1 else f"{request_id}-p{number}",
+            response_id=request_id,
             api="completions",
             prompt=RawPrompt(tokens=tokens),
             sampling=sampling_of(body, vocab_size=served.text.vocab_size, logprobs=body.logprobs),
