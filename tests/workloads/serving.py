@@ -110,19 +110,14 @@ def serving(model: Path, *, has_channels: bool = False, **settings: Any) -> Iter
     chosen = Settings(model=str(model), **settings)
     loop = EngineLoop(chosen)
     loaded = loop.start()
-    holder: list[Serving] = []
-    engine = ScriptedEngine(
-        loop=loop,
-        spell=odd_spelling(loaded.text.encode),
-        vocab_size=loaded.vocab_size,
-        says=lambda job: holder[0].says(job),
-    )
+    engine = ScriptedEngine(loop=loop, spell=odd_spelling(loaded.text.encode), vocab_size=loaded.vocab_size)
     service = ChatService(served=served_model(loaded, chosen), backend=engine, settings=chosen)
     server = ServerThread(service, chosen)
     try:
         with httpx.Client(base_url=server.url, timeout=60) as client:
-            holder.append(Serving(client=client, engine=engine, service=service, has_channels=has_channels))
-            yield holder[0]
+            served = Serving(client=client, engine=engine, service=service, has_channels=has_channels)
+            engine.says = served.says
+            yield served
     finally:
         server.stop()
         loop.close(now=True, timeout_s=60)

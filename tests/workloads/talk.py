@@ -21,8 +21,8 @@ def user(text: str) -> Message:
 def thoughtful(number: int) -> Answer:
     """An answer with thoughts of its own."""
     return Answer(
-        content=f"The way number {number + 2} costs least.",
-        reasoning=f"They ask {number + 1} things.",
+        content=f"Number {number + 2}.",
+        reasoning=f"So {number + 1}?",
     )
 
 
