@@ -16,6 +16,8 @@ from reprise.api.context import Context
 from reprise.api.errors import LastResort, Shapes, install_error_handlers
 from reprise.api.measures import Metrics
 from reprise.api.openai import chat, completions, models
+from reprise.api.responses import routes as responses
+from reprise.api.responses.store import ResponseStore
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings
 
@@ -30,9 +32,11 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
 
     app = FastAPI(title="Reprise", version=reprise.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     shapes = Shapes()
-    app.state.context = Context(service=service, settings=settings, shapes=shapes, metrics=Metrics(service))
+    app.state.context = Context(
+        service=service, settings=settings, shapes=shapes, metrics=Metrics(service), responses=ResponseStore()
+    )
     shapes.register(messages.PREFIX, anthropic_shape)
-    routes = (chat, completions, messages, models, prefill, tokenize, server_routes, metrics)
+    routes = (chat, completions, messages, responses, models, prefill, tokenize, server_routes, metrics)
     for module in routes:
         app.include_router(module.router)
     install_error_handlers(app, shapes)

@@ -7,6 +7,7 @@ from fastapi import Depends, Request
 
 from reprise.api.errors import Shapes
 from reprise.api.measures import Metrics
+from reprise.api.responses.store import ResponseStore
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings
 
@@ -19,6 +20,7 @@ class Context:
     settings: Settings
     shapes: Shapes
     metrics: Metrics
+    responses: ResponseStore
 
 
 def _context(request: Request) -> Context:

@@ -1,0 +1,113 @@
+"""The body of `POST /v1/responses`. Every field that is not here is refused by name, ignored, or noted."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from reprise.api.body import Body
+
+IGNORED = frozenset(
+    {
+        "client_metadata",
+        "context_management",
+        "max_tool_calls",
+        "moderation",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "stream_options",
+        "user",
+    }
+)
+"""Fields of the API that have no effect on a local server."""
+
+REFUSED = {
+    "conversation": "Use `previous_response_id`, or send the whole chat in `input`.",
+    "prompt": "There are no stored prompts here: send `instructions` and `input`.",
+}
+
+
+class Part(Body):
+    """A part of a message, a reasoning item or a tool's output. Text is what this server reads."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(Body):
+    """An input item of any type; which fields it needs depends on that."""
+
+    type: str = "message"
+    id: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: str | list[Part] | None = None
+    action: dict[str, Any] | None = None
+    summary: list[Part] | None = None
+    encrypted_content: str | None = None
+
+
+class Tool(Body):
+    """A tool. Those of type `function` and `custom` are the client's own."""
+
+    type: str
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | None = None
+
+
+class NamedTool(Body):
+    type: str
+    name: str | None = None
+
+
+class Reasoning(Body):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class Text(Body):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesBody(Body):
+    """A chat to answer, as items."""
+
+    model: str | None = None
+    input: str | list[Item]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    background: Literal[False] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: Text | None = None
+    include: list[str] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    truncation: Literal["disabled", "auto"] | None = None
+    """"auto" would drop items in the middle of the chat. Nothing is dropped here: what is too long is refused."""
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    metadata: dict[str, Any] | None = None

@@ -1,0 +1,146 @@
+"""From input items to the messages that chat templates take.
+
+Reasoning, text and calls that follow each other are one assistant message. Parts are lines of their own, except in
+assistant messages, whose text has to be what it was.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from reprise.api.openai.chat_request import parsed
+from reprise.api.responses.body import Item, Part
+from reprise.api.responses.tools import custom_arguments
+from reprise.api.seals import unseal
+from reprise.chat.request import Message
+from reprise.core.errors import BadRequest
+
+LOCAL_SHELL = "local_shell"
+
+
+class MessageWriter:
+    """Writes the messages of a chat, item by item. Raises BadRequest for what a text model cannot read."""
+
+    def __init__(self, instructions: str | None) -> None:
+        self._messages: list[dict[str, Any]] = []
+        self._tool_names: dict[str, str] = {}
+        self._skipped: Counter[str] = Counter()
+        if instructions:
+            self._messages.append({"role": "system", "content": instructions})
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(self._messages)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out."""
+        return tuple(f"items of type {kind} left out: {count}" for kind, count in self._skipped.items())
+
+    def add(self, item: Item, where: str) -> None:
+        match item.type:
+            case "message":
+                self._add_message(item, where)
+            case "reasoning":
+                self._add_reasoning(item, where)
+            case "function_call" | "custom_tool_call" | "local_shell_call":
+                self._add_call(item, where)
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
+                self._add_output(item, where)
+            case "item_reference":
+                raise BadRequest("Items are not kept by their ids: send the item itself.", param=where)
+            case _:
+                self._skipped[item.type[:40]] += 1
+
+    def _add_message(self, item: Item, where: str) -> None:
+        if item.role is None:
+            raise BadRequest("A message needs its `role`.", param=f"{where}.role")
+        if item.content is None:
+            raise BadRequest("A message needs content.", param=f"{where}.content")
+        if item.role == "assistant":
+            message = self._assistant(lacks=())
+            message["content"] = (message["content"] or "") + _text(item.content, f"{where}.content", joiner="")
+            return
+        # To templates a developer is the system: the name is OpenAI's alone.
+        role = "system" if item.role == "developer" else item.role
+        self._messages.append({"role": role, "content": _text(item.content, f"{where}.content", joiner="\n")})
+
+    def _add_reasoning(self, item: Item, where: str) -> None:
+        reasoning = _reasoning(item, where)
+        if reasoning is None:
+            self._skipped["reasoning without readable text"] += 1
+            return
+        message = self._assistant(lacks=("tool_calls", "content"))
+        before = message.get("reasoning_content")
+        message["reasoning_content"] = reasoning if before is None else f"{before}\n{reasoning}"
+
+    def _add_call(self, item: Item, where: str) -> None:
+        name = LOCAL_SHELL if item.type == "local_shell_call" else item.name
+        if item.call_id is None or name is None:
+            raise BadRequest("A tool call needs its `call_id` and `name`.", param=where)
+        match item.type:
+            case "function_call":
+                arguments = parsed(item.arguments or "")
+            case "custom_tool_call":
+                arguments = custom_arguments(item.input or "")
+            case _:
+                arguments = item.action or {}
+        self._tool_names[item.call_id] = name
+        call = {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._assistant(lacks=()).setdefault("tool_calls", []).append(call)
+
+    def _add_output(self, item: Item, where: str) -> None:
+        # The shell's own items name the call by `id`.
+        call_id = item.call_id or item.id
+        if call_id is None:
+            raise BadRequest("A tool output needs the `call_id` of its call.", param=f"{where}.call_id")
+        if item.output is None:
+            raise BadRequest("A tool output needs `output`.", param=f"{where}.output")
+        text = _text(item.output, f"{where}.output", joiner="\n")
+        result = {"role": "tool", "tool_call_id": call_id, "content": text}
+        name = self._tool_names.get(call_id)
+        self._messages.append(result if name is None else {**result, "name": name})
+
+    def _assistant(self, *, lacks: Sequence[str]) -> dict[str, Any]:
+        """The assistant message that is being written, if it has none of these yet; else a new one."""
+        last = self._messages[-1] if self._messages else None
+        if last is None or last["role"] != "assistant" or any(last.get(key) is not None for key in lacks):
+            self._messages.append({"role": "assistant", "content": None})
+        return self._messages[-1]
+
+
+def _reasoning(item: Item, where: str) -> str | None:
+    """The text of a reasoning item: its own, the sealed one, or else the summary."""
+    if item.content:
+        return _text(item.content, f"{where}.content", joiner="\n")
+    sealed = None if item.encrypted_content is None else unseal(item.encrypted_content)
+    if sealed is not None:
+        return sealed
+    return _text(item.summary, f"{where}.summary", joiner="\n") if item.summary else None
+
+
+def _text(content: str | Sequence[Part], where: str, *, joiner: str) -> str:
+    if isinstance(content, str):
+        return content
+    return joiner.join(_part_text(part, f"{where}[{at}]") for at, part in enumerate(content))
+
+
+def _part_text(part: Part, where: str) -> str:
+    match part.type:
+        case "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" if part.text is not None:
+            return part.text
+        case "refusal" if part.refusal is not None:
+            return part.refusal
+        case "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" | "refusal":
+            raise BadRequest(f"A part of type {part.type!r} needs its text.", param=where)
+        case _:
+            raise BadRequest(
+                f"This model reads text only, and cannot take a part of type {part.type[:40]!r}. Send text parts.",
+                param=f"{where}.type",
+            )
+
+
+def item_nbytes(item: dict[str, Any]) -> int:
+    """About how much memory an item takes."""
+    return 2 * len(json.dumps(item, ensure_ascii=False))

@@ -1,0 +1,161 @@
+"""From the internal events to output items, and the stream events that tell of their growing."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+from uuid import uuid4
+
+from reprise.api.responses.tools import custom_input
+from reprise.api.seals import seal
+from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+
+Event = dict[str, Any]
+ItemStatus = Literal["completed", "incomplete"]
+
+_CLOSED = ""
+
+
+class Output:
+    """The output items of one answer as they grow. A whole answer has the same items, in the order in which they came.
+
+    `custom_names` are the custom tools. With `has_summary` reasoning is told as its summary, which is the whole of it;
+    else as its text. With `has_seals` reasoning items carry `encrypted_content`.
+    """
+
+    def __init__(self, *, custom_names: frozenset[str], has_summary: bool, has_seals: bool) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._custom_names = custom_names
+        self._has_summary = has_summary
+        self._has_seals = has_seals
+        self._key = _CLOSED
+        """What the open item holds."""
+        self._text = ""
+        """The text of the open item so far."""
+
+    def take(self, deltas: Sequence[Delta]) -> list[Event]:
+        events: list[Event] = []
+        for delta in deltas:
+            match delta:
+                case ReasoningDelta():
+                    events += self._open("reasoning", {"type": "reasoning", "summary": []}, prefix="rs")
+                    events += self._grow(delta.text)
+                case ContentDelta():
+                    message = {"type": "message", "role": "assistant", "content": list[Any]()}
+                    events += self._open("message", message, prefix="msg")
+                    events += self._grow(delta.text)
+                case ToolCallDelta():
+                    events += self._open(f"call {delta.index}", *self._call(delta))
+                    events += self._grow(delta.arguments)
+        return events
+
+    def finish(self, *, status: ItemStatus) -> list[Event]:
+        """The events at the end of the answer; the item that was being written has this status."""
+        return self._close(status=status)
+
+    @property
+    def _item(self) -> dict[str, Any]:
+        return self.items[-1]
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item["id"], "output_index": len(self.items) - 1}
+
+    def _call(self, delta: ToolCallDelta) -> tuple[dict[str, Any], str]:
+        called = {"call_id": delta.id, "name": delta.name}
+        if delta.name in self._custom_names:
+            return {"type": "custom_tool_call", **called, "input": ""}, "ctc"
+        return {"type": "function_call", **called, "arguments": ""}, "fc"
+
+    def _open(self, key: str, item: dict[str, Any], prefix: str) -> list[Event]:
+        if key == self._key:
+            return []
+        events = self._close(status="completed")
+        self._key, self._text = key, ""
+        self.items.append({"id": f"{prefix}_{uuid4().hex}", "status": "in_progress", **item})
+        # A copy: the item grows, and the event is the item as it was.
+        events.append(self._told("response.output_item.added", {"item": dict(self._item)}))
+        match self._item["type"]:
+            case "message":
+                events.append(self._part("response.content_part.added"))
+            case "reasoning" if self._has_summary:
+                events.append(self._part("response.reasoning_summary_part.added"))
+            case "reasoning":
+                events.append(self._part("response.content_part.added"))
+            case _:
+                pass
+        return events
+
+    def _grow(self, text: str) -> list[Event]:
+        self._text += text
+        if text == "":
+            return []
+        match self._item["type"]:
+            case "message":
+                told: Event = {**self._place, "content_index": 0, "delta": text, "logprobs": []}
+                return [{"type": "response.output_text.delta", **told}]
+            case "reasoning" if self._has_summary:
+                told = {**self._place, "summary_index": 0, "delta": text}
+                return [{"type": "response.reasoning_summary_text.delta", **told}]
+            case "reasoning":
+                return [{"type": "response.reasoning_text.delta", **self._place, "content_index": 0, "delta": text}]
+            case "function_call":
+                return [{"type": "response.function_call_arguments.delta", **self._place, "delta": text}]
+            case _:
+                # The arguments are JSON text around the input: it is told when it is whole.
+                return []
+
+    def _close(self, *, status: ItemStatus) -> list[Event]:
+        if self._key == _CLOSED:
+            return []
+        item, text = self._item, self._text
+        item["status"] = status
+        events: list[Event] = []
+        match item["type"]:
+            case "message":
+                told: Event = {**self._place, "content_index": 0, "text": text, "logprobs": []}
+                events = [
+                    {"type": "response.output_text.done", **told},
+                    self._part("response.content_part.done"),
+                ]
+                item["content"] = [self._part_body()]
+            case "reasoning":
+                events = self._close_reasoning(item, text)
+            case "function_call":
+                item["arguments"] = text
+                told = {**self._place, "name": item["name"], "arguments": text}
+                events = [{"type": "response.function_call_arguments.done", **told}]
+            case _:
+                item["input"] = custom_input(text)
+                events = [
+                    {"type": "response.custom_tool_call_input.delta", **self._place, "delta": item["input"]},
+                    {"type": "response.custom_tool_call_input.done", **self._place, "input": item["input"]},
+                ]
+        events.append(self._told("response.output_item.done", {"item": dict(item)}))
+        self._key = _CLOSED
+        return events
+
+    def _close_reasoning(self, item: dict[str, Any], text: str) -> list[Event]:
+        if self._has_seals:
+            item["encrypted_content"] = seal(text)
+        if self._has_summary:
+            item["summary"] = [self._part_body()]
+            return [
+                {"type": "response.reasoning_summary_text.done", **self._place, "summary_index": 0, "text": text},
+                self._part("response.reasoning_summary_part.done"),
+            ]
+        item["content"] = [self._part_body()]
+        return [
+            {"type": "response.reasoning_text.done", **self._place, "content_index": 0, "text": text},
+            self._part("response.content_part.done"),
+        ]
+
+    def _part_body(self) -> dict[str, Any]:
+        if self._item["type"] == "message":
+            return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
+        return {"type": "summary_text" if self._has_summary else "reasoning_text", "text": self._text}
+
+    def _part(self, kind: str) -> Event:
+        index = "summary_index" if "summary" in kind else "content_index"
+        return {"type": kind, **self._place, index: 0, "part": self._part_body()}
+
+    def _told(self, kind: str, told: dict[str, Any]) -> Event:
+        return {"type": kind, "output_index": len(self.items) - 1, **told}

@@ -1,0 +1,109 @@
+"""From the body of a responses request to the internal request."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from reprise.api.body import unknown_fields
+from reprise.api.exchange import ServiceRequest
+from reprise.api.limits import Limits
+from reprise.api.responses.body import IGNORED, REFUSED, Item, ResponsesBody
+from reprise.api.responses.items import MessageWriter
+from reprise.api.responses.tools import hosted_tools, own_tools, tool_choice_of
+from reprise.api.served import Served
+from reprise.chat.grammar import Grammar, json_object, json_schema
+from reprise.chat.request import ChatRequest
+from reprise.core.errors import BadRequest
+from reprise.core.job import Sampling
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+def service_request_of(
+    body: ResponsesBody,
+    earlier: Sequence[Item],
+    *,
+    request_id: str,
+    namespace: str,
+    served: Served,
+    limits: Limits,
+) -> ServiceRequest:
+    """The request that a body asks for, after the `earlier` items. Raises BadRequest naming the field, or UnknownModel.
+
+    `instructions` are those of this request alone, as in OpenAI's API.
+    """
+    served.check_name(body.model)
+    notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
+    _check(body, limits)
+    given = body.tools or []
+    tools = own_tools(given)
+    tool_choice = tool_choice_of(body, tools)
+    grammar = _grammar(body)
+    if grammar is not None and tools and tool_choice != "none":
+        raise BadRequest(
+            "`text.format` and `tools` cannot be used together, unless `tool_choice` is 'none'.", param="text.format"
+        )
+    writer = MessageWriter(body.instructions)
+    for item in earlier:
+        writer.add(item, "previous_response_id")
+    for at, item in enumerate(input_items(body)):
+        writer.add(item, f"input[{at}]")
+    if len(writer.messages) > limits.max_messages:
+        raise BadRequest(f"More than {limits.max_messages} messages.", param="input")
+    return ServiceRequest(
+        id=request_id,
+        api="responses",
+        prompt=ChatRequest(messages=writer.messages, tools=tools, template_options=_template_options(body)),
+        sampling=Sampling(
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+        ),
+        max_tokens=body.max_output_tokens,
+        tool_choice=tool_choice,
+        allows_parallel_calls=body.parallel_tool_calls is not False,
+        grammar=grammar,
+        namespace=namespace,
+        chat=body.prompt_cache_key,
+        notes=(
+            *notes,
+            *(("`truncation` has no effect: what is too long is refused",) if body.truncation == "auto" else ()),
+            *writer.notes,
+            *(f"tool of a kind that this server does not host, left out: {kind[:64]}" for kind in hosted_tools(given)),
+        ),
+    )
+
+
+def input_items(body: ResponsesBody) -> list[Item]:
+    """The input as items."""
+    if isinstance(body.input, str):
+        return [Item(type="message", role="user", content=body.input)]
+    return body.input
+
+
+def _check(body: ResponsesBody, limits: Limits) -> None:
+    if len(body.input) == 0:
+        raise BadRequest("Send at least one input item.", param="input")
+    if len(body.tools or ()) > limits.max_tools:
+        raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
+    if _LOGPROBS in (body.include or ()) or (body.top_logprobs or 0) > 0:
+        field = "include" if _LOGPROBS in (body.include or ()) else "top_logprobs"
+        raise BadRequest("Log-probabilities are given by /v1/chat/completions only.", param=field)
+
+
+def _template_options(body: ResponsesBody) -> dict[str, Any]:
+    if body.reasoning is None or body.reasoning.effort is None:
+        return {}
+    options: dict[str, Any] = {"reasoning_effort": body.reasoning.effort}
+    if body.reasoning.effort == "none":
+        options["enable_thinking"] = False
+    return options
+
+
+def _grammar(body: ResponsesBody) -> Grammar | None:
+    wanted = None if body.text is None else body.text.format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return json_object()
+    if wanted.schema_ is None:
+        raise BadRequest("`text.format` of type 'json_schema' needs its `schema`.", param="text.format.schema")
+    return json_schema(wanted.schema_, is_strict=wanted.strict is True, param="text.format")

@@ -1,0 +1,76 @@
+"""The response object, as it stands at any time: begun, whole, cut short or failed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from reprise.api.body import plain
+from reprise.api.errors import Problem
+from reprise.api.exchange import Ended, EndReason, Usage
+from reprise.api.responses.body import ResponsesBody
+
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "previous_response_id",
+    "prompt_cache_key",
+    "temperature",
+    "top_p",
+)
+
+
+def response_body(
+    body: ResponsesBody,
+    *,
+    response_id: str,
+    created: int,
+    model: str,
+    status: str,
+    output: Sequence[dict[str, Any]] = (),
+    usage: Usage | None = None,
+    problem: Problem | None = None,
+) -> dict[str, Any]:
+    """The response to a request. `created` in Unix seconds; `status` is OpenAI's."""
+    asked = body.model_dump(by_alias=True, exclude_unset=True)
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created,
+        "status": status,
+        "background": False,
+        "error": None if problem is None else error_body(problem),
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "model": model,
+        "output": [dict(item) for item in output],
+        **{name: asked.get(name) for name in _ECHOED},
+        "metadata": asked.get("metadata") or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": None, "summary": None, **(asked.get("reasoning") or {})},
+        "store": body.store is not False,
+        "text": {"format": {"type": "text"}, **plain(asked.get("text") or {})},
+        "tool_choice": asked.get("tool_choice") or "auto",
+        "tools": asked.get("tools") or [],
+        "truncation": "disabled",
+        "usage": None if usage is None else usage_body(usage),
+        "user": asked.get("user"),
+    }
+
+
+def status_of(ended: Ended) -> str:
+    return "incomplete" if ended.reason is EndReason.LENGTH else "completed"
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    written = max(0, min(usage.stored, usage.prompt - usage.cached))
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": written},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.total,
+    }
+
+
+def error_body(problem: Problem) -> dict[str, Any]:
+    """The error of a response that failed, in the codes that OpenAI's clients know."""
+    code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
+    return {"code": code, "message": problem.message}

@@ -1,0 +1,182 @@
+"""`POST /v1/responses`, and the responses that are kept."""
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from reprise.api.context import Context, InContext, Namespace
+from reprise.api.errors import ErrorBody, Problem
+from reprise.api.exchange import Began, Ended, Piece, ServiceRequest, Waiting
+from reprise.api.reply import Reply
+from reprise.api.responses.body import Item, ResponsesBody
+from reprise.api.responses.output import Event, Output
+from reprise.api.responses.request import input_items, service_request_of
+from reprise.api.responses.response import response_body, status_of
+from reprise.api.responses.store import Stored, stored
+from reprise.api.responses.tools import custom_names
+from reprise.api.sse import EventStream, comment_line, event_lines, while_connected
+
+router = APIRouter(tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+
+_SEALED = "reasoning.encrypted_content"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Exchange:
+    """One request: what was asked, after which response, and the output so far."""
+
+    context: Context
+    body: ResponsesBody
+    asked: ServiceRequest
+    previous: Stored | None
+    output: Output
+    created: int
+
+    def response(self, status: str, *, reply: Reply | None = None, problem: Problem | None = None) -> dict[str, Any]:
+        return response_body(
+            self.body,
+            response_id=self.asked.id,
+            created=self.created,
+            model=self.context.service.served.id,
+            status=status,
+            output=self.output.items,
+            usage=None if reply is None else reply.usage,
+            problem=problem,
+        )
+
+    def end(self, reply: Reply, ended: Ended) -> dict[str, Any]:
+        """The response that is over; from now on others can follow it."""
+        made = self.response(status_of(ended), reply=reply)
+        if self.body.store is not False:
+            items = [item.model_dump(exclude_unset=True) for item in input_items(self.body)]
+            entry = stored(made, self.previous, items, namespace=self.asked.namespace)
+            self.context.responses.add(entry)
+        return made
+
+
+@router.post("/v1/responses", response_model=None)
+async def create_response(body: ResponsesBody, request: Request, context: InContext, namespace: Namespace) -> Response:
+    """Answer a chat."""
+    exchange = _exchange(body, context, namespace)
+    request_id = exchange.asked.id
+    if body.stream is not True:
+        made = await while_connected(request.receive, _whole(exchange))
+        return JSONResponse(made, headers={"x-request-id": request_id})
+    reply = await context.service.start(exchange.asked)
+    stream = _Stream(exchange)
+    return EventStream(reply, stream.tell(reply), request_id=request_id, on_error=stream.failed)
+
+
+@router.get("/v1/responses/{response_id}")
+async def get_response(response_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
+    """A response that is kept."""
+    return context.responses.get(response_id, namespace=namespace).body
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(response_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
+    """Forget a response."""
+    context.responses.delete(response_id, namespace=namespace)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(response_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
+    """The items that a response answered, newest first."""
+    entry = context.responses.get(response_id, namespace=namespace)
+    own = entry.items[len(entry.items) - entry.num_input :]
+    items = [{"id": f"{response_id}_{at}", "type": "message", **item} for at, item in enumerate(own)][::-1]
+    return {
+        "object": "list",
+        "data": items,
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": False,
+    }
+
+
+def _exchange(body: ResponsesBody, context: Context, namespace: str) -> _Exchange:
+    service, previous_id = context.service, body.previous_response_id
+    previous = None if previous_id is None else context.responses.get(previous_id, namespace=namespace)
+    earlier = () if previous is None else tuple(Item.model_validate(item) for item in previous.chat)
+    asked = service_request_of(
+        body,
+        earlier,
+        request_id=f"resp_{uuid4().hex}",
+        namespace=namespace,
+        served=service.served,
+        limits=service.limits,
+    )
+    reasoning = body.reasoning
+    wants_summary = reasoning is not None and (reasoning.summary or reasoning.generate_summary or "none") != "none"
+    return _Exchange(
+        context=context,
+        body=body,
+        asked=asked,
+        previous=previous,
+        output=Output(
+            custom_names=custom_names(body.tools or ()),
+            has_summary=wants_summary,
+            has_seals=_SEALED in (body.include or ()),
+        ),
+        created=int(time.time()),
+    )
+
+
+async def _whole(exchange: _Exchange) -> dict[str, Any]:
+    reply = await exchange.context.service.start(exchange.asked)
+    async with reply:
+        async for event in reply.events():
+            if isinstance(event, Piece):
+                exchange.output.take(event.deltas)
+    (ended,) = reply.ended
+    _finish(exchange, ended)
+    return exchange.end(reply, ended)
+
+
+def _finish(exchange: _Exchange, ended: Ended) -> list[Event]:
+    return exchange.output.finish(status="incomplete" if status_of(ended) == "incomplete" else "completed")
+
+
+class _Stream:
+    """The events of one response, numbered."""
+
+    def __init__(self, exchange: _Exchange) -> None:
+        self._exchange = exchange
+        self._num_told = 0
+
+    async def tell(self, reply: Reply) -> AsyncGenerator[str, None]:
+        exchange = self._exchange
+        begun = exchange.response("in_progress")
+        yield self._lines({"type": "response.created", "response": begun})
+        yield self._lines({"type": "response.in_progress", "response": begun})
+        async for event in reply.events():
+            match event:
+                case Began():
+                    pass
+                case Waiting():
+                    yield comment_line(f"prefill {event.position}/{event.total}" if event.total > 0 else "queued")
+                case Piece():
+                    for told in exchange.output.take(event.deltas):
+                        yield self._lines(told)
+                case Ended():
+                    for told in _finish(exchange, event):
+                        yield self._lines(told)
+                    made = exchange.end(reply, event)
+                    yield self._lines({"type": f"response.{made['status']}", "response": made})
+
+    def failed(self, problem: Problem) -> str:
+        """The last event of a stream that broke off."""
+        self._exchange.output.finish(status="incomplete")
+        made = self._exchange.response("failed", problem=problem)
+        return self._lines({"type": "response.failed", "response": made})
+
+    def _lines(self, event: Event) -> str:
+        number = self._num_told
+        self._num_told += 1
+        return event_lines(event["type"], {"type": event["type"], "sequence_number": number, **event})
