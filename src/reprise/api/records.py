@@ -4,6 +4,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from reprise.api.errors import RequestCancelled
+from reprise.api.reply import Reply
 from reprise.chat.explain import Explanation
 from reprise.core.errors import NotFound
 from reprise.core.record import Outcome
@@ -81,6 +83,46 @@ def _explanation_body(explanation: Explanation) -> dict[str, Any]:
         "advice": explanation.advice,
         "accounts": accounts,
     }
+
+
+def record_of(reply: Reply, *, model: str, explanation: Explanation | None) -> Record:
+    """The record of a reply whose jobs are over."""
+    request, rendered = reply.request, reply.rendered
+    return Record(
+        id=request.id,
+        api=request.api,
+        model=model,
+        created=reply.created,
+        namespace=request.namespace,
+        ended=_how_ended(reply),
+        outcomes=reply.outcomes,
+        error=None if reply.error is None else str(reply.error),
+        chat=request.chat,
+        explanation=explanation,
+        notes=(*request.notes, *(() if rendered is None else rendered.notes)),
+    )
+
+
+def _how_ended(reply: Reply) -> str:
+    if reply.error is not None:
+        return "cancelled" if isinstance(reply.error, RequestCancelled) else "failed"
+    if len(reply.ended) < len(reply.running):
+        return "cancelled"
+    return str(reply.ended[-1].reason)
+
+
+def log_line(record: Record) -> str:
+    """The record in one line of the log."""
+    if not record.outcomes:
+        return f"{record.id} {record.api}: {record.ended} before it began"
+    first = record.outcomes[0]
+    reason = first.reason if record.explanation is None else record.explanation.reason
+    ttft = "-" if first.ttft_s is None else f"{first.ttft_s:.3f} s"
+    return (
+        f"{record.id} {record.api}: {record.ended}, prompt {first.prompt}, reused {first.reused}, "
+        f"prefilled {first.prefilled} ({reason}), generated {sum(o.generated for o in record.outcomes)}, "
+        f"first token {ttft}"
+    )
 
 
 class Records:

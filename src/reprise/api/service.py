@@ -12,22 +12,20 @@ The life of a request, as every API uses it::
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from reprise.api.choice import Choice
-from reprise.api.errors import RequestCancelled
 from reprise.api.exchange import EndReason, RawPrompt, ServiceRequest
 from reprise.api.inbox import Inbox
+from reprise.api.jobs import cut_at, job_of, running_of
 from reprise.api.limits import Limits
 from reprise.api.reading import Reading, reading_of
-from reprise.api.records import Record, Records
+from reprise.api.records import Record, Records, log_line, record_of
 from reprise.api.renderers import Renderers
-from reprise.api.reply import Reply, Running
+from reprise.api.reply import Reply
 from reprise.api.served import Served
 from reprise.chat.explain import Explanation
 from reprise.chat.render import Branch
@@ -41,7 +39,6 @@ from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Outcome
 from reprise.core.settings import Settings
-from reprise.core.tokens import own_tokens
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +46,6 @@ T = TypeVar("T")
 
 # How long a cancelled job may take to say so, before its record is written without its counts.
 _DRAIN_S = 5.0
-_SEEDS = 2**63
 
 
 class Watcher(Protocol):
@@ -107,7 +103,7 @@ class ChatService:
             request,
             rendered=rendered,
             num_prompt=len(prompt),
-            running=[self._running(request, reading, index) for index in range(request.num_choices)],
+            running=[running_of(request, reading, index) for index in range(request.num_choices)],
             backend=self.backend,
             limits=self.limits,
             before_end=self._learn,
@@ -116,7 +112,15 @@ class ChatService:
         )
         try:
             for run in reply.running:
-                job = self._job(request, reading, prompt, run, max_tokens=room, constraint=constraint)
+                job = job_of(
+                    request,
+                    reading,
+                    prompt,
+                    run,
+                    max_tokens=room,
+                    stop_tokens=self.served.text.eos,
+                    constraint=constraint,
+                )
                 self.backend.submit(job, reply.inbox.sink(run.choice.index))
         except BaseException:
             # Those before it are in the queue already.
@@ -143,7 +147,7 @@ class ChatService:
         """
         _, tokens = await self._prompt(prompt, namespace=namespace)
         if until is not None:
-            tokens = _cut(tokens, until)
+            tokens = cut_at(tokens, until)
         self.served.answer_room(len(tokens), 1)
         job = Job(id=request_id, prompt=tokens, purpose=Purpose.PREFILL, namespace=namespace)
         inbox = Inbox(limit=self.limits.max_unread, on_overflow=lambda: None)
@@ -216,44 +220,6 @@ class ChatService:
             return None
         return await self.off_loop(make)
 
-    def _running(self, request: ServiceRequest, reading: Reading, index: int) -> Running:
-        choice = Choice(
-            index,
-            reading.parser(),
-            wants_logprobs=request.sampling.logprobs is not None,
-            allows_parallel_calls=request.allows_parallel_calls,
-        )
-        job_id = request.id if request.num_choices == 1 else f"{request.id}-{index}"
-        return Running(job_id=job_id, choice=choice)
-
-    def _job(
-        self,
-        request: ServiceRequest,
-        reading: Reading,
-        prompt: Prompt,
-        run: Running,
-        *,
-        max_tokens: int,
-        constraint: Callable[[], Constraint] | None,
-    ) -> Job:
-        sampling, seed = request.sampling, request.sampling.seed
-        if seed is not None:
-            # The same seed for every choice would give the same answer n times.
-            sampling = replace(sampling, seed=(seed + run.choice.index) % _SEEDS)
-        return Job(
-            id=run.job_id,
-            prompt=prompt,
-            namespace=request.namespace,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop_tokens=self.served.text.eos,
-            thinking=reading.thinking,
-            watch=reading.watch(),
-            constraint=constraint,
-            chat=request.chat,
-            pin_until=None if request.pin_for_s is None else time.monotonic() + request.pin_for_s,
-        )
-
     async def _learn(self, reply: Reply, choice: Choice) -> None:
         # Before the client hears of the end: its next turn may come at once, and needs these tokens.
         rendered = reply.rendered
@@ -309,21 +275,9 @@ class ChatService:
             explanation = await self.off_loop(
                 lambda: self.renderers.of(request.namespace).explain(rendered, outcomes[0])
             )
-        record = Record(
-            id=request.id,
-            api=request.api,
-            model=self.served.id,
-            created=reply.created,
-            namespace=request.namespace,
-            ended=_how_ended(reply),
-            outcomes=outcomes,
-            error=None if reply.error is None else str(reply.error),
-            chat=request.chat,
-            explanation=explanation,
-            notes=(*request.notes, *(() if rendered is None else rendered.notes)),
-        )
+        record = record_of(reply, model=self.served.id, explanation=explanation)
         self.records.add(record)
-        log.info("%s", _line(record))
+        log.info("%s", log_line(record))
         for watcher in self._watchers:
             watcher.request_ended(record)
 
@@ -351,38 +305,5 @@ def new_request_id(prefix: str) -> str:
     return f"{prefix}-{uuid4().hex}"
 
 
-def _cut(prompt: Prompt, kind: BoundaryKind) -> Prompt:
-    """The prompt up to its last boundary of this kind."""
-    end = max((boundary.position for boundary in prompt.boundaries if boundary.kind is kind), default=0)
-    if end == 0:
-        raise BadRequest(
-            "This chat template has no system part that stands by itself. Add a user message.", param="messages"
-        )
-    boundaries = tuple(boundary for boundary in prompt.boundaries if boundary.position <= end)
-    return Prompt(tokens=own_tokens(prompt.tokens[:end]), boundaries=boundaries)
-
-
 def _ignore(event: Event) -> None:
     """Nobody waits for a settle."""
-
-
-def _how_ended(reply: Reply) -> str:
-    if reply.error is not None:
-        return "cancelled" if isinstance(reply.error, RequestCancelled) else "failed"
-    if len(reply.ended) < len(reply.running):
-        return "cancelled"
-    return str(reply.ended[-1].reason)
-
-
-def _line(record: Record) -> str:
-    """The record in one line of the log."""
-    if not record.outcomes:
-        return f"{record.id} {record.api}: {record.ended} before it began"
-    first = record.outcomes[0]
-    reason = first.reason if record.explanation is None else record.explanation.reason
-    ttft = "-" if first.ttft_s is None else f"{first.ttft_s:.3f} s"
-    return (
-        f"{record.id} {record.api}: {record.ended}, prompt {first.prompt}, reused {first.reused}, "
-        f"prefilled {first.prefilled} ({reason}), generated {sum(o.generated for o in record.outcomes)}, "
-        f"first token {ttft}"
-    )

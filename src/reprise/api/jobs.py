@@ -1,0 +1,68 @@
+"""From a request to the engine's jobs: one for each answer."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from reprise.api.choice import Choice
+from reprise.api.exchange import ServiceRequest
+from reprise.api.reading import Reading
+from reprise.api.reply import Running
+from reprise.core.errors import BadRequest
+from reprise.core.job import Constraint, Job
+from reprise.core.prompt import BoundaryKind, Prompt
+from reprise.core.tokens import own_tokens
+
+_SEEDS = 2**63
+
+
+def running_of(request: ServiceRequest, reading: Reading, index: int) -> Running:
+    """The answer number `index` before its first token."""
+    choice = Choice(
+        index,
+        reading.parser(),
+        wants_logprobs=request.sampling.logprobs is not None,
+        allows_parallel_calls=request.allows_parallel_calls,
+    )
+    return Running(job_id=request.id if request.num_choices == 1 else f"{request.id}-{index}", choice=choice)
+
+
+def job_of(
+    request: ServiceRequest,
+    reading: Reading,
+    prompt: Prompt,
+    run: Running,
+    *,
+    max_tokens: int,
+    stop_tokens: frozenset[int],
+    constraint: Callable[[], Constraint] | None,
+) -> Job:
+    """The job that makes the answer of `run`."""
+    sampling, seed = request.sampling, request.sampling.seed
+    if seed is not None:
+        # The same seed for every choice would give the same answer n times.
+        sampling = replace(sampling, seed=(seed + run.choice.index) % _SEEDS)
+    return Job(
+        id=run.job_id,
+        prompt=prompt,
+        namespace=request.namespace,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        stop_tokens=stop_tokens,
+        thinking=reading.thinking,
+        watch=reading.watch(),
+        constraint=constraint,
+        chat=request.chat,
+        pin_until=None if request.pin_for_s is None else time.monotonic() + request.pin_for_s,
+    )
+
+
+def cut_at(prompt: Prompt, kind: BoundaryKind) -> Prompt:
+    """The prompt up to its last boundary of this kind."""
+    end = max((boundary.position for boundary in prompt.boundaries if boundary.kind is kind), default=0)
+    if end == 0:
+        raise BadRequest(
+            "This chat template has no system part that stands by itself. Add a user message.", param="messages"
+        )
+    boundaries = tuple(boundary for boundary in prompt.boundaries if boundary.position <= end)
+    return Prompt(tokens=own_tokens(prompt.tokens[:end]), boundaries=boundaries)
