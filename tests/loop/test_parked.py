@@ -134,3 +134,28 @@ def test_a_long_conversation_is_held_once() -> None:
         assert held.kv + held.live == pytest.approx(active, rel=0.01)
     finally:
         engine.close()
+
+
+def test_what_was_lent_and_lost_empties_the_cache_and_no_more(engine: Engine) -> None:
+    prompt = words(480, 300)
+    answer = engine.run(prompt, num=20)
+    longer = [*prompt, *answer.tokens, *words(481, 40)]
+
+    def break_once(worker) -> None:
+        prefill, recall = worker.runner.prefill, worker._parked.recall
+
+        def broken(lives, chunks):
+            worker.runner.prefill = prefill
+            raise RuntimeError("the pass is broken")
+
+        def lost(*where: object, **names: object) -> None:
+            worker._parked.recall = recall
+            raise RuntimeError("the buffers are gone")
+
+        worker.runner.prefill, worker._parked.recall = broken, lost
+
+    engine.ask(break_once)
+    assert engine.run(longer).end.error is not None
+    assert engine.loop.status().held.kv == 0
+    assert engine.run(longer).tokens == engine.cold(longer)
+    assert engine.num_leases() == 0

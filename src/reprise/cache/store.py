@@ -223,7 +223,7 @@ class PrefixCache:
             needs_snapshot = self.layout.has_snapshots and mark is None
             nbytes = sum(source.segment_nbytes(k, len(span)) for k, span in wanted)
             nbytes += source.snapshot_nbytes() if needs_snapshot else 0
-            visit = self.order.policy.recall(tokens, namespace=namespace)
+            visit = self.order.policy.number_of(tokens, namespace=namespace)
             new = self._facts_of_new(walked, position, nbytes, kind=kind, visit=visit, is_side=is_side)
             if nbytes > 0 and not self._fits(nbytes, new if pinned_until <= self.now_s else None):
                 return Committed(tokens=0, nbytes=0, is_resumable=False)
@@ -417,6 +417,16 @@ class PrefixCache:
         for namespace in [name for name, root in self.roots.items() if not root.children and root.num_leases == 0]:
             del self.roots[namespace]
             self.ledger.count_nodes(-1)
+
+    def forget(self) -> None:
+        """Drop everything at once, leases included: for when what is stored is not to be trusted any more."""
+        for root in self.roots.values():
+            for node in subtree(root):
+                node.landmarks.clear()
+        self.roots = {}
+        self.num_landmarks = 0
+        self.order.sweep(0)
+        self.ledger = Ledger(evictions=self.ledger.evictions, evicted_by_reason=self.ledger.evicted_by_reason)
 
     def _may_evict(self, landmark: Landmark) -> bool:
         if landmark.pinned_until > self.now_s:

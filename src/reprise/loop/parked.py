@@ -64,6 +64,12 @@ class Parked:
         self._runner.adopt(live, self._cache.read(match, position), reserve=reserve)
         return live
 
+    def forget(self) -> None:
+        """Give all up, after the cache has forgotten what they lent."""
+        for live in self._sequences:
+            self._runner.stop(live)
+        self._sequences.clear()
+
     def recall(self, live: Live, tokens: Tokens, *, namespace: str) -> None:
         """Replace what a running sequence lends by copies."""
         if len(live.loans) > 0:

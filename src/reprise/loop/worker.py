@@ -455,6 +455,7 @@ class Worker:
         for task in self._tasks.values():
             task.lease = None
         self.cache.forget()
+        self._parked.forget()
 
     def _fail(self, task: Task, error: Exception) -> None:
         if memory.is_out_of_memory(error):
