@@ -138,6 +138,20 @@ def test_a_prefill_job_stores_its_prompt(engine: Engine) -> None:
     assert engine.run(prompt, purpose=Purpose.PREFILL).computed == 0
 
 
+@pytest.mark.parametrize("purpose", [Purpose.PREFILL, Purpose.SETTLE])
+def test_a_prompt_that_is_there_twice_is_computed_once(engine: Engine, purpose: Purpose) -> None:
+    prompt = words(13 + len(purpose), 90)
+    first, second = (engine.submit(prompt, purpose=purpose) for _ in range(2))
+    assert [running.wait().end.reason for running in (first, second)] == [FinishReason.DONE] * 2
+    assert (first.computed, second.computed) == (90, 0)
+    assert second.tokens == []
+    engine.check()
+    longer = [*prompt, *words(130, 9)]
+    answer = engine.run(longer)
+    assert answer.computed == 9
+    assert answer.tokens == engine.cold(longer)
+
+
 def test_a_settle_is_counted_apart(engine: Engine) -> None:
     prompt = words(11, 70)
     before = engine.loop.status().counts

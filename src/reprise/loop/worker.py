@@ -264,11 +264,14 @@ class Worker:
         task.stored = max(task.stored, task.resume_at)
         task.settled = self._settled.within(prompt.tokens, task.resume_at)
         self._gate.admitted(task.id)
+        self._emit(task, Started(reused=task.resume_at, total=len(prompt)))
         if task.resume_at < task.end:
             task.move(Phase.PREFILLING)
-        else:
+        elif task.job.purpose is Purpose.GENERATE:
             self._begin_decode(task)
-        self._emit(task, Started(reused=task.resume_at, total=len(prompt)))
+        else:
+            # Another job has computed all of it while this one waited.
+            self._end(task, FinishReason.DONE)
 
     def _reason(self, task: Task, was_lost: bool) -> Reason:
         if task.matched == 0:
