@@ -45,6 +45,25 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         **_ATTENTION,
     },
+    # Recurrent state only.
+    "mamba2": {
+        "model_type": "mamba2",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_heads": 4,
+        "head_dim": 32,
+        "state_size": 16,
+        "conv_kernel": 4,
+        "n_groups": 1,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "layer_norm_epsilon": 1e-5,
+        "time_step_limit": [0.0, 1e6],
+        "time_step_rank": 4,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 8192,
+    },
 }
 
 CHANNEL_MARKUP = ("<|endoftext|>", "<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>")

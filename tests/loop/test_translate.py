@@ -1,0 +1,86 @@
+"""A page that is translated: one long system prompt, six parallel requests, sent cold, again, and with other texts."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from reprise.core.events import Finished
+from tests.loop.driving import Engine, Running
+from tests.loop.test_reuse import words
+
+LAYERS = ("llama", "gemma3_text", "qwen3_5", "mamba2")
+"""Full attention, with windows, with recurrent state, and recurrent state alone."""
+
+_PARALLEL = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Lengths in tokens; texts are within a third of their usual length."""
+
+    system: int
+    text: int
+
+
+SHORT = Size(system=500, text=75)
+PAGE = Size(system=2000, text=300)
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(request.param, prefill_chunk=512)
+    yield engine
+    engine.close()
+
+
+def page(seed: int, size: Size) -> tuple[list[list[int]], list[list[int]]]:
+    """The prompts of a page, and those of another with the same system prompt."""
+    source = random.Random(seed)
+    system = words(source.randrange(10**9), size.system)
+
+    def text() -> list[int]:
+        length = source.randint(size.text * 2 // 3, size.text * 4 // 3)
+        return [*system, *words(source.randrange(10**9), length)]
+
+    return [text() for _ in range(_PARALLEL)], [text() for _ in range(_PARALLEL)]
+
+
+def burst(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[Running]:
+    """All at once: the engine sees the first when the last is there."""
+    running: list[Running] = []
+    engine.ask(lambda worker: running.extend(engine.submit(prompt, num=6) for prompt in prompts))
+    answers = [each.wait() for each in running]
+    engine.check()
+    return answers
+
+
+def computed(answers: Sequence[Running]) -> int:
+    assert all(isinstance(answer.end, Finished) and answer.end.error is None for answer in answers)
+    return sum(answer.computed for answer in answers)
+
+
+def translate(engine: Engine, seed: int, size: Size) -> None:
+    prompts, others = page(seed, size)
+    alone = [engine.cold(prompt, num=6) for prompt in [*prompts, *others]]
+    engine.loop.clear()
+    cold, again, other = (burst(engine, each) for each in (prompts, prompts, others))
+    assert [answer.tokens for answer in [*cold, *again, *other]] == [*alone[:6], *alone[:6], *alone[6:]]
+    texts = [sum(len(prompt) - size.system for prompt in each) for each in (prompts, others)]
+    assert computed(cold) <= 1.02 * (size.system + texts[0])
+    # An exact repeat computes its last token, which the answer begins with.
+    assert computed(again) == _PARALLEL
+    assert computed(other) <= 1.02 * texts[1]
+    assert engine.num_leases() == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_page_is_computed_once(engine: Engine, seed: int) -> None:
+    translate(engine, seed, SHORT)
+
+
+@pytest.mark.soak
+def test_twenty_pages_of_two_thousand_tokens(engine: Engine) -> None:
+    for seed in range(100, 120):
+        translate(engine, seed, PAGE)
