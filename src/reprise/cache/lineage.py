@@ -30,8 +30,8 @@ Hashes = npt.NDArray[np.uint64]
 class Visit:
     """One prompt's place in the history of its conversation. All times count prompts.
 
-    `turn`: how many earlier prompts it goes on from. `gap`: prompts since the last of them, None if there is none.
-    `num_new`: tokens that no earlier prompt had. `continues`: the number of the prompt that it goes on from.
+    `turn`: how many turns came before it. `gap`: prompts since the last of them, None if there is none or if it is a
+    branch. `num_new`: tokens that no earlier prompt had. `continues`: the number of the prompt that it goes on from.
     """
 
     number: int
@@ -39,7 +39,7 @@ class Visit:
     gap: int | None
     num_new: int
     continues: int | None
-    was_awaited: bool
+    is_next_turn: bool
     """It is the first that goes on from there."""
 
 
@@ -50,7 +50,7 @@ class Lineage:
         self.now = 0
         """The number of the newest prompt."""
         self._turns = np.zeros(MEMORY, dtype=np.int32)
-        self._continued_at = np.zeros(MEMORY, dtype=np.int64)
+        self._is_continued = np.zeros(MEMORY, dtype=np.bool_)
         self._keys = np.zeros(_SLOTS, dtype=np.uint64)
         self._numbers = np.zeros(_SLOTS, dtype=np.int64)
         self._factors = np.zeros(0, dtype=np.uint64)
@@ -64,32 +64,33 @@ class Lineage:
         new_at = min(len(tokens), max(known, depth))
         self.now += 1
         number = self.now
-        turn, gap, was_awaited = 0, None, False
+        turn, gap, is_first = 0, None, False
         if before is not None:
-            slot = before % MEMORY
-            turn = int(self._turns[slot]) + 1
-            was_awaited = self._continued_at[slot] == 0
-            gap = number - (before if was_awaited else int(self._continued_at[slot]))
-            self._continued_at[slot] = number
-        self._turns[number % MEMORY], self._continued_at[number % MEMORY] = turn, 0
-        self._mark(hashes, new_at, number)
+            # Only the first that goes on from there is the next turn; later ones share a beginning with it.
+            is_first = not self._is_continued[before % MEMORY]
+            turn = int(self._turns[before % MEMORY]) + (1 if is_first else 0)
+            gap = number - before if is_first else None
+            self._is_continued[before % MEMORY] = True
+        self._turns[number % MEMORY], self._is_continued[number % MEMORY] = turn, False
+        if new_at < len(tokens) or is_first:
+            self._mark(hashes, new_at, number)
         return Visit(
             number=number,
             turn=turn,
             gap=gap,
             num_new=len(tokens) - new_at,
             continues=before,
-            was_awaited=was_awaited,
+            is_next_turn=is_first,
         )
 
-    def recall(self, tokens: Tokens, *, namespace: str) -> int:
+    def number_of(self, tokens: Tokens, *, namespace: str) -> int:
         """The number of the newest remembered prompt that these tokens belong to, 0 if there is none."""
         found = self._deepest(self._hashes(tokens, namespace))
         return found[1] if found is not None else 0
 
     def is_continued(self, number: int) -> bool:
         """Whether a later prompt went on from prompt `number`."""
-        return self._is_remembered(number) and bool(self._continued_at[number % MEMORY] > 0)
+        return self._is_remembered(number) and bool(self._is_continued[number % MEMORY])
 
     def _is_remembered(self, number: int) -> bool:
         return number > 0 and self.now - number < MEMORY
@@ -118,9 +119,10 @@ class Lineage:
 
     def _mark(self, hashes: Hashes, new_at: int, number: int) -> None:
         num_new = len(hashes) - new_at
-        shares = {new_at + max(1, int(num_new * share)) for share in _MARKED}
-        for length in {*shares, len(hashes) - _END}:
-            if new_at < length <= len(hashes) or (num_new == 0 and length > len(hashes)):
-                key = hashes[min(length, len(hashes)) - 1]
+        lengths = {new_at + max(1, int(num_new * share)) for share in _MARKED}
+        # An exact repeat has nothing new and takes over the mark at the end.
+        for length in lengths | {len(hashes) - _END} if num_new > 0 else {len(hashes)}:
+            if length > new_at or num_new == 0:
+                key = hashes[length - 1]
                 slot = int(key >> np.uint64(64 - 17))
                 self._keys[slot], self._numbers[slot] = key, number

@@ -62,7 +62,7 @@ class Policy(Protocol):
         """A request came with this prompt, of which ``[0, known)`` is stored."""
         ...
 
-    def recall(self, tokens: Tokens, *, namespace: str) -> int:
+    def number_of(self, tokens: Tokens, *, namespace: str) -> int:
         """The number of the prompt that these tokens belong to, 0 if it is not known."""
         ...
 
@@ -92,7 +92,7 @@ class _Unlearned:
         self._num_prompts += 1
         return Arrival(self._num_prompts)
 
-    def recall(self, tokens: Tokens, *, namespace: str) -> int:
+    def number_of(self, tokens: Tokens, *, namespace: str) -> int:
         return 0
 
     def admits(self, new: Facts, than: float) -> bool:
@@ -155,8 +155,8 @@ class ExpectedSaving:
         self._returns.arrive(visit, class_of(visit, unit_tokens=self._unit_tokens))
         return Arrival(visit.number, visit.continues)
 
-    def recall(self, tokens: Tokens, *, namespace: str) -> int:
-        return self._lineage.recall(tokens, namespace=namespace)
+    def number_of(self, tokens: Tokens, *, namespace: str) -> int:
+        return self._lineage.number_of(tokens, namespace=namespace)
 
     def worth(self, facts: Facts) -> float:
         if facts.nbytes == 0:

@@ -27,13 +27,16 @@ _AGES = np.unique(np.round(2.0 ** (np.arange(28) / 2)).astype(np.int64))
 _STEPS = len(_AGES)
 _WIDTHS = np.diff(np.append(_AGES, MEMORY)).astype(np.float64)
 
-_SHAPE = (7, 6, 5)
-"""Numbers of classes: by turn, by pause, by new tokens."""
+_TURNS = (1, 2, 4, 8)
+_PAUSES = (16, 64, 256, 1024)
+_NEW_TOKENS = (512, 4096, 32768)
+_SHAPE = (len(_TURNS) + 1, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1)
+"""Classes: by turn, by pause (the first: there was none), by new tokens; powers of two, four and eight."""
 
 _PRIOR_RATE = 0.2
 """Before anything was seen, an item of age a is used at the rate 0.2 / a: the older, the less likely."""
 
-_TRUST = 4.0
+_TRUST = 3.0
 """So many returns of its own, or so much waiting, and a class is believed as much as its neighbours."""
 
 _REFRESH = 64
@@ -42,9 +45,9 @@ _REFRESH = 64
 
 def class_of(visit: Visit, *, unit_tokens: int) -> int:
     """The class of a prompt, as a flat index."""
-    turn = int(np.searchsorted((1, 2, 3, 4, 6, 10), visit.turn, side="right"))
-    pause = 0 if visit.gap is None else 1 + int(np.searchsorted((16, 64, 256, 1024), visit.gap, side="right"))
-    new = int(np.searchsorted((256, 1024, 4096, 16384), visit.num_new * unit_tokens, side="right"))
+    turn = int(np.searchsorted(_TURNS, visit.turn, side="right"))
+    pause = 0 if visit.gap is None else 1 + int(np.searchsorted(_PAUSES, visit.gap, side="right"))
+    new = int(np.searchsorted(_NEW_TOKENS, visit.num_new * unit_tokens, side="right"))
     return int(np.ravel_multi_index((turn, pause, new), _SHAPE))
 
 
@@ -72,7 +75,7 @@ class Returns:
         for step in range(1, _STEPS):
             self._grow_older(self._now - int(_AGES[step]), step)
         self._waited += self._waiting_now
-        if visit.continues is not None and visit.was_awaited:
+        if visit.continues is not None and visit.is_next_turn:
             self._came_back(visit.continues)
         oldest = self._ring[self._now % MEMORY]
         if oldest is not None and oldest.is_waiting:
