@@ -150,6 +150,7 @@ def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
         splitters={str(token.content): int(index) for index, token in added.items()},
         eos=frozenset(int(token) for token in tokenizer.eos_token_ids),
         bos=inner.bos_token_id,
+        adds_bos=inner.bos_token_id is not None and inner.encode("a")[:1] == [inner.bos_token_id],
         vocab_size=vocab_size,
         template_source=_template_source(inner),
         think_start=tokenizer.think_start,
