@@ -229,3 +229,55 @@ def test_bytes_that_the_books_give_back_are_given_back(layout: Layout) -> None:
     while trial.cache.evict_one("test"):
         assert alive() == trial.cache.ledger.held
     assert trial.cache.ledger.held == 0
+
+
+@pytest.mark.parametrize("leased_at", range(14, len(BASE) + 1))
+def test_a_chat_loses_its_end_down_to_a_lease(leased_at: int) -> None:
+    trial = Trial(Layout(kinds=(Full(),)))
+    trial.commit(BASE)
+    trial.request(BASE, limit=leased_at)
+    while trial.cache.evict_one("test"):
+        trial.judge()
+    assert trial.cache.ledger.tokens == leased_at
+
+
+def test_what_a_lease_alone_kept_goes_with_it() -> None:
+    trial = Trial(Layout(kinds=(Full(), Window(8))))
+    for length in (20, 23, 37):
+        trial.commit(BASE[:length])
+    assert trial.request(BASE, limit=22) == 22
+    trial.commit((*BASE[:30], 9))
+    while trial.cache.evict_one("test"):
+        trial.judge_contents()
+    trial.release(0)
+    trial.judge()
+    trial.judge_contents()
+
+
+def test_window_entries_go_with_the_last_who_needs_them() -> None:
+    trial = Trial(Layout(kinds=(Full(), Window(8))))
+    for length in (20, 23):
+        trial.commit(BASE[:length])
+    trial.request(BASE[:23], limit=22)
+    while trial.cache.evict_one("test"):
+        trial.judge()
+    trial.commit(BASE)
+    trial.release(0)
+    trial.judge_contents()
+    # The lease at 22 kept [20, 22), which neither the landmark at 20 nor that at 37 needs.
+    assert trial.request(BASE, limit=22, is_held=False) == 20
+
+
+def test_nothing_is_evicted_for_what_the_leases_leave_no_room_for() -> None:
+    trial = Trial(Layout(kinds=(Full(),)))
+    trial.commit(BASE)
+    trial.request(BASE, limit=len(BASE))
+    trial.commit((5, *BASE[:10]))
+    trial.cache.budget = trial.cache.ledger.held
+    # Pinned, so that it would be stored whatever it is worth.
+    done = trial.commit((9, *BASE), pinned_until=5.0)
+    assert done is not None and not done.is_resumable
+    assert trial.cache.ledger.evictions == 0
+    done = trial.commit((9, *BASE[:10]), pinned_until=5.0)
+    assert done is not None and done.is_resumable
+    trial.judge()

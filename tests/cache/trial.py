@@ -34,6 +34,8 @@ class Held:
     namespace: str
     tokens: tuple[int, ...]
     position: int
+    landmarks: frozenset[tuple[str, tuple[int, ...]]]
+    """Those of the leased path."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,8 +76,15 @@ class Trial:
         position = self.cache.resume_at(match, limit=len(tokens) - 1 if limit is None else limit)
         if is_held:
             self.num_operations += 1
-            lease = self.cache.lease(match, position)
-            self.held.append(Held(lease=lease, namespace=namespace, tokens=tuple(tokens), position=position))
+            path = {(namespace, tuple(tokens[:at])) for at in range(1, position + 1)}
+            held = Held(
+                lease=self.cache.lease(match, position),
+                namespace=namespace,
+                tokens=tuple(tokens),
+                position=position,
+                landmarks=frozenset(path & self._landmarks()),
+            )
+            self.held.append(held)
         return position
 
     def commit(
@@ -156,6 +165,8 @@ class Trial:
         for held in self.held:
             match = self.cache.match(as_tokens(held.tokens), namespace=held.namespace)
             assert self.cache.resume_at(match, limit=held.position) == held.position, "a leased path was evicted"
+            if not self.layout.resumes_anywhere:
+                assert held.landmarks <= self._landmarks(), "a landmark of a leased path was evicted"
 
     def _judge_promises(self, evicted: int) -> None:
         landmarks = self._landmarks()

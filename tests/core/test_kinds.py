@@ -1,7 +1,7 @@
 """What each kind of layer needs, against the masks themselves."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window, best_position
@@ -44,6 +44,11 @@ def test_what_is_not_needed_now_is_never_needed_again(kind: KvKind, position: in
 
 
 @given(kinds, runs, st.integers(0, 45))
+@example(Full(), (Span(0, 10),), 20)
+@example(Window(4), (Span(5, 20),), 25)
+@example(Window(6, keep=2), (Span(0, 4), Span(9, 20)), 25)
+@example(Chunk(5), (Span(0, 3), Span(10, 13)), 12)
+@example(Chunk(5), (Span(0, 3),), 12)
 def test_the_best_position_is_the_one_that_brute_force_finds(
     kind: KvKind, stored: tuple[Span, ...], limit: int
 ) -> None:

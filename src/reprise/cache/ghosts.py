@@ -22,16 +22,12 @@ class Ghosts:
         self.landmarks = [*self.landmarks, position][-_MOST:]
 
     def lose_path(self, position: int, token: int) -> None:
-        self.forget_path(position, token)
-        self.paths = [*self.paths, (position, token)][-_MOST:]
+        lost = (position, token)
+        self.paths = [*(path for path in self.paths if path != lost), lost][-_MOST:]
 
     def forget_landmark(self, position: int) -> None:
         """The landmark was made again."""
         self.landmarks = [at for at in self.landmarks if at != position]
-
-    def forget_path(self, position: int, token: int) -> None:
-        """The path was stored again."""
-        self.paths = [path for path in self.paths if path != (position, token)]
 
     def up_to(self, position: int) -> "Ghosts":
         """The part of the edge that ends at `position`."""

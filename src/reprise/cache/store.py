@@ -317,8 +317,6 @@ class PrefixCache:
         last.children[first] = child
         self.ledger.count_nodes(1)
         self.ledger.count_tokens(len(child.tokens))
-        if last.ghosts is not None:
-            last.ghosts.forget_path(walked.length, first)
         end = last.landmarks.get(last.stop)
         if self.layout.resumes_anywhere and end is not None and end.pinned_until <= self.now_s:
             # Only path ends are evicted where every position is resumable, and this one no longer is one.

@@ -1,0 +1,107 @@
+"""Runs the mutants: each in a copy of the source, with the tests that should notice it.
+
+    python -m tools.mutants [--only WORD] [--list]
+
+Exits with 1 if one survives or its place in the source is gone.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from enum import StrEnum
+from pathlib import Path
+
+from tools.mutants.mutant import Mutant, NotFound, planted
+from tools.mutants.of_cache import CACHE_MUTANTS
+from tools.mutants.of_core import CORE_MUTANTS
+
+MUTANTS = (*CORE_MUTANTS, *CACHE_MUTANTS)
+ROOT = Path(__file__).resolve().parents[2]
+TIME_LIMIT_S = 180
+
+# A failing example need not be made smaller: that it fails is all that counts. Nothing is left in the working tree.
+RUN_TESTS = """
+import sys
+import pytest
+
+class Quick:
+    def pytest_configure(self):
+        from hypothesis import Phase, settings
+        phases = [Phase.explicit, Phase.generate]
+        settings.register_profile("mutants", phases=phases, database=None, deadline=None, derandomize=True)
+        settings.load_profile("mutants")
+
+sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *sys.argv[1:]], plugins=[Quick()]))
+"""
+
+
+class Verdict(StrEnum):
+    KILLED = "killed"
+    SURVIVED = "SURVIVED"
+    NOT_FOUND = "NOT FOUND"
+
+
+def run_tests(source: Path, tests: tuple[str, ...]) -> bool:
+    """Whether the tests pass with this copy of the source. One that does not come to an end has not passed."""
+    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", RUN_TESTS, *tests]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    # 1: tests failed; 2: interrupted by an error while collecting. Anything else says nothing about the mutant.
+    if done.returncode not in (0, 1, 2):
+        raise RuntimeError(f"pytest could not run {' '.join(tests)}:\n{done.stdout}{done.stderr}")
+    return done.returncode == 0
+
+
+def judge(mutant: Mutant, source: Path) -> Verdict:
+    """Plant the bug in the copy, run the tests, and take it out again."""
+    file = source / "reprise" / mutant.file
+    healthy = file.read_text()
+    sick = planted(mutant, healthy)
+    if isinstance(sick, NotFound):
+        return Verdict.NOT_FOUND
+    file.write_text(sick)
+    try:
+        return Verdict.SURVIVED if run_tests(source, mutant.tests) else Verdict.KILLED
+    finally:
+        file.write_text(healthy)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="those whose name or file has this word")
+    parser.add_argument("--list", action="store_true", help="name them and stop")
+    options = parser.parse_args()
+    chosen = [m for m in MUTANTS if options.only in m.name or options.only in m.file]
+    if options.list:
+        for mutant in chosen:
+            print(f"{mutant.file:28} {mutant.name}")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        for tests in sorted({mutant.tests for mutant in chosen}):
+            if not run_tests(source, tests):
+                print(f"{' '.join(tests)}: red without any planted bug; nothing can be said.")
+                return 1
+        verdicts: list[Verdict] = []
+        for mutant in chosen:
+            start = time.monotonic()
+            verdicts.append(judge(mutant, source))
+            elapsed_s = time.monotonic() - start
+            print(f"{verdicts[-1]:9} {elapsed_s:5.1f} s  {mutant.file:28} {mutant.name}", flush=True)
+    num_killed = verdicts.count(Verdict.KILLED)
+    print(f"{num_killed} of {len(chosen)} killed")
+    return 0 if num_killed == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,367 @@
+"""Planted bugs in the tree, the store, its lookups, its eviction and its books."""
+
+from tools.mutants.mutant import Mutant
+
+_LAWS = (
+    "tests/cache/test_ghosts.py",
+    "tests/cache/test_laws.py",
+    "tests/cache/test_machine.py",
+    "tests/cache/test_soak.py",
+)
+_CHECK = ("tests/cache/test_check.py",)
+
+
+def _mutant(file: str, name: str, old: str, new: str, tests: tuple[str, ...] = _LAWS) -> Mutant:
+    return Mutant(name=name, file=f"cache/{file}", old=old, new=new, tests=tests)
+
+
+TREE = (
+    _mutant(
+        "tree.py",
+        "a match goes on below an edge that it left",
+        "        if at < child.stop:\n            break\n",
+        "",
+    ),
+    _mutant(
+        "tree.py",
+        "a split leaves the landmark at its position below",
+        "[p for p in node.landmarks if p <= position]",
+        "[p for p in node.landmarks if p < position]",
+    ),
+    _mutant(
+        "tree.py",
+        "a split leaves the lease at its position below",
+        "[lease for lease in node.leases if lease.position <= position]",
+        "[lease for lease in node.leases if lease.position < position]",
+    ),
+    _mutant(
+        "tree.py",
+        "a lost lease: the upper part of a split edge does not count them",
+        "upper.num_leases, upper.last_use, upper.num_uses = node.num_leases, node.last_use, node.num_uses",
+        "upper.num_leases, upper.last_use, upper.num_uses = len(node.leases), node.last_use, node.num_uses",
+    ),
+    _mutant(
+        "tree.py",
+        "a shared buffer: the lower tokens of a split edge are a view",
+        "own_tokens(node.tokens[position - node.start :])",
+        "node.tokens[position - node.start :]",
+    ),
+    _mutant(
+        "tree.py",
+        "a cut takes the payload's head instead of the part",
+        "piece.payload.cut(part.start - offset, part.stop - offset)",
+        "piece.payload.cut(0, part.stop - part.start)",
+    ),
+    _mutant(
+        "tree.py",
+        "a shared buffer: a part of a piece keeps the whole of it",
+        "inside.append(Piece(part, piece.payload.cut(part.start - offset, part.stop - offset)))",
+        "inside.append(Piece(part, piece.payload))",
+    ),
+)
+
+LOOKUP = (
+    _mutant(
+        "lookup.py",
+        "nothing is ever reused",
+        "    limit = min(limit, match.length)\n    if layout",
+        "    limit = 0\n    if layout",
+    ),
+    _mutant(
+        "lookup.py",
+        "reuse goes on behind the divergence",
+        "    limit = min(limit, match.length)\n    if layout",
+        "    limit = min(limit, match.walk.last.stop)\n    if layout",
+    ),
+    _mutant(
+        "lookup.py",
+        "a landmark at the limit itself is passed over",
+        "(at for at in node.landmarks if at <= limit)",
+        "(at for at in node.landmarks if at < limit)",
+    ),
+    _mutant(
+        "lookup.py",
+        "a stale snapshot: that of the highest landmark, wherever the request resumes",
+        "return node.landmarks.get(position)\n",
+        "return node.landmarks.get(max(node.landmarks, default=0))\n",
+    ),
+    _mutant(
+        "lookup.py",
+        "one kind of layer decides for all",
+        "lowest = min(best_position(kind, runs[kind], position) for kind in layout.kinds)",
+        "lowest = max(best_position(kind, runs[kind], position) for kind in layout.kinds)",
+    ),
+    _mutant(
+        "lookup.py",
+        "entries behind the divergence count as stored",
+        "(piece.span.clip(0, walked.length) for node",
+        "(piece.span.clip(0, walked.last.stop) for node",
+    ),
+    _mutant(
+        "lookup.py",
+        "a commit copies what is there",
+        "for hole in subtract(kind.needs(position), _runs_of(kind, walked)):",
+        "for hole in kind.needs(position):",
+    ),
+    _mutant(
+        "lookup.py",
+        "a part is read from the payload's first entry on",
+        "found.append(Part(piece.payload, span.start - offset, span.stop - offset, span))",
+        "found.append(Part(piece.payload, 0, len(span), span))",
+    ),
+    _mutant(
+        "lookup.py",
+        "the piece in which a need begins is skipped",
+        "bisect_right(pieces, need.start, key=lambda piece: piece.span.stop)",
+        "bisect_right(pieces, need.start, key=lambda piece: piece.span.start)",
+    ),
+    _mutant(
+        "lookup.py",
+        "whatever is not there was evicted",
+        "return ghosts is not None and match.next_token is not None and (",
+        "return True or (",
+    ),
+)
+
+STORE = (
+    _mutant(
+        "store.py",
+        "all namespaces are one",
+        "root = self.roots.get(namespace)\n        return match_in(",
+        'root = self.roots.get("")\n        return match_in(',
+    ),
+    _mutant(
+        "store.py",
+        "a commit does not guard the path that it extends",
+        "guard = self._protect(walked, walked.length)",
+        "guard = self._protect(walked, 0)",
+    ),
+    _mutant(
+        "store.py",
+        "a lease protects one position too few",
+        "all(lease.position < landmark.position for lease in node.leases)",
+        "all(lease.position <= landmark.position for lease in node.leases)",
+    ),
+    _mutant(
+        "store.py",
+        "leases further down do not count",
+        "return below == 0 and all(",
+        "return all(",
+    ),
+    _mutant(
+        "store.py",
+        "a released lease stays counted above",
+        "            above.num_leases -= 1\n        if not self.layout.resumes_anywhere:",
+        "            above.num_leases -= above is lease.node\n        if not self.layout.resumes_anywhere:",
+    ),
+    _mutant(
+        "store.py",
+        "what only a lease held stays when it is released",
+        "            self._trim_path(lease.node, lease.position)\n            self._prune(lease.node)\n",
+        "            self._prune(lease.node)\n",
+    ),
+    _mutant(
+        "store.py",
+        "a pin holds nothing",
+        "if landmark.pinned_until > self.now_s:\n            return False",
+        "if landmark.pinned_until > self.now_s + 1000:\n            return False",
+    ),
+    _mutant(
+        "store.py",
+        "a pin is forgotten when the chat goes on",
+        "if self.layout.resumes_anywhere and end is not None and end.pinned_until <= self.now_s:",
+        "if self.layout.resumes_anywhere and end is not None:",
+    ),
+    _mutant(
+        "store.py",
+        "the budget is no bound",
+        "if nbytes > 0 and not self._fits(",
+        "if nbytes > 10**9 and not self._fits(",
+    ),
+    _mutant(
+        "store.py",
+        "everything is evicted for what cannot fit anyway",
+        "return nbytes <= most and self.make_room(",
+        "return self.make_room(",
+    ),
+    _mutant(
+        "store.py",
+        "bytes not returned: an evicted snapshot stays charged",
+        "            self.ledger.charge_snapshot(-landmark.snapshot.nbytes)\n",
+        "",
+    ),
+    _mutant(
+        "store.py",
+        "an evicted snapshot stays alive",
+        "            landmark.snapshot = None\n",
+        "",
+    ),
+    _mutant(
+        "store.py",
+        "bytes not returned: a removed edge stays charged",
+        "        self.ledger.charge_kv(-kv_nbytes(leaf))\n",
+        "",
+    ),
+    _mutant(
+        "store.py",
+        "a shortened edge keeps its tokens counted",
+        "        self.ledger.count_tokens(stop - leaf.stop)\n",
+        "",
+    ),
+    _mutant(
+        "store.py",
+        "a split charges its bytes anew",
+        "self.ledger.charge_kv(kv_nbytes(last) + kv_nbytes(lower) - before)",
+        "self.ledger.charge_kv(kv_nbytes(last))",
+    ),
+    _mutant(
+        "store.py",
+        "a path above an evicted end stays for ever",
+        "            node = self._remove(node)\n",
+        "            self._remove(node)\n            return\n",
+    ),
+    _mutant(
+        "store.py",
+        "what is left of a shortened chat can never be evicted",
+        "        if end.parent is not None and not end.children:\n            self._mark_end(end)\n",
+        "",
+    ),
+    _mutant(
+        "store.py",
+        "window entries that nothing needs any more stay",
+        "        while above is not None and above.stop > lowest:",
+        "        while above is not None and above.start > lowest:",
+    ),
+    _mutant(
+        "store.py",
+        "a snapshot is taken again at a position that has one",
+        "needs_snapshot = self.layout.has_snapshots and mark is None",
+        "needs_snapshot = self.layout.has_snapshots",
+    ),
+)
+
+UPKEEP = (
+    _mutant(
+        "trimming.py",
+        "landmarks on the next edge do not count",
+        "if below.start > reach:",
+        "if below.start >= node.stop:",
+    ),
+    _mutant(
+        "trimming.py",
+        "window entries of a lease are trimmed",
+        "positions = [*below.landmarks, *(lease.position for lease in below.leases)]",
+        "positions = [*below.landmarks]",
+    ),
+    _mutant(
+        "trimming.py",
+        "the entries that a window keeps are trimmed",
+        "spans.append(Span(node.start, min(kind.keep, node.stop)))",
+        "pass",
+    ),
+    _mutant(
+        "trimming.py",
+        "a leaf is cut below a lease",
+        "return max([*node.landmarks, *leased], default=node.start)",
+        "return max([*node.landmarks], default=node.start)",
+    ),
+    _mutant(
+        "trimming.py",
+        "a tail is cut below a lease or a pin",
+        "max(near, default=node.stop - tail_tokens), *protected])",
+        "max(near, default=node.stop - tail_tokens)])",
+    ),
+    _mutant(
+        "compaction.py",
+        "a merged edge loses a lease",
+        "        top.leases.extend(node.leases)\n",
+        "",
+    ),
+    _mutant(
+        "compaction.py",
+        "landmarks of a merged edge stay behind",
+        "            landmark.node = top\n",
+        "            pass\n",
+    ),
+    _mutant(
+        "compaction.py",
+        "pieces are joined over a hole",
+        "                and pieces[stop].span.start == pieces[stop - 1].span.stop\n",
+        "",
+    ),
+    _mutant(
+        "compaction.py",
+        "joined entries are in the wrong order",
+        "joined = head.payload.join([piece.payload for piece in rest])",
+        "joined = rest[0].payload.join([head.payload, *(piece.payload for piece in rest[1:])])",
+    ),
+    _mutant(
+        "compaction.py",
+        "children of a merged edge keep their old parent",
+        "        child.parent = top\n",
+        "        pass\n",
+    ),
+    _mutant(
+        "compaction.py",
+        "merged edges keep their payloads alive",
+        "node.parent, node.children, node.pieces, node.landmarks, node.leases = None, {}, {}, {}, []",
+        "node.parent = None",
+    ),
+    _mutant(
+        "eviction.py",
+        "a landmark may be evicted twice",
+        "return version == landmark.version and ",
+        "return ",
+    ),
+    _mutant(
+        "eviction.py",
+        "leased landmarks fall out of the order",
+        "for worth, landmark in put_back:",
+        "for worth, landmark in put_back[1:]:",
+    ),
+    _mutant(
+        "ghosts.py",
+        "a landmark that was made again still counts as evicted",
+        "self.landmarks = [at for at in self.landmarks if at != position]",
+        "pass",
+    ),
+    _mutant(
+        "ghosts.py",
+        "evicted paths are not remembered",
+        "self.paths = [*(path for path in self.paths if path != lost), lost][-_MOST:]",
+        "pass",
+    ),
+)
+
+BOOKS = (
+    _mutant(
+        "integrity.py",
+        "leases are not checked",
+        "assert node.num_leases == len(node.leases) + ",
+        "assert node.num_leases >= 0 * len(node.leases) * ",
+        _CHECK,
+    ),
+    _mutant(
+        "integrity.py",
+        "the order is not checked",
+        "assert cache.order.num_placed() == landmarks",
+        "assert cache.order.num_placed() >= 0",
+        _CHECK,
+    ),
+    _mutant(
+        "integrity.py",
+        "coverage of full attention is not checked",
+        "if isinstance(kind, Full):\n            whole",
+        "if False:\n            whole",
+        _CHECK,
+    ),
+    _mutant(
+        "integrity.py",
+        "landmarks are not checked",
+        "        _check_resumable(node, position, layout)\n",
+        "",
+        _CHECK,
+    ),
+)
+
+CACHE_MUTANTS = (*TREE, *LOOKUP, *STORE, *UPKEEP, *BOOKS)
