@@ -1,6 +1,7 @@
 """Puts a server together: engine loop, renderer, grammars, service, HTTP."""
 
 import logging
+import sys
 import time
 
 from rich.console import Console
@@ -46,6 +47,8 @@ def served_model(loaded: LoadedModel, settings: Settings) -> Served:
                 has_canonical_tokens=settings.canonical_tokens,
                 freezes_date=settings.freeze_template_date,
                 restores_reasoning=settings.restore_reasoning,
+                normalizes=settings.normalizes,
+                sorts_tools=settings.stable_tools,
             ),
         ),
         grammars=Grammars(loaded.text),
@@ -57,6 +60,10 @@ def served_model(loaded: LoadedModel, settings: Settings) -> Served:
 
 def _write_log(level: str) -> None:
     """Log to standard error: standard output says where the server is, and nothing else."""
-    handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", handlers=[handler])
+    if sys.stderr.isatty():
+        handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    else:
+        # A file or a journal: one line for each record, whatever its length.
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("reprise").setLevel(level.upper())
