@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reprise.core.backend import Status
-from reprise.core.events import Event, Finished, Sampled
+from reprise.core.events import Event, Finished, FinishReason, Sampled
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.record import Outcome
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
@@ -68,6 +68,7 @@ class Served:
     """A job that has ended. `oracle`: what a server that remembers every state would have computed of its prompt."""
 
     job: Job
+    reason: FinishReason
     outcome: Outcome
     oracle: int
     generated: tuple[int, ...]
@@ -96,7 +97,15 @@ class ScriptedEngine:
             if isinstance(event, Sampled):
                 generated.append(event.token)
             elif isinstance(event, Finished):
-                self._ended(Served(job=job, outcome=event.outcome, oracle=cost, generated=tuple(generated)))
+                self._ended(
+                    Served(
+                        job=job,
+                        reason=event.reason,
+                        outcome=event.outcome,
+                        oracle=cost,
+                        generated=tuple(generated),
+                    )
+                )
             sink(event)
 
         def constraint() -> Constraint:

@@ -65,10 +65,17 @@ class Serving:
     def says(self, job: Job) -> str:
         return spoken_in_channels(self.answer) if self.has_channels else spoken(self.answer)
 
-    def ask(self, messages: Sequence[Message], answer: Answer, *, tools: Sequence[Mapping[str, Any]] = ()) -> Turn:
+    def ask(
+        self,
+        messages: Sequence[Message],
+        answer: Answer,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_tokens: int = 512,
+    ) -> Turn:
         """One request, which the model answers with `answer`."""
         self.answer = answer
-        body: dict[str, Any] = {"messages": list(messages), "temperature": 0, "max_tokens": 512}
+        body: dict[str, Any] = {"messages": list(messages), "temperature": 0, "max_tokens": max_tokens}
         if tools:
             body["tools"] = list(tools)
         response = self.client.post("/v1/chat/completions", json=body)

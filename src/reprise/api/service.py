@@ -27,6 +27,7 @@ from reprise.api.records import Record, Records, log_line, record_of
 from reprise.api.renderers import Renderers
 from reprise.api.reply import Reply
 from reprise.api.served import Served
+from reprise.api.settling import Settling
 from reprise.chat.explain import Explanation
 from reprise.chat.render import Branch
 from reprise.chat.rendered import Rendered
@@ -34,7 +35,7 @@ from reprise.chat.request import ChatRequest
 from reprise.chat.tool_grammar import call_grammar
 from reprise.core.backend import Backend
 from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, ShuttingDown
-from reprise.core.events import Event, Finished, FinishReason
+from reprise.core.events import Finished, FinishReason
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Outcome
@@ -66,6 +67,7 @@ class ChatService:
         self.settings = settings
         self.limits = Limits() if limits is None else limits
         self.renderers = Renderers(served.text, settings, shared=served.renderer)
+        self._settling = Settling(backend, max_tokens=settings.max_settle)
         self.records = Records(limit=self.limits.max_records)
         self.is_closing = False
         self._pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="render")
@@ -121,6 +123,7 @@ class ChatService:
                     stop_tokens=self.served.text.eos,
                     constraint=constraint,
                 )
+                self._settling.overtaken_by(job)
                 self.backend.submit(job, reply.inbox.sink(run.choice.index))
         except BaseException:
             # Those before it are in the queue already.
@@ -256,17 +259,7 @@ class ChatService:
         if prompt is None or len(prompt) == 0:
             return
         request = reply.request
-        job = Job(
-            id=f"{request.id}-settle",
-            prompt=prompt,
-            purpose=Purpose.SETTLE,
-            namespace=request.namespace,
-            chat=request.chat,
-        )
-        try:
-            self.backend.submit(job, _ignore)
-        except (QueueFull, ShuttingDown, BadRequest) as error:
-            log.debug("%s: not settled: %s", request.id, error)
+        self._settling.begin(prompt, request_id=request.id, namespace=request.namespace, chat=request.chat)
 
     async def _record(self, reply: Reply) -> None:
         request, rendered, outcomes = reply.request, reply.rendered, reply.outcomes
@@ -303,7 +296,3 @@ class ChatService:
 def new_request_id(prefix: str) -> str:
     """A request id that no other has, as APIs write them: ``chatcmpl-…``."""
     return f"{prefix}-{uuid4().hex}"
-
-
-def _ignore(event: Event) -> None:
-    """Nobody waits for a settle."""

@@ -105,6 +105,9 @@ def serve(
         bool,
         Option("--no-settle", help="Do not read ahead for the next turn while idle.", rich_help_panel=_REUSE),
     ] = False,
+    max_settle: Annotated[
+        int, Option(min=1, help="Tokens that are read ahead after one answer, at most.", rich_help_panel=_REUSE)
+    ] = 16384,
     canonical_tokens: Annotated[
         bool,
         Option("--canonical-tokens", help="Tokenize answers in the history afresh.", rich_help_panel=_REUSE),
@@ -112,6 +115,15 @@ def serve(
     restore_reasoning: Annotated[
         bool,
         Option("--restore-reasoning", help="Put back reasoning that a client dropped.", rich_help_panel=_REUSE),
+    ] = False,
+    no_normalize: Annotated[
+        bool,
+        Option(
+            "--no-normalize", help="Leave values that change with every request in the prompt.", rich_help_panel=_REUSE
+        ),
+    ] = False,
+    stable_tools: Annotated[
+        bool, Option("--stable-tools", help="Sort the tools of a request by name.", rich_help_panel=_REUSE)
     ] = False,
     freeze_template_date: Annotated[
         bool,
@@ -154,8 +166,11 @@ def serve(
         has_prefix_cache=not no_prefix_cache,
         cache_bytes=_amount("--cache-bytes", cache_bytes) if cache_bytes is not None else None,
         settles=not no_settle,
+        max_settle=max_settle,
         canonical_tokens=canonical_tokens,
         restore_reasoning=restore_reasoning,
+        normalizes=not no_normalize,
+        stable_tools=stable_tools,
         freeze_template_date=freeze_template_date,
         max_queue=max_queue,
         max_batch=max_batch,

@@ -41,11 +41,17 @@ class Settings:
     """For the prefix cache and the live state of running requests together; None: derived from the device."""
     settles: bool = True
     """Compute the next turn's known prefix while the server is idle."""
+    max_settle: int = 16384
+    """Tokens that one settle computes at most, but for the rest of a prefill chunk."""
 
     canonical_tokens: bool = False
     """Tokenize answers that come back as history afresh, instead of reusing the tokens that were sampled."""
     restore_reasoning: bool = False
     """Put reasoning that a client dropped back into the chat."""
+    normalizes: bool = True
+    """Leave out of system prompts what changes with every request and means nothing to the model."""
+    stable_tools: bool = False
+    """Sort the tools of a request by name."""
     freeze_template_date: bool = False
     """Keep the day of a chat's first request in templates that write the date."""
 
@@ -67,6 +73,7 @@ class Settings:
         assert self.kv_bits is None or self.kv_bits in KV_BITS, self.kv_bits
         assert self.kv_group_size in KV_GROUP_SIZES, self.kv_group_size
         assert min(self.max_queue, self.max_batch, self.prefill_chunk, self.max_stall_ms) > 0, self
+        assert self.max_settle > 0, self.max_settle
 
 
 KV_BITS = (2, 3, 4, 5, 6, 8)

@@ -1,0 +1,124 @@
+"""Settling: computing the next turn's known prefix while the server is idle.
+
+A settle waits in the engine's queue until nothing else is there, and is given up there when a request arrives. Here it
+is decided which settles are worth having: none twice, none that a request has overtaken, and so many at most.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from threading import Lock
+
+from reprise.core.backend import Backend
+from reprise.core.errors import BadRequest, QueueFull, ShuttingDown
+from reprise.core.events import Event, Finished, FinishReason, Progress, Started
+from reprise.core.job import Job, Purpose
+from reprise.core.prompt import Prompt
+from reprise.core.tokens import common_prefix
+
+log = logging.getLogger(__name__)
+
+_MAX_WAITING = 32
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Settle:
+    """One settle on its way. `spent`: the tokens computed before it was given up the last time."""
+
+    job: Job
+    attempt: int = 0
+    spent: int = 0
+    started_at: int = 0
+    position: int = 0
+    is_dropped: bool = False
+
+    @property
+    def computed(self) -> int:
+        return self.spent + self.position - self.started_at
+
+
+class Settling:
+    """The settles of a server that are queued or running. Safe to use from several threads.
+
+    Each computes at most `max_tokens` tokens and the rest of a prefill chunk. At most `max_waiting` wait, the latest.
+    """
+
+    def __init__(self, backend: Backend, *, max_tokens: int, max_waiting: int = _MAX_WAITING) -> None:
+        assert max_tokens > 0 and max_waiting > 0, (max_tokens, max_waiting)
+        self._backend = backend
+        self._max_tokens = max_tokens
+        self._max_waiting = max_waiting
+        self._lock = Lock()
+        self._settles: list[_Settle] = []
+
+    def __len__(self) -> int:
+        return len(self._settles)
+
+    def begin(self, prompt: Prompt, *, request_id: str, namespace: str = "", chat: str | None = None) -> None:
+        """Queue a settle of `prompt`, which follows the answer to this request."""
+        job = Job(id=request_id, prompt=prompt, purpose=Purpose.SETTLE, namespace=namespace, chat=chat)
+        with self._lock:
+            if any(_begins_with(other.job, job) for other in self._settles):
+                return
+            # What is settled as part of this one need not be settled by itself.
+            needless = [other for other in self._settles if _begins_with(job, other.job)]
+            rest = [other for other in self._settles if other not in needless]
+            self._drop([*needless, *rest[: max(0, len(rest) + 1 - self._max_waiting)]])
+            self._submit(_Settle(job=job))
+
+    def overtaken_by(self, job: Job) -> None:
+        """A request computes its prompt: settles of what that begins with are of no more use."""
+        with self._lock:
+            self._drop([settle for settle in self._settles if _begins_with(job, settle.job)])
+
+    # With the lock held, since a settle that is given up may be queued again at the same time.
+
+    def _drop(self, settles: list[_Settle]) -> None:
+        for settle in settles:
+            settle.is_dropped = True
+            self._settles.remove(settle)
+            self._backend.cancel(_job_id(settle))
+
+    def _submit(self, settle: _Settle) -> None:
+        try:
+            self._backend.submit(replace(settle.job, id=_job_id(settle)), self._listener(settle))
+        except (QueueFull, ShuttingDown, BadRequest) as error:
+            log.debug("%s: not settled: %s", settle.job.id, error)
+        else:
+            self._settles.append(settle)
+
+    def _listener(self, settle: _Settle) -> Callable[[Event], None]:
+        def listen(event: Event) -> None:
+            # On the engine thread: whatever is called here returns at once.
+            with self._lock:
+                match event:
+                    case Started(reused=reused):
+                        settle.started_at = settle.position = reused
+                    case Progress(position=position):
+                        settle.position = position
+                        if settle.computed >= self._max_tokens and not settle.is_dropped:
+                            self._drop([settle])
+                    case Finished(reason=reason) if not settle.is_dropped:
+                        self._settles.remove(settle)
+                        if reason is FinishReason.CANCELLED:
+                            self._go_on(settle)
+                    case _:
+                        pass
+
+        return listen
+
+    def _go_on(self, settle: _Settle) -> None:
+        # A request came between. What was done is in the cache, and the rest can be done when it is gone.
+        settle.spent, settle.started_at = settle.computed, settle.position
+        settle.attempt += 1
+        self._submit(settle)
+
+
+def _job_id(settle: _Settle) -> str:
+    attempt = f"-{settle.attempt}" if settle.attempt > 0 else ""
+    return f"{settle.job.id}-settle{attempt}"
+
+
+def _begins_with(job: Job, start: Job) -> bool:
+    tokens, first = job.prompt.tokens, start.prompt.tokens
+    return job.namespace == start.namespace and common_prefix(tokens, first) == len(first)
