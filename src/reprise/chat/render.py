@@ -8,11 +8,13 @@ from typing import Literal
 
 from reprise.chat.answer import Answer
 from reprise.chat.boundaries import find_boundaries
+from reprise.chat.breakers import normalize, reordered_tools
 from reprise.chat.explain import Explanation, explain
 from reprise.chat.forms import joined_text
 from reprise.chat.memo import Memo
 from reprise.chat.parts import find_parts
 from reprise.chat.pieces import PieceTokenizer
+from reprise.chat.placement import open_placed
 from reprise.chat.reasoning import ReasoningMemory, as_message
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest, Message
@@ -35,12 +37,15 @@ class RenderSettings:
     """How requests are rendered.
 
     `has_canonical_tokens`: always the tokenizer's own spelling, never the one that was sampled. `freezes_date`: a chat
-    keeps the day of its first request. `restores_reasoning`: put back reasoning that a client dropped.
+    keeps the day of its first request. `restores_reasoning`: put back reasoning that a client dropped. `normalizes`:
+    what changes with every request and means nothing is left out, the rest is named; `sorts_tools` also sorts tools.
     """
 
     has_canonical_tokens: bool = False
     freezes_date: bool = False
     restores_reasoning: bool = False
+    normalizes: bool = True
+    sorts_tools: bool = False
     token_memory_nbytes: int = 64 << 20
     recent_nbytes: int = 64 << 20
 
@@ -77,13 +82,19 @@ class Renderer:
         Raises BadRequest (nothing to render, no template) and TemplateFailed with the template's own sentence.
         """
         notes: list[str] = []
+        if self._settings.normalizes:
+            normalized = normalize(request, sorts_tools=self._settings.sorts_tools)
+            request = normalized.request
+            notes += normalized.notes
         if self._settings.restores_reasoning:
             restored = self._reasoning.restored(request.messages)
             if restored.num_restored > 0:
                 request = replace(request, messages=restored.messages)
                 notes.append(f"reasoning put back into messages: {restored.num_restored}")
         moment = self._moment(request.messages)
-        scene, text = self._template.open_scene(request, moment)
+        placed = open_placed(self._template, request, moment)
+        scene, text, request = placed.scene, placed.text, placed.scene.request
+        notes += placed.notes
         tokenized = self._tokenizer.tokenize(text)
         found = find_boundaries(self._template, scene, self._tokenizer, tokenized)
         dates = self._template.dates
@@ -93,6 +104,9 @@ class Renderer:
         parts = find_parts(request, tokenized, self._text_model.eos, text=text, prompt_at=prompt_at)
         # What a message to be continued has opened is in that message; else only the generation prompt can open.
         from_char = parts[-1].chars.start if request.continue_final and parts else prompt_at
+        previous = self._previous(request)
+        if self._settings.normalizes and previous is not None:
+            notes += reordered_tools(previous.request.tools, request.tools)
         rendered = Rendered(
             scene=scene,
             prompt=Prompt(tokens=tokenized.tokens, boundaries=found.boundaries),
@@ -102,7 +116,7 @@ class Renderer:
             parts=parts,
             notes=(*notes, *found.notes),
             dates=dates.texts(moment),
-            previous=self._previous(request),
+            previous=previous,
         )
         self._keep(rendered)
         return rendered

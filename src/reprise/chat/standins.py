@@ -16,7 +16,8 @@ _WORDS = ("Alpha", "Bravo")
 """They begin with different letters, so what two of them share ends where they begin."""
 
 _OWN_KEYS = frozenset(("role", "content", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"))
-_HEAD_ROLES = ("system", "developer")
+HEAD_ROLES = ("system", "developer")
+"""Roles of messages that stand before the chat proper."""
 _LONG_DOCUMENT = 500
 """Characters before a question that are worth a checkpoint of their own."""
 
@@ -26,7 +27,7 @@ Messages = tuple[Message, ...]
 def head_length(messages: Sequence[Message]) -> int:
     """How many messages stand before the chat proper: the system messages at its beginning."""
     length = 0
-    while length < len(messages) and messages[length].get("role") in _HEAD_ROLES:
+    while length < len(messages) and messages[length].get("role") in HEAD_ROLES:
         length += 1
     return length
 
@@ -96,7 +97,7 @@ def cut_at(messages: Sequence[Message], cut: Cut) -> tuple[Messages, ...]:
     begun = (*messages[: cut.message], {**message, "content": text[: cut.num_chars] + word})
     followed = (*begun, _like(messages, "user", word))
     # A system message alone is no chat to many templates.
-    return (followed, begun) if message.get("role") in _HEAD_ROLES else (begun, followed)
+    return (followed, begun) if message.get("role") in HEAD_ROLES else (begun, followed)
 
 
 def question_of(message: Message) -> str | None:

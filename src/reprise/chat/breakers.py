@@ -1,0 +1,150 @@
+"""Prefix breakers: what clients write into the head of a prompt that changes, and costs everything behind it.
+
+The rules are data. Values that mean nothing to the model are left out; what the model may need is named, with advice.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from reprise.chat.forms import joined_text
+from reprise.chat.request import ChatRequest, Cut, Message
+from reprise.chat.standins import head_length
+
+_NUM_SHOWN = 80
+"""Characters of a system prompt that a note shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A breaker in a system prompt. What `pattern` finds is left out if `is_removed`, else named with the advice."""
+
+    name: str
+    pattern: re.Pattern[str]
+    is_removed: bool = False
+    advice: str = ""
+
+
+_DAY = (
+    r"(?:\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{1,2}:\d{2}|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?\s+\d)"
+)
+
+RULES = (
+    Rule(
+        # Claude Code: `x-anthropic-billing-header: cc_version=…; cc_entrypoint=…; cch=…;`, another with each request.
+        name="billing line",
+        pattern=re.compile(r"^[^\S\n]*x-[a-z0-9-]*(?:billing|attribution)-header:[^\n]*(?:\n|\Z)", re.I | re.M),
+        is_removed=True,
+    ),
+    Rule(
+        name="date or time",
+        # With a word that says it is the present one: dates in examples and changelogs stay the same.
+        pattern=re.compile(rf"^[^\n]*\b(?:today|current|now|date|time)\b[^\n]*?\b{_DAY}[^\n]*$", re.I | re.M),
+        advice="all behind it is computed again when it changes; the day alone, or the last message, is a better place",
+    ),
+    Rule(
+        name="working directory",
+        pattern=re.compile(r"^[^\n]*(?:<cwd>|\bworking directory\b[^\n]*[/\\:]|\bcwd\s*[:=])[^\n]*$", re.I | re.M),
+        advice="chats in other directories share nothing behind it; the first user message is a better place",
+    ),
+    Rule(
+        name="git status",
+        pattern=re.compile(
+            r"^[^\n]*(?:\bgit ?status\b[^\n]*:|\bcurrent branch:|\brecent commits:)[^\n]*$", re.I | re.M
+        ),
+        advice="all behind it is computed again after each change of a file; the last message is a better place",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalized:
+    """A request without what means nothing to the model; `notes` name what was found and done."""
+
+    request: ChatRequest
+    notes: tuple[str, ...] = ()
+
+
+def normalize(request: ChatRequest, *, sorts_tools: bool) -> Normalized:
+    """Leave out of the system prompt what may be left out, name the rest, and sort the tools by name if wanted."""
+    head = head_length(request.messages)
+    notes = [note for rule in RULES for note in _notes(rule, request.messages[:head])]
+    for rule in RULES:
+        if rule.is_removed:
+            request = _without(request, rule.pattern, head)
+    if sorts_tools:
+        tools = tuple(sorted(request.tools, key=lambda tool: (_tool_name(tool), _json(tool))))
+        if tools != request.tools:
+            request = replace(request, tools=tools)
+            notes.append("tools sorted by name")
+    return Normalized(request=request, notes=tuple(notes))
+
+
+def reordered_tools(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """A note if two requests have the same tools in another order."""
+    if list(before) == list(now) or sorted(map(_json, before)) != sorted(map(_json, now)):
+        return ()
+    return ("tools came in another order than before, which breaks the prefix: --stable-tools sorts them",)
+
+
+def _notes(rule: Rule, messages: Sequence[Message]) -> list[str]:
+    for message in messages:
+        found = rule.pattern.search(joined_text(message.get("content")))
+        if found is not None:
+            if rule.is_removed:
+                return [f"{rule.name} left out of the system prompt"]
+            shown = found.group().strip()[:_NUM_SHOWN]
+            return [f"the system prompt holds a {rule.name} ({shown!r}): {rule.advice}"]
+    return []
+
+
+def _without(request: ChatRequest, pattern: re.Pattern[str], head: int) -> ChatRequest:
+    messages = tuple(
+        {**message, "content": _content_without(message.get("content"), pattern)} if index < head else message
+        for index, message in enumerate(request.messages)
+    )
+    if messages == request.messages:
+        return request
+    cuts = tuple(
+        _moved(cut, request.messages[cut.message], pattern) if cut.message < head else cut for cut in request.cuts
+    )
+    return replace(request, messages=messages, cuts=cuts)
+
+
+def _content_without(content: Any, pattern: re.Pattern[str]) -> Any:
+    if isinstance(content, str):
+        return pattern.sub("", content)
+    if isinstance(content, list):
+        return [_part_without(part, pattern) for part in cast(list[Any], content)]
+    return content
+
+
+def _part_without(part: Any, pattern: re.Pattern[str]) -> Any:
+    if isinstance(part, str):
+        return pattern.sub("", part)
+    if not isinstance(part, Mapping):
+        return part
+    fields = cast(Mapping[str, Any], part)
+    text = fields.get("text")
+    return {**fields, "text": pattern.sub("", text)} if isinstance(text, str) else fields
+
+
+def _moved(cut: Cut, message: Message, pattern: re.Pattern[str]) -> Cut:
+    """The same place in the message's text when what the pattern finds is gone."""
+    text = joined_text(message.get("content"))
+    spans = [found.span() for found in pattern.finditer(text)]
+    gone = sum(min(stop, cut.num_chars) - start for start, stop in spans if start < cut.num_chars)
+    return Cut(cut.message, cut.num_chars - gone)
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str:
+    function = tool.get("function")
+    name = cast(Mapping[str, Any], function).get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def _json(tool: Mapping[str, Any]) -> str:
+    return json.dumps(tool, sort_keys=True, default=str)

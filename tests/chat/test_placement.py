@@ -1,0 +1,61 @@
+"""System messages in the midst of a chat, and several messages of one role in a row."""
+
+import pytest
+
+from reprise.chat.render import Renderer
+from reprise.chat.request import ChatRequest, Cut, Message
+from reprise.core.errors import TemplateFailed
+from reprise.core.prompt import BoundaryKind
+from tests.chat.text_models import text_model
+
+
+def said(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+CHAT = (said("system", "Be kind."), said("user", "One"), said("assistant", "Two"))
+LATE = (*CHAT, said("system", "Be brief."), said("user", "Three"))
+
+
+@pytest.mark.parametrize("template", ["strips_thinking", "needs_user", "keeps_everything"])
+def test_a_late_system_message_stays_where_the_template_takes_it(template: str) -> None:
+    rendered = Renderer(text_model(template)).render(ChatRequest(messages=LATE))
+    assert rendered.request.messages == LATE
+    assert "system\nBe brief." in rendered.text
+    assert not any("system message" in note for note in rendered.notes)
+
+
+def test_a_template_that_drops_it_gets_it_as_a_user_message() -> None:
+    renderer = Renderer(text_model("plain_text"))
+    before = renderer.render(ChatRequest(messages=CHAT[:2]))
+    rendered = renderer.render(ChatRequest(messages=LATE))
+    assert rendered.text.endswith("User: Be brief.\nUser: Three\nAssistant:")
+    assert rendered.text.startswith(before.text.removesuffix("Assistant:"))
+    assert "message 3" in rendered.notes[0]
+
+
+def test_a_template_that_wants_turns_gets_it_with_the_user_message_behind_it() -> None:
+    renderer = Renderer(text_model("alternates"))
+    rendered = renderer.render(ChatRequest(messages=LATE, breakpoints=(3, 4, 5), cuts=(Cut(4, 2),)))
+    assert rendered.request.messages == (*CHAT, said("user", "Be brief.\n\nThree"))
+    assert rendered.request.breakpoints == (3, 4)
+    assert rendered.request.cuts == (Cut(3, len("Be brief.\n\nTh")), Cut(3, len("Be brief.")))
+    explicit = [b.position for b in rendered.prompt.boundaries if b.kind is BoundaryKind.EXPLICIT]
+    ends = [text_model("alternates").decode(rendered.prompt.tokens[:at].tolist())[-9:] for at in explicit]
+    assert "Be brief." in ends
+    assert len(rendered.notes) == 2
+
+
+def test_several_system_messages_at_the_beginning_are_one_where_only_one_is_taken() -> None:
+    renderer = Renderer(text_model("alternates"))
+    messages = (said("system", "Be kind."), said("system", "Be brief."), said("user", "One"))
+    rendered = renderer.render(ChatRequest(messages=messages, breakpoints=(1,)))
+    assert rendered.request.messages == (said("system", "Be kind.\n\nBe brief."), said("user", "One"))
+    assert rendered.request.cuts == (Cut(0, len("Be kind.")),)
+    assert rendered.notes == ("the 2 system messages at the beginning given as one, since the chat template takes one",)
+
+
+def test_what_no_form_helps_is_refused_in_the_templates_words() -> None:
+    messages = (said("user", "One"), said("assistant", "Two"), said("assistant", "Three"))
+    with pytest.raises(TemplateFailed, match="must alternate"):
+        Renderer(text_model("alternates")).render(ChatRequest(messages=messages))
