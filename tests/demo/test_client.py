@@ -16,15 +16,19 @@ def chunk(delta: dict[str, str], *tokens: str) -> str:
 
 
 USAGE = "data: " + json.dumps(
-    {"choices": [], "usage": {"prompt_tokens": 12, "prompt_tokens_details": {"cached_tokens": 5}}}
+    {"id": "chat-1", "choices": [], "usage": {"prompt_tokens": 12, "prompt_tokens_details": {"cached_tokens": 5}}}
 )
 
 
 def answering(*lines: str, status: int = 200) -> httpx.Client:
     body = "\n\n".join(lines) + "\n\n"
-    return httpx.Client(
-        base_url="http://server", transport=httpx.MockTransport(lambda _: httpx.Response(status, text=body))
-    )
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/cache/requests/chat-1":
+            return httpx.Response(200, json={"reason": "thinking stripped"})
+        return httpx.Response(status, text=body)
+
+    return httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
 
 
 def test_reasoning_content_tokens_and_usage_are_gathered() -> None:
@@ -42,6 +46,7 @@ def test_reasoning_content_tokens_and_usage_are_gathered() -> None:
     assert (reply.content, reply.reasoning) == ("Hi there", "Hm")
     assert reply.tokens == ("Hm", "</think>", "Hi", " there")
     assert (reply.num_prompt, reply.num_cached, reply.num_computed) == (12, 5, 7)
+    assert reply.why == "thinking stripped"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The demonstration's counting and comparing, against servers and a tokenizer made of strings."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -113,13 +114,15 @@ def test_the_table_fits_a_small_terminal() -> None:
         typed=20,
         ttft_s=12.3,
         cold_ttft_s=99.9,
-        is_same_answer=False,
+        is_same_answer=True,
+        why="thinking stripped",
     )
     console = Console(width=80)
     with console.capture() as shown:
-        console.print(table([big]))
-    row = next(line for line in shown.get().splitlines() if "DIFFER" in line)
-    assert row.split() == ["40", "123,456", "123,400", "56", "100.0", "12,300", "123,456", "99,900", "DIFFER"]
+        console.print(table([big, replace(big, is_same_answer=False)]))
+    rows = [line.split() for line in shown.get().splitlines() if line.strip().startswith("40")]
+    numbers = ["40", "123,456", "123,400", "56", "100.0", "12,300", "123,456", "99,900"]
+    assert rows == [[*numbers, "thinking", "stripped"], [*numbers, "ANSWERS", "DIFFER"]]
 
 
 def test_there_are_forty_different_questions() -> None:

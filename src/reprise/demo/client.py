@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,7 +21,14 @@ def ask(client: httpx.Client, history: tuple[Message, ...]) -> Reply:
     with client.stream("POST", "/v1/chat/completions", json=request_body(history)) as response:
         if not response.is_success:
             raise DemoFailed(f"The server answered {response.status_code}: {response.read().decode()}")
-        return _gather(_events(response.iter_lines()), started)
+        reply, request_id = _gather(_events(response.iter_lines()), started)
+    return replace(reply, why=_why(client, request_id))
+
+
+def _why(client: httpx.Client, request_id: str) -> str:
+    """What the server's record gives as the reason why tokens were computed."""
+    response = client.get(f"/v1/cache/requests/{request_id}")
+    return str(response.json().get("reason", "")) if response.is_success else ""
 
 
 def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -38,13 +46,16 @@ def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     raise DemoFailed("The server's stream ended in the middle of the answer.")
 
 
-def _gather(events: Iterable[dict[str, Any]], started: float) -> Reply:
+def _gather(events: Iterable[dict[str, Any]], started: float) -> tuple[Reply, str]:
+    """The answer, and the id that the server gave it."""
+    request_id = ""
     content: list[str] = []
     reasoning: list[str] = []
     tokens: list[str] = []
     ttft_s: float | None = None
     usage: dict[str, Any] | None = None
     for event in events:
+        request_id = event.get("id", request_id)
         usage = event.get("usage") or usage
         for choice in event["choices"]:
             delta = choice["delta"]
@@ -56,7 +67,7 @@ def _gather(events: Iterable[dict[str, Any]], started: float) -> Reply:
                 ttft_s = time.perf_counter() - started
     if usage is None or ttft_s is None:
         raise DemoFailed("The server gave no answer or no usage.")
-    return Reply(
+    reply = Reply(
         content="".join(content),
         reasoning="".join(reasoning),
         tokens=tuple(tokens),
@@ -64,3 +75,4 @@ def _gather(events: Iterable[dict[str, Any]], started: float) -> Reply:
         num_cached=usage["prompt_tokens_details"]["cached_tokens"],
         ttft_s=ttft_s,
     )
+    return reply, request_id

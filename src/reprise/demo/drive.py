@@ -47,6 +47,7 @@ def drive(warm: Ask, cold: Ask, tokenizer: Tokenizer, questions: tuple[str, ...]
             ttft_s=with_reuse.ttft_s,
             cold_ttft_s=without.ttft_s,
             is_same_answer=with_reuse.tokens == without.tokens and with_reuse.content == without.content,
+            why=with_reuse.why,
         )
         oracle.remember(join_tokens(prompt, tokenizer.answer(with_reuse.tokens)))
         history = (*history, {"role": "assistant", "content": with_reuse.content})

@@ -59,7 +59,7 @@ _HEADS = (
     "\nms",
     "no cache\ncomputed",
     "no cache\nms",
-    "\nanswers",
+    "\nwhy computed",
 )
 
 
@@ -68,7 +68,7 @@ def table(turns: Sequence[Turn], *, last: int | None = None) -> Table:
     title = "One chat, two servers: tokens, ms to the first token"
     shown = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for head in _HEADS:
-        shown.add_column(head, justify="right", no_wrap=True)
+        shown.add_column(head, justify="left" if head == _HEADS[-1] else "right", no_wrap=True)
     for turn in turns if last is None else turns[-last:]:
         shown.add_row(
             str(turn.turn),
@@ -79,7 +79,7 @@ def table(turns: Sequence[Turn], *, last: int | None = None) -> Table:
             f"{1000 * turn.ttft_s:,.0f}",
             f"{turn.cold_computed:,}",
             f"{1000 * turn.cold_ttft_s:,.0f}",
-            "same" if turn.is_same_answer else "DIFFER",
+            turn.why if turn.is_same_answer else "ANSWERS DIFFER",
         )
     return shown
 

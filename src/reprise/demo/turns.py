@@ -46,6 +46,8 @@ class Reply:
     num_prompt: int
     num_cached: int
     ttft_s: float
+    why: str = ""
+    """Why the rest was computed, in the server's words."""
 
     @property
     def num_computed(self) -> int:
@@ -71,6 +73,7 @@ class Turn:
     ttft_s: float
     cold_ttft_s: float
     is_same_answer: bool
+    why: str = ""
 
     def __post_init__(self) -> None:
         assert self.reused + self.computed == self.prompt_tokens, self
