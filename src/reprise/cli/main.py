@@ -7,6 +7,7 @@ import typer
 from reprise import __version__
 from reprise.cli.demo import demo
 from reprise.cli.serve import serve
+from reprise.cli.simulate import simulate
 
 app = typer.Typer(
     name="reprise",
@@ -17,6 +18,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(demo)
+app.command()(simulate)
 
 
 def _print_version(is_wanted: bool) -> None:

@@ -38,13 +38,15 @@ class Request:
 
     `num_tokens`: the real prompt's length, of which each token of `prompt` stands for `unit`. `answer`: what was
     generated, None where the trace does not tell. `shareable`: how many tokens of `prompt` another prompt can have in
-    common; a block that is cut by the prompt's end is like no other.
+    common; a block that is cut by the prompt's end is like no other. `block`: the real tokens by which an estimate
+    with the future known counts.
     """
 
     prompt: Prompt
     num_tokens: int
     shareable: int
     unit: int = 1
+    block: int = 8
     answer: Tokens | None = None
     is_side: bool = False
 
@@ -95,7 +97,8 @@ def _from_blocks(ids: Sequence[int], num_tokens: int, granularity: Granularity) 
     # The next turn has other tokens in the block that this prompt ends in.
     stable = (Boundary(whole, BoundaryKind.STABLE),) if whole > 0 else ()
     prompt = Prompt(tokens=tokens, boundaries=stable)
-    return Request(prompt=prompt, num_tokens=num_tokens, shareable=whole if whole > 0 else len(tokens), unit=unit)
+    shareable = whole if whole > 0 else len(tokens)
+    return Request(prompt=prompt, num_tokens=num_tokens, shareable=shareable, unit=unit, block=BLOCK_TOKENS)
 
 
 def block_tokens(ids: Sequence[int], length: int) -> Tokens:

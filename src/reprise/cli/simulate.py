@@ -1,0 +1,113 @@
+"""`reprise simulate TRACE…`: what a budget of memory is worth on a trace of requests."""
+
+import json
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from reprise.cli.refuse import refusals, refuse
+from reprise.core.sizes import Bytes, parse_amount
+from reprise.simulate.payloads import Sizes
+from reprise.simulate.traces import Granularity
+
+_LAYOUTS = ("full", "hybrid", "window")
+_SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def simulate(
+    *,
+    traces: Annotated[
+        list[Path],
+        typer.Argument(metavar="TRACE…", exists=True, dir_okay=False, help="Block hashes, token prompts or dialogues."),
+    ],
+    tokens: Annotated[str, Option(help="Budgets in tokens of KV, separated by commas.")] = "0.25M,1M,3M,10M",
+    cache_bytes: Annotated[str | None, Option(help="Budgets in bytes instead, as 2GB,8GB.")] = None,
+    policy: Annotated[str, Option(help="What to compare, separated by commas.")] = "lru,cost,infinite,belady",
+    layout: Annotated[str, Option(help=f"The model's layers: {', '.join(_LAYOUTS)}.")] = "full",
+    kv_bytes: Annotated[int, Option(min=2, help="Bytes of one token's KV.")] = 20480,
+    snapshot_tokens: Annotated[
+        int, Option(min=1, help="A hybrid model's snapshot, as so many tokens of its KV.")
+    ] = 3100,
+    window: Annotated[int, Option(min=2, help="The size of the window, in tokens; half the layers have one.")] = 1024,
+    granularity: Annotated[
+        Granularity, Option(help="Replay block hashes token by token, or one token for a block: faster, same hits.")
+    ] = Granularity.BLOCK,
+    limit: Annotated[int | None, Option(min=1, help="Stop after so many requests.")] = None,
+    plot: Annotated[Path | None, Option(dir_okay=False, help="Write hit share against bytes to this PNG.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print results as JSON.")] = False,
+) -> None:
+    """Replay traces of requests against the real prefix cache, with payloads of given sizes and no model."""
+    from rich.console import Console  # noqa: PLC0415 - quick start
+
+    from reprise.simulate.report import draw, table_of  # noqa: PLC0415
+    from reprise.simulate.run import run_simulation  # noqa: PLC0415
+    from reprise.simulate.traces import read_trace  # noqa: PLC0415
+
+    if plot is not None and len(traces) > 1:
+        refuse("A plot shows one trace: give one, or leave out --plot.")
+    budgets = _byte_budgets(cache_bytes) if cache_bytes is not None else _token_budgets(tokens, kv_bytes)
+    sizes = _sizes(layout, kv_bytes, snapshot_tokens, window)
+    policies = tuple(name.strip() for name in policy.split(","))
+    status = Console(stderr=True)
+    with refusals():
+        for trace in traces:
+            with status.status(f"{trace.name}: reading") as line:
+                results = run_simulation(
+                    trace.name,
+                    islice(read_trace(trace, granularity=granularity), limit),
+                    budgets=budgets,
+                    policies=policies,
+                    sizes=sizes,
+                    on_progress=lambda done, line=line, name=trace.name: (
+                        line.update(f"{name}: {done:,} requests") if done % 100 == 0 else None
+                    ),
+                )
+            if as_json:
+                typer.echo(json.dumps([asdict(result) | {"hit_share": result.hit_share} for result in results]))
+            else:
+                Console().print(table_of(results, bytes_per_token=kv_bytes))
+            if plot is not None:
+                draw(results, plot)
+
+
+def _sizes(layout: str, kv_bytes: int, snapshot_tokens: int, window: int) -> Sizes:
+    if layout not in _LAYOUTS:
+        refuse(f"There is no layout {layout!r}: choose from {', '.join(_LAYOUTS)}.")
+    if layout == "hybrid":
+        return Sizes(full=kv_bytes, snapshot=snapshot_tokens * kv_bytes)
+    if layout == "window":
+        half = kv_bytes // 2
+        return Sizes(full=kv_bytes - half, window=half, window_tokens=window)
+    return Sizes(full=kv_bytes)
+
+
+def _token_budgets(text: str, kv_bytes: int) -> tuple[int, ...]:
+    return tuple(_tokens(part.strip()) * kv_bytes for part in text.split(","))
+
+
+def _tokens(text: str) -> int:
+    factor = _SUFFIXES.get(text[-1:], 1)
+    try:
+        num = int(float(text[:-1] if factor > 1 else text) * factor)
+    except ValueError:
+        num = 0
+    if num <= 0:
+        refuse(f"{text!r} is not a number of tokens: write for example 0.25M,1M.")
+    return num
+
+
+def _byte_budgets(text: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for part in text.split(","):
+        try:
+            amount = parse_amount(part)
+        except ValueError as error:
+            refuse(str(error))
+        if not isinstance(amount, Bytes) or amount.nbytes == 0:
+            refuse(f"{part!r} is not a budget: write for example 2GB,8GB.")
+        found.append(amount.nbytes)
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""What a simulation found, as a table and as a plot."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from rich.table import Table
+
+from reprise.core.errors import RepriseError
+from reprise.simulate.run import BELADY, Result
+
+
+class PlotUnavailable(RepriseError):
+    """The library that draws is not installed."""
+
+    code = "plot_unavailable"
+
+
+def table_of(results: Sequence[Result], *, bytes_per_token: int) -> Table:
+    """One row for each policy and budget; the last columns compare with LRU and with Belady's rule."""
+    table = Table(title=f"{results[0].trace}: {results[0].requests:,} requests, {results[0].prompt:,} prompt tokens")
+    for heading in ("budget", "tokens", "policy", "reused", "computed", "hit share", "× lru", "of belady"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
+    for result in results:
+        lru, best = _peer(results, result, "lru"), _peer(results, result, BELADY)
+        table.add_row(
+            nbytes_text(result.budget) if result.budget is not None else "∞",
+            count_text(result.budget // bytes_per_token) if result.budget is not None else "∞",
+            result.policy,
+            count_text(result.reused),
+            count_text(result.computed),
+            f"{result.hit_share:.1%}",
+            f"{result.reused / lru.reused:.2f}" if lru is not None and lru.reused > 0 else "",
+            f"{result.reused / best.reused:.0%}" if best is not None and best.reused > 0 else "",
+        )
+    return table
+
+
+def count_text(num: int) -> str:
+    """`144.79M`: a number of tokens, to four or five digits."""
+    if num < 10_000:
+        return str(num)
+    return f"{num / 1000:.1f}k" if num < 1_000_000 else f"{num / 1_000_000:.2f}M"
+
+
+def nbytes_text(nbytes: int) -> str:
+    """`1.5 GB`, with decimal units."""
+    size = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """Write a PNG of hit share against bytes. Raises PlotUnavailable without matplotlib."""
+    try:
+        matplotlib = import_module("matplotlib.figure")  # An optional extra, so nothing here knows its types.
+    except ImportError as error:
+        raise PlotUnavailable("A plot needs matplotlib: pip install 'mlx-reprise[plot]'.") from error
+    figure = matplotlib.Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    bounded = [r for r in results if r.budget is not None]
+    for policy in dict.fromkeys(r.policy for r in bounded):
+        points = [r for r in bounded if r.policy == policy]
+        axes.plot([r.budget for r in points], [100 * r.hit_share for r in points], marker="o", label=policy)
+    for result in results:
+        if result.budget is None:
+            axes.axhline(100 * result.hit_share, linestyle="--", color="grey", label=result.policy)
+    axes.set(xscale="log", xlabel="bytes", ylabel="prompt tokens reused, %", title=results[0].trace)
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.savefig(path, format="png")
+
+
+def _peer(results: Sequence[Result], result: Result, policy: str) -> Result | None:
+    return next((r for r in results if r.policy == policy and r.budget == result.budget), None)

@@ -1,0 +1,91 @@
+"""A whole simulation: one pass over a trace for every policy and budget."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+from reprise.cache.policy import POLICIES
+from reprise.core.errors import BadRequest
+from reprise.simulate.offline import FutureKnown
+from reprise.simulate.payloads import Sizes
+from reprise.simulate.replay import Replay
+from reprise.simulate.traces import Request
+
+UNBOUNDED = "infinite"
+BELADY = "belady"
+KNOWN = (*POLICIES, UNBOUNDED, BELADY)
+"""What can be compared: the policies, a store without a bound, and Belady's rule with the future known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one policy reused of a trace. `budget` in bytes; None: no bound. Tokens are the real prompts'."""
+
+    trace: str
+    policy: str
+    budget: int | None
+    requests: int
+    prompt: int
+    reused: int
+
+    @property
+    def computed(self) -> int:
+        """Prompt tokens that were not reused."""
+        return self.prompt - self.reused
+
+    @property
+    def hit_share(self) -> float:
+        """Reused ÷ prompt tokens; 0 for an empty trace."""
+        return self.reused / self.prompt if self.prompt > 0 else 0.0
+
+
+def run_simulation(
+    name: str,
+    requests: Iterable[Request],
+    *,
+    budgets: tuple[int, ...],
+    policies: tuple[str, ...] = ("lru", "cost", UNBOUNDED, BELADY),
+    sizes: Sizes | None = None,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> tuple[Result, ...]:
+    """Replay the requests of one trace. Budgets in bytes; `on_progress` is told the number of requests done.
+
+    The requests are read once and not kept, except for `belady`, which needs 8 bytes for each block of each prompt, and
+    `infinite`, whose store keeps all. Raises BadRequest for a policy that does not exist.
+    """
+    unknown = [policy for policy in policies if policy not in KNOWN]
+    if unknown:
+        raise BadRequest(f"There is no policy {unknown[0]!r}: choose from {', '.join(KNOWN)}.")
+    sizes = sizes if sizes is not None else Sizes()
+    stream = iter(requests)
+    first = next(stream, None)
+    if first is None:
+        raise BadRequest(f"{name} holds no request.")
+    bounded = [(policy, budget) for budget in budgets for policy in policies if policy in POLICIES]
+    unbounded = [("lru", None)] if UNBOUNDED in policies else []
+    replays = [
+        (policy, budget, Replay(policy=policy, budget=budget, sizes=sizes, unit=first.unit))
+        for policy, budget in (*bounded, *unbounded)
+    ]
+    future = FutureKnown(block=first.block) if BELADY in policies else None
+    num = prompt = 0
+    for request in chain((first,), stream):
+        for _, _, replay in replays:
+            replay.take(request)
+        if future is not None:
+            future.add(request)
+        num += 1
+        prompt += request.num_tokens
+        on_progress(num)
+
+    def result(policy: str, budget: int | None, reused: int) -> Result:
+        return Result(trace=name, policy=policy, budget=budget, requests=num, prompt=prompt, reused=reused)
+
+    results = [
+        result(policy if budget is not None else UNBOUNDED, budget, replay.tally.reused)
+        for policy, budget, replay in replays
+    ]
+    if future is not None:
+        results += [result(BELADY, b, future.reused_within(b // sizes.full)) for b in budgets]
+    order = list(policies)
+    return tuple(sorted(results, key=lambda r: (r.budget is None, r.budget or 0, order.index(r.policy))))
