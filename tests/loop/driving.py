@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from reprise.core.events import Event, Finished, Progress, Sampled
@@ -69,11 +70,12 @@ class Engine:
     """An engine loop on a tiny model; checks the cache's books after every answer."""
 
     def __init__(
-        self, architecture: str, *, cache_bytes: int | None = None, lends_from: int = LENDS_FROM, **settings: Any
+        self, model: str | Path, *, cache_bytes: int | None = None, lends_from: int = LENDS_FROM, **settings: Any
     ) -> None:
+        """`model`: the architecture of a tiny model, or a directory."""
         self.loop = EngineLoop(
             Settings(
-                model=str(tiny_model(architecture)),
+                model=str(model if isinstance(model, Path) else tiny_model(model)),
                 cache_bytes=Bytes(cache_bytes) if cache_bytes is not None else None,
                 **settings,
             ),

@@ -17,6 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import LoadFailed
 from reprise.engine.blueprint import Blueprint, blueprint_of
+from reprise.engine.trial import check_quantised, vocabulary_size
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "n_positions", "max_seq_len", "seq_length")
 
@@ -60,8 +61,10 @@ def load_model(source: str, *, kv_bits: int | None = None, kv_group_size: int = 
                 f"{source} is neither a directory here nor a model that the hub gave: {_first_line(error)}"
             ) from error
         raise LoadFailed(f"{source}: loading failed: {type(error).__name__}: {_first_line(error)}") from error
+    if kv_bits is not None:
+        check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
     blueprint = blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
-    vocab_size = _vocab_size(model, blueprint)
+    vocab_size = vocabulary_size(model, blueprint)
     return LoadedModel(
         name=Path(source).name if Path(source).exists() else source,
         model=model,
@@ -96,13 +99,6 @@ def _first_line(error: Exception) -> str:
 
 def _parameters(model: nn.Module) -> list[mx.array]:
     return [array for _, array in cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))]
-
-
-def _vocab_size(model: nn.Module, blueprint: Blueprint) -> int:
-    """The width of the logits, from one forward pass: configurations and tokenizers do not always agree with it."""
-    logits = model(mx.array([[0]]), cache=blueprint.build())
-    mx.eval(logits)
-    return int(logits.shape[-1])
 
 
 def _context(config: dict[str, Any]) -> int | None:

@@ -1,0 +1,65 @@
+"""Trial runs of a model that was just loaded: what only running it tells."""
+
+from __future__ import annotations
+
+import logging
+
+import mlx.core as mx
+from mlx import nn
+
+from reprise.core.errors import LoadFailed
+from reprise.core.kinds import Full
+from reprise.core.settings import KV_GROUP_SIZES
+from reprise.engine.blueprint import Blueprint, FullSpec, blueprint_of
+from reprise.engine.rows import Rows
+
+log = logging.getLogger("reprise.engine")
+
+_TRIAL = (3, 2, 1, 1)
+"""Tokens of each pass: prefill from nothing and behind something, and decode, which have code of their own in some
+models."""
+
+
+def vocabulary_size(model: nn.Module, blueprint: Blueprint) -> int:
+    """The width of the logits, from one forward pass: configurations and tokenizers do not always agree with it."""
+    logits = model(mx.array([[0]]), cache=blueprint.build())
+    mx.eval(logits)
+    return int(logits.shape[-1])
+
+
+def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int) -> None:
+    """LoadFailed if the model cannot run on quantised entries. mlx-lm's attention takes them only in part."""
+    blueprint = blueprint_of(model, kv_bits=bits, kv_group_size=group_size)
+    if not any(isinstance(spec, FullSpec) for spec in blueprint.leaves):
+        log.warning("%s has no layer of full attention, so there is no KV that --kv-bits could quantise", source)
+        return
+    _check_widths(model, source, group_size)
+    rows = Rows(blueprint)
+    try:
+        for num in _TRIAL:
+            mx.eval(rows.forward(model, mx.array([[0] * num])), rows.arrays())
+    except Exception as error:
+        # Whatever a model's own code raises when it meets a tuple where it wants an array.
+        raise LoadFailed(
+            f"{source}: its attention cannot work on quantised KV ({_reason(error)}). Start it without --kv-bits."
+        ) from error
+
+
+def _check_widths(model: nn.Module, source: str, group_size: int) -> None:
+    rows = Rows(blueprint_of(model))
+    mx.eval(rows.forward(model, mx.array([[0]])), rows.arrays())
+    widths = {plane.shape[3] for layer in rows.layers(Full()) for plane in layer.planes}
+    if all(width % group_size == 0 for width in widths):
+        return
+    fitting = [size for size in KV_GROUP_SIZES if all(width % size == 0 for width in widths)]
+    advice = f"Start it with --kv-group-size {max(fitting)}" if fitting else "Start it without --kv-bits"
+    raise LoadFailed(
+        f"{source}: entries {' and '.join(map(str, sorted(widths)))} values wide cannot be quantised in groups of "
+        f"{group_size}. {advice}."
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of what was raised."""
+    first = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".:")
+    return f"{type(error).__name__}: {first}" if first != "" else type(error).__name__
