@@ -11,6 +11,9 @@ import httpx
 from reprise.demo.turns import Message, Reply, request_body
 
 
+_TRIES, _PAUSE_S = 40, 0.025
+
+
 class DemoFailed(Exception):
     """The demonstration cannot go on; the sentence says why."""
 
@@ -27,8 +30,13 @@ def ask(client: httpx.Client, history: tuple[Message, ...]) -> Reply:
 
 def _why(client: httpx.Client, request_id: str) -> str:
     """What the server's record gives as the reason why tokens were computed."""
-    response = client.get(f"/v1/cache/requests/{request_id}")
-    return str(response.json().get("reason", "")) if response.is_success else ""
+    for _ in range(_TRIES):
+        response = client.get(f"/v1/cache/requests/{request_id}")
+        if response.is_success:
+            return str(response.json().get("reason", ""))
+        # The record is written when the stream has been closed, which this client has just done.
+        time.sleep(_PAUSE_S)
+    return ""
 
 
 def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
