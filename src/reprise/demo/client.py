@@ -10,7 +10,6 @@ import httpx
 
 from reprise.demo.turns import Message, Reply, request_body
 
-
 _TRIES, _PAUSE_S = 40, 0.025
 
 
