@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlx import nn
 
-from reprise.core.kinds import Full, KvKind, Layout, Window
+from reprise.cli.inspection import where_it_resumes
 from reprise.engine.batching import ALONE
 from reprise.engine.blueprint import Blueprint, blueprint_of
 from reprise.engine.rows import Rows, RowSource
@@ -73,7 +73,7 @@ def measure(name: str) -> Row:
     return Row(
         name=name,
         caches=_caches(model),
-        resumes=resumes(blueprint.layout),
+        resumes=where_it_resumes(blueprint.layout),
         bytes_per_token=tokens_nbytes,
         bytes_per_snapshot=snapshot_nbytes,
         batched="together" if blueprint.joins and not wrong else "alone",
@@ -82,21 +82,6 @@ def measure(name: str) -> Row:
         notes=tuple(notes),
         faults=tuple(faults),
     )
-
-
-def resumes(layout: Layout) -> str:
-    """Where a model of this layout can resume, in a few words."""
-    if layout.has_snapshots:
-        return "checkpoints"
-    if layout.resumes_anywhere:
-        return "everywhere"
-    return "everywhere that its " + " and ".join(sorted({_word(k) for k in layout.kinds} - {""})) + " is stored"
-
-
-def _word(kind: KvKind) -> str:
-    if isinstance(kind, Full):
-        return ""
-    return "window" if isinstance(kind, Window) else "chunk"
 
 
 def _caches(model: nn.Module) -> str:

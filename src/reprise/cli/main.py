@@ -6,6 +6,7 @@ import typer
 
 from reprise import __version__
 from reprise.cli.demo import demo
+from reprise.cli.inspect import inspect
 from reprise.cli.serve import serve
 from reprise.cli.simulate import simulate
 
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(serve)
+app.command()(inspect)
 app.command()(demo)
 app.command()(simulate)
 

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from reprise.cli.options import amount, check_kv_bits, check_kv_group_size, num_bytes, one_of
 from reprise.cli.refuse import refusals, refuse
 from reprise.core.settings import KV_BITS, KV_GROUP_SIZES, LOG_LEVELS, Settings
-from reprise.core.sizes import Amount, Bytes, parse_amount
 
 _SERVER = "Server"
 _ANSWERS = "Answers"
@@ -16,37 +16,8 @@ _REUSE = "Reuse"
 _LOAD = "Load"
 
 
-def _amount(option: str, text: str) -> Amount:
-    try:
-        return parse_amount(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from error
-
-
-def _num_bytes(option: str, text: str) -> int:
-    amount = _amount(option, text)
-    if not isinstance(amount, Bytes) or amount.nbytes == 0:
-        raise typer.BadParameter("Give a number of bytes here, as 32MiB.", param_hint=f"'{option}'")
-    return amount.nbytes
-
-
-def _one_of(value: object, choices: tuple[object, ...]) -> None:
-    if value is not None and value not in choices:
-        raise typer.BadParameter(f"Choose one of {', '.join(map(str, choices))}.")
-
-
-def _check_bits(value: int | None) -> int | None:
-    _one_of(value, KV_BITS)
-    return value
-
-
-def _check_group_size(value: int) -> int:
-    _one_of(value, KV_GROUP_SIZES)
-    return value
-
-
 def _check_log_level(value: str) -> str:
-    _one_of(value, LOG_LEVELS)
+    one_of(value, LOG_LEVELS)
     return value
 
 
@@ -132,12 +103,12 @@ def serve(
     kv_bits: Annotated[
         int | None,
         Option(
-            help=f"Quantise KV to {', '.join(map(str, KV_BITS))} bits.", callback=_check_bits, rich_help_panel=_REUSE
+            help=f"Quantise KV to {', '.join(map(str, KV_BITS))} bits.", callback=check_kv_bits, rich_help_panel=_REUSE
         ),
     ] = None,
     kv_group_size: Annotated[
         int,
-        Option(help=f"{', '.join(map(str, KV_GROUP_SIZES))}.", callback=_check_group_size, rich_help_panel=_REUSE),
+        Option(help=f"{', '.join(map(str, KV_GROUP_SIZES))}.", callback=check_kv_group_size, rich_help_panel=_REUSE),
     ] = 64,
     max_queue: Annotated[int, Option(min=1, help="Requests that may wait.", rich_help_panel=_LOAD)] = 64,
     max_batch: Annotated[int, Option(min=1, help="Sequences that decode together.", rich_help_panel=_LOAD)] = 8,
@@ -157,14 +128,14 @@ def serve(
         separates_keys=key_namespaces,
         accepts_any_model=any_model,
         cors_origins=tuple(cors_origin or ()),
-        max_body_bytes=_num_bytes("--max-body", max_body),
+        max_body_bytes=num_bytes("--max-body", max_body),
         max_tokens=max_tokens,
         thinking_budget=thinking_budget,
         max_context=max_context,
         kv_bits=kv_bits,
         kv_group_size=kv_group_size,
         has_prefix_cache=not no_prefix_cache,
-        cache_bytes=_amount("--cache-bytes", cache_bytes) if cache_bytes is not None else None,
+        cache_bytes=amount("--cache-bytes", cache_bytes) if cache_bytes is not None else None,
         settles=not no_settle,
         max_settle=max_settle,
         canonical_tokens=canonical_tokens,

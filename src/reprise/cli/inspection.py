@@ -1,0 +1,198 @@
+"""What there is to know about a model before it is served: layers, bytes, template, checkpoints."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from reprise.chat.habits import Habits, find_habits
+from reprise.chat.render import Renderer
+from reprise.chat.request import ChatRequest, Message
+from reprise.chat.text_model import TextModel
+from reprise.core.errors import BadRequest
+from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
+from reprise.engine.batching import reason_to_run_alone
+from reprise.engine.blueprint import ChunkSpec, FullSpec, PartsSpec, Spec, StateSpec, WindowSpec
+from reprise.engine.load import LoadedModel
+from reprise.engine.runner import Footprint, Runner
+from reprise.plan.checkpoints import interval_tokens, make_plan
+
+CHAT_TOKENS = (8 * 1024, 32 * 1024, 128 * 1024)
+"""Lengths of the chats that are counted."""
+
+_SHOWN = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """So many layers of one kind."""
+
+    kind: str
+    num: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chats:
+    """How many idle chats of so many tokens the cache holds, each with `nbytes` bytes."""
+
+    tokens: int
+    nbytes: int
+    num: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint of the sample chat; `ends_with` is the text right before it."""
+
+    position: int
+    kind: str
+    ends_with: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A chat of two turns as this model gets it. No checkpoints: it resumes at every position without."""
+
+    tokens: int
+    checkpoints: tuple[Checkpoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """Everything that `reprise inspect` says. Sizes in bytes; `interval` in tokens, None where none is needed.
+
+    `habits` and `sample` are None where the model has no chat template or its template refuses the probes; then
+    `refusal` says why.
+    """
+
+    name: str
+    architecture: str
+    context: int | None
+    weights: int
+    layers: tuple[Layers, ...]
+    resumes: str
+    per_token: Mapping[str, int]
+    snapshot: int
+    alone: str | None
+    habits: Habits | None
+    sample: Sample | None
+    refusal: str | None
+    interval: int | None
+    cache_bytes: int
+    chats: tuple[Chats, ...]
+
+
+def inspect_model(loaded: LoadedModel, *, budget: int) -> Inspection:
+    """Look at a loaded model; `budget` is what the cache may hold, in bytes. Runs the model on a few tokens."""
+    alone = reason_to_run_alone(loaded)
+    footprint = Runner(loaded, can_batch=alone is None).footprint
+    layout = loaded.blueprint.layout
+    interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
+    habits: Habits | None = None
+    sample: Sample | None = None
+    refusal: str | None = None
+    try:
+        habits = find_habits(loaded.text)
+        sample = sample_chat(loaded.text, layout, interval)
+    except BadRequest as error:
+        refusal = str(error)
+    return Inspection(
+        name=loaded.name,
+        architecture=loaded.architecture,
+        context=loaded.context,
+        weights=loaded.nbytes,
+        layers=count_layers(loaded.blueprint.specs),
+        resumes=where_it_resumes(layout),
+        per_token={describe_kind(kind): nbytes for kind, nbytes in footprint.by_kind.items()},
+        snapshot=footprint.snapshot,
+        alone=alone,
+        habits=habits,
+        sample=sample,
+        refusal=refusal,
+        interval=None if layout.resumes_anywhere else interval,
+        cache_bytes=budget,
+        chats=tuple(_chats(tokens, footprint, budget) for tokens in CHAT_TOKENS),
+    )
+
+
+def as_json(inspection: Inspection) -> dict[str, Any]:
+    """The same for programs."""
+    return asdict(inspection)
+
+
+def where_it_resumes(layout: Layout) -> str:
+    """Where a model of this layout can resume, in a few words."""
+    if layout.has_snapshots:
+        return "checkpoints"
+    if layout.resumes_anywhere:
+        return "everywhere"
+    words = {"window" if isinstance(kind, Window) else "chunk" for kind in layout.kinds if not isinstance(kind, Full)}
+    return "everywhere that its " + " and ".join(sorted(words)) + " is stored"
+
+
+def describe_kind(kind: KvKind) -> str:
+    """A layer kind in words."""
+    match kind:
+        case Full():
+            return "full attention"
+        case Window(size=size, keep=0):
+            return f"window of {size:,}"
+        case Window(size=size, keep=keep):
+            return f"window of {size:,} with the first {keep:,}"
+        case Chunk(size=size):
+            return f"chunks of {size:,}"
+
+
+def count_layers(specs: Sequence[Spec]) -> tuple[Layers, ...]:
+    """How many layers of which kind, in the order in which each kind first occurs."""
+    counted = Counter(_describe(spec) for spec in specs)
+    return tuple(Layers(kind=kind, num=num) for kind, num in counted.items())
+
+
+def _describe(spec: Spec) -> str:
+    match spec:
+        case FullSpec(bits=int(bits)):
+            return f"{describe_kind(spec.kind)}, {bits}-bit KV"
+        case FullSpec() | WindowSpec() | ChunkSpec():
+            return describe_kind(spec.kind)
+        case StateSpec():
+            return "recurrent state"
+        case PartsSpec(parts=parts):
+            return " and ".join(_describe(part) for part in parts)
+        case _:
+            return f"a cache of its own ({type(spec.prototype).__name__})"
+
+
+def _chats(tokens: int, footprint: Footprint, budget: int) -> Chats:
+    # Under pressure an idle chat keeps the snapshots of two positions: its end, and what survives the next turn.
+    nbytes = footprint.at(tokens) + footprint.snapshot
+    return Chats(tokens=tokens, nbytes=nbytes, num=budget // nbytes)
+
+
+def sample_chat(text_model: TextModel, layout: Layout, interval: int) -> Sample:
+    """Render a chat of two turns and plan it. Raises BadRequest if the template takes no such chat."""
+    renderer = Renderer(text_model)
+    try:
+        prompt = renderer.render(ChatRequest(messages=(_SYSTEM, *_TURNS))).prompt
+    except BadRequest:
+        prompt = renderer.render(ChatRequest(messages=_TURNS)).prompt
+    plan = make_plan(prompt, layout=layout, resume_at=0, end=len(prompt) - 1, branch_at=None, interval=interval)
+    return Sample(
+        tokens=len(prompt),
+        checkpoints=tuple(
+            Checkpoint(
+                position=checkpoint.position,
+                kind=checkpoint.kind.value,
+                ends_with=text_model.decode(prompt.tokens[: checkpoint.position].tolist())[-_SHOWN:],
+            )
+            for checkpoint in plan.checkpoints
+        ),
+    )
+
+
+_SYSTEM: Message = {"role": "system", "content": "Answer in one sentence."}
+_TURNS: tuple[Message, ...] = (
+    {"role": "user", "content": "Which sea lies between Sweden and Finland?"},
+    {"role": "assistant", "content": "The Gulf of Bothnia.", "reasoning_content": "It is the northern Baltic."},
+    {"role": "user", "content": "How deep is it?"},
+)

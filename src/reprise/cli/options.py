@@ -1,0 +1,38 @@
+"""What the values of options are checked for, before anything is loaded."""
+
+import typer
+
+from reprise.core.settings import KV_BITS, KV_GROUP_SIZES
+from reprise.core.sizes import Amount, Bytes, parse_amount
+
+
+def amount(option: str, text: str) -> Amount:
+    """An amount of memory. Raises typer.BadParameter."""
+    try:
+        return parse_amount(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from error
+
+
+def num_bytes(option: str, text: str) -> int:
+    """A number of bytes that is no percentage and not zero. Raises typer.BadParameter."""
+    given = amount(option, text)
+    if not isinstance(given, Bytes) or given.nbytes == 0:
+        raise typer.BadParameter("Give a number of bytes here, as 32MiB.", param_hint=f"'{option}'")
+    return given.nbytes
+
+
+def one_of(value: object, choices: tuple[object, ...]) -> None:
+    """Raises typer.BadParameter for a value that is given and not among the choices."""
+    if value is not None and value not in choices:
+        raise typer.BadParameter(f"Choose one of {', '.join(map(str, choices))}.")
+
+
+def check_kv_bits(value: int | None) -> int | None:
+    one_of(value, KV_BITS)
+    return value
+
+
+def check_kv_group_size(value: int) -> int:
+    one_of(value, KV_GROUP_SIZES)
+    return value

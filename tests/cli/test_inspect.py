@@ -1,0 +1,109 @@
+"""`reprise inspect` on tiny models: what it says is what the engine does."""
+
+import json
+
+import pytest
+from mlx_lm.models.cache import KVCache
+from typer.testing import CliRunner
+
+from reprise.chat.habits import Place, Thoughts
+from reprise.cli.inspection import (
+    Inspection,
+    Layers,
+    as_json,
+    count_layers,
+    describe_kind,
+    inspect_model,
+    where_it_resumes,
+)
+from reprise.cli.main import app
+from reprise.core.kinds import Chunk, Full, Layout, Window
+from reprise.engine.blueprint import ChunkSpec, FullSpec, OpaqueSpec, PartsSpec, StateSpec, WindowSpec
+from reprise.engine.load import load_model
+from tests.models.tiny import WINDOW, tiny_model
+
+BUDGET = 1_000_000_000
+
+
+def inspect(architecture: str) -> Inspection:
+    return inspect_model(load_model(str(tiny_model(architecture))), budget=BUDGET)
+
+
+def test_a_hybrid_model() -> None:
+    seen = inspect("qwen3_5")
+    assert seen.layers == (Layers(kind="recurrent state", num=3), Layers(kind="full attention", num=1))
+    assert seen.resumes == "checkpoints"
+    # Two heads of 32 float32, keys and values.
+    assert seen.per_token == {"full attention": 2 * 2 * 32 * 4}
+    assert seen.snapshot > 10_000
+    assert seen.alone is None
+    assert seen.context == 32768
+    assert seen.habits is not None
+    assert (seen.habits.thoughts, seen.habits.in_tool_loop) == (Thoughts.STRIPPED, Thoughts.KEPT)
+    assert (seen.habits.tools, seen.habits.opens_thinking) == (Place.HEAD, True)
+    assert seen.sample is not None
+    assert [c.kind for c in seen.sample.checkpoints] == ["system", "last-user", "stable", "prompt-end"]
+    assert seen.sample.checkpoints[-1].position == seen.sample.tokens - 1
+    for chats in seen.chats:
+        assert chats.nbytes == 512 * chats.tokens + 2 * seen.snapshot
+        assert chats.num == BUDGET // chats.nbytes
+
+
+def test_a_model_of_full_attention_needs_no_checkpoints() -> None:
+    seen = inspect("llama")
+    assert seen.resumes == "everywhere"
+    assert seen.snapshot == 0
+    assert seen.interval is None
+    assert seen.sample is not None
+    assert seen.sample.checkpoints == ()
+
+
+def test_windows_take_no_more_than_they_cover() -> None:
+    seen = inspect("gemma3_text")
+    full, window = seen.per_token["full attention"], seen.per_token[f"window of {WINDOW}"]
+    assert [chats.nbytes for chats in seen.chats] == [full * c.tokens + window * (WINDOW - 1) for c in seen.chats]
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(kinds=(Full(),)), "everywhere"),
+        (Layout(kinds=(Full(), Window(8))), "everywhere that its window is stored"),
+        (Layout(kinds=(Chunk(8), Full(), Window(8))), "everywhere that its chunk and window is stored"),
+        (Layout(kinds=(Full(),), has_snapshots=True), "checkpoints"),
+    ],
+)
+def test_where_it_resumes(layout: Layout, words: str) -> None:
+    assert where_it_resumes(layout) == words
+
+
+def test_layers_are_counted_by_kind() -> None:
+    window = WindowSpec(Window(4096, 4))
+    specs = (window, PartsSpec((StateSpec(2), FullSpec(4))), window, ChunkSpec(Chunk(8192)), OpaqueSpec(KVCache()))
+    assert count_layers(specs) == (
+        Layers(kind="window of 4,096 with the first 4", num=2),
+        Layers(kind="recurrent state and full attention, 4-bit KV", num=1),
+        Layers(kind="chunks of 8,192", num=1),
+        Layers(kind="a cache of its own (KVCache)", num=1),
+    )
+    assert describe_kind(Window(512)) == "window of 512"
+
+
+def test_for_programs() -> None:
+    result = CliRunner().invoke(app, ["inspect", str(tiny_model("qwen3_5")), "--cache-bytes", "1GB", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == json.loads(json.dumps(as_json(inspect("qwen3_5"))))
+
+
+def test_for_a_person() -> None:
+    result = CliRunner().invoke(app, ["inspect", str(tiny_model("qwen3_5")), "--cache-bytes", "1GiB"])
+    assert result.exit_code == 0, result.output
+    for word in ("3 × recurrent state", "stable", "1.0 GiB", "longer than its context", "stripped in earlier turns"):
+        assert word in result.stdout, word
+
+
+def test_what_cannot_be_loaded_is_said_in_a_sentence() -> None:
+    result = CliRunner().invoke(app, ["inspect", str(tiny_model("llama")), "--kv-bits", "4"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("reprise: ")
+    assert result.stderr.endswith("Start it without --kv-bits.\n")
