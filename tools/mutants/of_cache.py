@@ -74,10 +74,10 @@ LOOKUP = (
         "    limit = min(limit, match.walk.last.stop)\n    if layout",
     ),
     _mutant(
-        "lookup.py",
+        "landmarks.py",
         "a landmark at the limit itself is passed over",
-        "(at for at in node.landmarks if at <= limit)",
-        "(at for at in node.landmarks if at < limit)",
+        "number = bisect_right(self._positions, limit)",
+        "number = bisect_left(self._positions, limit)",
     ),
     _mutant(
         "lookup.py",
@@ -304,7 +304,7 @@ UPKEEP = (
     _mutant(
         "compaction.py",
         "merged edges keep their payloads alive",
-        "node.parent, node.children, node.pieces, node.landmarks, node.leases = None, {}, {}, {}, []",
+        "node.parent, node.children, node.pieces, node.landmarks, node.leases = None, {}, {}, Landmarks(), []",
         "node.parent = None",
     ),
     _mutant(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from reprise.cache.ghosts import join_ghosts
+from reprise.cache.landmarks import Landmarks
 from reprise.cache.tree import Node, Piece, kv_nbytes, subtree
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
@@ -66,7 +67,7 @@ def _merge_chain(top: Node) -> int:
     top.ghosts = join_ghosts(node.ghosts for node in chain)
     for node in chain[1:]:
         # Whoever still holds the node must not keep its payloads alive.
-        node.parent, node.children, node.pieces, node.landmarks, node.leases = None, {}, {}, {}, []
+        node.parent, node.children, node.pieces, node.landmarks, node.leases = None, {}, {}, Landmarks(), []
         node.tokens = as_tokens(())
     return len(chain) - 1
 

@@ -74,7 +74,7 @@ def resume_position(layout: Layout, match: Match, limit: int) -> int:
     limit = min(limit, match.length)
     if layout.has_snapshots:
         # A landmark is resumable (`check()` sees to that), and without its snapshot no other position is.
-        below = (highest_landmark(node, limit) for node in reversed(match.walk.nodes))
+        below = (node.landmarks.highest(limit) for node in reversed(match.walk.nodes))
         return next((at for at in below if at is not None), 0)
     runs = stored_runs(layout, match.walk)
     position = limit
@@ -84,11 +84,6 @@ def resume_position(layout: Layout, match: Match, limit: int) -> int:
         if lowest == position:
             return position
         position = lowest
-
-
-def highest_landmark(node: Node, limit: int) -> int | None:
-    """The highest landmark ≤ `limit` on this edge, or None. O(landmarks of the edge)."""
-    return max((at for at in node.landmarks if at <= limit), default=None)
 
 
 def landmark_at(walked: Walk, position: int) -> Landmark | None:

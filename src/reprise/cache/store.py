@@ -5,7 +5,7 @@ a commit adds only what is not there yet; eviction never touches a leased path; 
 Used by one thread.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +18,6 @@ from reprise.cache.loans import LoanPlace, lenders_of, loans_on, put
 from reprise.cache.lookup import (
     Match,
     Restore,
-    highest_landmark,
     landmark_at,
     match_in,
     missing,
@@ -265,7 +264,7 @@ class PrefixCache:
         if self.layout.resumes_anywhere:
             below = walked.length
         else:
-            marks = (highest_landmark(node, min(walked.length, position - 1)) for node in reversed(walked.nodes))
+            marks = (node.landmarks.highest(min(walked.length, position - 1)) for node in reversed(walked.nodes))
             below = next((at for at in marks if at is not None), 0)
         return Facts(
             kind=kind,
@@ -450,12 +449,11 @@ class PrefixCache:
             else:
                 needs = kind.needs(landmark.position)
                 start = max(lower, needs[-1].start if needs else landmark.position)
-            for piece in reversed(pieces):
-                if piece.span.stop <= start:
-                    break
+            for piece in pieces[bisect_right(pieces, start, key=_stop_of) :]:
                 freed = piece.span.clip(start, max(start, landmark.position))
-                if freed is not None:
-                    nbytes += piece.payload.nbytes * len(freed) // len(piece.span)
+                if freed is None:
+                    break
+                nbytes += piece.payload.nbytes * len(freed) // len(piece.span)
         return Facts(
             kind=landmark.kind,
             cost=landmark.position - lower,
@@ -618,12 +616,16 @@ def _nobody_lends(lender: object) -> None:
     raise AssertionError(f"entries are lent by {lender}, and nobody can recall them")
 
 
+def _stop_of(piece: Piece) -> int:
+    return piece.span.stop
+
+
 def _landmark_below(landmark: Landmark) -> int:
     """The next lower landmark on the path, or 0. O(depth) where the edges have none."""
     node: Node | None = landmark.node
     limit = landmark.position - 1
     while node is not None:
-        lower = highest_landmark(node, limit)
+        lower = node.landmarks.highest(limit)
         if lower is not None:
             return lower
         node = node.parent

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from reprise.cache.ghosts import Ghosts
+from reprise.cache.landmarks import Landmarks
 from reprise.cache.payload import SegmentPayload, SnapshotPayload
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import BoundaryKind
@@ -68,7 +69,7 @@ class Node:
     parent: "Node | None"
     children: dict[int, "Node"] = field(default_factory=dict[int, "Node"])
     pieces: dict[KvKind, list[Piece]] = field(default_factory=dict[KvKind, list[Piece]])
-    landmarks: dict[int, Landmark] = field(default_factory=dict[int, Landmark])
+    landmarks: Landmarks = field(default_factory=Landmarks)
     leases: list[Lease] = field(default_factory=list[Lease])
     num_leases: int = 0
     last_use: int = 0
