@@ -65,11 +65,12 @@ def record_body(record: Record) -> dict[str, Any]:
         }
     if record.explanation is not None:
         body["reason"] = str(record.explanation.reason)
-        body["explanation"] = _explanation_body(record.explanation)
+        body["explanation"] = explanation_body(record.explanation)
     return body
 
 
-def _explanation_body(explanation: Explanation) -> dict[str, Any]:
+def explanation_body(explanation: Explanation) -> dict[str, Any]:
+    """An explanation as JSON; texts as the model reads them."""
     accounts = [
         {"start": account.span.start, "stop": account.span.stop, "reason": str(account.reason)}
         for account in explanation.accounts

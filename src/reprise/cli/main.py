@@ -6,6 +6,7 @@ import typer
 
 from reprise import __version__
 from reprise.cli.demo import demo
+from reprise.cli.explain import explain
 from reprise.cli.inspect import inspect
 from reprise.cli.serve import serve
 from reprise.cli.simulate import simulate
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(inspect)
 app.command()(demo)
+app.command()(explain)
 app.command()(simulate)
 
 

@@ -1,0 +1,118 @@
+"""`reprise explain`: why a request computed what it did, or why one request cannot reuse another."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+from reprise.cli.refuse import refusals, refuse
+
+_TIMEOUT_S = 30.0
+
+
+def explain(
+    *,
+    what: Annotated[str, typer.Argument(metavar="ID|FILE", help="A request of a server, or a request body.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The later request body.")
+    ] = None,
+    url: Annotated[str, Option(help="The server that answered the request.")] = "http://127.0.0.1:8080",
+    api_key: Annotated[str | None, Option(help="The server's key.", envvar="REPRISE_API_KEY")] = None,
+    model: Annotated[
+        str | None, Option(help="For two files: the model whose tokenizer and chat template count.")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say why prompt tokens were not reused.
+
+    With the id of a request: asks the server that answered it. With two request bodies in files: says, without a
+    server, where and why the second cannot reuse the first.
+    """
+    if other is None:
+        record = _record(url, what, api_key)
+        typer.echo(json.dumps(record, indent=2) if as_json else "\n".join(_told(record)))
+        return
+    if model is None:
+        refuse("Say with --model which model's chat template the two requests are compared by.")
+    with refusals():
+        foreseen = _foresight(model, Path(what), other)
+    typer.echo(json.dumps(foreseen, indent=2) if as_json else "\n".join(_foretold(foreseen)))
+
+
+def _record(url: str, request_id: str, api_key: str | None) -> dict[str, Any]:
+    import httpx  # noqa: PLC0415 (slow to import)
+
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        response = httpx.get(f"{url.rstrip('/')}/v1/cache/requests/{request_id}", headers=headers, timeout=_TIMEOUT_S)
+        body: dict[str, Any] = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        refuse(f"No server answers at {url}: {error}.")
+    except ValueError:
+        refuse(f"What answers at {url} is no Reprise server.")
+    if not response.is_success:
+        refuse(str(body.get("error", {}).get("message", f"the server answered {response.status_code}.")))
+    return body
+
+
+def _foresight(model: str, first: Path, second: Path) -> dict[str, Any]:
+    from reprise.api.records import explanation_body  # noqa: PLC0415
+    from reprise.api.request_file import chat_in  # noqa: PLC0415
+    from reprise.chat.foresee import foresee  # noqa: PLC0415
+    from reprise.engine.text_only import load_text_model  # noqa: PLC0415 (imports MLX)
+
+    text_model = load_text_model(model)
+    foreseen = foresee(text_model, chat_in(first, text_model), chat_in(second, text_model))
+    return {
+        "first_tokens": foreseen.first,
+        "prompt_tokens": foreseen.second,
+        "reused": foreseen.reused,
+        "resumable": foreseen.resumable,
+        "reason": str(foreseen.explanation.reason),
+        "notes": list(foreseen.notes),
+        "explanation": explanation_body(foreseen.explanation),
+    }
+
+
+def _told(record: dict[str, Any]) -> list[str]:
+    lines = [f"{record['id']} ({record['api']}): {record['ended']}"]
+    if record.get("error"):
+        lines.append(f"error: {record['error']}")
+    if "prompt_tokens" in record:
+        lines += [
+            f"prompt {record['prompt_tokens']:,} tokens: {record['reused']:,} reused, {record['prefilled']:,} computed",
+            f"of the reused, {record['settled']:,} were computed while idle, {record['awaited']:,} by another request",
+            f"reason: {record['reason']}",
+        ]
+    return [*lines, *_divergence(record)]
+
+
+def _foretold(foreseen: dict[str, Any]) -> list[str]:
+    return [
+        f"prompts of {foreseen['first_tokens']:,} and {foreseen['prompt_tokens']:,} tokens",
+        f"the second can reuse {foreseen['reused']:,} of the first; "
+        f"{foreseen['resumable']:,} on a model that resumes at snapshots only",
+        f"reason: {foreseen['reason']}",
+        *_divergence(foreseen),
+    ]
+
+
+def _divergence(body: dict[str, Any]) -> list[str]:
+    told = body.get("explanation")
+    lines: list[str] = []
+    if told is not None:
+        for account in told["accounts"] if len(told["accounts"]) > 1 else ():
+            lines.append(f"  tokens [{account['start']:,}, {account['stop']:,}): {account['reason']}")
+        if told["diverged_at"] is not None:
+            where = f" in {told['part']}" if told["part"] is not None else ""
+            lines += [
+                f"parted at token {told['diverged_at']:,}{where}",
+                f"  after    {told['shared_text']!r}",
+                f"  expected {told['expected_text']!r}",
+                f"  came     {told['actual_text']!r}",
+            ]
+        if told["advice"] != "":
+            lines.append(told["advice"])
+    return [*lines, *(f"note: {note}" for note in body["notes"])]
