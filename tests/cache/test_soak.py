@@ -9,7 +9,7 @@ from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from tests.cache.trial import Trial
 
-OPERATIONS = int(os.environ.get("SOAK_OPERATIONS", "1000000"))
+OPERATIONS = int(os.environ.get("SOAK_OPERATIONS", "2000000"))
 
 
 def some_layout(rng: random.Random) -> Layout:
@@ -26,8 +26,8 @@ def some_prompt(rng: random.Random, chats: list[tuple[int, ...]]) -> tuple[int, 
     return base[:50] + tuple(rng.randint(0, 2) for _ in range(rng.randint(1, 20)))
 
 
-def one_life(rng: random.Random, rounds: int) -> int:
-    """A cache from empty to cleared; gives the number of operations."""
+def one_life(rng: random.Random, rounds: int) -> Trial:
+    """A cache from empty to cleared."""
     trial = Trial(some_layout(rng), rng.choice([None, 400, 900, 2500]))
     chats: list[tuple[int, ...]] = [()]
     for _ in range(rounds):
@@ -50,6 +50,7 @@ def one_life(rng: random.Random, rounds: int) -> int:
             trial.judge()
         chance = rng.random()
         if chance < 0.15:
+            trial.num_changes += 1
             trial.cache.compact(max_entries=rng.randint(1, 50))
         elif chance < 0.3:
             trial.evict()
@@ -69,16 +70,18 @@ def one_life(rng: random.Random, rounds: int) -> int:
     trial.clear()
     trial.judge()
     assert trial.cache.ledger.held == 0 and trial.cache.ledger.tokens == 0
-    return trial.num_operations
+    return trial
 
 
 @pytest.mark.soak
-def test_a_million_operations() -> None:
-    done = life = 0
-    while done < OPERATIONS:
-        done += one_life(random.Random(life), rounds=40)
+def test_millions_of_operations() -> None:
+    changes = lookups = life = 0
+    while changes + lookups < OPERATIONS:
+        trial = one_life(random.Random(life), rounds=40)
+        changes += trial.num_changes
+        lookups += trial.num_lookups
         life += 1
-    print(f"{done:,} operations in {life:,} lives, no violation")
+    print(f"{changes:,} changes and {lookups:,} judged lookups in {life:,} lives, no violation")
 
 
 def test_some_lives() -> None:

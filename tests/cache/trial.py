@@ -53,8 +53,9 @@ class Trial:
     layout: Layout
     budget: int | None = None
     policy: Policy | None = None
-    num_operations: int = 0
-    """Calls of the cache that could change something or could be wrong."""
+    num_changes: int = 0
+    num_lookups: int = 0
+    """Calls of the cache that changed something, and those whose answer was judged."""
     cache: PrefixCache = field(init=False)
     stored: Oracle = field(init=False)
     held: list[Held] = field(default_factory=list[Held])
@@ -75,7 +76,7 @@ class Trial:
         match = self.cache.match(as_tokens(tokens), namespace=namespace)
         position = self.cache.resume_at(match, limit=len(tokens) - 1 if limit is None else limit)
         if is_held:
-            self.num_operations += 1
+            self.num_changes += 1
             path = {(namespace, tuple(tokens[:at])) for at in range(1, position + 1)}
             held = Held(
                 lease=self.cache.lease(match, position),
@@ -97,7 +98,7 @@ class Trial:
         pinned_until: float = 0.0,
     ) -> Committed | None:
         """Store a position; None: the source failed."""
-        self.num_operations += 1
+        self.num_changes += 1
         before, evictions, held = stored_in(self.cache), self.cache.ledger.evictions, self.cache.ledger.held
         source = HashSource(tokens, fails_after=fails_after)
         try:
@@ -112,7 +113,7 @@ class Trial:
             if self.cache.ledger.evictions == evictions:
                 assert after.entries == before.entries and after.snapshots == before.snapshots
             return done
-        assert self._fits_budget() or (done.nbytes == 0 and done.tokens == 0)
+        assert self._fits_budget() or done.nbytes == 0
         if self.cache.ledger.evictions == evictions:
             assert self.cache.ledger.held == held + done.nbytes
         copied = {(kind, at) for kind, span in source.copied for at in range(span.start, span.stop)}
@@ -131,7 +132,7 @@ class Trial:
     def evict(self) -> None:
         """Evict one item; prompts that lose something are told so."""
         before = {key: self._reach(promise) for key, promise in self.promises.items()}
-        self.num_operations += 1
+        self.num_changes += 1
         self.cache.evict_one("trial")
         for key, reach in before.items():
             promise = self.promises[key]
@@ -141,17 +142,18 @@ class Trial:
 
     def clear(self) -> None:
         """Drop everything that no lease protects; pins give way."""
-        self.num_operations += 1
+        self.num_changes += 1
         self.cache.clear()
         for promise in self.promises.values():
             promise.pinned_until = 0.0
 
     def _reach(self, promise: Promise) -> int:
+        self.num_lookups += 2  # match, resume_at
         match = self.cache.match(as_tokens(promise.tokens), namespace=promise.namespace)
         return self.cache.resume_at(match, limit=len(promise.tokens))
 
     def release(self, index: int) -> None:
-        self.num_operations += 1
+        self.num_changes += 1
         self.cache.release(self.held.pop(index % len(self.held)).lease)
 
     # What must be true.
@@ -193,7 +195,7 @@ class Trial:
         match = self.cache.match(run, namespace=namespace)
         position = self.cache.resume_at(match, limit=limit)
         restore = self.cache.read(match, position)
-        self.num_operations += 3  # match, resume_at, read
+        self.num_lookups += 3  # match, resume_at, read
         for kind in self.layout.kinds:
             cold = cold_entries(tokens, kind)
             seen = [
