@@ -7,8 +7,7 @@ so a token does not depend on what else is in the batch.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -42,49 +41,55 @@ class Decoder:
     @property
     def is_plain(self) -> bool:
         """Whether the likeliest token is taken and nothing else is asked: then a batch can choose in one operation."""
-        return (
-            self.job.sampling.temperature == 0
-            and not self._processors
-            and self._constraint is None
-            and self.job.sampling.logprobs is None
-        )
+        return self.is_greedy and not self._is_shaped and not self.wants_logprobs and self.forced() is None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.job.sampling.temperature == 0
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.job.sampling.logprobs is not None
+
+    @property
+    def _is_shaped(self) -> bool:
+        return len(self._processors) > 0 or self._constraint is not None
+
+    @property
+    def foresees(self) -> bool:
+        """Whether the token after the next can be chosen before the next one is known, as far as one can tell.
+
+        Not where processors or a grammar look at each token, and not where the next one is the last.
+        """
+        if self._is_shaped or len(self.tokens) + 1 >= self.job.max_tokens:
+            return False
+        return self._budget is None or not self._budget.is_near
+
+    @property
+    def sampler(self) -> object:
+        """The same for all sequences that sample in the same way."""
+        s = self.job.sampling
+        return (s.temperature, s.top_p, s.top_k, s.min_p, s.min_tokens_to_keep, s.xtc_probability, s.xtc_threshold)
+
+    def key(self, num_pending: int = 0) -> mx.array:
+        """The random key of the token behind `num_pending` that are chosen but not accepted."""
+        return mx.random.key((self._seed * 1_000_003 + len(self.tokens) + num_pending) % 2**64)
 
     def forced(self) -> int | None:
         """The token that has to come next whatever the model says, or None."""
         return self._budget.forced() if self._budget is not None else None
 
-    def choose(self, logits: mx.array) -> Choice:
-        """The next token for logits of shape ``(vocabulary,)``; lazy."""
-        logits = logits[None]
+    def shape(self, logits: mx.array) -> mx.array:
+        """What the processors and the grammar make of logits of shape ``(vocabulary,)``; lazy."""
         if self._processors:
             history = mx.array(self._history[-self._context :])
             for process in self._processors:
-                logits = process(history, logits)
+                logits = process(history, logits[None])[0]
         if self._constraint is not None:
             allowed = self._constraint.allowed()
             if allowed is not None:
                 logits = mx.where(_unpacked(allowed, logits.shape[-1]), logits, _NEG_INF)
-        # Sampling works on float32: 16 bits lose the tail.
-        logprobs = logits.astype(mx.float32)
-        logprobs = logprobs - mx.logsumexp(logprobs, axis=-1, keepdims=True)
-        return Choice(self._sample(logprobs), logprobs[0])
-
-    def _sample(self, logprobs: mx.array) -> mx.array:
-        sampling = self.job.sampling
-        if sampling.temperature == 0:
-            return mx.argmax(logprobs, axis=-1)[0]
-        key, gate = mx.random.split(mx.random.key((self._seed * 1_000_003 + len(self.tokens)) % 2**64))
-        if 0 < sampling.top_p < 1:
-            logprobs = apply_top_p(logprobs, sampling.top_p)
-        if sampling.min_p > 0:
-            logprobs = apply_min_p(logprobs, sampling.min_p, sampling.min_tokens_to_keep)
-        if sampling.xtc_probability > 0:
-            # The gate is drawn here, from the request's own key, and not from the global state.
-            opened = apply_xtc(logprobs, 1.0, sampling.xtc_threshold, [])
-            logprobs = mx.where(mx.random.uniform(key=gate) < sampling.xtc_probability, opened, logprobs)
-        if 0 < sampling.top_k < logprobs.shape[-1]:
-            logprobs = apply_top_k(logprobs, sampling.top_k)
-        return mx.random.categorical(logprobs * (1 / sampling.temperature), key=key)[0]
+        return logits
 
     def accept(self, token: int, logprobs: npt.NDArray[np.float32] | None) -> tuple[Sampled, FinishReason | None]:
         """Take `token` as the next one; gives the event, and why the job ends if it does."""
@@ -103,12 +108,26 @@ class Decoder:
         return sampled, FinishReason.LENGTH if len(self.tokens) >= job.max_tokens else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Choice:
-    """A token (scalar array) and the log-probabilities that it was chosen from, shape ``(vocabulary,)``; lazy."""
-
-    token: mx.array
-    logprobs: mx.array
+def sample(logprobs: mx.array, sampling: Sampling, keys: Sequence[mx.array]) -> mx.array:
+    """One token for each row of `logprobs`, shape ``(rows, vocabulary)``, by keys of their own; lazy, ``(rows,)``."""
+    gates: list[mx.array] = []
+    if sampling.xtc_probability > 0:
+        # The gates are drawn here, from each request's own key, and not from the global state.
+        pairs = [mx.random.split(key) for key in keys]
+        keys = [pair[0] for pair in pairs]
+        gates = [mx.random.uniform(key=pair[1]) for pair in pairs]
+    if 0 < sampling.top_p < 1:
+        logprobs = apply_top_p(logprobs, sampling.top_p)
+    if sampling.min_p > 0:
+        logprobs = apply_min_p(logprobs, sampling.min_p, sampling.min_tokens_to_keep)
+    if gates:
+        opened = apply_xtc(logprobs, 1.0, sampling.xtc_threshold, [])
+        logprobs = mx.where(mx.stack(gates)[:, None] < sampling.xtc_probability, opened, logprobs)
+    if 0 < sampling.top_k < logprobs.shape[-1]:
+        logprobs = apply_top_k(logprobs, sampling.top_k)
+    # The largest of logits with Gumbel noise is distributed as their softmax.
+    noise = mx.stack([mx.random.gumbel(shape=logprobs.shape[1:], key=key) for key in keys])
+    return mx.argmax(logprobs * (1 / sampling.temperature) + noise, axis=-1)
 
 
 class _Budget:
@@ -121,6 +140,12 @@ class _Budget:
         self._num = 0
         self._tail: list[int] = []
         self._queue: list[int] = []
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the token after the next will be forced, if the next one does not end thinking."""
+        budget = self._thinking.budget
+        return len(self._queue) > 0 or (self._is_open and budget is not None and self._num + 1 >= budget)
 
     def forced(self) -> int | None:
         thinking = self._thinking

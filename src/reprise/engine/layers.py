@@ -44,6 +44,7 @@ class KvLayer:
         """Positions of each row: tokens seen, whether or not their entries are still held."""
         self.reserved = 0
         """Entries that will come, where the owner knows: buffers grow to that at once."""
+        self._offsets: tuple[list[int], mx.array] | None = None
 
     # The contract with mlx-lm's models.
 
@@ -52,7 +53,10 @@ class KvLayer:
         """The position of the next token: an int where all rows agree, else an array of shape ``(rows,)``."""
         if self.is_even:
             return self.lengths[0]
-        return mx.array(self.lengths)
+        # Asked for several times in each pass.
+        if self._offsets is None or self._offsets[0] is not self.lengths:
+            self._offsets = (self.lengths, mx.array(self.lengths))
+        return self._offsets[1]
 
     @property
     def keys(self) -> mx.array | None:
@@ -143,6 +147,12 @@ class KvLayer:
 
     def _is_wasteful(self, keep: int, num: int) -> bool:
         return False
+
+    def forget_last(self) -> None:
+        """Undo the last append of one entry for each row."""
+        self.end -= 1
+        self.held -= 1
+        self.lengths = [length - 1 for length in self.lengths]
 
     def index(self, row: int, position: int) -> int:
         """Where the entry of this row's `position` stands in the buffers."""
@@ -450,6 +460,10 @@ class StateLayer(ArraysCache):
     @arrays.setter
     def arrays(self, value: list[mx.array | None]) -> None:
         self.cache = value
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.cache if array is not None)
 
     def take(self, row: int) -> None:
         """Keep this row only, in arrays of its own."""

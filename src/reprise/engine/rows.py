@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,8 +13,17 @@ from reprise.cache.store import Restore
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
 from reprise.engine.blueprint import Blueprint, leaf_states
+from reprise.engine.choose import Choices
 from reprise.engine.layers import FullLayer, KvLayer, StateLayer
 from reprise.engine.payloads import Planes, Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """A pass that was run before its tokens were read: what it chose, and the recurrent states before it, by layer."""
+
+    choices: Choices
+    before: Mapping[int, list[mx.array | None]]
 
 
 class Rows:
@@ -27,6 +36,8 @@ class Rows:
         self.lengths = [0]
         self.owners: list[object] = [None]
         """Whose each row is: joins and leaves keep it in step with the rows."""
+        self.ahead: Ahead | None = None
+        """The pass that has been run ahead: the layers stand one position behind `lengths`."""
 
     @property
     def num_rows(self) -> int:
@@ -42,13 +53,20 @@ class Rows:
     @property
     def nbytes(self) -> int:
         """The bytes of all buffers, room to grow included."""
-        return sum(s.nbytes if isinstance(s, KvLayer) else count_bytes([s]) for s in self._states())
+        kept = self.ahead.before.values() if self.ahead is not None else ()
+        held = sum(s.nbytes if isinstance(s, KvLayer | StateLayer) else count_bytes([s]) for s in self._states())
+        return held + sum(array.nbytes for arrays in kept for array in arrays if array is not None)
 
     def arrays(self) -> list[mx.array]:
         """All arrays of all layers: evaluating them computes the states."""
         found: list[mx.array] = []
         for state in self._states():
-            found.extend(arrays_of(state.state) if isinstance(state, KvLayer) else arrays_of(state))
+            if isinstance(state, KvLayer):
+                found.extend(state.state)
+            elif isinstance(state, StateLayer):
+                found.extend(array for array in state.arrays if array is not None)
+            else:
+                found.extend(arrays_of(state))
         return found
 
     def reserve(self, length: int) -> None:
@@ -59,9 +77,43 @@ class Rows:
 
     def forward(self, model: nn.Module, tokens: mx.array) -> mx.array:
         """Run the model on `tokens` of shape ``(rows, n)``; gives logits of shape ``(rows, n, vocabulary)``, lazy."""
+        assert self.ahead is None, "what was run ahead is taken or undone first"
         logits = model(tokens, cache=self.caches)
         self.lengths = [length + tokens.shape[1] for length in self.lengths]
         return cast(mx.array, logits)
+
+    # Running ahead.
+
+    def run_ahead(self, model: nn.Module, tokens: mx.array, choose: Callable[[mx.array], Choices]) -> None:
+        """Run the pass after this one already, on `tokens` of shape ``(rows, 1)`` that are not computed yet.
+
+        `lengths` stay: for everybody else the pass has not been run. `take_ahead` makes it count, `step_back` undoes
+        it. Entries are undone by forgetting them. Recurrent state cannot be rewound, so what it was is kept.
+        """
+        before = {i: list(s.arrays) for i, s in enumerate(self._states()) if isinstance(s, StateLayer)}
+        lengths = self.lengths
+        logits = self.forward(model, tokens)
+        self.lengths = lengths
+        self.ahead = Ahead(choose(logits[:, -1, :]), before)
+
+    def take_ahead(self) -> Choices | None:
+        """The choices of the pass that was run ahead, which counts from now on; None if there is none."""
+        if self.ahead is None:
+            return None
+        choices, self.ahead = self.ahead.choices, None
+        self.lengths = [length + 1 for length in self.lengths]
+        return choices
+
+    def step_back(self) -> None:
+        """Undo the pass that was run ahead, if there is one."""
+        if self.ahead is None:
+            return
+        for i, state in enumerate(self._states()):
+            if isinstance(state, StateLayer):
+                state.arrays = self.ahead.before[i]
+            else:
+                state.forget_last()
+        self.ahead = None
 
     # Restore.
 
@@ -134,6 +186,7 @@ class Rows:
 
     def join(self, others: Sequence[Rows]) -> None:
         """Add the sequences of `others`, which are used up by it."""
+        assert all(rows.ahead is None for rows in (self, *others))
         columns = zip(*(rows._states() for rows in (self, *others)), strict=True)
         for mine, *theirs in columns:
             mine.join(theirs)
@@ -142,6 +195,7 @@ class Rows:
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep these sequences, in this order."""
+        assert self.ahead is None
         for state in self._states():
             if len(rows) == 1:
                 state.take(rows[0])
@@ -152,6 +206,7 @@ class Rows:
 
     def copy_rows(self, rows: Sequence[int]) -> Rows:
         """These sequences, in buffers of their own. Those here stay as they are."""
+        assert self.ahead is None
         twin = Rows(self.blueprint)
         for mine, fresh in zip(self._states(), twin._states(), strict=True):
             vars(fresh).update({k: list(v) if isinstance(v, list) else v for k, v in vars(mine).items()})
@@ -185,6 +240,7 @@ class RowSource:
         return pack([plane for layer in self._layers(kind) for plane in layer.read(self.row, span)])
 
     def snapshot(self) -> Snapshot:
+        assert self.rows.ahead is None
         states: list[Any] = []
         for state in self.rows._states():
             if isinstance(state, StateLayer):

@@ -16,7 +16,8 @@ from reprise.core.job import Job
 from reprise.core.kinds import Full, KvKind
 from reprise.core.spans import Span
 from reprise.core.tokens import Tokens
-from reprise.engine.decode import Choice, Decoder
+from reprise.engine.choose import accept, choose
+from reprise.engine.decode import Decoder
 from reprise.engine.load import LoadedModel
 from reprise.engine.loans import Loan
 from reprise.engine.payloads import Segment
@@ -47,6 +48,12 @@ class Live:
     @property
     def position(self) -> int:
         return self.rows.lengths[self.row]
+
+    @property
+    def ready(self) -> Decoder:
+        """What it decodes with, after `Runner.begin_decode`."""
+        assert self.decoder is not None, "a sequence decodes after begin_decode"
+        return self.decoder
 
     @property
     def lent_nbytes(self) -> int:
@@ -83,9 +90,13 @@ class _LendingSource(RowSource):
 
     live: Live
 
+    def segment_nbytes(self, kind: KvKind, length: int) -> int:
+        # A loan takes no room: what it counts for is counted no more as the sequence's own.
+        return 0 if isinstance(kind, Full) else RowSource.segment_nbytes(self, kind, length)
+
     def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
         if isinstance(kind, Full):
-            return Loan(self.live, kind, span, self.segment_nbytes(kind, 1))
+            return Loan(self.live, kind, span, RowSource.segment_nbytes(self, kind, 1))
         return RowSource.segment(self, kind, span)
 
 
@@ -157,17 +168,19 @@ class Runner:
         """The sequence is over; its state is given up."""
         self._lives.remove(live)
         rows = live.rows
+        rows.step_back()
         rest = [i for i, owner in enumerate(rows.owners) if owner is not live]
         if rest:
             rows.keep_rows(rest)
             mx.eval(rows.arrays())
 
     def drop(self, live: Live) -> None:
-        """The sequence broke in the middle of a pass with all of its group: nothing of it can be used."""
-        self._lives.remove(live)
+        """Nothing of the sequence can be used, or it is given up already: forget it."""
+        self._lives = [other for other in self._lives if other is not live]
 
     def source(self, live: Live) -> Source:
         """The sequence as a source for commits: a long one lends, a short one is copied."""
+        live.rows.step_back()
         if live.position >= self._lends_from:
             return _LendingSource(live.rows, live.row, live)
         return RowSource(live.rows, live.row)
@@ -181,6 +194,7 @@ class Runner:
 
     def park(self, live: Live) -> None:
         """The sequence has ended, and keeps its buffers for what the cache has on loan, or for its next turn."""
+        live.rows.step_back()
         live.decoder = None
 
     def adopt(self, live: Live, restore: Restore, *, reserve: int) -> None:
@@ -203,23 +217,52 @@ class Runner:
         live.pending = int(job.prompt.tokens[-1])
 
     def decode(self, lives: Sequence[Live]) -> list[Picked | Broken]:
-        """One pass over these sequences: each gets a token, or breaks alone."""
+        """One pass over these sequences: each gets a token, or breaks alone.
+
+        Where nobody has to look at a token before the one after it, the next pass is begun before this one's tokens
+        are read, so that the device does not wait for us.
+        """
         rows = self._gather(lives)
         members = [owner for owner in rows.owners if isinstance(owner, Live)]
-        logits = rows.forward(self.loaded.model, mx.array([[live.pending] for live in members]))[:, -1, :]
-        choices, broken = _choose(members, logits)
-        arrays = [a for choice in choices.values() for a in (choice.token, choice.logprobs)]
-        mx.eval(arrays, rows.arrays())
-        results: list[Picked | Broken] = list(broken)
-        for live, choice in choices.items():
-            results.append(_accept(live, choice))
+        decoders = [live.ready for live in members]
+        choices = rows.take_ahead()
+        if choices is None:
+            logits = rows.forward(self.loaded.model, mx.array([[live.pending] for live in members]))
+            choices = choose(decoders, logits[:, -1, :])
+            mx.async_eval(choices.arrays(), rows.arrays())
+        if self._may_run_ahead(rows) and not choices.broken and all(decoder.foresees for decoder in decoders):
+            rows.run_ahead(
+                self.loaded.model,
+                choices.tokens[:, None].astype(mx.int32),
+                lambda logits: choose(decoders, logits, num_pending=1),
+            )
+            assert rows.ahead is not None
+            mx.async_eval(rows.ahead.choices.arrays(), rows.arrays())
+        results: list[Picked | Broken] = []
+        for live, taken in zip(members, accept(decoders, choices), strict=True):
+            if isinstance(taken, Exception):
+                results.append(Broken(live, taken))
+                continue
+            sampled, reason = taken
+            live.pending = sampled.token
+            results.append(Picked(live, sampled, reason))
+        if any(isinstance(result, Broken) or result.reason is not None or _is_forced(result) for result in results):
+            rows.step_back()
         return results
+
+    def _may_run_ahead(self, rows: Rows) -> bool:
+        context = self.loaded.context
+        return self.loaded.blueprint.joins and (context is None or max(rows.lengths) < context)
 
     def _gather(self, lives: Sequence[Live]) -> Rows:
         """Rows of exactly these sequences: those that are together already stay, others join, strangers leave."""
         wanted = {id(live) for live in lives}
+        together = {id(live.rows): live.rows for live in lives}
+        if len(together) == 1 and len(lives) == lives[0].rows.num_rows:
+            return lives[0].rows
         parts: list[Rows] = []
-        for rows in {id(live.rows): live.rows for live in lives}.values():
+        for rows in together.values():
+            rows.step_back()
             strangers = [i for i, owner in enumerate(rows.owners) if id(owner) not in wanted]
             if not strangers:
                 parts.append(rows)
@@ -237,38 +280,9 @@ class Runner:
         return base
 
 
-def _choose(members: Sequence[Live], logits: mx.array) -> tuple[dict[Live, Choice], list[Broken]]:
-    choices: dict[Live, Choice] = {}
-    broken: list[Broken] = []
-    plain = [live for live in members if live.decoder is not None and live.decoder.is_plain]
-    greedy = mx.argmax(logits, axis=-1) if plain else None
-    for i, live in enumerate(members):
-        assert live.decoder is not None, "a sequence decodes after begin_decode"
-        try:
-            forced = live.decoder.forced()
-            if greedy is not None and live.decoder.is_plain:
-                token = greedy[i] if forced is None else mx.array(forced)
-                choices[live] = Choice(token, logits[i])
-                continue
-            choice = live.decoder.choose(logits[i])
-            choices[live] = choice if forced is None else Choice(mx.array(forced), choice.logprobs)
-        except Exception as error:
-            broken.append(Broken(live, error))
-    return choices, broken
-
-
-def _accept(live: Live, choice: Choice) -> Picked | Broken:
-    decoder = live.decoder
-    assert decoder is not None
-    try:
-        token = int(choice.token.item())
-        wants_logprobs = decoder.job.sampling.logprobs is not None
-        logprobs = np.array(choice.logprobs) if wants_logprobs else None
-        sampled, reason = decoder.accept(token, logprobs)
-    except Exception as error:
-        return Broken(live, error)
-    live.pending = token
-    return Picked(live, sampled, reason)
+def _is_forced(result: Picked) -> bool:
+    """Whether the sequence's next token is given, and not that of a pass that was run ahead."""
+    return result.live.ready.forced() is not None
 
 
 def _footprint(loaded: LoadedModel) -> Footprint:
