@@ -20,12 +20,24 @@ def operations() -> Generator[dict[str, Any]]:
         yield {found.ok().label: found.ok() for found in schema.get_all_operations()}
 
 
-BODIES = ["POST /v1/chat/completions", "POST /v1/completions", "POST /v1/prefill", "POST /tokenize", "POST /detokenize"]
+BODIES = [
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
+    "POST /v1/responses",
+    "POST /v1/prefill",
+    "POST /tokenize",
+    "POST /detokenize",
+]
 ADDRESSES = [
     "GET /v1/cache/requests",
     "GET /v1/cache/requests/{request_id}",
     "DELETE /v1/requests/{request_id}",
     "DELETE /v1/cache",
+    "GET /v1/responses/{response_id}",
+    "DELETE /v1/responses/{response_id}",
+    "GET /v1/responses/{response_id}/input_items",
     "GET /v1/models",
     "GET /v1/models/{model_id}",
     "GET /health",
