@@ -1,0 +1,65 @@
+"""One long stream and seven short ones: nobody pays for another's length."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from reprise.core.events import Event, Sampled
+from reprise.loop.worker import Worker
+from tests.loop.driving import Engine, Running
+from tests.loop.test_reuse import words
+
+LONG = 5000
+SHORT = 20
+NUM_SHORT = 7
+_TOKENS = 12
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_5"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(request.param)
+    yield engine
+    engine.close()
+
+
+class Watch:
+    """Looks at the engine, on its thread, while all of the requests decode."""
+
+    def __init__(self, engine: Engine, num: int) -> None:
+        self._num = num
+        self.nbytes: list[int] = []
+        self.groups: list[tuple[int, ...]] = []
+        self.worker: Worker = engine.ask(lambda worker: worker)
+
+    def __call__(self, event: Event) -> None:
+        decoding = [task for task in self.worker._tasks.values() if task.group is not None]
+        if isinstance(event, Sampled) and len(decoding) == self._num:
+            live = sum(rows.nbytes for rows in {id(r): r for r in (t.live.rows for t in decoding if t.live)}.values())
+            self.nbytes.append(live)
+            self.groups.append(tuple(sorted(r.num_rows for r in {t.live.rows for t in decoding if t.live})))
+
+
+def together(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[Running], Watch]:
+    watch = Watch(engine, len(prompts))
+    # Who is there first waits for the others: it decodes for as long as it takes them to come.
+    running = [engine.submit(prompt, num=_TOKENS * (8 if i == 0 else 1)) for i, prompt in enumerate(prompts[:1])]
+    running[0].wait_for(Sampled)
+    running += [engine.submit(prompt, num=_TOKENS, on_event=watch) for prompt in prompts[1:]]
+    return [each.wait() for each in running], watch
+
+
+def test_a_long_stream_and_short_ones_take_the_bytes_that_each_takes_alone(engine: Engine) -> None:
+    prompts = [words(600, LONG), *(words(601 + i, SHORT + i) for i in range(NUM_SHORT))]
+    alone: list[int] = []
+    for prompt in prompts:
+        watch = Watch(engine, 1)
+        engine.submit(prompt, num=_TOKENS, on_event=watch).wait()
+        alone.append(max(watch.nbytes))
+    cold = [engine.cold(prompt, num=_TOKENS) for prompt in prompts]
+    running, watch = together(engine, prompts)
+    assert [run.tokens[:_TOKENS] for run in running] == cold
+    assert watch.nbytes, "all decoded at the same time"
+    assert max(watch.nbytes) <= 1.1 * sum(alone)
+    # Two passes: the long one's, and one for all short ones.
+    assert watch.groups[-1] == (1, NUM_SHORT)
+    engine.check()
