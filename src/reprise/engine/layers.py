@@ -351,6 +351,12 @@ class SinkWindowLayer(KvLayer):
             self.sinks = [mx.array(plane[..., start : start + keep, :]) for plane in self.planes]
         return low
 
+    def forget_last(self) -> None:
+        super().forget_last()
+        if self.lengths[0] < self.kind.keep:
+            # One of the kept positions is among what is undone: they are taken again when they are there again.
+            self.sinks = []
+
     def _shown_sinks(self) -> bool:
         return bool(self.sinks) and self.lengths[0] - self._visible(0) > self.kind.keep
 
@@ -399,7 +405,7 @@ class SinkWindowLayer(KvLayer):
         keep = self.kind.keep
         whole = [mx.concatenate(list(parts), axis=2) if len(parts) > 1 else parts[0] for parts in planes]
         needs = self.kind.needs(position)
-        if len(needs) == 1 and needs[0].start == 0:
+        if needs == (Span(0, position),):
             super().load([[w] for w in whole], needs, position)
             return
         self.sinks = [w[..., :keep, :] for w in whole]

@@ -1,0 +1,251 @@
+"""Each kind of layer alone, in random lives, against brute force: every token sees what its kind says, nothing else."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reprise.core.kinds import Chunk, Window
+from reprise.core.spans import Span
+from reprise.engine.layers import (
+    ChunkLayer,
+    FullLayer,
+    KvLayer,
+    QuantizedLayer,
+    SinkWindowLayer,
+    StateLayer,
+    WindowLayer,
+)
+from tests.engine.sight import Numbers, Story, check_reads, entries, feed
+
+Make = Callable[[], KvLayer]
+
+JOINING: dict[str, Make] = {
+    "full": FullLayer,
+    "quantised": lambda: QuantizedLayer(bits=8, group_size=32),
+    "window of 1": lambda: WindowLayer(Window(1)),
+    "window of 5": lambda: WindowLayer(Window(5)),
+    "window of 300": lambda: WindowLayer(Window(300)),
+}
+ALONE: dict[str, Make] = {
+    "kept window of 2": lambda: SinkWindowLayer(Window(2, 1)),
+    "kept window of 9": lambda: SinkWindowLayer(Window(9, 4)),
+    "kept window of 300": lambda: SinkWindowLayer(Window(300, 7)),
+    "chunks of 1": lambda: ChunkLayer(Chunk(1)),
+    "chunks of 6": lambda: ChunkLayer(Chunk(6)),
+    "chunks of 300": lambda: ChunkLayer(Chunk(300)),
+}
+ALL = {**JOINING, **ALONE}
+
+SLICES = st.sampled_from((1, 1, 1, 2, 3, 7, 20, 290))
+LIVES = settings(max_examples=40, deadline=None)
+
+
+class Life:
+    """A layer and its sequences, on which anything that the engine does can be done."""
+
+    def __init__(self, make: Make, draw: Any) -> None:
+        self.make = make
+        self.draw = draw
+        self.numbers = Numbers()
+        self.layer = self.fresh()
+        self.stories = [Story()]
+
+    def fresh(self) -> KvLayer:
+        layer = self.make()
+        layer.reserved = self.draw(st.sampled_from((0, 0, 100, 700)))
+        return layer
+
+    def feed(self, num: int | None = None) -> None:
+        num = num if num is not None else self.draw(SLICES)
+        # Models of windows ask for their own window; models of full attention may mask one themselves.
+        window = self.draw(st.sampled_from((None, None, 3, 40))) if type(self.layer) is FullLayer else None
+        if isinstance(self.layer, WindowLayer):
+            size = self.layer.kind.size
+            window = self.draw(st.sampled_from((None, size, max(1, size // 2))))
+        feed(self.layer, self.stories, [self.numbers.draw(num) for _ in self.stories], window=window)
+
+    def join(self) -> None:
+        others: list[KvLayer] = []
+        for _ in range(self.draw(st.integers(1, 2))):
+            layer, story = self.fresh(), Story()
+            for num in self.draw(st.lists(SLICES, min_size=1, max_size=3)):
+                feed(layer, [story], [self.numbers.draw(num)])
+            others.append(layer)
+            self.stories.append(story)
+        if self.stories[0].length == 0:
+            self.feed_first()
+        self.layer.join(others)
+
+    def feed_first(self) -> None:
+        feed(self.layer, self.stories[:1], [self.numbers.draw(3)])
+
+    def leave(self) -> None:
+        rows = self.draw(st.permutations(range(len(self.stories))))
+        rows = rows[: self.draw(st.integers(1, len(rows)))]
+        if len(rows) == 1 and self.draw(st.booleans()):
+            self.layer.take(rows[0])
+        else:
+            self.layer.keep_rows(rows)
+        self.stories = [self.stories[row] for row in rows]
+
+    def copy(self) -> None:
+        """As `Rows.copy_rows`: a twin goes another way, and leaves no trace."""
+        twin = self.make()
+        vars(twin).update({k: list(v) if isinstance(v, list) else v for k, v in vars(self.layer).items()})
+        stories = copy.deepcopy(self.stories)
+        for num in (1, self.draw(SLICES)):
+            feed(twin, stories, [self.numbers.draw(num) for _ in stories])
+
+    def store(self) -> None:
+        """What a commit reads makes a layer that goes on as this one: of one row, in pieces cut anywhere."""
+        row = self.draw(st.integers(0, len(self.stories) - 1))
+        story = self.stories[row]
+        at = self.draw(st.integers(1, story.length)) if isinstance(self.layer, FullLayer) else story.length
+        spans = [piece for span in self.layer.kind.needs(at) for piece in self.cut(span)]
+        layer = self.fresh()
+        if spans:
+            columns = [self.layer.read(row, span) for span in spans]
+            layer.load([[mx.array(planes[i]) for planes in columns] for i in range(len(columns[0]))], spans, at)
+        else:
+            layer.lengths = [at]
+        self.layer, self.stories = layer, [Story(story.entries[:at])]
+
+    def cut(self, span: Span) -> list[Span]:
+        at = self.draw(st.integers(span.start, span.stop))
+        return [piece for piece in (Span(span.start, at), Span(at, span.stop)) if len(piece) > 0]
+
+    def rewind(self) -> None:
+        if isinstance(self.layer, FullLayer) and len(self.stories) == 1:
+            # A sequence that is rewound has buffers of its own.
+            self.layer.take(0)
+            at = self.draw(st.integers(0, self.stories[0].length))
+            self.layer.rewind(at)
+            del self.stories[0].entries[at:]
+
+    def forget(self) -> None:
+        """A pass that was run ahead is undone."""
+        self.feed(1)
+        self.layer.forget_last()
+        for story in self.stories:
+            story.entries.pop()
+
+    def check(self) -> None:
+        assert self.layer.lengths == [story.length for story in self.stories]
+        check_reads(self.layer, self.stories)
+
+
+def live(make: Make, draw: Any, *, joins: bool) -> None:
+    life = Life(make, draw)
+    verbs = [life.feed, life.feed, life.copy, life.store, life.rewind, life.forget]
+    verbs += [life.join, life.leave] if joins else []
+    life.feed()
+    for _ in range(draw(st.integers(1, 8))):
+        draw(st.sampled_from(verbs))()
+        if all(story.length > 0 for story in life.stories):
+            life.check()
+        else:
+            life.feed()
+
+
+@pytest.mark.parametrize("name", JOINING)
+@LIVES
+@given(data=st.data())
+def test_sequences_that_join_and_leave(name: str, data: st.DataObject) -> None:
+    live(JOINING[name], data.draw, joins=True)
+
+
+@pytest.mark.parametrize("name", ALONE)
+@LIVES
+@given(data=st.data())
+def test_one_sequence(name: str, data: st.DataObject) -> None:
+    live(ALONE[name], data.draw, joins=False)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_long_lives_of_single_tokens(name: str) -> None:
+    """Past every growth of the buffers and every wrap of a window."""
+    layer, story, numbers = ALL[name](), Story(), Numbers()
+    feed(layer, [story], [numbers.draw(13)])
+    for _ in range(700):
+        keys, values = entries([numbers.draw(1)])
+        if isinstance(layer, ChunkLayer):
+            layer.maybe_trim_front()
+        layer.update_and_fetch(keys, values)
+        story.entries.append(numbers.last)
+    feed(layer, [story], [numbers.draw(1)])
+    feed(layer, [story], [numbers.draw(4)])
+    check_reads(layer, [story])
+    if name not in ("full", "quantised"):
+        assert layer.planes[0].shape[2] <= 1024, "a window keeps no more than it needs"
+
+
+def test_a_kept_position_that_was_undone_is_not_kept() -> None:
+    layer, story, numbers = SinkWindowLayer(Window(9, 4)), Story(), Numbers()
+    feed(layer, [story], [numbers.draw(3)])
+    feed(layer, [story], [numbers.draw(1)])
+    layer.forget_last()
+    story.entries.pop()
+    for num in (1, 12, 1):
+        feed(layer, [story], [numbers.draw(num)])
+
+
+def test_rows_that_are_fresh_join_rows_that_are_fresh() -> None:
+    layer, numbers = FullLayer(), Numbers()
+    layer.join([FullLayer(), FullLayer()])
+    stories = [Story(), Story(), Story()]
+    feed(layer, stories, [numbers.draw(5) for _ in stories])
+    check_reads(layer, stories)
+
+
+def test_a_layer_makes_room_for_what_is_coming_at_once() -> None:
+    layer, story, numbers = FullLayer(), Story(), Numbers()
+    layer.reserved = 1000
+    feed(layer, [story], [numbers.draw(3)])
+    assert layer.planes[0].shape[2] == 1024
+
+
+class TestState:
+    def test_rows_come_and_go(self) -> None:
+        layer, *others = [_state(row) for row in range(4)]
+        layer.join(others)
+        assert _rows(layer) == [0, 1, 2, 3]
+        layer.keep_rows([2, 0, 3])
+        assert _rows(layer) == [2, 0, 3]
+        layer.take(2)
+        assert _rows(layer) == [3]
+
+    def test_fresh_rows_join_fresh_rows_only(self) -> None:
+        layer = StateLayer(2)
+        layer.join([StateLayer(2)])
+        assert layer.arrays == [None, None]
+        with pytest.raises(AssertionError, match="fresh rows"):
+            _state(1).join([StateLayer(2)])
+
+    def test_a_row_that_is_taken_does_not_hold_the_others(self) -> None:
+        mx.clear_cache()
+        layer = StateLayer(1)
+        layer.arrays = [mx.ones((8, 256, 256))]
+        mx.eval(layer.arrays)
+        before = mx.get_active_memory()
+        layer.take(3)
+        mx.eval(layer.arrays)
+        assert mx.get_active_memory() - before == -7 * 256 * 256 * 4
+
+
+def _state(row: int) -> StateLayer:
+    layer = StateLayer(2)
+    layer.arrays = [mx.full((1, 3), row), mx.full((1, 2, 2), row)]
+    return layer
+
+
+def _rows(layer: StateLayer) -> list[int]:
+    first, second = layer.arrays
+    assert first is not None
+    assert second is not None
+    assert first[:, 0].tolist() == second[:, 1, 1].tolist()
+    return [int(value) for value in first[:, 0].tolist()]
