@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reprise.cache.policy import Facts, Lru
 from reprise.core.kinds import Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
@@ -14,6 +15,13 @@ from tests.cache.strategies import BUDGETS, EXAMPLES, NAMESPACES, layouts, runs
 from tests.cache.trial import Trial
 
 BASE = tuple(i % 3 for i in range(37))
+
+
+class LargestFirst(Lru):
+    """Evicts what frees most, so that a path's end goes before what hangs on it."""
+
+    def worth(self, facts: Facts) -> float:
+        return -float(facts.nbytes)
 
 
 def by_name(layout: Layout) -> str:
@@ -174,6 +182,19 @@ def test_a_pin_outlasts_pressure_and_then_runs_out(layout: Layout) -> None:
     while trial.cache.evict_one("test"):
         trial.judge()
     assert trial.cache.ledger.held == 0 and trial.cache.ledger.tokens == 0
+
+
+@pytest.mark.parametrize("pinned_at", range(1, len(BASE)))
+def test_pins_that_ran_out_inside_an_edge_go_with_it(pinned_at: int) -> None:
+    trial = Trial(Layout(kinds=(Full(),)), policy=LargestFirst())
+    trial.commit(BASE)
+    trial.commit(BASE[:pinned_at], pinned_until=5.0)
+    trial.request(BASE, limit=len(BASE))
+    trial.cache.now_s = 5.0
+    trial.release(0)
+    while trial.cache.evict_one("test"):
+        trial.judge()
+    assert trial.cache.ledger.tokens == 0
 
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)

@@ -480,6 +480,9 @@ class PrefixCache:
             cut = tail_start(node, self.grain.tail, self.now_s)
             self._drop_landmark(landmark)
             if is_end:
+                # Pins that ran out are the only landmarks inside an edge here.
+                for mark in [mark for mark in node.landmarks.values() if mark.position > cut]:
+                    self._drop_landmark(mark)
                 self._cut_tail(node, cut)
             return
         self._drop_landmark(landmark)
