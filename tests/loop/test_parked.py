@@ -1,11 +1,16 @@
 """Long sequences lend to the cache and are parked: nothing is held twice, and nobody sees another's tokens."""
 
+import itertools
 from collections.abc import Iterator
 
 import mlx.core as mx
 import pytest
 
-from reprise.core.events import Finished, Sampled
+from reprise.cache.loans import lenders_of
+from reprise.cache.tree import subtree
+from reprise.core.events import Finished, Progress, Sampled
+from reprise.core.prompt import Boundary, BoundaryKind
+from reprise.loop import parked
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
 
@@ -159,3 +164,155 @@ def test_what_was_lent_and_lost_empties_the_cache_and_no_more(engine: Engine) ->
     assert engine.loop.status().held.kv == 0
     assert engine.run(longer).tokens == engine.cold(longer)
     assert engine.num_leases() == 0
+
+
+def _breaks_at(engine: Engine, number: int) -> None:
+    """Let the pass of this number, from now on, raise."""
+
+    def arm(worker) -> None:
+        prefill, seen = worker.runner.prefill, itertools.count(1)
+
+        def broken(lives, chunks):
+            if next(seen) < number:
+                return prefill(lives, chunks)
+            worker.runner.prefill = prefill
+            raise RuntimeError("the pass is broken")
+
+        worker.runner.prefill = broken
+
+    engine.ask(arm)
+
+
+def _lenders(worker) -> set[object]:
+    nodes = [node for root in worker.cache.roots.values() for node in subtree(root)]
+    return {lender for node in nodes for lender in lenders_of(node)}
+
+
+def _marks(prompt: list[int], every: int = 100) -> list[Boundary]:
+    return [Boundary(at, BoundaryKind.SYSTEM) for at in range(every, len(prompt), every)]
+
+
+def test_a_failed_pass_leaves_no_loans_of_its_own_checkpoints() -> None:
+    engine = Engine("qwen3_5", lends_from=64, prefill_chunk=64)
+    try:
+        prompt = words(490, 600)
+        _breaks_at(engine, 8)
+        assert engine.run(prompt, boundaries=_marks(prompt)).end.error is not None
+        assert engine.ask(_lenders) == set()
+        again = engine.run(prompt, boundaries=_marks(prompt))
+        assert again.end.outcome.reused == 300
+        assert again.tokens == engine.cold(prompt)
+        engine.ask(lambda worker: worker.cache.clear())
+        engine.check()
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("cache_bytes", [700_000, 1_000_000])
+def test_what_a_running_sequence_lends_can_be_evicted(cache_bytes: int) -> None:
+    engine = Engine("qwen3_5", lends_from=64, prefill_chunk=64, cache_bytes=cache_bytes)
+    try:
+        for turn in range(3):
+            prompt = words(500 + turn, 900)
+            answer = engine.run(prompt, num=20, boundaries=_marks(prompt))
+            assert answer.end.error is None
+            # What was computed and could not be kept is not held by a sequence that nobody can go on with.
+            held = engine.loop.status().held
+            assert held.live == 0 or held.kv > held.live
+    finally:
+        engine.close()
+
+
+def test_clearing_while_a_sequence_runs_changes_no_answer() -> None:
+    engine = Engine("qwen3_5", lends_from=64, prefill_chunk=64)
+    try:
+        prompt = words(510, 600)
+        cold = engine.cold(prompt)
+        running = engine.submit(prompt, boundaries=_marks(prompt))
+        running.on_event = lambda event: isinstance(event, Progress) and engine.loop.clear()
+        assert running.wait().tokens == cold
+        engine.check()
+        assert engine.run(prompt).tokens == cold
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
+def test_lending_takes_no_room(architecture: str) -> None:
+    engine = Engine(architecture)
+    footprint = engine.ask(lambda worker: worker.runner.footprint)
+    engine.close()
+    # Nearly all of the budget: there is no room for the sequence and a copy.
+    budget = int(footprint.at(2100) / 0.8) + 2 * footprint.snapshot
+    engine = Engine(architecture, lends_from=64, prefill_chunk=256, cache_bytes=budget)
+    try:
+        prompt = words(520, 2000)
+        answer = engine.run(prompt)
+        longer = [*prompt, *answer.tokens, *words(521, 20)]
+        assert engine.run(longer).end.outcome.reused == len(prompt) + len(answer.tokens) - 1
+    finally:
+        engine.close()
+
+
+def test_a_parked_sequence_that_cannot_be_adopted_stays_parked(engine: Engine) -> None:
+    prompt = words(530, 300)
+    answer = engine.run(prompt, num=20)
+    longer = [*prompt, *answer.tokens, *words(531, 10)]
+
+    def break_once(worker) -> None:
+        adopt = worker.runner.adopt
+
+        def broken(live, restore, *, reserve: int) -> None:
+            worker.runner.adopt = adopt
+            raise RuntimeError("the buffers cannot be used")
+
+        worker.runner.adopt = broken
+
+    engine.ask(break_once)
+    assert engine.run(longer).end.error is not None
+    again = engine.run(longer)
+    assert again.tokens == engine.cold(longer)
+    assert again.computed <= 11
+    engine.ask(lambda worker: worker.cache.clear())
+    engine.check()
+    assert engine.ask(_lenders) == set()
+
+
+def test_a_recall_that_breaks_off_empties_the_cache_and_no_more(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = words(540, 300)
+    answer = engine.run(prompt, num=20)
+    longer = [*prompt, *answer.tokens, *words(541, 10)]
+
+    def raising(loans: object) -> None:
+        monkeypatch.undo()
+        raise MemoryError("no room for the copies")
+
+    monkeypatch.setattr(parked, "own_all", raising)
+    engine.loop.clear()
+    assert engine.run(longer).tokens == engine.cold(longer)
+    assert engine.loop.status().held.kv > 0
+
+
+def test_one_whose_end_goes_wrong_ends_all_the_same(engine: Engine) -> None:
+    prompt = words(550, 300)
+    beside = words(551, 200)
+    cold = engine.cold(beside, num=30)
+
+    def break_once(worker) -> None:
+        end = worker._parked.end
+
+        def broken(*where: object, **names: object) -> None:
+            worker._parked.end = end
+            raise RuntimeError("the state cannot be given back")
+
+        worker._parked.end = broken
+
+    engine.ask(break_once)
+    other = engine.submit(beside, num=30)
+    assert len(engine.submit(prompt, num=4).wait().tokens) == 4
+    assert other.wait().tokens == cold
+    assert engine.num_leases() == 0
+    assert engine.loop.status().is_idle
+    assert engine.run(prompt, num=4).tokens == engine.cold(prompt, num=4)

@@ -59,7 +59,7 @@ class Source(Protocol):
     """A live sequence that a commit copies from. It stands at the position that is committed."""
 
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
-        """The bytes that `segment` will take for this many positions."""
+        """The bytes that `segment` will take for this many positions, beside what the sequence holds."""
         ...
 
     def snapshot_nbytes(self) -> int: ...

@@ -6,7 +6,7 @@ Used by one thread.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from reprise.cache import integrity
@@ -96,6 +96,7 @@ class PrefixCache:
         self.budget = budget
         self.grain = grain if grain is not None else Grain()
         self.reserved = 0
+        """What live sequences hold, less what they lend: that is counted as held by the tree."""
         self.ledger = Ledger()
         self.roots: dict[str, Node] = {}
         self.clock = 0
@@ -103,7 +104,10 @@ class PrefixCache:
         self.order = EvictionOrder(policy if policy is not None else ExpectedSaving(), self.facts)
         self.num_landmarks = 0
         self.recall: Callable[[object], None] = _nobody_lends
-        """Makes a lender replace everything that it lends by copies; set by the owner of the live sequences."""
+        """Makes a lender that has ended replace everything that it lends by copies; set by the owner of the sequences.
+
+        One that still runs is left alone: what it lent is dropped, and it computes on in the same buffers.
+        """
 
     # Lookups. They change nothing.
 
@@ -374,6 +378,7 @@ class PrefixCache:
         assert node.start <= piece.span.start, (node.start, piece.span)
         insort(node.pieces.setdefault(kind, []), piece, key=lambda p: p.span.start)
         self.ledger.charge_kv(piece.payload.nbytes)
+        self.reserved -= _lent_nbytes([piece])
 
     # Eviction.
 
@@ -519,9 +524,11 @@ class PrefixCache:
             node = self._remove(node)
 
     def _shorten(self, leaf: Node, stop: int) -> None:
-        before = kv_nbytes(leaf)
+        before, lent_before = kv_nbytes(leaf), _lent_on(leaf)
         leaf.pieces = cut_pieces(leaf, leaf.start, stop)
         self.ledger.charge_kv(kv_nbytes(leaf) - before)
+        # What a running sequence lent and nobody keeps is its own again: that frees nothing.
+        self.reserved += lent_before - _lent_on(leaf)
         self.ledger.count_tokens(stop - leaf.stop)
         ghosts = _ghosts(leaf).up_to(stop)
         ghosts.lose_path(stop, int(leaf.tokens[stop - leaf.start]))
@@ -535,6 +542,7 @@ class PrefixCache:
         first = int(leaf.tokens[0])
         del parent.children[first]
         self.ledger.charge_kv(-kv_nbytes(leaf))
+        self.reserved += _lent_on(leaf)
         self.ledger.count_tokens(-len(leaf.tokens))
         self.ledger.count_nodes(-1)
         leaf.parent, leaf.pieces = None, {}
@@ -591,7 +599,8 @@ class PrefixCache:
         return () if root is None else loans_on(root, tokens, lender, start=start)
 
     def replace(self, places: Sequence[LoanPlace], payloads: Sequence[SegmentPayload]) -> None:
-        """Put copies in the place of what was lent."""
+        """Put copies in the place of what was lent, which its lender has for itself again."""
+        self.reserved += _lent_nbytes([place.piece for place in places])
         self.ledger.charge_kv(put(places, payloads))
 
     # Compaction.
@@ -613,6 +622,15 @@ class PrefixCache:
     def check(self) -> None:
         """Recompute everything from the trees (bytes, leases, order, coverage); AssertionError on any difference."""
         integrity.check(self)
+
+
+def _lent_nbytes(pieces: Iterable[Piece]) -> int:
+    return sum(piece.payload.nbytes for piece in pieces if isinstance(piece.payload, Lent))
+
+
+def _lent_on(node: Node) -> int:
+    """The bytes of this edge that are lent."""
+    return sum(_lent_nbytes(pieces) for pieces in node.pieces.values())
 
 
 def _nobody_lends(lender: object) -> None:

@@ -189,8 +189,10 @@ class Runner:
         """Whether the sequence has buffers of its own, most of which the cache counts."""
         if live.rows.num_rows > 1 or len(live.loans) == 0:
             return False
+        # Room to grow, and what was computed but is not in the cache: nobody else can have it while it is parked.
+        lent = live.lent_nbytes // self.footprint.full
         full = [layer for layer in live.rows.layers(Full()) if layer.planes]
-        return all(layer.planes[0].shape[2] - n <= n // 16 + _SPARE for layer in full for n in layer.lengths)
+        return all(layer.planes[0].shape[2] - lent <= lent // 16 + _SPARE for layer in full)
 
     def park(self, live: Live) -> None:
         """The sequence has ended, and keeps its buffers for what the cache has on loan, or for its next turn."""

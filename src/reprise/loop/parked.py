@@ -34,7 +34,9 @@ class Parked:
         self._runner = runner
         self._cache = cache
         self._sequences: dict[Live, _Sequence] = {}
-        cache.recall = self._recall_parked
+        self.is_spoilt = False
+        """A recall broke off in the middle: the cache has entries on loan that nobody holds any more."""
+        cache.recall = self._recall
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -57,11 +59,13 @@ class Parked:
         live = self._cache.lender_at(match, position)
         if not isinstance(live, Live) or live not in self._sequences:
             return None
-        parked = self._sequences.pop(live)
+        parked = self._sequences[live]
         # What comes behind the position will be overwritten, and may be on somebody else's path.
         behind = self._cache.loans(live, parked.tokens, namespace=parked.namespace, start=position)
         self._cache.replace(behind, [loan.owned() for loan in _loans(behind)])
         self._runner.adopt(live, self._cache.read(match, position), reserve=reserve)
+        # Only now: if it cannot be taken back to the position, it is parked as before, and can still be recalled.
+        del self._sequences[live]
         return live
 
     def forget(self) -> None:
@@ -69,6 +73,7 @@ class Parked:
         for live in self._sequences:
             self._runner.stop(live)
         self._sequences.clear()
+        self.is_spoilt = False
 
     def recall(self, live: Live, tokens: Tokens, *, namespace: str) -> None:
         """Replace what a running sequence lends by copies."""
@@ -76,12 +81,21 @@ class Parked:
             places = self._cache.loans(live, tokens, namespace=namespace)
             self._cache.replace(places, [loan.owned() for loan in _loans(places)])
 
-    def _recall_parked(self, lender: object) -> None:
+    def _recall(self, lender: object) -> None:
+        # What a running sequence has lent behind its lease may be dropped: copies of that are of no use to anybody.
+        if isinstance(lender, Live) and lender in self._sequences:
+            self._recall_parked(lender)
+
+    def _recall_parked(self, lender: Live) -> None:
         """Replace what a parked sequence lends by copies, and give the sequence up."""
-        assert isinstance(lender, Live) and lender in self._sequences, "a running sequence's path is leased"
         parked = self._sequences.pop(lender)
         places = self._cache.loans(lender, parked.tokens, namespace=parked.namespace)
-        self._cache.replace(places, own_all(_loans(places)))
+        try:
+            self._cache.replace(places, own_all(_loans(places)))
+        except Exception:
+            self.is_spoilt = True
+            self._runner.stop(lender)
+            raise
         self._runner.stop(lender)
         self._cache.reserved = self._runner.live_nbytes
 

@@ -38,7 +38,7 @@ class Task:
     job: Job
     sink: Callable[[Event], None]
     arrived_s: float
-    shares: dict[str, int]
+    shares: dict[str, int] = field(default_factory=dict[str, int])
     is_side: bool = False
     phase: Phase = Phase.WAITING
     resume_at: int = 0

@@ -15,6 +15,7 @@ from reprise.core.job import Job, Purpose
 from reprise.core.prompt import BoundaryKind
 from reprise.core.record import Reason
 from reprise.core.settings import Settings
+from reprise.core.tokens import as_tokens, join_tokens
 from reprise.engine import memory
 from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
 from reprise.engine.load import LoadedModel
@@ -120,9 +121,10 @@ class Worker:
         # Without a cache there is nothing through which one could use what another computed.
         sharers = self._tasks.values() if self._settings.has_prefix_cache else ()
         others = {t.id: t.job.prompt.tokens for t in sharers if t.job.namespace == job.namespace}
-        task = Task(job=job, sink=sink, arrived_s=arrived_s, shares=relate(job.prompt.tokens, others))
+        task = Task(job=job, sink=sink, arrived_s=arrived_s)
         self._tasks[job.id] = task
         try:
+            task.shares = relate(job.prompt.tokens, others)
             self._match(task)
         except Exception as error:
             self._fail(task, error)
@@ -162,6 +164,8 @@ class Worker:
 
     def step(self) -> None:
         """Ask the scheduler and do what it says; with nothing to do, join small pieces."""
+        if self._parked.is_spoilt:
+            self._start_anew()
         if not self._tasks:
             self._tidy()
             return
@@ -245,7 +249,7 @@ class Worker:
             task.resume_at = self.cache.resume_at(match, limit=task.end)
             task.matched, task.continues = match.length, match.continues
             task.reason = self._reason(task, self.cache.was_lost(match, task.resume_at))
-        task.lease = self.cache.lease(match, task.resume_at)
+        task.lease = self.cache.lease(match, task.resume_at, is_request=not task.is_settle)
         reserve = len(prompt) + min(task.job.max_tokens, _ROOM_TO_DECODE)
         task.live = self._parked.adopt(match, task.resume_at, reserve=reserve)
         if task.live is None:
@@ -408,9 +412,13 @@ class Worker:
         self.cache.make_room(self.runner.footprint.full * num * len(tasks))
 
     def _tidy(self) -> None:
+        # First, so that a compaction that raises is not tried for ever.
+        self._is_compact = True
         copied = self.cache.compact(max_entries=_COMPACT_ENTRIES)
+        self._is_compact = copied == 0
+        # Lent entries that were joined with others are copies now.
+        self._charge_live()
         if copied == 0:
-            self._is_compact = True
             memory.give_back()
             if log.isEnabledFor(logging.DEBUG):
                 self.cache.check()
@@ -447,7 +455,9 @@ class Worker:
         if task.live is None:
             return
         try:
-            self._parked.recall(task.live, task.tokens_to(task.resume_at), namespace=task.job.namespace)
+            # All that it was given or has computed: a checkpoint of this very run may have lent as well.
+            tokens = join_tokens(task.job.prompt.tokens, as_tokens(task.generated))
+            self._parked.recall(task.live, tokens, namespace=task.job.namespace)
         except Exception:
             log.exception("what request %s lent is lost; the cache starts anew", task.id)
             self._start_anew()
@@ -459,14 +469,14 @@ class Worker:
             task.lease = None
         self.cache.forget()
         self._parked.forget()
+        self.cache.reserved = self.runner.live_nbytes
 
     def _fail(self, task: Task, error: Exception) -> None:
         if memory.is_out_of_memory(error):
             shown: RepriseError = OutOfMemory(
                 "There was not enough memory for this request. Shorten it, or lower --cache-bytes or --max-batch."
             )
-            self.cache.make_room(self.runner.footprint.at(len(task.job.prompt)))
-            memory.give_back()
+            self._relieve(task)
         elif isinstance(error, RepriseError):
             shown = error
         else:
@@ -476,15 +486,9 @@ class Worker:
 
     def _end(self, task: Task, reason: FinishReason, error: RepriseError | None = None) -> None:
         outcome = task.outcome(time.monotonic())
-        if task.live is not None:
-            self._parked.end(task.live, task.tokens_to(task.position), namespace=task.job.namespace)
-            task.live = None
-        if task.lease is not None:
-            self.cache.release(task.lease)
-            task.lease = None
         task.move(Phase.ENDED)
         del self._tasks[task.id]
-        self._charge_live()
+        self._let_go(task)
         if not task.is_settle:
             self._count(
                 prompt=outcome.prompt if task.admitted_s is not None else 0,
@@ -493,9 +497,37 @@ class Worker:
                 cancelled=int(reason is FinishReason.CANCELLED),
                 failed=int(error is not None),
             )
-        self._match_followers(task)
         self._gate.ended(task.id)
         self._emit(task, Finished(reason=reason, outcome=outcome, error=error))
+
+    def _let_go(self, task: Task) -> None:
+        """Give back what the task holds. Whatever goes wrong, it ends: its client waits, and so does the gate."""
+        live, lease, tokens = task.live, task.lease, task.tokens_to(task.position)
+        task.live = task.lease = None
+        try:
+            if lease is not None:
+                self.cache.release(lease)
+            # After that, since it is parked for what the cache still has on loan.
+            if live is not None:
+                self._parked.end(live, tokens, namespace=task.job.namespace)
+            self._charge_live()
+            self._match_followers(task)
+        except Exception:
+            log.exception("what request %s held could not be given back; the cache starts anew", task.id)
+            if live is not None:
+                self.runner.drop(live)
+            self._start_anew()
+        if self._parked.is_spoilt:
+            self._start_anew()
+
+    def _relieve(self, task: Task) -> None:
+        """There was too little memory for this task: make what room there is for its next try."""
+        try:
+            self.cache.make_room(self.runner.footprint.at(len(task.job.prompt)))
+        except Exception:
+            log.exception("making room failed; the cache starts anew")
+            self._start_anew()
+        memory.give_back()
 
     def _emit(self, task: Task, event: Event) -> None:
         try:
