@@ -62,7 +62,6 @@ def _merge_chain(top: Node) -> int:
             top.pieces.setdefault(kind, []).extend(pieces)
     top.last_use = max(node.last_use for node in chain)
     top.visit = max(node.visit for node in chain)
-    top.num_paths = chain[-1].num_paths
     top.num_uses = max(node.num_uses for node in chain)
     top.ghosts = join_ghosts(node.ghosts for node in chain)
     for node in chain[1:]:

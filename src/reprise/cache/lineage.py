@@ -31,7 +31,8 @@ class Visit:
     """One prompt's place in the history of its conversation. All times count prompts.
 
     `turn`: how many turns came before it. `gap`: prompts since the last of them, None if there is none or if it is a
-    branch. `num_new`: tokens that no earlier prompt had. `continues`: the number of the prompt that it goes on from.
+    branch. `num_new`: tokens that no earlier prompt had. `continues`: the number of the prompt that it goes on from;
+    `num_others`: how many went on from there before it did, `last_other`: the number of the last of them.
     """
 
     number: int
@@ -39,8 +40,13 @@ class Visit:
     gap: int | None
     num_new: int
     continues: int | None
-    is_next_turn: bool
-    """It is the first that goes on from there."""
+    num_others: int = 0
+    last_other: int | None = None
+
+    @property
+    def is_next_turn(self) -> bool:
+        """It is the first that goes on from there."""
+        return self.continues is not None and self.num_others == 0
 
 
 class Lineage:
@@ -50,7 +56,8 @@ class Lineage:
         self.now = 0
         """The number of the newest prompt."""
         self._turns = np.zeros(MEMORY, dtype=np.int32)
-        self._is_continued = np.zeros(MEMORY, dtype=np.bool_)
+        self._num_continued = np.zeros(MEMORY, dtype=np.int32)
+        self._continued_by = np.zeros(MEMORY, dtype=np.int64)
         self._keys = np.zeros(_SLOTS, dtype=np.uint64)
         self._numbers = np.zeros(_SLOTS, dtype=np.int64)
         self._factors = np.zeros(0, dtype=np.uint64)
@@ -64,23 +71,27 @@ class Lineage:
         new_at = min(len(tokens), max(known, depth))
         self.now += 1
         number = self.now
-        turn, gap, is_first = 0, None, False
+        slot, before_slot = number % MEMORY, (before or 0) % MEMORY
+        num_others = int(self._num_continued[before_slot]) if before is not None else 0
+        last_other = int(self._continued_by[before_slot]) if num_others > 0 else None
+        # Only the first that goes on from there is the next turn; later ones share a beginning with it.
+        is_next_turn = before is not None and num_others == 0
+        turn = 0
         if before is not None:
-            # Only the first that goes on from there is the next turn; later ones share a beginning with it.
-            is_first = not self._is_continued[before % MEMORY]
-            turn = int(self._turns[before % MEMORY]) + (1 if is_first else 0)
-            gap = number - before if is_first else None
-            self._is_continued[before % MEMORY] = True
-        self._turns[number % MEMORY], self._is_continued[number % MEMORY] = turn, False
-        if new_at < len(tokens) or is_first:
+            turn = int(self._turns[before_slot]) + (1 if is_next_turn else 0)
+            self._num_continued[before_slot] += 1
+            self._continued_by[before_slot] = number
+        self._turns[slot], self._num_continued[slot] = turn, 0
+        if new_at < len(tokens) or is_next_turn:
             self._mark(hashes, new_at, number)
         return Visit(
             number=number,
             turn=turn,
-            gap=gap,
+            gap=number - before if before is not None and is_next_turn else None,
             num_new=len(tokens) - new_at,
             continues=before,
-            is_next_turn=is_first,
+            num_others=num_others,
+            last_other=last_other,
         )
 
     def number_of(self, tokens: Tokens, *, namespace: str) -> int:
@@ -88,9 +99,13 @@ class Lineage:
         found = self._deepest(self._hashes(tokens, namespace))
         return found[1] if found is not None else 0
 
+    def passes(self, number: int) -> int | None:
+        """The number of the last prompt that went on from prompt `number`, None if none did."""
+        return int(self._continued_by[number % MEMORY]) if self.is_continued(number) else None
+
     def is_continued(self, number: int) -> bool:
         """Whether a later prompt went on from prompt `number`."""
-        return self._is_remembered(number) and bool(self._is_continued[number % MEMORY])
+        return self._is_remembered(number) and bool(self._num_continued[number % MEMORY] > 0)
 
     def _is_remembered(self, number: int) -> bool:
         return number > 0 and self.now - number < MEMORY

@@ -4,16 +4,22 @@ The policies know nothing of the tree. They are told of every prompt (`arrive`),
 does I/O, reads a clock or draws a random number, so the same prompts give the same order.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from reprise.cache.lineage import Lineage, Visit
-from reprise.cache.returns import Returns, class_of
+from reprise.cache.lineage import Lineage
+from reprise.cache.returns import Returns
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 
 _ENDS = frozenset({BoundaryKind.STABLE, BoundaryKind.PROMPT_END, BoundaryKind.GENERATION_END, BoundaryKind.INTERVAL})
+
+_TURNS = (1, 2, 4, 8)
+_PAUSES = (16, 64, 256, 1024)
+_NEW_TOKENS = (512, 4096, 32768)
+"""Edges of the classes in which chats are thought alike, in powers of two, four and eight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +29,7 @@ class Facts:
     `cost`: the tokens to compute again if it were gone and its position were asked for. `nbytes`: what evicting it
     gives back. `last_use`, `now`: the cache's clock. `num_uses`: how often a request resumed here. `num_branches`: the
     paths that go on from here. `visit`: the number of the prompt that came by last; `first_visit`: that of the first
-    (0: none known). `num_paths`: how many paths have ever left from here.
+    (0: none known).
     """
 
     kind: BoundaryKind
@@ -39,7 +45,6 @@ class Facts:
     is_side: bool
     visit: int = 0
     first_visit: int = 0
-    num_paths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +141,8 @@ class ExpectedSaving:
     """What a byte is expected to save for each prompt that it waits: the default.
 
     Worth = tokens saved by a use × uses expected per prompt of waiting ÷ bytes. How soon a chat comes back is learned
-    from the chats themselves, also from those that were evicted (`reprise.cache.returns`); what many paths leave from
-    is used as often as paths leave. A chat that has gone on elsewhere leaves ends behind that nobody waits for: these
+    from the chats themselves, also from those that were evicted (`reprise.cache.returns`), and so is how often another
+    path leaves from what is shared. A chat that has gone on elsewhere leaves ends behind that nobody waits for: these
     have negative worth and go before anything else, the least useful first. New entries that are expected to save
     less than everything stored are not stored, so that prompts which come once do not wash out chats.
     """
@@ -148,11 +153,24 @@ class ExpectedSaving:
         """`unit_tokens`: how many real tokens one token of the prompts stands for (replayed block hashes)."""
         self._unit_tokens = unit_tokens
         self._lineage = Lineage()
-        self._returns = Returns()
+        self._turns = Returns((len(_TURNS) + 1, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1))
+        self._branches = Returns((len(_TURNS) + 1,))
 
     def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
-        visit: Visit = self._lineage.arrive(tokens, known=known, namespace=namespace)
-        self._returns.arrive(visit, class_of(visit, unit_tokens=self._unit_tokens))
+        visit = self._lineage.arrive(tokens, known=known, namespace=namespace)
+        self._turns.advance()
+        self._branches.advance()
+        if visit.continues is not None:
+            if visit.last_other is None:
+                self._turns.come_back(visit.continues)
+            else:
+                self._branches.come_back(visit.last_other)
+            self._branches.wait(_place(_TURNS, visit.num_others))
+        self._turns.wait(
+            _place(_TURNS, visit.turn),
+            0 if visit.gap is None else 1 + _place(_PAUSES, visit.gap),
+            _place(_NEW_TOKENS, visit.num_new * self._unit_tokens),
+        )
         return Arrival(visit.number, visit.continues)
 
     def number_of(self, tokens: Tokens, *, namespace: str) -> int:
@@ -162,7 +180,10 @@ class ExpectedSaving:
         if facts.nbytes == 0:
             return 0.0
         saved = facts.cost / facts.nbytes
-        rate = max(self._returns.worth(facts.visit), self._rate_of_paths(facts))
+        rate = self._turns.worth(facts.visit)
+        branched_at = self._lineage.passes(facts.first_visit)
+        if branched_at is not None:
+            rate += self._branches.worth(branched_at)
         if facts.is_side:
             rate *= 0.1
         worth = saved * rate
@@ -172,7 +193,7 @@ class ExpectedSaving:
         return self.worth(new) >= than
 
     def review_at(self, facts: Facts) -> int | None:
-        return self._returns.next_step_at(facts.visit)
+        return self._turns.next_step_at(facts.visit)
 
     def on_evict(self, worth: float) -> None:
         pass
@@ -182,18 +203,9 @@ class ExpectedSaving:
             return False
         return facts.is_superseded or (facts.kind in _ENDS and self._lineage.is_continued(facts.visit))
 
-    def _rate_of_paths(self, facts: Facts) -> float:
-        """Paths that left here per prompt; two belong to one chat, whose thinking is not part of its next turn.
 
-        Once none has left for longer than usual, the rate falls as the silence lasts.
-        """
-        num = facts.num_paths - 2
-        if num <= 0:
-            return 0.0
-        now = self._lineage.now
-        life = max(1, now - facts.first_visit)
-        silence = max(1, now - facts.visit)
-        return num / life * min(1.0, life / num / silence)
+def _place(edges: tuple[int, ...], value: int) -> int:
+    return bisect_right(edges, value)
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {"lru": Lru, "greedy-dual": GreedyDual, "cost": ExpectedSaving}

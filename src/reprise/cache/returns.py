@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from reprise.cache.lineage import MEMORY, Visit
+from reprise.cache.lineage import MEMORY
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,12 +26,6 @@ _AGES = np.unique(np.round(2.0 ** (np.arange(28) / 2)).astype(np.int64))
 
 _STEPS = len(_AGES)
 _WIDTHS = np.diff(np.append(_AGES, MEMORY)).astype(np.float64)
-
-_TURNS = (1, 2, 4, 8)
-_PAUSES = (16, 64, 256, 1024)
-_NEW_TOKENS = (512, 4096, 32768)
-_SHAPE = (len(_TURNS) + 1, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1)
-"""Classes: by turn, by pause (the first: there was none), by new tokens; powers of two, four and eight."""
 
 _PRIOR_RATE = 0.2
 """Before anything was seen, an item of age a is used at the rate 0.2 / a: the older, the less likely."""
@@ -43,14 +37,6 @@ _REFRESH = 64
 """Prompts between two computations of the table."""
 
 
-def class_of(visit: Visit, *, unit_tokens: int) -> int:
-    """The class of a prompt, as a flat index."""
-    turn = int(np.searchsorted(_TURNS, visit.turn, side="right"))
-    pause = 0 if visit.gap is None else 1 + int(np.searchsorted(_PAUSES, visit.gap, side="right"))
-    new = int(np.searchsorted(_NEW_TOKENS, visit.num_new * unit_tokens, side="right"))
-    return int(np.ravel_multi_index((turn, pause, new), _SHAPE))
-
-
 @dataclass(slots=True)
 class _Waiting:
     kind: int
@@ -58,10 +44,14 @@ class _Waiting:
 
 
 class Returns:
-    """Counts of returns and of waiting, by class and age, and the table of worth made from them."""
+    """Counts of returns and of waiting, by class and age, and the table of worth made from them.
 
-    def __init__(self) -> None:
-        size = (int(np.prod(_SHAPE)), _STEPS)
+    A class has a place on each axis of `shape`. Everybody who waits is known by the prompt at which they began to.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        size = (int(np.prod(shape)), _STEPS)
         self._waiting_now = np.zeros(size)
         self._waited = np.zeros(size)
         self._returned = np.zeros(size)
@@ -69,31 +59,43 @@ class Returns:
         self._now = 0
         self._worth = self._make_table()
 
-    def arrive(self, visit: Visit, kind: int) -> None:
-        """One prompt later: everybody is older, and perhaps somebody came back."""
-        self._now = visit.number
+    def advance(self) -> None:
+        """One prompt later: everybody is older."""
+        self._now += 1
         for step in range(1, _STEPS):
             self._grow_older(self._now - int(_AGES[step]), step)
         self._waited += self._waiting_now
-        if visit.continues is not None and visit.is_next_turn:
-            self._came_back(visit.continues)
         oldest = self._ring[self._now % MEMORY]
         if oldest is not None and oldest.is_waiting:
             self._waiting_now[oldest.kind, -1] -= 1
-        self._ring[self._now % MEMORY] = _Waiting(kind)
-        self._waiting_now[kind, 0] += 1
+        self._ring[self._now % MEMORY] = None
         if self._now % _REFRESH == 0:
             self._worth = self._make_table()
 
+    def wait(self, *places: int) -> None:
+        """From this prompt on somebody of the class at `places` waits; at most one for a prompt."""
+        kind = int(np.ravel_multi_index(places, self._shape))
+        self._ring[self._now % MEMORY] = _Waiting(kind)
+        self._waiting_now[kind, 0] += 1
+
+    def come_back(self, number: int) -> None:
+        """Whoever has waited since prompt `number` is back."""
+        one = self._ring[number % MEMORY] if self._is_remembered(number) else None
+        if one is not None and one.is_waiting:
+            step = _step_of(self._now - number)
+            one.is_waiting = False
+            self._waiting_now[one.kind, step] -= 1
+            self._returned[one.kind, step] += 1
+
     def worth(self, number: int) -> float:
-        """Uses to be expected per prompt of waiting, for what prompt `number` left."""
-        one = self._ring[number % MEMORY] if number > 0 and self._now - number < MEMORY else None
+        """Uses to be expected per prompt of waiting, for whoever has waited since prompt `number`."""
+        one = self._ring[number % MEMORY] if self._is_remembered(number) else None
         if one is None:
             return float(self._worth[0, -1])
         return float(self._worth[one.kind, _step_of(self._now - number)])
 
     def next_step_at(self, number: int) -> int:
-        """The number of the prompt at which prompt `number` enters its next step of age."""
+        """The prompt at which whoever has waited since prompt `number` enters the next step of age."""
         step = _step_of(self._now - number)
         return number + int(_AGES[step + 1]) if step + 1 < _STEPS else self._now + MEMORY
 
@@ -103,29 +105,24 @@ class Returns:
             self._waiting_now[one.kind, step - 1] -= 1
             self._waiting_now[one.kind, step] += 1
 
-    def _came_back(self, number: int) -> None:
-        one = self._ring[number % MEMORY]
-        if one is not None and one.is_waiting:
-            step = _step_of(self._now - number)
-            one.is_waiting = False
-            self._waiting_now[one.kind, step] -= 1
-            self._returned[one.kind, step] += 1
+    def _is_remembered(self, number: int) -> bool:
+        return number > 0 and self._now - number < MEMORY
 
     def _make_table(self) -> Floats:
-        return index_table(_rates(self._returned, self._waited), _WIDTHS)
+        return index_table(_rates(self._returned, self._waited, self._shape), _WIDTHS)
 
 
 def _step_of(age: int) -> int:
     return max(0, int(np.searchsorted(_AGES, age, side="right")) - 1)
 
 
-def _rates(returned: Floats, waited: Floats) -> Floats:
+def _rates(returned: Floats, waited: Floats, shape: tuple[int, ...]) -> Floats:
     """Rates of return by class and age: what was seen, shrunk towards what the marginals make of it."""
-    seen, time = returned.reshape(*_SHAPE, -1), waited.reshape(*_SHAPE, -1)
-    axes = tuple(range(len(_SHAPE)))
+    seen, time = returned.reshape(*shape, -1), waited.reshape(*shape, -1)
+    axes = tuple(range(len(shape)))
     prior = _PRIOR_RATE / (_AGES + _WIDTHS / 2)
     overall = (seen.sum(axes) + 1) / (time.sum(axes) + 1 / prior)
-    expected = np.broadcast_to(overall, (*_SHAPE, _STEPS))
+    expected = np.broadcast_to(overall, (*shape, _STEPS))
     for axis in axes:
         others = tuple(a for a in axes if a != axis)
         marginal = (seen.sum(others, keepdims=True) + _TRUST) / (time.sum(others, keepdims=True) + _TRUST / overall)

@@ -242,6 +242,7 @@ class PrefixCache:
                 self._attach(nodes, segment_kind, piece)
             for node in nodes:
                 self._pass_by(node, visit)
+                node.first_visit = node.first_visit if node.first_visit > 0 else visit
             self._place_landmark(nodes, position, kind, snapshot, is_side=is_side, pinned_until=pinned_until)
             added = self.ledger.held - held_before
         finally:
@@ -314,8 +315,6 @@ class PrefixCache:
             self.ledger.charge_kv(kv_nbytes(last) + kv_nbytes(lower) - before)
         child = Node(start=walked.length, tokens=own_tokens(tokens[walked.length :]), parent=last)
         child.visit = last.visit
-        child.first_visit = last.visit
-        last.num_paths += 1
         first = int(child.tokens[0])
         last.children[first] = child
         self.ledger.count_nodes(1)
@@ -472,7 +471,6 @@ class PrefixCache:
             is_side=landmark.is_side,
             visit=node.visit,
             first_visit=node.first_visit,
-            num_paths=node.num_paths if landmark.position == node.stop else 0,
         )
 
     def _evict(self, landmark: Landmark) -> None:

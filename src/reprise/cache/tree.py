@@ -77,8 +77,6 @@ class Node:
     visit: int = 0
     """The policy's number of the prompt that came by last; `first_visit`: of the first."""
     first_visit: int = 0
-    num_paths: int = 0
-    """How many edges have ever left from the end of this one."""
     ghosts: Ghosts | None = None
     """What was evicted from this edge; None: nothing was."""
 
@@ -184,7 +182,7 @@ def split(node: Node, position: int) -> Node:
         landmark.node = upper
         upper.landmarks[at] = landmark
     upper.num_leases, upper.last_use, upper.num_uses = node.num_leases, node.last_use, node.num_uses
-    upper.visit, upper.first_visit, upper.num_paths = node.visit, node.first_visit, 1
+    upper.visit, upper.first_visit = node.visit, node.first_visit
     if node.ghosts is not None:
         upper.ghosts, node.ghosts = node.ghosts.up_to(position), node.ghosts.behind(position)
     for lease in [lease for lease in node.leases if lease.position <= position]:
