@@ -21,13 +21,19 @@ from mlx_lm.models.cache import ArraysCache
 from reprise.core.kinds import Chunk, Full, KvKind, Window
 from reprise.core.spans import Span
 
-_STEP = 256
+STEP = 256
+"""Buffers are made in multiples of so many entries."""
 _MOST_ROOM = 4096
 
 
 def _room(length: int) -> int:
     """How many entries to grow by: a sixteenth more, so that copying stays linear, but never over 4,096."""
-    return max(_STEP, min(_MOST_ROOM, length // 16))
+    return max(STEP, min(_MOST_ROOM, length // 16))
+
+
+def rounded(length: int) -> int:
+    """The capacity of a buffer for at least `length` entries."""
+    return -(-length // STEP) * STEP
 
 
 class KvLayer:
@@ -124,11 +130,26 @@ class KvLayer:
         self.held = min(self.held + num, self.end)
         return self._last_low
 
-    def _make_space(self, like: list[mx.array], keep: int, num: int) -> None:
-        if self.planes and self.end + num <= self.planes[0].shape[2] and not self._is_wasteful(keep, num):
-            return
+    def capacity_for(self, num: int) -> int:
+        """How many entries of each row the buffers will hold once `num` more have been appended."""
+        keep = self._visible(num)
+        if self._has_space(keep, num):
+            return self.capacity
         total = max(keep + num + self._slack(keep + num), self._reserved_capacity())
-        total = -(-total // _STEP) * _STEP
+        return rounded(total)
+
+    @property
+    def capacity(self) -> int:
+        """How many entries of each row the buffers hold, filled or not."""
+        return self.planes[0].shape[2] if self.planes else 0
+
+    def _has_space(self, keep: int, num: int) -> bool:
+        return len(self.planes) > 0 and self.end + num <= self.capacity and not self._is_wasteful(keep, num)
+
+    def _make_space(self, like: list[mx.array], keep: int, num: int) -> None:
+        if self._has_space(keep, num):
+            return
+        total = self.capacity_for(num)
         if not self.planes:
             self.planes = [mx.zeros((*p.shape[:2], total, p.shape[3]), dtype=p.dtype) for p in like]
             return
@@ -167,8 +188,7 @@ class KvLayer:
     def load(self, planes: Sequence[Sequence[mx.array]], spans: Sequence[Span], position: int) -> None:
         """Make this (fresh) layer stand at `position` with the entries of `spans`: `planes[i]` are plane i's parts."""
         held = sum(map(len, spans))
-        total = max(held + _STEP, self._reserved_capacity())
-        total = -(-total // _STEP) * _STEP
+        total = rounded(max(held + STEP, self._reserved_capacity()))
         self.planes = []
         for parts in planes:
             like = parts[0]
@@ -179,11 +199,19 @@ class KvLayer:
 
     # Rows.
 
+    @staticmethod
+    def capacity_joined(layers: Sequence["KvLayer"], num: int) -> int:
+        """How many entries of each row the buffers will hold when `layers` have joined and taken `num` more."""
+        held = max(layer._visible(1) for layer in layers)
+        reserved = max(layer._reserved_capacity() for layer in layers)
+        joined = rounded(held + _room(held))
+        return joined if held + num <= joined else rounded(max(held + num + _room(held + num), reserved))
+
     def take(self, row: int) -> None:
         """Keep this row only, in buffers of its own."""
         low = max(self.index(row, 0), self.end - self.held)
         held = self.end - low
-        room = _STEP - held % _STEP
+        room = STEP - held % STEP
         self.planes = [
             mx.concatenate(
                 [p[row : row + 1, :, low : self.end, :], mx.zeros((1, p.shape[1], room, p.shape[3]), p.dtype)], axis=2
@@ -207,7 +235,7 @@ class KvLayer:
         """Add the rows of `others` behind these, padded on the left to the longest."""
         layers = [self, *others]
         held = max(layer._visible(1) for layer in layers)
-        capacity = -(-(held + _room(held)) // _STEP) * _STEP
+        capacity = rounded(held + _room(held))
         joined: list[mx.array] = []
         for i, plane in enumerate(self.planes):
             rows: list[mx.array] = []
@@ -297,11 +325,11 @@ class WindowLayer(KvLayer):
         return min(self.held, max(self.lengths), self.kind.size - 1)
 
     def _slack(self, length: int) -> int:
-        return max(64, min(self.kind.size, _STEP))
+        return max(64, min(self.kind.size, STEP))
 
     def _is_wasteful(self, keep: int, num: int) -> bool:
         # After a long prefill chunk the buffer is longer than decode will ever need.
-        return num == 1 and self.planes[0].shape[2] > 2 * (self.kind.size + self._slack(0)) + _STEP
+        return num == 1 and self.planes[0].shape[2] > 2 * (self.kind.size + self._slack(0)) + STEP
 
     def make_mask(
         self,
@@ -443,7 +471,7 @@ class ChunkLayer(KvLayer):
         return self.lengths[0] - self.start_position
 
     def _slack(self, length: int) -> int:
-        return max(64, min(self.kind.size, _STEP))
+        return max(64, min(self.kind.size, STEP))
 
     def load(self, planes: Sequence[Sequence[mx.array]], spans: Sequence[Span], position: int) -> None:
         super().load(planes, spans, position)

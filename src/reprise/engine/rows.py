@@ -50,6 +50,15 @@ class Rows:
         """The layers of this kind, in the order of the model."""
         return [s for s in self._states() if isinstance(s, KvLayer) and s.kind == kind]
 
+    def kv_layers(self) -> list[KvLayer]:
+        """The layers that hold entries, in the order of the model."""
+        return [s for s in self._states() if isinstance(s, KvLayer)]
+
+    @property
+    def state_nbytes(self) -> int:
+        """The bytes of all layers that hold no entries."""
+        return count_bytes([s for s in self._states() if not isinstance(s, KvLayer)])
+
     @property
     def nbytes(self) -> int:
         """The bytes of all buffers, room to grow included."""
@@ -234,7 +243,7 @@ class RowSource:
         )
 
     def snapshot_nbytes(self) -> int:
-        return count_bytes([s for s in self.rows._states() if not isinstance(s, KvLayer)]) // self.rows.num_rows
+        return self.rows.state_nbytes // self.rows.num_rows
 
     def segment(self, kind: KvKind, span: Span) -> Segment:
         return pack([plane for layer in self._layers(kind) for plane in layer.read(self.row, span)])

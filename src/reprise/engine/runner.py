@@ -18,6 +18,7 @@ from reprise.core.spans import Span
 from reprise.core.tokens import Tokens
 from reprise.engine.choose import accept, choose
 from reprise.engine.decode import Decoder
+from reprise.engine.growth import growth, most_entries
 from reprise.engine.load import LoadedModel
 from reprise.engine.loans import Loan
 from reprise.engine.payloads import Segment
@@ -122,6 +123,8 @@ class Footprint:
     """The bytes of a model's layer state: by kind for one position, and of one snapshot."""
 
     by_kind: dict[KvKind, int]
+    each: dict[KvKind, int]
+    """Of one layer of the kind, on average."""
     snapshot: int
 
     @property
@@ -132,6 +135,11 @@ class Footprint:
     def at(self, position: int) -> int:
         """Bytes of a sequence that stands at `position`."""
         entries = sum(nbytes * sum(map(len, kind.needs(position))) for kind, nbytes in self.by_kind.items())
+        return entries + self.snapshot
+
+    def live(self, position: int, *, chunk: int) -> int:
+        """The most bytes of the buffers of a running sequence that has come to `position` in chunks of `chunk`."""
+        entries = sum(nbytes * most_entries(kind, position, chunk) for kind, nbytes in self.by_kind.items())
         return entries + self.snapshot
 
     @property
@@ -157,6 +165,17 @@ class Runner:
         """The bytes of all live and parked sequences, room to grow included, less what the cache counts."""
         distinct = {id(live.rows): live.rows for live in self._lives}
         return sum(rows.nbytes for rows in distinct.values()) - sum(live.lent_nbytes for live in self._lives)
+
+    def growth(self, lives: Sequence[Live], num: int) -> int:
+        """Bytes by which the buffers will grow when these sequences are fed `num` tokens each, together."""
+        parts = {id(live.rows): live.rows for live in lives}
+        fresh = sum(self.footprint.snapshot for live in lives if live.position == 0)
+        return fresh + growth(parts, frozenset(map(id, lives)), num, self.footprint.each)
+
+    def growth_to_decode(self, lives: Sequence[Live]) -> int:
+        """The same for one pass of `decode`, which may run another one ahead and keeps the states from before it."""
+        kept = sum(self.footprint.snapshot for live in lives if live.rows.ahead is None)
+        return kept + self.growth(lives, 2)
 
     def start(self, restore: Restore, *, reserve: int) -> Live:
         """A sequence that stands where `restore` says and will grow to about `reserve` positions."""
@@ -203,6 +222,15 @@ class Runner:
         """A parked sequence goes on, from where `restore` says. Nothing of it is lent behind that position."""
         live.rows.reserve(reserve)
         live.rows.rewind(restore)
+
+    def pause(self, live: Live) -> Decoder | None:
+        """What the sequence decodes with, for `go_on`; None if it does not decode yet. It is to be stopped then."""
+        decoder, live.decoder = live.decoder, None
+        return decoder
+
+    def go_on(self, live: Live, decoder: Decoder, *, pending: int) -> None:
+        """The sequence stands where a paused one did, before the token `pending`, and decodes with what that had."""
+        live.decoder, live.pending = decoder, pending
 
     def prefill(self, lives: Sequence[Live], chunks: Sequence[Tokens]) -> tuple[()]:
         """Feed each sequence its chunk; the chunks have one length. Returns when it is computed: nobody has a token."""
@@ -294,7 +322,9 @@ def _footprint(loaded: LoadedModel) -> Footprint:
     mx.eval(rows.arrays())
     source = RowSource(rows, 0)
     layout = loaded.blueprint.layout
+    by_kind = {kind: source.segment_nbytes(kind, 1) for kind in layout.kinds}
     return Footprint(
-        by_kind={kind: source.segment_nbytes(kind, 1) for kind in layout.kinds},
+        by_kind=by_kind,
+        each={kind: -(-nbytes // len(rows.layers(kind))) for kind, nbytes in by_kind.items()},
         snapshot=source.snapshot_nbytes() if layout.has_snapshots else 0,
     )

@@ -1,0 +1,54 @@
+"""How many bytes the next pass will add to the buffers of live sequences, before it is run.
+
+Buffers grow in steps, and sequences that come together are copied into buffers of equal length: a token can cost
+megabytes, or nothing. The memory budget is kept by asking first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from reprise.core.kinds import Chunk, KvKind, Window
+from reprise.engine.layers import STEP, KvLayer, rounded
+from reprise.engine.rows import Rows
+
+
+def growth(parts: Mapping[int, Rows], owners: frozenset[int], num: int, fresh: Mapping[KvKind, float]) -> int:
+    """Bytes by which buffers grow when the sequences of `owners` (ids) in `parts` are fed `num` tokens together.
+
+    `fresh`: the bytes of one entry of one layer, by kind, for layers that hold nothing yet. Never less than what it
+    will be, and exact where one group goes on as it is. O(layers).
+    """
+    groups = list(parts.values())
+    num_rows = sum(id(owner) in owners for rows in groups for owner in rows.owners)
+    if len(groups) == 1 and num_rows == groups[0].num_rows:
+        return sum(
+            (layer.capacity_for(num) - layer.capacity) * num_rows * _each(layer, fresh)
+            for layer in groups[0].kv_layers()
+        )
+    # Those who stay behind keep their buffers; groups that come whole are copied and gone.
+    gone = [rows for rows in groups if all(id(owner) in owners for owner in rows.owners)]
+    total = 0
+    for column in zip(*(rows.kv_layers() for rows in groups), strict=True):
+        total += KvLayer.capacity_joined(column, num) * num_rows * max(_each(layer, fresh) for layer in column)
+    kept = sum(rows.state_nbytes // rows.num_rows * sum(id(o) in owners for o in rows.owners) for rows in groups)
+    return max(0, total + kept - sum(rows.nbytes for rows in gone))
+
+
+def _each(layer: KvLayer, fresh: Mapping[KvKind, float]) -> int:
+    """The bytes of one entry of one row."""
+    if layer.planes:
+        return sum(plane.shape[1] * plane.shape[3] * plane.dtype.size for plane in layer.planes)
+    return int(fresh[layer.kind])
+
+
+def most_entries(kind: KvKind, position: int, chunk: int) -> int:
+    """The most entries that a layer's buffers hold for one sequence that has come to `position` in chunks of `chunk`.
+
+    Not less than what `reprise.engine.layers` allocates.
+    """
+    room = max(STEP, chunk // 16)
+    held = position
+    if isinstance(kind, Window | Chunk):
+        held = min(position, kind.size) + min(position, max(chunk, STEP))
+    return rounded(held + room)
