@@ -107,6 +107,20 @@ async def test_the_order_of_a_stream():
     assert indices == sorted(indices)
 
 
+async def test_tools_in_a_namespace():
+    space = {"type": "namespace", "name": "crm", "description": "x", "tools": [{"type": "function", "name": "find"}]}
+    call = '<tool_call>\n{"name": "crm__find", "arguments": {}}\n</tool_call>'
+    async with api(says(call)) as a:
+        first = (await a.client.post(URL, json={**BODY, "tools": [space]})).json()
+        (called,) = first["output"]
+        result = {"type": "function_call_output", "call_id": called["call_id"], "output": "nobody"}
+        items = [{"role": "user", "content": "Hi"}, called, result]
+        await a.client.post(URL, json={"input": items, "tools": [space]})
+        prompt = prompt_of(a.backend.of(Purpose.GENERATE)[-1])
+    assert (called["type"], called["name"], called["namespace"]) == ("function_call", "find", "crm")
+    assert prompt.count('"name": "crm__find"') == 2
+
+
 async def test_reasoning_as_a_summary():
     async with api(says(f"{THOUGHT}Hello.")) as a:
         body = {**BODY, "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]}

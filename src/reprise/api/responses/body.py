@@ -45,6 +45,7 @@ class Item(Body):
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
     output: str | list[Part] | None = None
@@ -54,7 +55,7 @@ class Item(Body):
 
 
 class Tool(Body):
-    """A tool. Those of type `function` and `custom` are the client's own."""
+    """A tool. Those of type `function` and `custom` are the client's own, and a `namespace` has such `tools`."""
 
     type: str
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -62,6 +63,7 @@ class Tool(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
+    tools: "list[Tool] | None" = None
 
 
 class NamedTool(Body):

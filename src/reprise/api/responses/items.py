@@ -11,7 +11,7 @@ from typing import Any
 
 from reprise.api.openai.chat_request import parsed
 from reprise.api.responses.body import Item, Part
-from reprise.api.responses.tools import custom_arguments
+from reprise.api.responses.tools import custom_arguments, full_name
 from reprise.api.seals import unseal
 from reprise.chat.request import Message
 from reprise.core.errors import BadRequest
@@ -76,9 +76,10 @@ class MessageWriter:
         message["reasoning_content"] = reasoning if before is None else f"{before}\n{reasoning}"
 
     def _add_call(self, item: Item, where: str) -> None:
-        name = LOCAL_SHELL if item.type == "local_shell_call" else item.name
-        if item.call_id is None or name is None:
+        own_name = LOCAL_SHELL if item.type == "local_shell_call" else item.name
+        if item.call_id is None or own_name is None:
             raise BadRequest("A tool call needs its `call_id` and `name`.", param=where)
+        name = full_name(own_name, item.namespace)
         match item.type:
             case "function_call":
                 arguments = parsed(item.arguments or "")

@@ -1,10 +1,10 @@
 """From the internal events to output items, and the stream events that tell of their growing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
-from reprise.api.responses.tools import custom_input
+from reprise.api.responses.tools import Callee, custom_input
 from reprise.api.seals import seal
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 
@@ -17,13 +17,13 @@ _CLOSED = ""
 class Output:
     """The output items of one answer as they grow. A whole answer has the same items, in the order in which they came.
 
-    `custom_names` are the custom tools. With `has_summary` reasoning is told as its summary, which is the whole of it;
-    else as its text. With `has_seals` reasoning items carry `encrypted_content`.
+    `callees` are the client's tools by the model's names. With `has_summary` reasoning is told as its summary, which is
+    the whole of it; else as its text. With `has_seals` reasoning items carry `encrypted_content`.
     """
 
-    def __init__(self, *, custom_names: frozenset[str], has_summary: bool, has_seals: bool) -> None:
+    def __init__(self, *, callees: Mapping[str, Callee], has_summary: bool, has_seals: bool) -> None:
         self.items: list[dict[str, Any]] = []
-        self._custom_names = custom_names
+        self._callees = callees
         self._has_summary = has_summary
         self._has_seals = has_seals
         self._key = _CLOSED
@@ -60,8 +60,12 @@ class Output:
         return {"item_id": self._item["id"], "output_index": len(self.items) - 1}
 
     def _call(self, delta: ToolCallDelta) -> tuple[dict[str, Any], str]:
-        called = {"call_id": delta.id, "name": delta.name}
-        if delta.name in self._custom_names:
+        name = delta.name or ""
+        callee = self._callees.get(name, Callee(name=name))
+        called: dict[str, Any] = {"call_id": delta.id, "name": callee.name}
+        if callee.namespace is not None:
+            called["namespace"] = callee.namespace
+        if callee.is_custom:
             return {"type": "custom_tool_call", **called, "input": ""}, "ctc"
         return {"type": "function_call", **called, "arguments": ""}, "fc"
 

@@ -36,6 +36,8 @@ def service_request_of(
     _check(body, limits)
     given = body.tools or []
     tools = own_tools(given)
+    if max(len(given), len(tools)) > limits.max_tools:
+        raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
     tool_choice = tool_choice_of(body, tools)
     grammar = _grammar(body)
     if grammar is not None and tools and tool_choice != "none":
@@ -82,8 +84,6 @@ def input_items(body: ResponsesBody) -> list[Item]:
 def _check(body: ResponsesBody, limits: Limits) -> None:
     if len(body.input) == 0:
         raise BadRequest("Send at least one input item.", param="input")
-    if len(body.tools or ()) > limits.max_tools:
-        raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
     if _LOGPROBS in (body.include or ()) or (body.top_logprobs or 0) > 0:
         field = "include" if _LOGPROBS in (body.include or ()) else "top_logprobs"
         raise BadRequest("Log-probabilities are given by /v1/chat/completions only.", param=field)

@@ -18,7 +18,7 @@ from reprise.api.responses.output import Event, Output
 from reprise.api.responses.request import input_items, service_request_of
 from reprise.api.responses.response import response_body, status_of
 from reprise.api.responses.store import Stored, stored
-from reprise.api.responses.tools import custom_names
+from reprise.api.responses.tools import callees
 from reprise.api.sse import EventStream, comment_line, event_lines, while_connected
 
 router = APIRouter(tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
@@ -120,7 +120,7 @@ def _exchange(body: ResponsesBody, context: Context, namespace: str) -> _Exchang
         asked=asked,
         previous=previous,
         output=Output(
-            custom_names=custom_names(body.tools or ()),
+            callees=callees(body.tools or ()),
             has_summary=wants_summary,
             has_seals=_SEALED in (body.include or ()),
         ),

@@ -1,10 +1,12 @@
 """The tools of a responses request as functions, which is what chat templates know.
 
-A custom tool takes free text: to the model it is a function with that text as its one argument.
+A custom tool takes free text: to the model it is a function with that text as its one argument. A tool in a namespace
+is a function with both names in one.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from reprise.api.responses.body import NamedTool, ResponsesBody, Tool
@@ -13,18 +15,37 @@ from reprise.core.errors import BadRequest
 _INPUT = "input"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callee:
+    """What a call by the model's name for a tool is to the client."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
 def own_tools(tools: Sequence[Tool]) -> tuple[Mapping[str, Any], ...]:
     """The client's own tools in the form of chat completions; the others are for `hosted_tools`."""
-    return tuple(_function(tool, f"tools[{at}]") for at, tool in enumerate(tools) if _is_own(tool))
+    return tuple(_function(tool, namespace, where) for tool, namespace, where in _places(tools) if _is_own(tool))
 
 
 def hosted_tools(tools: Sequence[Tool]) -> tuple[str, ...]:
     """The kinds of the tools that the client expects the server to run."""
-    return tuple(tool.type for tool in tools if not _is_own(tool))
+    return tuple(tool.type for tool, _, _ in _places(tools) if not _is_own(tool))
 
 
-def custom_names(tools: Sequence[Tool]) -> frozenset[str]:
-    return frozenset(tool.name for tool in tools if tool.type == "custom" and tool.name is not None)
+def callees(tools: Sequence[Tool]) -> dict[str, Callee]:
+    """The client's own tools by the names that the model knows."""
+    return {
+        full_name(tool.name, namespace): Callee(name=tool.name, namespace=namespace, is_custom=tool.type == "custom")
+        for tool, namespace, _ in _places(tools)
+        if _is_own(tool) and tool.name is not None
+    }
+
+
+def full_name(name: str, namespace: str | None) -> str:
+    """The name of a tool to the model, which knows no namespaces."""
+    return name if namespace is None else f"{namespace}__{name}"
 
 
 def custom_arguments(text: str) -> dict[str, str]:
@@ -55,14 +76,24 @@ def tool_choice_of(body: ResponsesBody, tools: Sequence[Mapping[str, Any]]) -> s
     return {"type": "function", "function": {"name": choice.name}}
 
 
+def _places(tools: Sequence[Tool]) -> Iterator[tuple[Tool, str | None, str]]:
+    """All tools, those of namespaces too, with their namespace and where they stand in the body."""
+    for at, tool in enumerate(tools):
+        if tool.type != "namespace":
+            yield tool, None, f"tools[{at}]"
+            continue
+        for inner_at, inner in enumerate(tool.tools or ()):
+            yield inner, tool.name, f"tools[{at}].tools[{inner_at}]"
+
+
 def _is_own(tool: Tool) -> bool:
     return tool.type in ("function", "custom")
 
 
-def _function(tool: Tool, where: str) -> dict[str, Any]:
+def _function(tool: Tool, namespace: str | None, where: str) -> dict[str, Any]:
     if tool.name is None:
         raise BadRequest("A tool needs its `name`.", param=f"{where}.name")
-    function: dict[str, Any] = {"name": tool.name}
+    function: dict[str, Any] = {"name": full_name(tool.name, namespace)}
     description = tool.description if tool.type == "function" else _custom_description(tool)
     if description is not None:
         function["description"] = description
