@@ -4,7 +4,7 @@ Nothing is computed, so the counts of a long run come in a minute. Every settle 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reprise.cache.store import PrefixCache
 from reprise.chat.answer import Answer
@@ -12,6 +12,7 @@ from reprise.chat.render import Renderer
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest
 from reprise.core.prompt import BoundaryKind, Prompt
+from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.demo.oracle import Oracle
 from reprise.plan.checkpoints import interval_tokens, make_plan
@@ -38,6 +39,14 @@ class Tally:
         return self.computed / self.prompt if self.prompt > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that was read, and what was reused and computed of it."""
+
+    rendered: Rendered
+    outcome: Outcome
+
+
 class OfflineServer:
     """One model's renderer and prefix cache."""
 
@@ -50,16 +59,18 @@ class OfflineServer:
         self._interval = interval_tokens(checkpoint_nbytes=sizes.snapshot, kv_nbytes_per_token=sizes.full)
         self._oracle = Oracle()
 
-    def ask(self, request: ChatRequest) -> Rendered:
+    def ask(self, request: ChatRequest) -> Asked:
         """Read the prompt; `answer` has to follow."""
         rendered = self.renderer.render(request)
         prompt = rendered.prompt
         self.tally.requests += 1
         self.tally.prompt += len(prompt)
         self.tally.oracle += self._oracle.cost(prompt.tokens)
+        outcome = self._prefill(prompt, end=len(prompt) - 1)
         # The last token starts the decode and is always computed.
-        self.tally.computed += self._prefill(prompt, end=len(prompt) - 1) + 1
-        return rendered
+        outcome = replace(outcome, prefilled=outcome.prefilled + 1)
+        self.tally.computed += outcome.prefilled
+        return Asked(rendered=rendered, outcome=outcome)
 
     def answer(self, rendered: Rendered, sampled: Sequence[int], answer: Answer) -> None:
         """The model has sampled these tokens, which mean `answer`."""
@@ -73,10 +84,10 @@ class OfflineServer:
             branch = "tool" if answer.tool_calls else "user"
             known = self.renderer.next_turn(rendered, answer, branch=branch)
             if known is not None:
-                self.tally.settled += self._prefill(known, end=len(known))
+                self.tally.settled += self._prefill(known, end=len(known)).prefilled
 
-    def _prefill(self, prompt: Prompt, *, end: int) -> int:
-        """Commit what the loop would commit on the way to `end`. Gives the number of tokens computed."""
+    def _prefill(self, prompt: Prompt, *, end: int) -> Outcome:
+        """Commit what the loop would commit on the way to `end`; says what was reused and computed."""
         match = self._cache.match(prompt.tokens)
         resume_at = self._cache.resume_at(match, limit=end)
         lease = self._cache.lease(match, resume_at)
@@ -92,7 +103,15 @@ class OfflineServer:
         for mark in plan.checkpoints:
             self._commit(prompt.tokens[: mark.position], mark.kind)
         self._cache.release(lease)
-        return end - resume_at
+        return Outcome(
+            prompt=len(prompt),
+            matched=match.length,
+            reused=resume_at,
+            prefilled=end - resume_at,
+            # What the loop tells without knowing the chat; the rest is `Renderer.explain`'s.
+            reason=Reason.COLD if match.length == 0 else Reason.BRANCHED if is_branch else Reason.NEW_TOKENS,
+            stored_next=match.continues,
+        )
 
     def _commit(self, tokens: Tokens, kind: BoundaryKind) -> None:
         self._cache.commit(tokens, self._source, kind=kind)

@@ -116,9 +116,9 @@ def replay(dialogues: Sequence[Dialogue], text: TextModel, *, settles: bool, see
             if message["role"] != "assistant":
                 history.append(message_of(message))
                 continue
-            rendered = server.ask(ChatRequest(messages=tuple(history), tools=tools))
+            asked = server.ask(ChatRequest(messages=tuple(history), tools=tools))
             answer = answer_of(message, thinker.thought())
-            server.answer(rendered, text.encode(spoken(answer)), answer)
+            server.answer(asked.rendered, text.encode(spoken(answer)), answer)
             history.append(as_message(answer))
     return server.tally
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from reprise.chat.render import Renderer
 from reprise.chat.request import ChatRequest
 from reprise.core.job import Purpose
+from reprise.core.record import Reason
 from reprise.core.tokens import common_prefix
 from tests.models.tiny import tiny_model
 from tests.workloads.conftest import LAYERS
@@ -48,7 +50,8 @@ def hold(server: Serving, num: int, *, waits: bool) -> tuple[list[Turn], int]:
 
 def unknown_tokens(server: Serving, messages: list[Message], text: str) -> int:
     """The tokens of the next prompt from the first one on that depends on what the user types."""
-    renderer = server.service.served.renderer
+    # Of its own, or what nobody typed would be the latest rendering of the chat to the server's.
+    renderer = Renderer(server.service.served.text)
     prompt, *others = (
         renderer.render(ChatRequest(messages=(*messages, user(typed)))).prompt.tokens for typed in (text, "0", "~")
     )
@@ -77,4 +80,6 @@ def test_without_settling_the_oracle_computes_as_much(name: str, num: int, model
         computed, oracle = (sum(getattr(turn, key) for turn in turns) for key in ("computed", "oracle"))
         assert computed <= 1.02 * oracle + SEAM.get(name, 0) * num, [(turn.computed, turn.oracle) for turn in turns]
         assert server.health()["settled"] == 0
+        reasons = [server.record(turn.id)["reason"] for turn in turns]
+        assert reasons == [Reason.COLD, *[Reason.THINKING_STRIPPED] * (num - 1)]
         assert not server.engine.of(Purpose.SETTLE)

@@ -55,9 +55,10 @@ def classify(divergence: Divergence, text_model: TextModel) -> Reason:
     if part is None or part.index is None:
         is_thought = _is_thinking_lost(divergence, text_model)
         return Reason.THINKING_STRIPPED if is_thought else Reason.BRANCHED
-    if part.role == "assistant" and _is_thinking_lost(divergence, text_model) and not _is_edited(divergence):
+    role = "assistant" if _is_behind_an_empty_answer(divergence) else part.role
+    if role == "assistant" and _is_thinking_lost(divergence, text_model) and not _is_edited(divergence):
         return Reason.THINKING_STRIPPED
-    return _classify_message(divergence, part.index, part.role)
+    return _classify_message(divergence, part.index, role)
 
 
 def _classify_head(divergence: Divergence, previous: Rendered | None) -> Reason:
@@ -131,6 +132,17 @@ def _is_thinking_lost(divergence: Divergence, text_model: TextModel) -> bool:
         if closing is not None and thought.split(closing, 1)[0].strip() == "" and closing in thought:
             return True
     return False
+
+
+def _is_behind_an_empty_answer(divergence: Divergence) -> bool:
+    """Whether the answer to the previous request should stand here, and the template writes nothing of it."""
+    part, previous = divergence.part, divergence.previous
+    if part is None or part.index is None or previous is None:
+        return False
+    messages, answered_at = divergence.rendered.request.messages, len(previous.request.messages)
+    if part.index <= answered_at or messages[answered_at].get("role") != "assistant":
+        return False
+    return all(other.index != answered_at for other in divergence.rendered.parts)
 
 
 def _is_edited(divergence: Divergence) -> bool:
