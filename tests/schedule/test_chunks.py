@@ -39,6 +39,22 @@ def test_the_speed_follows_what_is_measured() -> None:
     assert speed.generation_s == pytest.approx(3.0, rel=0.01)
 
 
+def test_a_short_prompt_does_not_lengthen_the_chunks_of_one_that_stands_deep() -> None:
+    """Beside 9,000 tokens a token takes ten times as long as at the start of a prompt."""
+    speed = Speed()
+    for _ in range(10):
+        speed = speed.after_prefill(48, 0.1, position=9000).after_prefill(30, 0.005, position=0)
+    assert chunk_tokens(replace(LIMITS, max_stall_s=0.1), speed, must_be_short=True, position=9100) == 48
+    assert chunk_tokens(replace(LIMITS, max_stall_s=0.1), speed, must_be_short=True, position=0) == 592
+
+
+@pytest.mark.parametrize(("position", "expected"), [(0, 1000), (1500, 1000), (3000, 500), (5000, 250), (40_000, 400)])
+def test_where_the_speed_was_never_seen_it_is_taken_for_slow(position: int, expected: float) -> None:
+    assert Speed().prefill_at(position) == 512
+    speed = Speed().after_prefill(100, 0.1, position=1024).after_prefill(800, 1.0, position=16_384)
+    assert speed.prefill_at(position) == expected
+
+
 def test_a_pass_over_one_token_says_nothing_about_prefill() -> None:
     speed = Speed(prefill_tokens_per_s=512)
     assert speed.after_prefill(1, 0.1) == speed == speed.after_prefill(1000, 0.0)

@@ -298,7 +298,8 @@ class Worker:
         chunks = [task.job.prompt.tokens[piece.start : piece.stop] for task, piece in zip(tasks, slices, strict=True)]
         if self._guarded_pass(tasks, lambda lives: self.runner.prefill(lives, chunks)) is None:
             return
-        self._speed = self._speed.after_prefill(num * len(slices), time.monotonic() - started_s)
+        seconds = time.monotonic() - started_s
+        self._speed = self._speed.after_prefill(num * len(slices), seconds, position=slices[0].start)
         self._gate.speed = self._speed
         self._charge_live()
         for task, piece in zip(tasks, slices, strict=True):

@@ -14,15 +14,15 @@ Partings = Mapping[str, frozenset[int]]
 """Job id → the positions where waiting jobs want it to pause."""
 
 
-def chunk_tokens(limits: Limits, speed: Speed, *, must_be_short: bool) -> int:
-    """The most tokens of the next prefill pass.
+def chunk_tokens(limits: Limits, speed: Speed, *, must_be_short: bool, position: int = 0) -> int:
+    """The most tokens of the next prefill pass, whose first job stands at `position`.
 
     `must_be_short`: streams are decoding, or somebody may come. Then the pass and the decode passes that follow it
     take about `max_stall_s` together; else it is a whole `prefill_chunk`.
     """
     if not must_be_short:
         return limits.prefill_chunk
-    fitting = int((limits.max_stall_s - speed.decode_s) * speed.prefill_tokens_per_s)
+    fitting = int((limits.max_stall_s - speed.decode_s) * speed.prefill_at(position))
     # Multiples of the smallest chunk: fewer different shapes for the allocator and for compiled kernels.
     return min(limits.prefill_chunk, max(1, fitting // limits.min_chunk) * limits.min_chunk)
 

@@ -131,7 +131,7 @@ def _partings(waits: Sequence[Wait]) -> Partings:
 def _slices(
     jobs: Sequence[Prefilling], partings: Partings, state: State, limits: Limits, *, must_be_short: bool
 ) -> tuple[Slice, ...]:
-    budget = chunk_tokens(limits, state.speed, must_be_short=must_be_short)
+    budget = chunk_tokens(limits, state.speed, must_be_short=must_be_short, position=jobs[0].position)
     chosen = plan_pass(jobs, partings, budget, limits)
     return tuple(
         Slice(

@@ -52,6 +52,10 @@ class Speed:
     """Running means of what the engine was seen to do. The loop measures; nothing here reads a clock."""
 
     prefill_tokens_per_s: float = 512.0
+    """Wherever it was measured last."""
+    by_depth: tuple[float | None, ...] = ()
+    """Prefill tokens per second where the prompt stands in ``[0, 1024)``, ``[1024, 2048)``, ``[2048, 4096)``, …: a
+    token costs more the more there is to attend to. None: not seen yet."""
     decode_s: float = 0.0
     """One pass of every decode group."""
     generation_s: float = 0.0
@@ -62,12 +66,31 @@ class Speed:
         assert self.decode_s >= 0, self
         assert self.generation_s >= 0, self
 
-    def after_prefill(self, num_tokens: int, seconds: float) -> "Speed":
-        """The speed after a pass over `num_tokens` prompt tokens that took `seconds`."""
+    def prefill_at(self, position: int) -> float:
+        """Tokens per second of a prompt that stands at `position`.
+
+        Where that was never seen: what was seen before it, halved for each doubling of the position, which is the
+        worst that attention can do.
+        """
+        depth = _depth(position)
+        for shallower in range(min(depth, len(self.by_depth) - 1), -1, -1):
+            seen = self.by_depth[shallower]
+            if seen is not None:
+                return seen / 2 ** (depth - shallower)
+        deeper = next((seen for seen in self.by_depth if seen is not None), None)
+        return self.prefill_tokens_per_s if deeper is None else deeper
+
+    def after_prefill(self, num_tokens: int, seconds: float, *, position: int = 0) -> "Speed":
+        """The speed after a pass over `num_tokens` prompt tokens from `position` on that took `seconds`."""
         # A handful of tokens measures the pass and not the tokens.
         if num_tokens < 16 or seconds <= 0:
             return self
-        return replace(self, prefill_tokens_per_s=_mean(self.prefill_tokens_per_s, num_tokens / seconds, 0.5))
+        seen = num_tokens / seconds
+        depth = _depth(position)
+        depths = [*self.by_depth, *[None] * (depth + 1 - len(self.by_depth))]
+        before = depths[depth]
+        depths[depth] = seen if before is None else _mean(before, seen, 0.5)
+        return replace(self, prefill_tokens_per_s=_mean(self.prefill_tokens_per_s, seen, 0.5), by_depth=tuple(depths))
 
     def after_decode(self, seconds: float) -> "Speed":
         """The speed after every decode group has run once, in `seconds`."""
@@ -76,6 +99,10 @@ class Speed:
     def after_generation(self, seconds: float) -> "Speed":
         """The speed after a job has decoded for `seconds` and ended."""
         return replace(self, generation_s=_mean(self.generation_s, seconds, 0.25))
+
+
+def _depth(position: int) -> int:
+    return (position // 1024).bit_length()
 
 
 def _mean(before: float, seen: float, weight: float) -> float:
