@@ -1,0 +1,139 @@
+"""Claude Code and Codex, unmodified, from the npm registry, on a small task against the real server.
+
+The model is tiny and its words are given (`tests/workloads/scripted.py`): it calls a tool to read a file, and then says
+what is in it. All else is real: the agents' own requests, prompts of 20,000 to 40,000 tokens, tools that run.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from reprise.chat.answer import Answer, ToolCall
+from reprise.core.job import Job
+from reprise.demo.tiny.build import QWEN3_5, build_model
+from tests.agents.packages import installed
+from tests.workloads.serving import Serving, serving, spoken
+
+PACKAGES = {"@anthropic-ai/claude-code": "^2", "@openai/codex": ">=0.50"}
+# What its installation would otherwise make an executable of.
+CLAUDE = Path("@anthropic-ai") / "claude-code" / "cli-wrapper.cjs"
+TASK = "What does a.txt say?"
+RUN_S = 300
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    return installed("agents", PACKAGES) / "node_modules"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    model = tmp_path_factory.mktemp("agent-model")
+    sizes = {"max_position_embeddings": 262144, "hidden_size": 64, "intermediate_size": 128}
+    build_model(model, {**QWEN3_5, "text_config": {**QWEN3_5["text_config"], **sizes}}, vocab_size=2048)
+    with serving(model, accepts_any_model=True) as served:
+        yield served
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the agent works: a folder with one file."""
+    (tmp_path / "a.txt").write_text("hello from the file\n")
+    return tmp_path
+
+
+def run(command: list[str], folder: Path, home: Path, **names: str) -> str:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), **names}
+    made = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
+    return made.stdout
+
+
+def calls_once(server: Serving, arguments: dict[str, dict[str, object]]) -> Callable[[Job], str]:
+    """Says a call of the first of these tools that the prompt has, and when its result is there, what it says."""
+
+    def says(job: Job) -> str:
+        text = server.service.served.text.decode(job.prompt.tokens)
+        names = [name for name in arguments if f'"{name}"' in text]
+        if "<tool_response>" in text[text.rfind("<|im_start|>user") :] or not names:
+            return spoken(Answer(content="It says hello.", reasoning="That was all."))
+        call = ToolCall(id="call", name=names[0], arguments=json.dumps(arguments[names[0]]))
+        return spoken(Answer(content=None, reasoning="I should read it.", tool_calls=(call,)))
+
+    return says
+
+
+def check_reuse(server: Serving, api: str) -> None:
+    """From the second request on only what is new was computed."""
+    server.wait_until_idle()
+    records = [r for r in server.client.get("/v1/cache/requests").json()["data"] if r["api"] == api][::-1]
+    assert len(records) >= 2
+    assert all(record["error"] is None for record in records)
+    first, second = records[:2]
+    assert first["prefilled"] > 10_000
+    new = second["prompt_tokens"] - first["prompt_tokens"]
+    # The generation prompt of the first is not part of the second.
+    assert second["prefilled"] <= new + 8
+
+
+def test_claude_code(server: Serving, programs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    server.engine.says = calls_once(server, {"Read": {"file_path": str(folder / "a.txt")}})
+    told = run(
+        [
+            "node",
+            str(programs / CLAUDE),
+            "-p",
+            TASK,
+            "--allowedTools",
+            "Read",
+            "--output-format",
+            "json",
+            "--max-turns",
+            "4",
+        ],
+        folder,
+        tmp_path_factory.mktemp("home"),
+        ANTHROPIC_BASE_URL=str(server.client.base_url).rstrip("/"),
+        ANTHROPIC_AUTH_TOKEN="none",
+        ANTHROPIC_MODEL="tiny",
+        ANTHROPIC_SMALL_FAST_MODEL="tiny",
+        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        DISABLE_TELEMETRY="1",
+        DISABLE_ERROR_REPORTING="1",
+        DISABLE_AUTOUPDATER="1",
+        IS_SANDBOX="1",
+    )
+    result = json.loads(told)
+    assert result["result"] == "It says hello."
+    assert result["num_turns"] == 2
+    check_reuse(server, "messages")
+    newest = server.client.get("/v1/cache/requests").json()["data"][0]
+    assert any("billing" in note for note in newest["notes"])
+
+
+def test_codex(server: Serving, programs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    server.engine.says = calls_once(
+        server, {"exec_command": {"cmd": "cat a.txt"}, "shell": {"command": ["cat", "a.txt"]}}
+    )
+    home = tmp_path_factory.mktemp("home")
+    (home / ".codex").mkdir()
+    (home / ".codex" / "config.toml").write_text(
+        'model = "tiny"\nmodel_provider = "reprise"\ncheck_for_update_on_startup = false\n'
+        "[analytics]\nenabled = false\n"
+        '[model_providers.reprise]\nname = "Reprise"\nwire_api = "responses"\n'
+        f'base_url = "{str(server.client.base_url).rstrip("/")}/v1"\n'
+    )
+    told = run(
+        [str(programs / ".bin" / "codex"), "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", TASK],
+        folder,
+        home,
+    )
+    assert "It says hello." in told
+    check_reuse(server, "responses")
