@@ -1,0 +1,76 @@
+"""Runs sequences on a runner as the loop does, without the loop."""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from reprise.cache.store import PrefixCache
+from reprise.core.events import FinishReason, Sampled
+from reprise.core.job import Job, Sampling
+from reprise.core.prompt import BoundaryKind, Prompt
+from reprise.core.tokens import as_tokens
+from reprise.engine.load import LoadedModel, load_model
+from reprise.engine.runner import Broken, Live, Picked, Runner
+from tests.models.tiny import tiny_model
+
+GREEDY = Sampling(temperature=0)
+_ids = itertools.count()
+
+
+@functools.cache
+def loaded(architecture: str) -> LoadedModel:
+    return load_model(str(tiny_model(architecture)))
+
+
+def a_job(tokens: Sequence[int], *, num: int = 8, sampling: Sampling = GREEDY, **more: Any) -> Job:
+    return Job(
+        id=f"job-{next(_ids)}", prompt=Prompt(tokens=as_tokens(tokens)), max_tokens=num, sampling=sampling, **more
+    )
+
+
+class Bench:
+    """A runner with its prefix cache."""
+
+    def __init__(self, architecture: str = "llama") -> None:
+        self.runner = Runner(loaded(architecture), can_batch=True)
+        self.cache = PrefixCache(self.runner.loaded.blueprint.layout)
+
+    def begin(self, job: Job) -> Live:
+        """Resume where the cache can, prefill up to the last token, get ready to decode."""
+        tokens = job.prompt.tokens
+        match = self.cache.match(tokens)
+        at = self.cache.resume_at(match, limit=len(tokens) - 1)
+        live = self.runner.start(self.cache.read(match, at), reserve=len(tokens))
+        if at < len(tokens) - 1:
+            self.runner.prefill([live], [tokens[at:-1]])
+        self.runner.begin_decode(live, job)
+        return live
+
+    def keep(self, live: Live, job: Job) -> None:
+        """Store what the sequence stands on."""
+        tokens = as_tokens([*job.prompt.tokens.tolist(), *live.ready.tokens])[: live.position]
+        self.cache.commit(tokens, self.runner.source(live), kind=BoundaryKind.GENERATION_END)
+
+    def events(self, job: Job) -> list[Sampled]:
+        """All tokens of one job, alone."""
+        live = self.begin(job)
+        found: list[Sampled] = []
+        while True:
+            (result,) = self.runner.decode([live])
+            if isinstance(result, Broken):
+                raise result.error
+            found.append(result.sampled)
+            if result.reason is not None:
+                self.reason: FinishReason = result.reason
+                self.keep(live, job)
+                self.runner.stop(live)
+                return found
+
+    def tokens(self, tokens: Sequence[int], **more: Any) -> list[int]:
+        return [event.token for event in self.events(a_job(tokens, **more))]
+
+    def step(self, lives: Sequence[Live]) -> dict[Live, int | Exception]:
+        """One pass: the token or the error of each."""
+        results: list[Picked | Broken] = self.runner.decode(lives)
+        return {r.live: r.error if isinstance(r, Broken) else r.sampled.token for r in results}
