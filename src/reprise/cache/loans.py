@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from reprise.cache.payload import Lent, SegmentPayload
 from reprise.cache.tree import Node, Piece, walk
-from reprise.core.kinds import KvKind
+from reprise.core.kinds import Full, KvKind
 from reprise.core.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoanPlace:
-    """A piece of an edge whose entries are lent."""
+    """A piece of an edge whose entries are lent, or could be."""
 
     node: Node
     kind: KvKind
@@ -35,6 +35,20 @@ def loans_on(root: Node, tokens: Tokens, lender: object, *, start: int = 0) -> t
                 _cut_at(pieces, start, lender)
             found.extend(LoanPlace(node, kind, p) for p in pieces if p.span.start >= start and is_lent_by(p, lender))
     return tuple(found)
+
+
+def owned_on(root: Node, tokens: Tokens) -> tuple[LoanPlace, ...]:
+    """The pieces of full attention on the path of `tokens` that are not lent, where one lease at most passes."""
+    walked = walk(root, tokens)
+    return tuple(
+        LoanPlace(node, kind, piece)
+        for node in walked.nodes
+        if node.num_leases <= 1
+        for kind, pieces in node.pieces.items()
+        if isinstance(kind, Full)
+        for piece in pieces
+        if piece.span.stop <= walked.length and not isinstance(piece.payload, Lent)
+    )
 
 
 def _cut_at(pieces: list[Piece], position: int, lender: object) -> None:

@@ -14,7 +14,7 @@ from reprise.cache.compaction import compaction_steps
 from reprise.cache.eviction import EvictionOrder
 from reprise.cache.ghosts import Ghosts
 from reprise.cache.ledger import Ledger
-from reprise.cache.loans import LoanPlace, lenders_of, loans_on, put
+from reprise.cache.loans import LoanPlace, lenders_of, loans_on, owned_on, put
 from reprise.cache.lookup import (
     Match,
     Restore,
@@ -195,6 +195,20 @@ class PrefixCache:
             for landmark in node.landmarks.values():
                 self.order.place(landmark)
 
+    def landmark(self, tokens: Tokens, *, namespace: str, kind: BoundaryKind) -> Landmark | None:
+        """The landmark at ``len(tokens)``, made now if the position is resumable without one; None if it is not."""
+        match = self.match(tokens, namespace=namespace)
+        position = len(tokens)
+        if position == 0 or match.length < position:
+            return None
+        known = landmark_at(match.walk, position)
+        if known is not None or self.resume_at(match, limit=position) < position:
+            return known
+        node = next(node for node in match.walk.nodes if position <= node.stop)
+        made = self._make_landmark(node, position, kind, is_side=False)
+        self.order.use(made)
+        return made
+
     # Commits.
 
     def commit(
@@ -258,7 +272,7 @@ class PrefixCache:
         free = self.free()
         if free is None or free >= nbytes:
             return True
-        most = free + self.ledger.held - self._protected_nbytes()
+        most = free + self.ledger.held - self.protected_nbytes()
         return nbytes <= most and self.make_room(nbytes, new=new)
 
     def _facts_of_new(
@@ -286,8 +300,8 @@ class PrefixCache:
             first_visit=visit,
         )
 
-    def _protected_nbytes(self) -> int:
-        """At least so many bytes stay whatever is evicted: full entries and snapshots up to the leases."""
+    def protected_nbytes(self) -> int:
+        """At least so many bytes stay whatever is evicted, pins aside: full entries and snapshots up to the leases."""
         protected = 0
         stack = [root for root in self.roots.values() if root.num_leases > 0]
         while stack:
@@ -320,7 +334,7 @@ class PrefixCache:
         self.ledger.count_nodes(1)
         self.ledger.count_tokens(len(child.tokens))
         end = last.landmarks.get(last.stop)
-        if self.layout.resumes_anywhere and end is not None and end.pinned_until <= self.now_s:
+        if self.layout.resumes_anywhere and end is not None and end.stays_until <= self.now_s:
             # Only path ends are evicted where every position is resumable, and this one no longer is one.
             self._drop_landmark(end)
         return path_to(child)
@@ -344,11 +358,7 @@ class PrefixCache:
             is_inner = position < last.stop or len(last.children) > 0
             if self.layout.resumes_anywhere and is_inner and pinned_until <= self.now_s:
                 return
-            landmark = Landmark(position=position, kind=kind, node=last, made_at=self.clock, is_side=is_side)
-            last.landmarks[position] = landmark
-            self.num_landmarks += 1
-            if last.ghosts is not None:
-                last.ghosts.forget_landmark(position)
+            landmark = self._make_landmark(last, position, kind, is_side=is_side)
         elif min(kind, landmark.kind, key=list(BoundaryKind).index) is kind:
             landmark.kind = kind
         if snapshot is not None:
@@ -364,6 +374,14 @@ class PrefixCache:
         elif kind is BoundaryKind.STABLE:
             self._supersede(nodes, position, _ENDS | {BoundaryKind.STABLE})
         self.order.use(landmark)
+
+    def _make_landmark(self, node: Node, position: int, kind: BoundaryKind, *, is_side: bool) -> Landmark:
+        landmark = Landmark(position=position, kind=kind, node=node, made_at=self.clock, is_side=is_side)
+        node.landmarks[position] = landmark
+        self.num_landmarks += 1
+        if node.ghosts is not None:
+            node.ghosts.forget_landmark(position)
+        return landmark
 
     def _supersede(self, nodes: tuple[Node, ...], position: int, kinds: frozenset[BoundaryKind]) -> None:
         for node in nodes:
@@ -412,7 +430,7 @@ class PrefixCache:
         for root in self.roots.values():
             for node in list(subtree(root)):
                 for landmark in node.landmarks.values():
-                    landmark.pinned_until = 0.0
+                    landmark.pinned_until = landmark.retained_until = 0.0
         while self.evict_one("cleared"):
             pass
         for namespace in [name for name, root in self.roots.items() if not root.children and root.num_leases == 0]:
@@ -430,7 +448,7 @@ class PrefixCache:
         self.ledger = Ledger(evictions=self.ledger.evictions, evicted_by_reason=self.ledger.evicted_by_reason)
 
     def _may_evict(self, landmark: Landmark) -> bool:
-        if landmark.pinned_until > self.now_s:
+        if landmark.stays_until > self.now_s:
             return False
         node = landmark.node
         below = node.num_leases - len(node.leases)
@@ -596,10 +614,19 @@ class PrefixCache:
         root = self.roots.get(namespace)
         return () if root is None else loans_on(root, tokens, lender, start=start)
 
+    def owned(self, tokens: Tokens, *, namespace: str) -> tuple[LoanPlace, ...]:
+        """The full-attention pieces on the path of `tokens` that the tree owns, and that one lease at most needs."""
+        root = self.roots.get(namespace)
+        return () if root is None else owned_on(root, tokens)
+
     def replace(self, places: Sequence[LoanPlace], payloads: Sequence[SegmentPayload]) -> None:
-        """Put copies in the place of what was lent, which its lender has for itself again."""
+        """Put other payloads of the same entries in these places: copies of what was lent, or loans of what was held.
+
+        What is lent counts here, and what is not as its lender's own.
+        """
         self.reserved += _lent_nbytes([place.piece for place in places])
         self.ledger.charge_kv(put(places, payloads))
+        self.reserved -= sum(payload.nbytes for payload in payloads if isinstance(payload, Lent))
 
     # Compaction.
 

@@ -43,8 +43,15 @@ class Landmark:
     is_superseded: bool = False
     is_side: bool = False
     pinned_until: float = 0.0
+    retained_until: float = 0.0
+    """Like `pinned_until`, until a later position of the same path is retained (`reprise.cache.pins`)."""
     floor: float = 0.0
     version: int = 0
+
+    @property
+    def stays_until(self) -> float:
+        """Until when it may not be evicted, on the cache's clock."""
+        return max(self.pinned_until, self.retained_until)
 
 
 @dataclass(slots=True, eq=False)

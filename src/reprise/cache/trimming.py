@@ -61,7 +61,7 @@ def tail_start(node: Node, tail_tokens: int, now_s: float) -> int:
                 break
             if piece.span.start <= high:
                 near.append(piece.span.start)
-    pinned = (mark.position for mark in node.landmarks.values() if mark.pinned_until > now_s)
+    pinned = (mark.position for mark in node.landmarks.values() if mark.stays_until > now_s)
     leased = (lease.position for lease in node.leases)
     protected = [at for at in (*pinned, *leased) if at < node.stop]
     return max([node.start, max(near, default=node.stop - tail_tokens), *protected])
