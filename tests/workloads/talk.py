@@ -26,9 +26,14 @@ def thoughtful(number: int) -> Answer:
     )
 
 
+def whole_prose() -> str:
+    """A text of some two thousand tokens."""
+    return (files("reprise.demo") / "texts" / "prose.txt").read_text(encoding="utf-8")
+
+
 def prose() -> str:
     """A text of some six hundred tokens."""
-    return (files("reprise.demo") / "texts" / "prose.txt").read_text(encoding="utf-8")[:1500]
+    return whole_prose()[:1500]
 
 
 def _tool(name: str, about: str, *parameters: str) -> dict[str, Any]:
