@@ -29,6 +29,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "kv_group_size": (["--kv-group-size", "32"], 32),
     "has_prefix_cache": (["--no-prefix-cache"], False),
     "cache_bytes": (["--cache-bytes", "25%"], Share(Fraction(1, 4))),
+    "warm_file": (["--warm", __file__], __file__),
     "settles": (["--no-settle"], False),
     "max_settle": (["--max-settle", "300"], 300),
     "canonical_tokens": (["--canonical-tokens"], True),

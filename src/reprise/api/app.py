@@ -1,7 +1,9 @@
 """The application: routes, and the layers around them."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -19,15 +21,23 @@ from reprise.api.openai import chat, completions, models
 from reprise.api.responses import routes as responses
 from reprise.api.responses.store import ResponseStore
 from reprise.api.service import ChatService
+from reprise.api.warm import read_warm_file, warm_up
 from reprise.core.settings import Settings
 
 
 def create_app(service: ChatService, settings: Settings) -> FastAPI:
-    """The HTTP application of one server. It closes the service when it is shut down."""
+    """The HTTP application of one server. It closes the service when it is shut down.
+
+    Raises LoadFailed if the file of prompts to warm up with cannot be used.
+    """
+    bodies = () if settings.warm_file is None else read_warm_file(Path(settings.warm_file))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        warming = asyncio.create_task(warm_up(service, bodies))
         yield
+        warming.cancel()
+        await asyncio.gather(warming, return_exceptions=True)
         await service.close()
 
     app = FastAPI(title="Reprise", version=reprise.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)

@@ -72,6 +72,16 @@ def serve(
             rich_help_panel=_REUSE,
         ),
     ] = None,
+    warm: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Prompts to compute at the start: a system prompt as text, or bodies of /v1/prefill as JSON lines.",
+            rich_help_panel=_REUSE,
+        ),
+    ] = None,
     no_settle: Annotated[
         bool,
         Option("--no-settle", help="Do not read ahead for the next turn while idle.", rich_help_panel=_REUSE),
@@ -136,6 +146,7 @@ def serve(
         kv_group_size=kv_group_size,
         has_prefix_cache=not no_prefix_cache,
         cache_bytes=amount("--cache-bytes", cache_bytes) if cache_bytes is not None else None,
+        warm_file=str(warm) if warm is not None else None,
         settles=not no_settle,
         max_settle=max_settle,
         canonical_tokens=canonical_tokens,

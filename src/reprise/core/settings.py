@@ -39,6 +39,8 @@ class Settings:
     has_prefix_cache: bool = True
     cache_bytes: Amount | None = None
     """For the prefix cache and the live state of running requests together; None: derived from the device."""
+    warm_file: str | None = None
+    """A file of prompts to compute when the server starts (`reprise.api.warm`)."""
     settles: bool = True
     """Compute the next turn's known prefix while the server is idle."""
     max_settle: int = 16384

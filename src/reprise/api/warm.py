@@ -1,0 +1,84 @@
+"""Warming up: prompts from a file are computed when the server starts, so that the first chat finds them.
+
+The file is plain text (one system prompt), a JSON object, or JSON lines; an object is a body of `POST /v1/prefill`:
+`{"messages": [...], "tools": [...]}` or `{"prompt": "..."}`.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from reprise.api.exchange import RawPrompt
+from reprise.api.openai.chat_body import ChatMessage
+from reprise.api.openai.chat_request import chat_of
+from reprise.api.openai.completions_body import prompts_of
+from reprise.api.prefill_body import PrefillBody
+from reprise.api.service import ChatService, new_request_id
+from reprise.chat.request import ChatRequest
+from reprise.core.errors import BadRequest, LoadFailed, RepriseError
+from reprise.core.prompt import BoundaryKind
+
+log = logging.getLogger(__name__)
+
+
+def read_warm_file(file: Path) -> tuple[PrefillBody, ...]:
+    """The bodies that the file asks for. Raises LoadFailed with a sentence."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadFailed(f"{file} cannot be read: {error}.") from error
+    if not text.lstrip().startswith("{"):
+        if not text.strip():
+            raise LoadFailed(f"{file} is empty. Put a system prompt into it, or bodies of POST /v1/prefill.")
+        return (PrefillBody(messages=[ChatMessage(role="system", content=text.strip())]),)
+    try:
+        return tuple(PrefillBody.model_validate(entry) for entry in _objects(text))
+    except (json.JSONDecodeError, ValidationError) as error:
+        raise LoadFailed(f"{file} holds no body of POST /v1/prefill: {str(error).splitlines()[0]}.") from error
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    """The JSON objects of a text, one after the other."""
+    decoder, found, at = json.JSONDecoder(), list[dict[str, Any]](), 0
+    while text[at:].strip():
+        at += len(text[at:]) - len(text[at:].lstrip())
+        entry, at = decoder.raw_decode(text, at)
+        found.append(cast(dict[str, Any], entry))
+    return found
+
+
+def prefix_of(body: PrefillBody, service: ChatService) -> tuple[ChatRequest | RawPrompt, BoundaryKind | None]:
+    """What a body asks to compute, and the boundary where to stop (None: at its end). Raises BadRequest."""
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("Send either `messages` or `prompt`.", param="messages")
+    if body.prompt is not None:
+        return RawPrompt(tokens=prompts_of(body.prompt, service.served)[0]), None
+    messages = body.messages or []
+    until = None
+    if messages and all(message.role in ("system", "developer") for message in messages):
+        # Templates want a user: one is put there, and only what stands before it is computed.
+        messages = [*messages, ChatMessage(role="user", content="Hello")]
+        until = BoundaryKind.SYSTEM
+    chat = chat_of(
+        messages,
+        tools=body.tools or [],
+        template_options=body.chat_template_kwargs or {},
+        continue_final=False,
+    )
+    return chat, until
+
+
+async def warm_up(service: ChatService, bodies: Sequence[PrefillBody]) -> None:
+    """Compute the prompts one after the other. One that fails is said in the log, and the next is tried."""
+    for number, body in enumerate(bodies, start=1):
+        try:
+            prompt, until = prefix_of(body, service)
+            outcome = await service.prefill(prompt, request_id=new_request_id("warm"), until=until)
+        except RepriseError as error:
+            log.warning("warming up: prompt %d of %d: %s", number, len(bodies), error)
+        else:
+            log.info("warmed up: prompt %d of %d, %d tokens computed", number, len(bodies), outcome.prefilled)
