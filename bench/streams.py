@@ -5,10 +5,9 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from itertools import pairwise
 from typing import Any
 
 from bench.rivals import Server
@@ -27,14 +26,12 @@ class Stream:
     cached: int = 0
     generated: int = 0
     failure: str | None = None
+    is_unwanted: bool = False
+    """Set by whoever has seen enough."""
 
     @property
     def ttft_s(self) -> float:
         return self.token_s[0] - self.sent_s
-
-    @property
-    def longest_gap_s(self) -> float:
-        return max(after - before for before, after in pairwise(self.token_s))
 
     @property
     def first_s(self) -> float:
@@ -53,8 +50,8 @@ def chat(text: str, *, system: str | None = None, num: int = 16) -> dict[str, An
     }
 
 
-def run(server: Server, body: dict[str, Any], stream: Stream, on_token: Callable[[Stream], None] | None = None) -> None:
-    """Send one request and read its answer to the end."""
+def run(server: Server, body: dict[str, Any], stream: Stream) -> None:
+    """Send one request and read its answer to the end, or until somebody has had enough of it."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=_TIMEOUT_S)
     stream.sent_s = time.perf_counter()
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -70,8 +67,8 @@ def run(server: Server, body: dict[str, Any], stream: Stream, on_token: Callable
             stream.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         elif _says_something(line):
             stream.token_s.append(now)
-            if on_token is not None:
-                on_token(stream)
+        if stream.is_unwanted:
+            break
     stream.ended_s = time.perf_counter()
     connection.close()
 
@@ -91,13 +88,19 @@ class Client:
         self._running: list[threading.Thread] = []
         self.streams: list[Stream] = []
 
-    def send(self, body: dict[str, Any], on_token: Callable[[Stream], None] | None = None) -> Stream:
+    def send(self, body: dict[str, Any]) -> Stream:
         stream = Stream()
-        thread = threading.Thread(target=run, args=(self._server, body, stream, on_token))
+        thread = threading.Thread(target=run, args=(self._server, body, stream))
         self.streams.append(stream)
         self._running.append(thread)
         thread.start()
         return stream
+
+    def hang_up(self) -> None:
+        """Read no stream any further."""
+        for stream in self.streams:
+            stream.is_unwanted = True
+        self.wait()
 
     def wait(self) -> list[Stream]:
         """All streams, when they have ended."""
