@@ -118,7 +118,8 @@ def main() -> None:
             build_model(model, CONFIGS[name], vocab_size=512)
             started = time.perf_counter()
             print(
-                f"{name}\n  {'':50} {'asks':>4} {'prompt':>9} {'on path':>8} {'against':>8} {'ratio':>7}  bound      idle"
+                f"{name}\n"
+                f"  {'':50} {'asks':>4} {'prompt':>9} {'on path':>8} {'against':>8} {'ratio':>7}  bound      idle"
             )
             for row in (*settling_rows(model), *rows(model)):
                 print(shown(row), flush=True)
