@@ -1,0 +1,136 @@
+"""Planted bugs in the live layers, their payloads, and the loop that joins them with the cache."""
+
+from tools.mutants.mutant import Mutant
+
+_LAYERS = ("tests/engine/test_layers.py",)
+_PAYLOADS = ("tests/engine/test_payloads.py",)
+_LOOP = ("tests/loop/test_reuse.py", "-k", "llama or qwen3_5")
+_PARKED = ("tests/loop/test_parked.py", "-k", "branch_of_a_parked")
+
+
+def _mutant(file: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
+    return Mutant(name=name, file=file, old=old, new=new, tests=tests)
+
+
+LAYERS = (
+    _mutant(
+        "engine/layers.py",
+        "entries are read one place too far",
+        "return self.end - (self.lengths[row] - position)",
+        "return self.end - (self.lengths[row] - position) - 1",
+        _LAYERS,
+    ),
+    _mutant(
+        "engine/layers.py",
+        "a window shows one entry too few",
+        "return min(self.held, max(self.lengths), self.kind.size - 1)",
+        "return min(self.held, max(self.lengths), max(0, self.kind.size - 2))",
+        _LAYERS,
+    ),
+    _mutant(
+        "engine/layers.py",
+        "joined rows are padded on the right",
+        "(held - have, capacity - held)",
+        "(0, capacity - have)",
+        _LAYERS,
+    ),
+    _mutant(
+        "engine/layers.py",
+        "padding of shorter rows is seen",
+        "padding = mx.array([longest - length for length in self.lengths])",
+        "padding = mx.array([0 for _ in self.lengths])",
+        _LAYERS,
+    ),
+    _mutant(
+        "engine/layers.py",
+        "a token that was undone stays held",
+        "        self.end -= 1\n        self.held -= 1\n",
+        "        self.held -= 1\n",
+        _LAYERS,
+    ),
+    _mutant(
+        "engine/layers.py",
+        "kept positions that were undone stay",
+        "if self.lengths[0] < self.kind.keep:",
+        "if self.lengths[0] < 0:",
+        _LAYERS,
+    ),
+    _mutant(
+        "engine/layers.py",
+        "a restored window stands where its entries end, not at its position",
+        "        self.end = self.held = held\n        self.lengths = [position]\n",
+        "        self.end = self.held = held\n        self.lengths = [held]\n",
+        _LAYERS,
+    ),
+    _mutant(
+        "engine/layers.py",
+        "rows that stay take the lengths of those that leave",
+        "lengths = [self.lengths[row] for row in rows]",
+        "lengths = self.lengths[: len(rows)]",
+        _LAYERS,
+    ),
+)
+
+PAYLOADS = (
+    _mutant(
+        "engine/payloads.py",
+        "a shared buffer: a piece of a segment keeps all of it",
+        "mx.array(stack[:, :, start:stop, :])",
+        "stack[:, :, start:stop, :]",
+        _PAYLOADS,
+    ),
+    _mutant(
+        "engine/payloads.py",
+        "a part is read from the segment's first entry on",
+        "return self.stacks[stack][place : place + 1, :, start:stop, :]",
+        "return self.stacks[stack][place : place + 1, :, 0 : stop - start, :]",
+        _PAYLOADS,
+    ),
+    _mutant(
+        "engine/payloads.py",
+        "wrong layer: all planes are the first",
+        "places[index] = (stack, place)",
+        "places[index] = (stack, 0)",
+        _PAYLOADS,
+    ),
+    _mutant(
+        "engine/rows.py",
+        "wrong layer: all are restored from the first",
+        "next_plane[state.kind] = first + rows._load(state, restore, first)",
+        "next_plane[state.kind] = first * rows._load(state, restore, first)",
+        _PAYLOADS,
+    ),
+    _mutant(
+        "engine/rows.py",
+        "a snapshot of another sequence of the batch",
+        "row = slice(self.row, self.row + 1)",
+        "row = slice(0, 1)",
+        _PAYLOADS,
+    ),
+    _mutant(
+        "engine/loans.py",
+        "a piece of a loan stands at the loan's beginning",
+        "Span(at + start, at + stop), self._nbytes_each)",
+        "Span(at, at + stop - start), self._nbytes_each)",
+        _PARKED,
+    ),
+)
+
+LOOP = (
+    _mutant(
+        "loop/worker.py",
+        "what a cancelled job computed is lost",
+        "if task.live is None or task.position <= task.resume_at:",
+        "if task.position > -1:",
+        _LOOP,
+    ),
+    _mutant(
+        "loop/worker.py",
+        "leases are never given back",
+        "self.cache.release(lease)",
+        "pass",
+        _LOOP,
+    ),
+)
+
+ENGINE_MUTANTS = (*LAYERS, *PAYLOADS, *LOOP)
