@@ -2,7 +2,8 @@
 
     python -m bench.mixed [--model llama] [--long 60000] [--prefill 20000]
 
-1. One stream with a long context, alone and then beside seven short ones: its decode step, as the mean gap between tokens.
+1. One stream with a long context, alone and then beside seven short ones: its decode step, as the mean gap between
+   tokens.
 2. A stream that is being read while a long prompt is prefilled: its longest gap; and a short request that comes in the
    midst of that: its time to first token.
 """

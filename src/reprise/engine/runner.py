@@ -185,10 +185,10 @@ class Runner:
 
     def stop(self, live: Live) -> None:
         """The sequence is over; its state is given up."""
-        self._lives.remove(live)
         rows = live.rows
         rows.step_back()
         rest = [i for i, owner in enumerate(rows.owners) if owner is not live]
+        self.drop(live)
         if rest:
             rows.keep_rows(rest)
             mx.eval(rows.arrays())
@@ -196,6 +196,8 @@ class Runner:
     def drop(self, live: Live) -> None:
         """Nothing of the sequence can be used, or it is given up already: forget it."""
         self._lives = [other for other in self._lives if other is not live]
+        # Rows and sequences refer to each other: buffers are to go now, and not when Python finds the circle.
+        live.rows.owners = [None if owner is live else owner for owner in live.rows.owners]
 
     def source(self, live: Live) -> Source:
         """The sequence as a source for commits: a long one lends, a short one is copied."""

@@ -1,0 +1,48 @@
+"""What a request held is given back when it ends, and not when Python happens to look for circles."""
+
+import gc
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+
+from reprise.core.events import FinishReason
+from tests.loop.driving import Engine
+from tests.loop.test_reuse import words
+
+
+@pytest.fixture(params=["llama", "gemma3_text", "qwen3_5", "mamba2"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(request.param)
+    gc.collect()
+    gc.disable()
+    yield engine
+    gc.enable()
+    engine.close()
+
+
+def unaccounted(engine: Engine, before: int) -> int:
+    """Bytes that MLX holds beside those in the books."""
+    held = engine.loop.status().held
+    return engine.ask(lambda worker: mx.get_active_memory()) - before - held.kv - held.snapshots - held.live
+
+
+def test_memory_is_what_the_books_say_after_every_way_to_end(engine: Engine) -> None:
+    # The allocator's rounding, a few kilobytes for each array.
+    before = engine.ask(lambda worker: mx.get_active_memory())
+    rounding = 150_000
+    engine.run(words(700, 300))
+    assert unaccounted(engine, before) <= rounding
+    together = [engine.submit(words(701 + i, 300 + i), num=10 + 7 * i) for i in range(4)]
+    for running in together:
+        running.wait()
+    assert unaccounted(engine, before) <= rounding
+    seen: list[int] = []
+    engine.run(words(710, 300), num=40, watch=lambda token: seen.append(token) or len(seen) == 9)
+    assert unaccounted(engine, before) <= rounding
+    gone = engine.submit(words(711, 300), num=500)
+    gone.on_event = lambda event: engine.loop.cancel(gone.job.id) if len(gone.tokens) == 5 else None
+    assert gone.wait().end.reason is FinishReason.CANCELLED
+    assert unaccounted(engine, before) <= rounding
+    engine.loop.clear()
+    assert unaccounted(engine, before) <= rounding
