@@ -1,0 +1,127 @@
+"""A real server under load, with every job that it computed on record, and an engine that computes each again alone."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from reprise.api.run import ServerThread
+from reprise.api.service import ChatService
+from reprise.cli.assemble import served_model
+from reprise.core.backend import Status
+from reprise.core.events import Event, Finished, Sampled
+from reprise.core.job import Job, Purpose
+from reprise.core.prompt import Prompt
+from reprise.loop import EngineLoop
+from tests.loop.driving import Engine, Running
+
+TIE = 1e-3
+"""Two tokens whose log-probabilities are closer than this may change places by rounding."""
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """What became of a job."""
+
+    job: Job
+    tokens: list[int] = field(default_factory=list[int])
+    end: Finished | None = None
+
+
+@dataclass(eq=False)
+class Recorder:
+    """A `Backend` that writes down what it is asked for and what it answers."""
+
+    loop: EngineLoop
+    kept: list[Kept] = field(default_factory=list[Kept])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
+        kept = Kept(job)
+
+        def listen(event: Event) -> None:
+            if isinstance(event, Sampled):
+                kept.tokens.append(event.token)
+            elif isinstance(event, Finished):
+                kept.end = event
+            sink(event)
+
+        self.loop.submit(job, listen)
+        with self._lock:
+            self.kept.append(kept)
+
+    def cancel(self, job_id: str) -> bool:
+        return self.loop.cancel(job_id)
+
+    def status(self) -> Status:
+        return self.loop.status()
+
+    def clear(self) -> None:
+        self.loop.clear()
+
+    def of(self, purpose: Purpose) -> list[Kept]:
+        with self._lock:
+            return [kept for kept in self.kept if kept.job.purpose is purpose]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class House:
+    """A server on a free port, and what is behind it."""
+
+    url: str
+    engine: Engine
+    recorder: Recorder
+    service: ChatService
+
+
+@contextmanager
+def house(architecture: str, **settings: Any) -> Iterator[House]:
+    engine = Engine(architecture, **settings)
+    chosen = engine.loop._settings
+    recorder = Recorder(engine.loop)
+    service = ChatService(served=served_model(engine.model, chosen), backend=recorder, settings=chosen)
+    server = ServerThread(service, chosen)
+    try:
+        yield House(server.url, engine, recorder, service)
+    finally:
+        server.stop()
+        engine.loop.close(now=True, timeout_s=60)
+
+
+class Alone:
+    """Computes jobs one at a time on an engine that remembers nothing."""
+
+    def __init__(self, architecture: str) -> None:
+        self._engine = Engine(architecture, has_prefix_cache=False, max_batch=1)
+        self.num_ties = 0
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def check(self, kept: Kept) -> None:
+        """AssertionError if the job's tokens are not those that it gets alone."""
+        job, got = kept.job, kept.tokens
+        if not got:
+            return
+        again = self._run(replace(job, max_tokens=len(got), watch=None, pin_until=None))
+        if again == got:
+            return
+        at = next(i for i, (a, b) in enumerate(zip(got, again, strict=False)) if a != b)
+        assert self._is_tie(job, got, again, at), (job.id, job.sampling, at, got, again, kept.end)
+        self.num_ties += 1
+
+    def _is_tie(self, job: Job, got: list[int], again: list[int], at: int) -> bool:
+        if job.sampling.temperature > 0:
+            return False
+        running = self._submit(replace(job, max_tokens=at + 1, watch=None, sampling=replace(job.sampling, logprobs=2)))
+        top = [event for event in running.events if isinstance(event, Sampled)][at].top
+        return {token for token, _ in top} == {got[at], again[at]} and abs(top[0][1] - top[1][1]) < TIE
+
+    def _run(self, job: Job) -> list[int]:
+        return self._submit(job).tokens
+
+    def _submit(self, job: Job) -> Running:
+        running = Running(replace(job, prompt=Prompt(tokens=job.prompt.tokens)))
+        self._engine.loop.submit(running.job, running)
+        return running.wait()

@@ -1,0 +1,88 @@
+"""Many clients with mixed workloads against one server: no wrong token, nobody stuck, nothing left behind."""
+
+import os
+import threading
+import time
+from urllib.parse import urlsplit
+
+import mlx.core as mx
+import pytest
+
+from reprise.core.events import FinishReason
+from reprise.core.job import Purpose
+from tests.soak.clients import Client, Report
+from tests.soak.house import Alone, House, house
+
+_IDLE_S = 120.0
+
+
+def load(server: House, *, num_clients: int, seconds: float, seed: int) -> Report:
+    """Let the clients loose, and come back when each has finished what it was doing."""
+    report = Report()
+    port = urlsplit(server.url).port
+    assert port is not None
+    end_s = time.monotonic() + seconds
+    clients = [Client(port, number, seed, report) for number in range(num_clients)]
+    threads = [
+        threading.Thread(target=client.run, args=(lambda: time.monotonic() > end_s,), daemon=True) for client in clients
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds + 2 * _IDLE_S)
+    assert not any(thread.is_alive() for thread in threads), "a request is stuck"
+    return report
+
+
+def wait_until_idle(server: House) -> None:
+    deadline = time.monotonic() + _IDLE_S
+    while not server.service.is_idle:
+        assert time.monotonic() < deadline, server.engine.loop.status()
+        time.sleep(0.02)
+
+
+def check_what_is_left(server: House, before: int) -> None:
+    """Nothing is leased or inside, and MLX holds what the books say."""
+    engine = server.engine
+    engine.check()
+    assert engine.num_leases() == 0
+    assert engine.loop._gate.num_inside == 0
+    assert engine.ask(lambda worker: len(worker.runner._lives) - len(worker._parked)) == 0
+    held = engine.loop.status().held
+    active = engine.ask(lambda worker: mx.get_active_memory()) - before
+    assert held.kv + held.snapshots + held.live <= held.budget
+    assert active == pytest.approx(held.kv + held.snapshots + held.live, rel=0.02, abs=200_000)
+
+
+def soak(architecture: str, *, num_clients: int, seconds: float, seed: int) -> None:
+    alone = Alone(architecture)
+    # A budget that a fraction of the chats fits in, and a queue that is too short for all clients.
+    with house(architecture, cache_bytes=6_000_000, max_queue=num_clients // 3, prefill_chunk=256) as server:
+        before = server.engine.ask(lambda worker: mx.get_active_memory())
+        report = load(server, num_clients=num_clients, seconds=seconds, seed=seed)
+        wait_until_idle(server)
+        assert report.failures == []
+        check_what_is_left(server, before)
+        answers = server.recorder.of(Purpose.GENERATE)
+        counts = server.engine.loop.status().counts
+    assert all(kept.end is not None and kept.end.reason is not FinishReason.FAILED for kept in answers)
+    num_tokens = 0
+    for kept in answers:
+        alone.check(kept)
+        num_tokens += len(kept.tokens)
+    alone.close()
+    assert alone.num_ties <= 1 + num_tokens // 10_000
+    print(f"{architecture}: {dict(report.seen)}, {len(answers)} jobs, {num_tokens} tokens, {alone.num_ties} ties")
+    print(counts)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
+def test_a_dozen_clients_for_some_seconds(architecture: str) -> None:
+    soak(architecture, num_clients=12, seconds=3, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5", "mamba2"])
+def test_sixty_four_clients_for_minutes(architecture: str) -> None:
+    seconds = float(os.environ.get("SOAK_SECONDS", "180"))
+    soak(architecture, num_clients=64, seconds=seconds, seed=int(os.environ.get("SOAK_SEED", "0")))
