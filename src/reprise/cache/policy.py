@@ -14,7 +14,8 @@ from reprise.cache.returns import Returns
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 
-_ENDS = frozenset({BoundaryKind.STABLE, BoundaryKind.PROMPT_END, BoundaryKind.GENERATION_END, BoundaryKind.INTERVAL})
+_SHARED = frozenset({BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
+"""Kinds that do not belong to one chat's newest turn."""
 
 _TURNS = (1, 2, 4, 8)
 _PAUSES = (16, 64, 256, 1024)
@@ -199,9 +200,10 @@ class ExpectedSaving:
         pass
 
     def _is_left_behind(self, facts: Facts) -> bool:
-        if facts.num_branches > 1:
+        """Whether the chat has gone on from elsewhere. What two requests have resumed from is not one chat's alone."""
+        if facts.num_branches > 1 or facts.num_uses > 1:
             return False
-        return facts.is_superseded or (facts.kind in _ENDS and self._lineage.is_continued(facts.visit))
+        return facts.is_superseded or (facts.kind not in _SHARED and self._lineage.is_continued(facts.visit))
 
 
 def _place(edges: tuple[int, ...], value: int) -> int:

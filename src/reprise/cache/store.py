@@ -8,6 +8,7 @@ Used by one thread.
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from reprise.cache import integrity
 from reprise.cache.compaction import compaction_steps
@@ -46,7 +47,7 @@ from reprise.core.kinds import Full, KvKind, Layout
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, own_tokens
 
-_ENDS = frozenset({BoundaryKind.PROMPT_END, BoundaryKind.GENERATION_END, BoundaryKind.INTERVAL, BoundaryKind.LAST_USER})
+_ENDS = frozenset(set(BoundaryKind) - {BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
 """Landmarks that any later one of these, or a stable one, of the same conversation supersedes.
 
 A stable one is superseded by a stable one alone: when the next message strips a tool loop, it is where to resume.
@@ -193,7 +194,8 @@ class PrefixCache:
         if visit > node.visit:
             node.visit = visit
             for landmark in node.landmarks.values():
-                self.order.place(landmark)
+                if not landmark.is_superseded:  # The others go first in any case, and are looked at again in time.
+                    self.order.place(landmark)
 
     def landmark(self, tokens: Tokens, *, namespace: str, kind: BoundaryKind) -> Landmark | None:
         """The landmark at ``len(tokens)``, made now if the position is resumable without one; None if it is not."""
@@ -283,8 +285,7 @@ class PrefixCache:
         if self.layout.resumes_anywhere:
             below = walked.length
         else:
-            marks = (node.landmarks.highest(min(walked.length, position - 1)) for node in reversed(walked.nodes))
-            below = next((at for at in marks if at is not None), 0)
+            below = _standing_below(walked.last, min(walked.length, position - 1), leaving=_superseded_by(kind))
         return Facts(
             kind=kind,
             cost=position - below,
@@ -369,10 +370,9 @@ class PrefixCache:
         landmark.is_superseded = False
         landmark.is_side = landmark.is_side and is_side
         landmark.pinned_until = max(landmark.pinned_until, pinned_until)
-        if kind in _ENDS:
-            self._supersede(nodes, position, _ENDS)
-        elif kind is BoundaryKind.STABLE:
-            self._supersede(nodes, position, _ENDS | {BoundaryKind.STABLE})
+        self._supersede(nodes, position, _superseded_by(kind))
+        if kind is BoundaryKind.STABLE:
+            self._supersede_beside(nodes)
         self.order.use(landmark)
 
     def _make_landmark(self, node: Node, position: int, kind: BoundaryKind, *, is_side: bool) -> Landmark:
@@ -389,6 +389,19 @@ class PrefixCache:
                 if mark.position < position and mark.kind in kinds and not mark.is_superseded:
                     mark.is_superseded = True
                     self.order.place(mark)
+
+    def _supersede_beside(self, nodes: tuple[Node, ...]) -> None:
+        """What this same prompt left beside the path is superseded: its chat goes on from here."""
+        visit = nodes[-1].visit
+        for below, node in pairwise(reversed(nodes)):
+            for beside in node.children.values():
+                if beside is not below and beside.visit == visit:
+                    for mark in [mark for found in subtree(beside) for mark in found.landmarks.values()]:
+                        if mark.kind in _ENDS and not mark.is_superseded:
+                            mark.is_superseded = True
+                            self.order.place(mark)
+            if node.first_visit < visit:
+                return  # Above, everything is older than the prompt.
 
     def _attach(self, nodes: tuple[Node, ...], kind: KvKind, piece: Piece) -> None:
         node = nodes[bisect_left(nodes, piece.span.stop, key=lambda n: n.stop)]
@@ -441,7 +454,11 @@ class PrefixCache:
         """Drop everything at once, leases included: for when what is stored is not to be trusted any more."""
         for root in self.roots.values():
             for node in subtree(root):
+                # The nodes refer to each other, and the order to landmarks: their bytes are not to wait for that.
+                for landmark in node.landmarks.values():
+                    landmark.snapshot = None
                 node.landmarks.clear()
+                node.pieces.clear()
         self.roots = {}
         self.num_landmarks = 0
         self.order.sweep(0)
@@ -463,6 +480,10 @@ class PrefixCache:
             lower = tail_start(node, self.grain.tail, self.now_s)
         else:
             lower = _landmark_below(landmark)
+        standing = lower
+        if not self.layout.resumes_anywhere and not landmark.is_superseded:
+            # What is superseded goes first, so it would not be there to resume from.
+            standing = _standing_below(node, landmark.position - 1)
         for kind, pieces in node.pieces.items():
             if is_end:
                 start = max(node.start, lower)
@@ -478,7 +499,7 @@ class PrefixCache:
                 nbytes += piece.payload.nbytes * len(freed) // len(piece.span)
         return Facts(
             kind=landmark.kind,
-            cost=landmark.position - lower,
+            cost=landmark.position - standing,
             nbytes=nbytes,
             last_use=max(landmark.last_use, node.last_use) if self.layout.resumes_anywhere else landmark.last_use,
             now=self.clock,
@@ -664,6 +685,31 @@ def _nobody_lends(lender: object) -> None:
 
 def _stop_of(piece: Piece) -> int:
     return piece.span.stop
+
+
+def _superseded_by(kind: BoundaryKind) -> frozenset[BoundaryKind]:
+    """The kinds of landmarks below on the path that one of this kind makes superfluous."""
+    if kind is BoundaryKind.STABLE:
+        return _ENDS | {BoundaryKind.STABLE}
+    return _ENDS if kind in _ENDS else frozenset()
+
+
+def _standing_below(node: Node, limit: int, *, leaving: frozenset[BoundaryKind] = frozenset()) -> int:
+    """The highest landmark ≤ `limit` on the path that is neither superseded nor of a kind in `leaving`, or 0.
+
+    O(landmarks of the path) at worst.
+    """
+    above: Node | None = node
+    while above is not None:
+        standing = [
+            mark.position
+            for mark in above.landmarks.values()
+            if mark.position <= limit and not mark.is_superseded and mark.kind not in leaving
+        ]
+        if standing:
+            return max(standing)
+        above = above.parent
+    return 0
 
 
 def _landmark_below(landmark: Landmark) -> int:

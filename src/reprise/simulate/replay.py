@@ -13,12 +13,12 @@ from reprise.simulate.traces import Request
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What a replay counted, in real tokens. `answered`: tokens of answers, which no cache can save."""
+    """What a replay counted, in real tokens. `settled`: computed while nobody waited."""
 
     requests: int = 0
     prompt: int = 0
     reused: int = 0
-    answered: int = 0
+    settled: int = 0
 
     @property
     def computed(self) -> int:
@@ -34,7 +34,9 @@ class Tally:
 class Replay:
     """A store of one policy and budget (bytes; None: no bound), and the tally of what went through it."""
 
-    def __init__(self, *, policy: str, budget: int | None, sizes: Sizes, unit: int = 1) -> None:
+    def __init__(self, *, policy: str, budget: int | None, sizes: Sizes, unit: int = 1, settles: bool = False) -> None:
+        """`settles`: compute the next turn's known beginning after each request."""
+        self._settles = settles
         self.tally = Tally()
         self._sizes = sizes
         self._unit = unit
@@ -70,14 +72,23 @@ class Replay:
             self._commit(tokens, BoundaryKind.PROMPT_END, request)
         if request.answer is not None and len(request.answer) > 0:
             self._commit(join_tokens(tokens, request.answer), BoundaryKind.GENERATION_END, request)
-            self.tally.answered += len(request.answer) * request.unit
         cache.release(lease)
         # The last token is always computed: its logits start the decode.
         reused = min(resume_at * request.unit, request.num_tokens - 1)
         self.tally.requests += 1
         self.tally.prompt += request.num_tokens
         self.tally.reused += reused
+        if self._settles and request.next_known is not None:
+            self._settle(request, request.next_known)
         return reused
+
+    def _settle(self, request: Request, tokens: Tokens) -> None:
+        match = self.cache.match(tokens)
+        resume_at = self.cache.resume_at(match, limit=len(tokens))
+        lease = self.cache.lease(match, resume_at, is_request=False)
+        self._commit(tokens, BoundaryKind.STABLE, request)
+        self.cache.release(lease)
+        self.tally.settled += (len(tokens) - resume_at) * request.unit
 
     def _commit(self, tokens: Tokens, kind: BoundaryKind, request: Request) -> None:
         self.cache.commit(tokens, self._source, kind=kind, is_side=request.is_side)

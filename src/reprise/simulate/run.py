@@ -46,9 +46,11 @@ def run_simulation(
     budgets: tuple[int, ...],
     policies: tuple[str, ...] = ("lru", "cost", UNBOUNDED, BELADY),
     sizes: Sizes | None = None,
+    settles: bool = False,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Result, ...]:
-    """Replay the requests of one trace. Budgets in bytes; `on_progress` is told the number of requests done.
+    """Replay the requests of one trace. Budgets in bytes; `on_progress` is told the number of requests done; `settles`:
+    compute what is known of the next turn while nobody waits.
 
     The requests are read once and not kept, except for `belady`, which needs 8 bytes for each block of each prompt, and
     `infinite`, whose store keeps all. Raises BadRequest for a policy that does not exist.
@@ -64,7 +66,7 @@ def run_simulation(
     bounded = [(policy, budget) for budget in budgets for policy in policies if policy in POLICIES]
     unbounded = [("lru", None)] if UNBOUNDED in policies else []
     replays = [
-        (policy, budget, Replay(policy=policy, budget=budget, sizes=sizes, unit=first.unit))
+        (policy, budget, Replay(policy=policy, budget=budget, sizes=sizes, unit=first.unit, settles=settles))
         for policy, budget in (*bounded, *unbounded)
     ]
     future = FutureKnown(block=first.block) if BELADY in policies else None

@@ -15,7 +15,7 @@ import numpy as np
 
 from reprise.core.errors import BadRequest
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
-from reprise.core.tokens import Tokens, as_tokens
+from reprise.core.tokens import Tokens, as_tokens, join_tokens
 
 BLOCK_TOKENS = 512
 """Prompt tokens that one hash of a Mooncake trace stands for."""
@@ -39,7 +39,8 @@ class Request:
     `num_tokens`: the real prompt's length, of which each token of `prompt` stands for `unit`. `answer`: what was
     generated, None where the trace does not tell. `shareable`: how many tokens of `prompt` another prompt can have in
     common; a block that is cut by the prompt's end is like no other. `block`: the real tokens by which an estimate
-    with the future known counts.
+    with the future known counts. `next_known`: the next prompt's beginning, as far as the server knows it once it has
+    answered.
     """
 
     prompt: Prompt
@@ -48,6 +49,7 @@ class Request:
     unit: int = 1
     block: int = 8
     answer: Tokens | None = None
+    next_known: Tokens | None = None
     is_side: bool = False
 
     def __post_init__(self) -> None:
@@ -123,13 +125,14 @@ def dialogue_requests(messages: Sequence[tuple[str, str]]) -> Iterator[Request]:
     length = 0
     system_at = 0
     for at, (role, text) in enumerate(messages):
-        tokens = text_tokens(f"<{role}>{text}")
+        tokens = join_tokens(text_tokens(f"<{role}>"), text_tokens(text))
         if role == "assistant" and length > 0:
             marks = {Boundary(length, BoundaryKind.STABLE)}
             if 0 < system_at < length:
                 marks.add(Boundary(system_at, BoundaryKind.SYSTEM))
-            prompt = Prompt(tokens=as_tokens(np.concatenate(parts)), boundaries=tuple(sorted(marks)))
-            yield Request(prompt=prompt, num_tokens=length, shareable=length, answer=tokens)
+            opening = text_tokens("<assistant>")
+            prompt = Prompt(tokens=join_tokens(*parts, opening), boundaries=tuple(sorted(marks)))
+            yield Request(prompt=prompt, num_tokens=len(prompt), shareable=len(prompt), answer=text_tokens(text))
         parts.append(tokens)
         length += len(tokens)
         if at == 0 and role == "system":

@@ -12,11 +12,15 @@ from reprise.simulate.traces import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a chat's parts, in tokens. `thinking` is generated and is not part of the next prompt."""
+    """Sizes of a chat's parts, in tokens.
+
+    `opening` ends the prompt and `thinking` begins the answer; neither is part of the next prompt.
+    """
 
     system: int = 2000
     user: int = 200
     answer: int = 300
+    opening: int = 4
     thinking: int = 0
 
 
@@ -42,18 +46,25 @@ class Chat:
     def ask(self) -> Request:
         """The next turn: the request, with its answer as it was generated."""
         self.history.append(self.random.tokens(self.shape.user))
-        tokens = join_tokens(self.system, *self.history)
-        last_user_at = len(tokens) - self.shape.user
+        lasting = join_tokens(self.system, *self.history)
+        tokens = join_tokens(lasting, self.random.tokens(self.shape.opening))
+        last_user_at = len(lasting) - self.shape.user
         answer = self.random.tokens(self.shape.answer)
         generated = join_tokens(self.random.tokens(self.shape.thinking), answer)
         self.history.append(answer)
         marks = {
             Boundary(len(self.system), BoundaryKind.SYSTEM),
             Boundary(last_user_at, BoundaryKind.LAST_USER),
-            Boundary(len(tokens), BoundaryKind.STABLE),
+            Boundary(len(lasting), BoundaryKind.STABLE),
         }
         prompt = Prompt(tokens=tokens, boundaries=tuple(sorted(mark for mark in marks if mark.position > 0)))
-        return Request(prompt=prompt, num_tokens=len(tokens), shareable=len(tokens), answer=generated)
+        return Request(
+            prompt=prompt,
+            num_tokens=len(tokens),
+            shareable=len(tokens),
+            answer=generated,
+            next_known=join_tokens(lasting, answer),
+        )
 
 
 def chats_in_turn(*, num_chats: int, num_turns: int, shape: Shape | None = None, seed: int = 0) -> Iterator[Request]:
@@ -110,7 +121,7 @@ def uniform_documents(*, num_requests: int, num_documents: int, seed: int = 0) -
     for _ in range(num_requests):
         document = documents[int(random.numbers.integers(num_documents))]
         tokens = join_tokens(document, random.tokens(100))
-        marks = (Boundary(len(document), BoundaryKind.EXPLICIT), Boundary(len(tokens), BoundaryKind.STABLE))
+        marks = (Boundary(len(document), BoundaryKind.EXPLICIT), Boundary(len(tokens) - 4, BoundaryKind.STABLE))
         yield Request(prompt=Prompt(tokens=tokens, boundaries=marks), num_tokens=len(tokens), shareable=len(tokens))
 
 
