@@ -1,0 +1,233 @@
+"""Less memory than wanted: what can never fit is refused, the rest gives way or waits, a failure costs only itself."""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import mlx.core as mx
+import pytest
+
+from reprise.core.errors import ContextTooLong, OutOfMemory
+from reprise.core.events import Event, FinishReason, Started
+from reprise.core.job import Purpose
+from reprise.engine.rows import Rows
+from reprise.loop.worker import Worker
+from tests.loop.driving import Engine
+from tests.loop.test_reuse import words
+from tests.soak.house import house
+
+ARCHITECTURES = ["llama", "gemma3_text", "qwen3_5", "mamba2"]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(request.param, max_batch=4)
+    yield engine
+    engine.close()
+
+
+class Peak:
+    """The most that the books were over the budget, seen at every event."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._worker: Worker = engine.ask(lambda worker: worker)
+        self.most = 0
+        self.at_once = 0
+
+    def __call__(self, event: Event) -> None:
+        cache = self._worker.cache
+        assert cache.budget is not None
+        self.most = max(self.most, cache.ledger.held + cache.reserved - cache.budget)
+        self.at_once = max(self.at_once, sum(task.live is not None for task in self._worker._tasks.values()))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5"])
+def test_what_can_never_fit_is_refused_before_it_becomes_work(architecture: str) -> None:
+    engine = Engine(architecture, cache_bytes=1_000_000)
+    try:
+        each = engine.ask(lambda worker: worker.runner.footprint.full)
+        with pytest.raises(ContextTooLong, match="Shorten the conversation or give the cache more memory"):
+            engine.submit(words(800, 1_000_000 // each + 1))
+        assert engine.loop.status().counts.requests == 0
+        assert engine.loop._gate.num_inside == 0
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5"])
+def test_the_store_gives_way_and_then_new_requests_wait(architecture: str) -> None:
+    """Room for about two and a half of six requests, and a store that is full already."""
+    measured = Engine(architecture)
+    footprint = measured.ask(lambda worker: worker.runner.footprint)
+    measured.close()
+    length = 400
+    budget = 5 * (footprint.at(length + 256) + footprint.full * 256) // 2
+    engine = Engine(architecture, cache_bytes=budget, prefill_chunk=128)
+    try:
+        for i in range(6):
+            engine.run(words(810 + i, length), purpose=Purpose.PREFILL)
+        evicted = engine.loop.status().counts.evictions
+        prompts = [words(820 + i, length) for i in range(6)]
+        peak = Peak(engine)
+        running = [engine.submit(prompt, num=8, on_event=peak) for prompt in prompts]
+        answers = [each.wait() for each in running]
+        assert all(answer.end.error is None for answer in answers)
+        assert 1 < peak.at_once < 6
+        # One chunk's growth: its entries in all layers, and the steps in which buffers grow.
+        assert peak.most <= (128 + 2 * 256) * sum(footprint.by_kind.values()) + footprint.snapshot
+        assert engine.loop.status().counts.evictions > evicted
+        engine.check()
+        assert engine.num_leases() == 0
+        # The books of a cold run are the same: nothing was forgotten.
+        assert [answer.tokens for answer in answers] == [engine.cold(prompt, num=8) for prompt in prompts]
+    finally:
+        engine.close()
+
+
+def fail_once(engine: Engine, name: str, *, after: int = 0) -> Callable[[], int]:
+    """Let a pass of the runner raise as MLX does when the memory is used up; gives how often it did."""
+    raised: list[str] = []
+    calls = itertools.count()
+
+    def plant(worker: Worker) -> None:
+        real = getattr(worker.runner, name)
+
+        def failing(*given: object) -> object:
+            if next(calls) == after:
+                setattr(worker.runner, name, real)
+                raised.append(name)
+                raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+            return real(*given)
+
+        setattr(worker.runner, name, failing)
+
+    engine.ask(plant)
+    return lambda: len(raised)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_out_of_memory_ends_those_it_hits_and_nobody_else(
+    engine: Engine, phase: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # What is logged here is kept with its stack, and with all that the stack refers to.
+    caplog.set_level(logging.CRITICAL, logger="reprise.loop")
+    prompts = [words(830 + i, 120 + 40 * i) for i in range(3)]
+    cold = [engine.cold(prompt) for prompt in prompts]
+    engine.loop.clear()
+    before = engine.ask(lambda worker: mx.get_active_memory())
+    times = fail_once(engine, phase, after=1 if phase == "prefill" else 3)
+    running = [engine.submit(prompt) for prompt in prompts]
+    answers = [each.wait() for each in running]
+    assert times() == 1
+    hit = [answer for answer in answers if answer.end.error is not None]
+    assert hit
+    assert all(isinstance(answer.end.error, OutOfMemory) for answer in hit)
+    assert all(answer.tokens == cold[i] for i, answer in enumerate(answers) if answer.end.error is None)
+    engine.check()
+    assert engine.num_leases() == 0
+    held = engine.loop.status().held
+    active = engine.ask(lambda worker: mx.get_active_memory()) - before
+    assert active == pytest.approx(held.kv + held.snapshots + held.live, abs=150_000)
+    # And the loop goes on.
+    assert [engine.run(prompt).tokens for prompt in prompts] == cold
+
+
+def test_out_of_memory_in_a_pass_that_runs_ahead(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = words(840, 60)
+    cold = engine.cold(prompt)
+    real = Rows.run_ahead
+    left = [3]
+
+    def failing(rows: Rows, *given: object) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise MemoryError("std::bad_alloc")
+        real(rows, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Rows, "run_ahead", failing)
+    failed = engine.run(prompt)
+    assert isinstance(failed.end.error, OutOfMemory)
+    assert failed.tokens == cold[: len(failed.tokens)]
+    assert engine.run(prompt).tokens == cold
+
+
+def test_clients_hear_of_it_as_507_and_of_the_impossible_as_400() -> None:
+    with house("llama", cache_bytes=1_000_000, settles=False) as server, httpx.Client(base_url=server.url) as client:
+        ask = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
+        fail_once(server.engine, "decode", after=2)
+        failed = client.post("/v1/chat/completions", json=ask)
+        assert failed.status_code == 507
+        assert failed.json()["error"]["code"] == "out_of_memory"
+        assert client.post("/v1/chat/completions", json=ask).status_code == 200
+        long = {**ask, "messages": [{"role": "user", "content": "hello " * 3000}]}
+        refused = client.post("/v1/chat/completions", json=long)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_client_with_a_short_patience_gets_its_answer_after_some_tries() -> None:
+    """Each try goes on where the last one stopped, over HTTP."""
+    with house("llama", prefill_chunk=64, settles=False) as server:
+        slow_down(server.engine)
+        body = {
+            "messages": [{"role": "user", "content": "The bees came back in spring, and we counted them. " * 60}],
+            "max_tokens": 4,
+            "temperature": 0,
+        }
+        starts: list[int] = []
+        submit = server.recorder.loop.submit
+
+        def noted(job, sink) -> None:
+            def listen(event: Event) -> None:
+                if isinstance(event, Started):
+                    starts.append(event.reused)
+                sink(event)
+
+            submit(job, listen)
+
+        server.recorder.loop.submit = noted  # type: ignore[method-assign]
+        for _ in range(100):
+            try:
+                answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=httpx.Timeout(60, read=0.5))
+            except httpx.ReadTimeout:
+                wait_until_idle(server.engine)
+                continue
+            break
+        else:
+            raise AssertionError("it never came")
+        assert answer.status_code == 200
+        # Each try begins behind the one before it, and the first at nothing.
+        assert len(starts) > 2
+        assert starts[0] == 0
+        assert all(earlier < later for earlier, later in itertools.pairwise(starts))
+        num_tries = len(starts)
+        kept = server.recorder.kept[-1]
+        assert kept.tokens == server.engine.cold(kept.job.prompt.tokens.tolist(), num=4)
+        assert [each.end.reason for each in server.recorder.kept if each.end] == [
+            *[FinishReason.CANCELLED] * (num_tries - 1),
+            FinishReason.LENGTH,
+        ]
+
+
+def slow_down(engine: Engine) -> None:
+    """A pass of prefill takes at least a twentieth of a second, as with a large model."""
+
+    def plant(worker: Worker) -> None:
+        real = worker.runner.prefill
+
+        def slowly(lives, chunks):
+            time.sleep(0.05)
+            return real(lives, chunks)
+
+        worker.runner.prefill = slowly  # type: ignore[method-assign]
+
+    engine.ask(plant)
+
+
+def wait_until_idle(engine: Engine) -> None:
+    deadline = time.monotonic() + 30
+    while not engine.loop.status().is_idle:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
