@@ -393,6 +393,8 @@ class PrefixCache:
     def _supersede_beside(self, nodes: tuple[Node, ...]) -> None:
         """What this same prompt left beside the path is superseded: its chat goes on from here."""
         visit = nodes[-1].visit
+        if visit == 0:
+            return  # The policy knows no prompts.
         for below, node in pairwise(reversed(nodes)):
             for beside in node.children.values():
                 if beside is not below and beside.visit == visit:

@@ -1,0 +1,212 @@
+"""The order of eviction, as the store sees it."""
+
+import pytest
+
+from reprise.cache.policy import POLICIES, ExpectedSaving, Facts, GreedyDual, Lru
+from reprise.cache.store import Grain, PrefixCache
+from reprise.cache.tree import subtree
+from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import Tokens, join_tokens
+from reprise.simulate.payloads import SizedSource, Sizes
+from tests.cache.test_returns import run_of
+
+HYBRID = Sizes(full=1, snapshot=100)
+
+
+def facts(**changes: object) -> Facts:
+    known: dict[str, object] = {
+        "kind": BoundaryKind.STABLE,
+        "cost": 100,
+        "nbytes": 100,
+        "last_use": 1,
+        "now": 2,
+        "floor": 0.0,
+        "num_uses": 0,
+        "num_branches": 0,
+        "is_superseded": False,
+        "is_side": False,
+    }
+    return Facts(**(known | changes))  # type: ignore[arg-type]
+
+
+def store(policy: str, sizes: Sizes, budget: int | None) -> PrefixCache:
+    return PrefixCache(sizes.layout(), budget=budget, policy=POLICIES[policy](), grain=Grain(piece=64, tail=16))
+
+
+def serve(
+    cache: PrefixCache,
+    tokens: Tokens,
+    sizes: Sizes,
+    *,
+    kind: BoundaryKind = BoundaryKind.STABLE,
+    is_side: bool = False,
+    pinned_until: float = 0.0,
+) -> int:
+    match = cache.match(tokens)
+    resume_at = cache.resume_at(match, limit=len(tokens) - 1)
+    lease = cache.lease(match, resume_at)
+    cache.commit(tokens, SizedSource(sizes, 1), kind=kind, is_side=is_side, pinned_until=pinned_until)
+    cache.release(lease)
+    cache.check()
+    return resume_at
+
+
+def resumes_at(cache: PrefixCache, tokens: Tokens) -> int:
+    return cache.resume_at(cache.match(tokens), limit=len(tokens))
+
+
+def test_lru_orders_by_last_use() -> None:
+    assert Lru().worth(facts(last_use=3)) < Lru().worth(facts(last_use=4))
+    assert Lru().admits(facts(), 1e9)
+
+
+def test_greedy_dual_ages_by_what_it_gave_up() -> None:
+    policy = GreedyDual()
+    assert policy.worth(facts(cost=200)) > policy.worth(facts(cost=100))
+    assert policy.worth(facts(num_uses=1)) == 2 * policy.worth(facts())
+    policy.on_evict(5.0)
+    policy.on_evict(3.0)
+    assert policy.floor == 5.0
+    assert policy.worth(facts(floor=5.0)) > policy.worth(facts(num_uses=3))
+
+
+@pytest.mark.parametrize(
+    ("worse", "better"),
+    [
+        ({"cost": 50}, {"cost": 100}),
+        ({"nbytes": 200}, {"nbytes": 100}),
+        ({"is_side": True}, {}),
+        ({"is_superseded": True}, {"cost": 1}),
+        ({"is_superseded": True}, {"is_superseded": True, "num_branches": 2}),
+        ({"is_superseded": True}, {"is_superseded": True, "num_uses": 2}),
+        ({"is_superseded": True, "cost": 10}, {"is_superseded": True, "cost": 100}),
+        ({"nbytes": 0}, {}),
+    ],
+)
+def test_what_saves_less_is_worth_less(worse: dict[str, object], better: dict[str, object]) -> None:
+    policy = ExpectedSaving()
+    policy.arrive(run_of(0, 50), known=0, namespace="")
+    assert policy.worth(facts(visit=1, **worse)) < policy.worth(facts(visit=1, **better))
+
+
+def test_the_end_that_a_chat_went_on_from_is_left_behind() -> None:
+    policy = ExpectedSaving()
+    first = run_of(0, 100)
+    policy.arrive(first, known=0, namespace="")
+    assert policy.worth(facts(visit=1)) > 0
+    policy.arrive(join_tokens(first, run_of(1, 50)), known=100, namespace="")
+    assert policy.worth(facts(visit=1)) < 0
+    assert policy.worth(facts(visit=1, kind=BoundaryKind.SYSTEM)) > 0
+    assert policy.worth(facts(visit=2)) > 0
+
+
+def test_the_same_prompts_give_the_same_order() -> None:
+    worths: list[list[float]] = []
+    for _ in range(2):
+        policy = ExpectedSaving()
+        for seed in range(200):
+            policy.arrive(run_of(seed % 17, 40 + seed % 5), known=0, namespace="")
+        worths.append([policy.worth(facts(visit=n, first_visit=n)) for n in range(1, 201)])
+    assert worths[0] == worths[1]
+
+
+def test_superseded_ends_stay_while_there_is_room_and_go_first_when_there_is_not() -> None:
+    chats = {n: [run_of(10 * n + turn, 30) for turn in range(5)] for n in range(1, 5)}
+    cache = store("cost", HYBRID, None)
+    for turn in range(1, 6):
+        for parts in chats.values():
+            serve(cache, join_tokens(*parts[:turn]), HYBRID)
+    for parts in chats.values():
+        for turn in range(1, 6):
+            assert resumes_at(cache, join_tokens(*parts[:turn])) == 30 * turn, "an edit resumes right there"
+    cache.budget = 4 * (150 + 2 * 100)
+    cache.make_room(0)
+    cache.check()
+    held = [mark for root in cache.roots.values() for node in subtree(root) for mark in node.landmarks.values()]
+    assert len(held) <= 2 * len(chats)
+    for parts in chats.values():
+        assert resumes_at(cache, join_tokens(*parts)) == 150, "the newest turn of each chat is there"
+
+
+def test_what_a_prompt_left_beside_its_settled_continuation_goes_first() -> None:
+    cache = store("cost", HYBRID, None)
+    lasting, thinking, answer = run_of(0, 80), run_of(1, 40), run_of(2, 30)
+    prompt = join_tokens(lasting, run_of(3, 4))
+    serve(cache, prompt, HYBRID, kind=BoundaryKind.PROMPT_END)
+    cache.commit(join_tokens(prompt, thinking, answer), SizedSource(HYBRID, 1), kind=BoundaryKind.GENERATION_END)
+    settled = join_tokens(lasting, answer)
+    cache.commit(settled, SizedSource(HYBRID, 1), kind=BoundaryKind.STABLE)
+    cache.check()
+    cache.budget = cache.ledger.held - 1
+    cache.make_room(0)
+    assert resumes_at(cache, settled) == 110
+    cache.budget = 110 + 100
+    cache.make_room(0)
+    cache.check()
+    assert resumes_at(cache, settled) == 110
+    assert cache.ledger.held == 110 + 100
+
+
+def test_an_end_survives_those_that_stand_close_below_it() -> None:
+    # The last-user snapshot is 5 tokens below: beside it alone the new one would be worth next to nothing.
+    cache = store("cost", HYBRID, 2 * (105 + 2 * 100))
+    for chat in range(2):
+        tokens = run_of(chat, 105)
+        serve(cache, tokens[:100], HYBRID, kind=BoundaryKind.LAST_USER)
+        serve(cache, tokens, HYBRID)
+    serve(cache, run_of(7, 90), HYBRID)
+    assert [resumes_at(cache, run_of(chat, 105)) for chat in range(2)] == [105, 105]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_pins_and_leases_stay_whatever_they_are_worth(policy: str) -> None:
+    cache = store(policy, HYBRID, 1000)
+    cache.now_s = 1.0
+    pinned, leased = run_of(0, 60), run_of(1, 60)
+    serve(cache, pinned, HYBRID, kind=BoundaryKind.EXPLICIT, pinned_until=100.0)
+    serve(cache, leased, HYBRID)
+    lease = cache.lease(cache.match(leased), 60)
+    for seed in range(2, 40):
+        serve(cache, run_of(seed, 60), HYBRID)
+        assert cache.ledger.held <= 1000
+        assert resumes_at(cache, pinned) == 60
+        assert resumes_at(cache, leased) == 60
+    cache.release(lease)
+
+
+def test_what_comes_once_does_not_wash_out_chats() -> None:
+    sizes = Sizes(full=1)
+    reused = {"lru": 0, "cost": 0}
+    for policy in reused:
+        cache = store(policy, sizes, 2000)
+        chats = {n: run_of(n, 100) for n in range(8)}
+        seed = 100
+        for _ in range(40):
+            for n in chats:
+                chats[n] = run_of(n, 100) if len(chats[n]) > 260 else join_tokens(chats[n], run_of(seed, 20))
+                reused[policy] += serve(cache, chats[n], sizes)
+                serve(cache, run_of(seed + 1, 300), sizes)
+                seed += 2
+    assert reused["cost"] > 3 * reused["lru"]
+
+
+def test_side_requests_go_before_chats() -> None:
+    sizes = Sizes(full=1)
+    cache = store("cost", sizes, 700)
+    side, chat = run_of(0, 300), run_of(1, 300)
+    serve(cache, side, sizes, is_side=True)
+    serve(cache, chat, sizes)
+    serve(cache, run_of(2, 200), sizes)
+    assert resumes_at(cache, chat) == 300
+    assert resumes_at(cache, side) < 300
+
+
+def test_nothing_is_learned_from_work_that_nobody_asked_for() -> None:
+    cache = store("cost", HYBRID, None)
+    tokens = run_of(0, 50)
+    serve(cache, tokens, HYBRID)
+    longer = join_tokens(tokens, run_of(1, 20))
+    lease = cache.lease(cache.match(longer), 50, is_request=False)
+    cache.release(lease)
+    mark = next(iter(next(iter(cache.roots.values())).children.values())).landmarks[50]
+    assert cache.order.policy.worth(cache.facts(mark)) > 0, "the chat has not gone on yet"

@@ -1,0 +1,151 @@
+"""What is learned from prompts: who goes on from whom, when they come back, what waiting is worth."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reprise.cache.lineage import MEMORY, Lineage
+from reprise.cache.returns import Returns, index_table
+from reprise.core.tokens import Tokens, as_tokens, join_tokens
+
+
+def run_of(seed: int, length: int) -> Tokens:
+    return as_tokens(np.random.default_rng(seed).integers(0, 1 << 31, length).astype(np.int32))
+
+
+def brute_index(rates: list[float], widths: list[float], start: int) -> float:
+    """The best ratio of use to holding over all stops at the end of a step, by numerical integration."""
+    best = rates[start]
+    alive, used, held = 1.0, 0.0, 0.0
+    for rate, width in zip(rates[start:], widths[start:], strict=True):
+        steps = 2000
+        for _ in range(steps):
+            leaving = alive * (1 - np.exp(-rate * width / steps))
+            held += (alive - leaving / 2) * width / steps
+            used += leaving
+            alive -= leaving
+        best = max(best, used / held)
+    return best
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.floats(1e-3, 0.5), st.floats(0.5, 8.0)), min_size=1, max_size=5))
+def test_the_index_is_the_best_ratio_over_all_stops(steps: list[tuple[float, float]]) -> None:
+    rates, widths = [s[0] for s in steps], [s[1] for s in steps]
+    table = index_table(np.array([rates]), np.array(widths))
+    for start in range(len(steps)):
+        assert table[0, start] == pytest.approx(brute_index(rates, widths, start), rel=0.01)
+
+
+def test_before_anything_was_seen_older_is_worth_less() -> None:
+    returns = Returns((1,))
+    returns.advance()
+    returns.wait(0)
+    worths: list[float] = []
+    for _ in range(50):
+        returns.advance()
+        worths.append(returns.worth(1))
+    assert all(a >= b for a, b in zip(worths, worths[1:], strict=False))
+    assert worths[0] > 10 * worths[-1]
+
+
+def test_who_always_comes_back_after_forty_is_worth_most_just_before() -> None:
+    returns = Returns((1,))
+    for number in range(1, 600):
+        returns.advance()
+        if number > 40:
+            returns.come_back(number - 40)
+        returns.wait(0)
+    fresh, due, late = (returns.worth(599 - age) for age in (1, 36, 39))
+    assert due > 3 * fresh
+    assert late >= due
+    assert returns.next_step_at(598) > 599
+
+
+def test_what_never_comes_back_is_worth_less_than_what_does() -> None:
+    returns = Returns((2,))
+    for number in range(1, 800):
+        returns.advance()
+        if number > 20 and (number - 20) % 2 == 0:
+            returns.come_back(number - 20)
+        returns.wait(number % 2)
+    assert returns.worth(798) > 5 * returns.worth(797)
+
+
+def test_somebody_comes_back_once() -> None:
+    returns = Returns((1,))
+    returns.advance()
+    returns.wait(0)
+    returns.advance()
+    before = returns.worth(1)
+    returns.come_back(1)
+    returns.come_back(1)
+    returns.come_back(7)
+    assert returns.worth(1) == before, "the table is computed anew only now and then"
+
+
+def test_a_longer_prompt_goes_on_from_a_shorter_one() -> None:
+    lineage = Lineage()
+    first = run_of(1, 300)
+    lineage.arrive(first, known=0, namespace="")
+    lineage.arrive(run_of(2, 200), known=0, namespace="")
+    # The generation prompt at the end is not part of the next turn.
+    visit = lineage.arrive(join_tokens(first[:-4], run_of(3, 80)), known=0, namespace="")
+    assert (visit.turn, visit.gap, visit.continues, visit.is_next_turn) == (1, 2, 1, True)
+    assert lineage.is_continued(1) and not lineage.is_continued(2)
+    assert lineage.number_of(first[:290], namespace="") == 1
+    assert lineage.number_of(run_of(2, 200), namespace="") == 2
+
+
+def test_it_is_recognised_without_anything_being_stored() -> None:
+    lineage = Lineage()
+    history = run_of(0, 100)
+    for turn in range(8):
+        visit = lineage.arrive(history, known=0, namespace="")
+        assert visit.turn == turn
+        history = join_tokens(history, run_of(turn + 1, 60))
+
+
+def test_a_shared_beginning_is_no_conversation() -> None:
+    lineage = Lineage()
+    system = run_of(0, 500)
+    visits = [lineage.arrive(join_tokens(system, run_of(n, 100)), known=500, namespace="") for n in range(1, 9)]
+    assert all(visit.turn == 0 and visit.continues is None for visit in visits)
+
+
+def test_the_second_that_goes_on_is_a_branch() -> None:
+    lineage = Lineage()
+    first = run_of(0, 200)
+    lineage.arrive(first, known=0, namespace="")
+    lineage.arrive(join_tokens(first, run_of(1, 100)), known=200, namespace="")
+    branch = lineage.arrive(join_tokens(first, run_of(2, 100)), known=200, namespace="")
+    assert (branch.turn, branch.gap, branch.num_others, branch.last_other) == (0, None, 1, 2)
+    assert not branch.is_next_turn
+    assert lineage.passes(1) == 3
+
+
+def test_a_repeat_goes_on_from_the_one_before() -> None:
+    lineage = Lineage()
+    prompt = run_of(0, 200)
+    visits = [lineage.arrive(prompt, known=200 * (n > 0), namespace="") for n in range(4)]
+    assert [visit.continues for visit in visits] == [None, 1, 2, 3]
+
+
+def test_namespaces_are_strangers() -> None:
+    lineage = Lineage()
+    prompt = run_of(0, 200)
+    lineage.arrive(prompt, known=0, namespace="a")
+    assert lineage.arrive(prompt, known=0, namespace="b").continues is None
+    assert lineage.number_of(prompt, namespace="ab") == 0
+
+
+def test_old_prompts_are_forgotten() -> None:
+    lineage = Lineage()
+    prompt = run_of(0, 50)
+    lineage.arrive(prompt, known=0, namespace="")
+    filler = run_of(1, 1)
+    for _ in range(MEMORY):
+        lineage.arrive(filler, known=1, namespace="")
+    assert lineage.number_of(prompt, namespace="") == 0
+    assert not lineage.is_continued(1)
