@@ -42,7 +42,7 @@ ALONE: dict[str, Make] = {
 ALL = {**JOINING, **ALONE}
 
 SLICES = st.sampled_from((1, 1, 1, 2, 3, 7, 20, 290))
-LIVES = settings(max_examples=40, deadline=None)
+LIVES = settings(max_examples=20, deadline=None)
 
 
 class Life:

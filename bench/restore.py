@@ -1,0 +1,247 @@
+"""What it costs to resume, to store a turn, and to go on in the buffers of the last one: bytes, and ratios of times.
+
+    python -m bench.restore [--repeats 5]
+
+Layers are filled with random entries, no model is run. Bytes are exact and gate (exit status 1): a restore writes its
+buffers once, with room to grow, and nothing else (peak memory); a commit copies what is new; an adopted sequence keeps
+its buffers. Times are ratios to one `mx.concatenate` of as many bytes in the same run.
+"""
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from reprise.cache.store import PrefixCache
+from reprise.core.kinds import Full, KvKind, Window
+from reprise.core.prompt import BoundaryKind
+from reprise.core.spans import Span
+from reprise.core.tokens import Tokens, as_tokens
+from reprise.engine.blueprint import Blueprint, FullSpec, Spec, StateSpec, WindowSpec, leaf_states
+from reprise.engine.layers import KvLayer
+from reprise.engine.payloads import Segment, Snapshot
+from reprise.engine.rows import Rows, RowSource
+from reprise.engine.runner import Live, Runner
+from reprise.loop.parked import Parked
+
+HEADS, WIDTH = 8, 128
+STATE = (1, 1024, 1024)
+BLUEPRINTS: Mapping[str, tuple[Spec, ...]] = {
+    "full": (FullSpec(),) * 4,
+    "full, 4-bit": (FullSpec(4, 64),) * 8,
+    "full + window": (*(FullSpec(),) * 2, *(WindowSpec(Window(1024)),) * 4),
+    "full + state": (*(FullSpec(),) * 2, *(StateSpec(1),) * 6),
+}
+POSITIONS = (2_048, 8_192, 32_768)
+TURN = 500
+TURNS = 16
+"""A conversation is committed in so many turns, so that its entries lie in many payloads."""
+
+MOST_BYTES = 1.05
+MOST_TIME = 1.5
+ROOM = 512
+"""Positions of room to grow that a short sequence gets whatever its length."""
+
+
+class Filler:
+    """Stands where a model stands: gives every layer random entries and answers nothing."""
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        num = tokens.shape[1]
+        for state in leaf_states(cache):
+            if isinstance(state, KvLayer):
+                shape = (1, HEADS, num, WIDTH)
+                state.update_and_fetch(mx.random.normal(shape).astype(mx.bfloat16), mx.zeros(shape, mx.bfloat16))
+            else:
+                state.arrays = [mx.random.normal(STATE)]
+        return mx.zeros((1, num, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A source that notes how many bytes it was asked to copy."""
+
+    source: RowSource
+    copied: list[int]
+
+    def segment_nbytes(self, kind: KvKind, length: int) -> int:
+        return self.source.segment_nbytes(kind, length)
+
+    def snapshot_nbytes(self) -> int:
+        return self.source.snapshot_nbytes()
+
+    def segment(self, kind: KvKind, span: Span) -> Segment:
+        segment = self.source.segment(kind, span)
+        self.copied.append(segment.nbytes)
+        return segment
+
+    def snapshot(self) -> Snapshot:
+        snapshot = self.source.snapshot()
+        self.copied.append(snapshot.nbytes)
+        return snapshot
+
+
+class Gates:
+    """Counts that must hold."""
+
+    def __init__(self) -> None:
+        self.num_broken = 0
+
+    def check(self, holds: bool) -> str:
+        self.num_broken += 0 if holds else 1
+        return "" if holds else "  <- too much"
+
+
+def runner_of(name: str, *, lends_from: int = 10**9) -> Runner:
+    blueprint = Blueprint(specs=BLUEPRINTS[name])
+    loaded: Any = SimpleNamespace(model=Filler(), blueprint=blueprint, vocab_size=1, context=None)
+    return Runner(loaded, can_batch=True, lends_from=lends_from)
+
+
+def prompt_of(length: int) -> Tokens:
+    return as_tokens(np.random.default_rng(length).integers(0, 50_000, length))
+
+
+def fresh(runner: Runner, cache: PrefixCache, *, reserve: int) -> Live:
+    return runner.start(cache.read(cache.match(prompt_of(1)), 0), reserve=reserve)
+
+
+def stored_in_turns(runner: Runner, cache: PrefixCache, tokens: Tokens) -> Live:
+    """A sequence of these tokens, stored turn by turn."""
+    live = fresh(runner, cache, reserve=len(tokens))
+    start = 0
+    for turn in range(1, TURNS + 1):
+        stop = len(tokens) * turn // TURNS
+        runner.prefill([live], [tokens[start:stop]])
+        cache.commit(tokens[:stop], runner.source(live), kind=BoundaryKind.STABLE)
+        start = stop
+    return live
+
+
+def memory_of(work: Callable[[], object]) -> tuple[int, int]:
+    """Bytes that are held afterwards and were not before, and the most in between."""
+    gc.collect()
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    result = work()
+    held = mx.get_active_memory() - before
+    # Without an allocation there is no peak.
+    most = max(held, mx.get_peak_memory() - before)
+    del result
+    return held, most
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    result = work()
+    taken = time.perf_counter() - started
+    del result
+    return taken
+
+
+def restore(name: str, position: int, repeats: int, gates: Gates) -> None:
+    runner = runner_of(name)
+    blueprint, footprint = runner.loaded.blueprint, runner.footprint
+    cache = PrefixCache(blueprint.layout)
+    tokens = prompt_of(position)
+    runner.stop(stored_in_turns(runner, cache, tokens))
+    needed = footprint.at(position)
+    what = cache.read(cache.match(tokens), position)
+    held, most = memory_of(lambda: Rows.restored(blueprint, what))
+    room = ROOM * sum(footprint.by_kind.values())
+    is_once = held <= MOST_BYTES * needed + room and most <= MOST_BYTES * needed + room
+
+    parts = [mx.random.normal((needed // 8,)) for _ in range(2)]
+    mx.eval(parts)
+
+    def concatenate() -> mx.array:
+        whole = mx.concatenate(parts)
+        mx.eval(whole)
+        return whole
+
+    # What is over quickly is disturbed more easily.
+    num = repeats * min(8, POSITIONS[-1] // position)
+    pairs = [(seconds(lambda: Rows.restored(blueprint, what)), seconds(concatenate)) for _ in range(num)]
+    # The quickest of each: others use the machine too.
+    quickest, reference = min(a for a, _ in pairs), min(b for _, b in pairs)
+    ratio = quickest / reference
+    slow = f"  (more than {MOST_TIME})" if ratio > MOST_TIME else ""
+    print(
+        f"  restore at {position:>6,}   {needed / 1e6:7.1f} MB needed   written {held / needed:5.2f}   "
+        f"peak {most / needed:5.2f}   time {1000 * quickest:6.1f} ms, {ratio:4.2f} x concatenate{slow}"
+        f"{gates.check(is_once)}"
+    )
+
+
+def commit(name: str, position: int, gates: Gates) -> None:
+    runner = runner_of(name)
+    cache = PrefixCache(runner.loaded.blueprint.layout)
+    tokens = prompt_of(position + TURN)
+    live = stored_in_turns(runner, cache, tokens[:position])
+    runner.prefill([live], [tokens[position:]])
+    copied: list[int] = []
+    before = cache.ledger.kv + cache.ledger.snapshots
+    cache.commit(tokens, Counted(RowSource(live.rows, live.row), copied), kind=BoundaryKind.STABLE)
+    kept = cache.ledger.kv + cache.ledger.snapshots - before
+    new = TURN * sum(runner.footprint.by_kind.values()) + runner.footprint.snapshot
+    share = sum(copied) / (new if new > 0 else 1)
+    print(
+        f"  commit of {TURN} behind {position:,}: {sum(copied) / 1e6:.2f} MB copied, {share:.2f} of what is new, "
+        f"{kept / 1e6:.2f} MB more held{gates.check(sum(copied) <= new)}"
+    )
+
+
+def adopt(name: str, position: int, gates: Gates) -> None:
+    runner = runner_of(name, lends_from=1)
+    cache = PrefixCache(runner.loaded.blueprint.layout)
+    parked = Parked(runner, cache)
+    tokens = prompt_of(position)
+    live = stored_in_turns(runner, cache, tokens)
+    full = [plane for layer in live.rows.layers(Full()) for plane in layer.planes]
+    parked.end(live, tokens, namespace="")
+    longer = as_tokens([*tokens.tolist(), *prompt_of(TURN).tolist()])
+    adopted: list[Live | None] = []
+
+    def take() -> None:
+        match = cache.match(longer)
+        at = cache.resume_at(match, limit=len(longer) - 1)
+        assert at == position, at
+        adopted.append(parked.adopt(match, at, reserve=len(longer)))
+
+    _, most = memory_of(take)
+    assert adopted == [live], "the parked sequence is taken"
+    kept = [plane for layer in live.rows.layers(Full()) for plane in layer.planes]
+    rest = runner.footprint.at(position) - position * runner.footprint.full
+    room = ROOM * sum(n for kind, n in runner.footprint.by_kind.items() if not isinstance(kind, Full))
+    is_kept = all(one is other for one, other in zip(full, kept, strict=True))
+    print(
+        f"  adoption at {position:,}: {'no' if is_kept else 'SOME'} KV of full attention copied, "
+        f"{max(0, most) / 1e6:.2f} MB for windows and states{gates.check(is_kept and most <= 2 * (rest + room))}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    gates = Gates()
+    for name in BLUEPRINTS:
+        print(name)
+        for position in POSITIONS:
+            restore(name, position, repeats, gates)
+        commit(name, POSITIONS[1], gates)
+        adopt(name, POSITIONS[1], gates)
+    if gates.num_broken > 0:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
