@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from reprise.cache.store import PrefixCache
 from reprise.core.backend import Counts, Held, Status
@@ -70,7 +70,7 @@ class Worker:
         self._speed = Speed()
         self._tasks: dict[str, Task] = {}
         self._settled = SettledSpans()
-        self._counts = Counts()
+        self._counts: Counter[str] = Counter()
         self._is_compact = True
         contexts = [c for c in (settings.max_context, loaded.context) if c is not None]
         gate.limits = self._limits
@@ -102,7 +102,7 @@ class Worker:
             queued=phases.count(Phase.WAITING),
             prefilling=phases.count(Phase.PREFILLING),
             decoding=phases.count(Phase.DECODING),
-            counts=replace(self._counts, evictions=ledger.evictions),
+            counts=Counts(**self._counts, evictions=ledger.evictions),
             held=Held(
                 budget=self.cache.budget if self.cache.budget is not None else 0,
                 kv=ledger.kv,
@@ -538,5 +538,6 @@ class Worker:
             log.debug("the sink of %s raised", task.id, exc_info=True)
 
     def _count(self, **more: int) -> None:
-        counts = self._counts
-        self._counts = replace(counts, **{name: getattr(counts, name) + num for name, num in more.items()})
+        """Add to the totals, by their names in `Counts`."""
+        for name, num in more.items():
+            self._counts[name] += num
