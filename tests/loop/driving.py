@@ -13,6 +13,7 @@ from reprise.core.prompt import Boundary, Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
+from reprise.engine.load import LoadedModel
 from reprise.engine.runner import LENDS_FROM
 from reprise.loop import EngineLoop
 from reprise.loop.worker import Worker
@@ -70,15 +71,22 @@ class Engine:
     """An engine loop on a tiny model; checks the cache's books after every answer."""
 
     def __init__(
-        self, model: str | Path, *, cache_bytes: int | None = None, lends_from: int = LENDS_FROM, **settings: Any
+        self,
+        model: str | Path,
+        *,
+        cache_bytes: int | None = None,
+        lends_from: int = LENDS_FROM,
+        load: Callable[[], LoadedModel] | None = None,
+        **settings: Any,
     ) -> None:
-        """`model`: the architecture of a tiny model, or a directory."""
+        """`model`: the architecture of a tiny model, or a directory; `load` makes another one."""
         self.loop = EngineLoop(
             Settings(
                 model=str(model if isinstance(model, Path) else tiny_model(model)),
                 cache_bytes=Bytes(cache_bytes) if cache_bytes is not None else None,
                 **settings,
             ),
+            load=load,
             lends_from=lends_from,
         )
         self.model = self.loop.start()

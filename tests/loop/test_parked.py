@@ -316,3 +316,26 @@ def test_one_whose_end_goes_wrong_ends_all_the_same(engine: Engine) -> None:
     assert engine.num_leases() == 0
     assert engine.loop.status().is_idle
     assert engine.run(prompt, num=4).tokens == engine.cold(prompt, num=4)
+
+
+def test_joining_small_pieces_leaves_lent_ones_alone(engine: Engine) -> None:
+    prompt = words(560, 60)
+    answer = engine.run(prompt)
+    # The first 67 entries are the cache's own, those behind are lent.
+    prompt = [*prompt, *answer.tokens, *words(561, 200)]
+    answer = engine.run(prompt)
+    while engine.ask(lambda worker: worker.has_work):
+        pass
+    lenders = engine.ask(_lenders)
+    assert len(lenders) == 1
+    assert lenders == engine.ask(lambda worker: set(worker._parked._sequences))
+
+
+def test_a_sequence_is_parked_only_for_what_the_cache_has_on_loan(engine: Engine) -> None:
+    engine.run(words(570, 900), num=20)
+    assert engine.ask(lambda worker: len(worker._parked)) == 1
+    # As when a path is cut back behind others' leases: what is dropped there is not asked for again.
+    engine.ask(lambda worker: worker.cache.forget())
+    engine.run(words(571, 20))
+    assert engine.ask(lambda worker: len(worker._parked)) == 0
+    assert engine.loop.status().held.live == 0

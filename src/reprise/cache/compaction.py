@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from reprise.cache.ghosts import join_ghosts
 from reprise.cache.landmarks import Landmarks
+from reprise.cache.loans import lender_of
 from reprise.cache.tree import Node, Piece, kv_nbytes, subtree
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
@@ -72,13 +73,17 @@ def _merge_chain(top: Node) -> int:
 
 
 def _joinable(node: Node, longest: int) -> tuple[KvKind, int, int] | None:
-    """The first run of adjacent pieces that fit into one of `longest` tokens: (kind, first, stop), or None."""
+    """The first run of adjacent pieces that fit into one of `longest` tokens: (kind, first, stop), or None.
+
+    What is lent joins only what the same sequence lends. Else it would be copied, while the sequence holds it still.
+    """
     for kind, pieces in node.pieces.items():
         for first in range(len(pieces) - 1):
             stop = first + 1
             while (
                 stop < len(pieces)
                 and pieces[stop].span.start == pieces[stop - 1].span.stop
+                and lender_of(pieces[stop]) is lender_of(pieces[first])
                 and pieces[stop].span.stop - pieces[first].span.start <= longest
             ):
                 stop += 1

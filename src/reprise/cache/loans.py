@@ -64,8 +64,13 @@ def _cut_at(pieces: list[Piece], position: int, lender: object) -> None:
             return
 
 
+def lender_of(piece: Piece) -> object | None:
+    """Who lends the entries of this piece; None: the tree owns them."""
+    return piece.payload.lender if isinstance(piece.payload, Lent) else None
+
+
 def is_lent_by(piece: Piece, lender: object) -> bool:
-    return isinstance(piece.payload, Lent) and piece.payload.lender is lender
+    return lender_of(piece) is lender
 
 
 def lenders_of(node: Node) -> tuple[object, ...]:

@@ -49,10 +49,10 @@ class Loan(Lent):
         return Loan(self._live, self.kind, Span(at + start, at + stop), self._nbytes_each)
 
     def join(self, others: Sequence[SegmentPayload]) -> SegmentPayload:
-        loans = [self, *(other for other in others if isinstance(other, Loan))]
-        if len(loans) == 1 + len(others) and all(loan.lender is self._live for loan in loans):
-            return Loan(self._live, self.kind, Span(self.span.start, loans[-1].span.stop), self._nbytes_each)
-        return self.owned().join(others)
+        # What is lent joins only what the same sequence lends: joined with others it would have to be copied.
+        loans = [other for other in others if isinstance(other, Loan) and other.lender is self._live]
+        assert len(loans) == len(others), self
+        return Loan(self._live, self.kind, Span(self.span.start, [self, *loans][-1].span.stop), self._nbytes_each)
 
     def plane(self, index: int, start: int, stop: int) -> mx.array:
         """As `Segment.plane`: a view into the live buffers."""

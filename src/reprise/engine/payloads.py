@@ -49,7 +49,7 @@ class Segment:
         parts = [self, *(cast(Planes, other) for other in others)]
         segments = [part for part in parts if isinstance(part, Segment) and part.places == self.places]
         if len(segments) < len(parts):
-            # Packed in another way, or lent: plane by plane.
+            # Packed in another way: plane by plane.
             lengths = [part.length for part in parts]
             planes = [
                 mx.concatenate([p.plane(i, 0, n) for p, n in zip(parts, lengths, strict=True)], axis=2)

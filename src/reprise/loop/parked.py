@@ -68,6 +68,11 @@ class Parked:
         del self._sequences[live]
         return live
 
+    def sweep(self) -> None:
+        """Give up the sequences of which the cache has dropped too much for them to be worth their buffers."""
+        for live in [live for live in self._sequences if not self._runner.can_park(live)]:
+            self._recall_parked(live)
+
     def forget(self) -> None:
         """Give all up, after the cache has forgotten what they lent."""
         for live in self._sequences:

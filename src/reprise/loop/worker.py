@@ -39,6 +39,10 @@ _COMPACT_ENTRIES = 8192
 
 _ROOM_TO_DECODE = 256
 
+_WHOLE_FROM = 8
+"""Before so many tokens recurrent state may have a shape of its own: the last tokens of an n-gram, of which few are
+there yet."""
+
 
 class Worker:
     """All state of the engine thread. Every method is called on it."""
@@ -200,13 +204,21 @@ class Worker:
                         checkpoints=task.plan.positions,
                         stored=task.stored,
                         shares=task.shares,
+                        can_batch=self._can_batch(task.position),
                         is_side=task.is_side,
                         is_settle=task.is_settle,
                     )
                 )
             else:
                 decoding.append(
-                    Decoding(id=task.id, length=task.position, group=task.group, stored=task.stored, shares=task.shares)
+                    Decoding(
+                        id=task.id,
+                        length=task.position,
+                        group=task.group,
+                        stored=task.stored,
+                        shares=task.shares,
+                        can_batch=self._can_batch(task.position),
+                    )
                 )
         free = self.cache.budget - self.cache.reserved if self.cache.budget is not None else None
         return State(
@@ -217,6 +229,10 @@ class Worker:
             speed=self._speed,
             free_nbytes=free,
         )
+
+    def _can_batch(self, position: int) -> bool:
+        """Whether a sequence that stands there can join others."""
+        return position == 0 or position >= _WHOLE_FROM or not self.cache.layout.has_snapshots
 
     def _waiting(self, task: Task) -> Waiting:
         return Waiting(
@@ -405,6 +421,7 @@ class Worker:
     # Memory.
 
     def _charge_live(self) -> None:
+        self._parked.sweep()
         self.cache.reserved = self.runner.live_nbytes
         self.cache.make_room(0)
 
@@ -417,8 +434,6 @@ class Worker:
         self._is_compact = True
         copied = self.cache.compact(max_entries=_COMPACT_ENTRIES)
         self._is_compact = copied == 0
-        # Lent entries that were joined with others are copies now.
-        self._charge_live()
         if copied == 0:
             memory.give_back()
             if log.isEnabledFor(logging.DEBUG):
