@@ -46,8 +46,8 @@ class Verdict(StrEnum):
     NOT_FOUND = "NOT FOUND"
 
 
-def run_tests(source: Path, tests: tuple[str, ...]) -> bool:
-    """Whether the tests pass with this copy of the source. One that does not come to an end has not passed."""
+def failure_of(source: Path, tests: tuple[str, ...]) -> str | None:
+    """What pytest says if the tests fail with this copy of the source. One that comes to no end has failed."""
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", RUN_TESTS, *tests]
     try:
@@ -55,11 +55,11 @@ def run_tests(source: Path, tests: tuple[str, ...]) -> bool:
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return False
+        return "no end"
     # 1: tests failed; 2: interrupted by an error while collecting. Anything else says nothing about the mutant.
     if done.returncode not in (0, 1, 2):
         raise RuntimeError(f"pytest could not run {' '.join(tests)}:\n{done.stdout}{done.stderr}")
-    return done.returncode == 0
+    return None if done.returncode == 0 else done.stdout
 
 
 def judge(mutant: Mutant, source: Path) -> Verdict:
@@ -71,7 +71,7 @@ def judge(mutant: Mutant, source: Path) -> Verdict:
         return Verdict.NOT_FOUND
     file.write_text(sick)
     try:
-        return Verdict.SURVIVED if run_tests(source, mutant.tests) else Verdict.KILLED
+        return Verdict.SURVIVED if failure_of(source, mutant.tests) is None else Verdict.KILLED
     finally:
         file.write_text(healthy)
 
@@ -90,8 +90,9 @@ def main() -> int:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
         for tests in sorted({mutant.tests for mutant in chosen}):
-            if not run_tests(source, tests):
-                print(f"{' '.join(tests)}: red without any planted bug; nothing can be said.")
+            failure = failure_of(source, tests)
+            if failure is not None:
+                print(f"{failure}\n{' '.join(tests)}: red without any planted bug; nothing can be said.")
                 return 1
         verdicts: list[Verdict] = []
         for mutant in chosen:
