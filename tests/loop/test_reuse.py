@@ -1,6 +1,7 @@
 """Warm answers equal cold ones, and what could be reused is: each tiny model, through the loop."""
 
 import random
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -184,3 +185,24 @@ def test_a_compacted_cache_gives_the_same_answers(engine: Engine) -> None:
     answer = engine.run(prompt)
     assert answer.computed == 8
     assert answer.tokens == engine.cold(prompt)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5"])
+@pytest.mark.parametrize("kinds", [(BoundaryKind.EXPLICIT,), (BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT)])
+def test_what_a_client_marked_stays(architecture: str, kinds: tuple[BoundaryKind, ...]) -> None:
+    engine = Engine(architecture, cache_bytes=1_500_000)
+    try:
+        shared = words(600, 200)
+        marks = [Boundary(200, kind) for kind in kinds]
+        until = time.monotonic() + 600
+        # The mark of the second is on what is stored already: it holds as well.
+        engine.run([*shared, *words(601, 20)], boundaries=marks, pin_until=None)
+        engine.run([*shared, *words(602, 20)], boundaries=marks, pin_until=until)
+        for seed in range(8):
+            engine.run(words(610 + seed, 400))
+        assert engine.loop.status().counts.evictions > 0
+        assert engine.run([*shared, *words(603, 20)]).end.outcome.reused == 200
+        engine.loop.clear()
+        assert engine.run([*shared, *words(604, 20)]).end.outcome.reused == 0
+    finally:
+        engine.close()

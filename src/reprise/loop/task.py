@@ -9,6 +9,7 @@ from enum import StrEnum
 from reprise.cache.tree import Lease
 from reprise.core.events import Event
 from reprise.core.job import Job, Purpose
+from reprise.core.prompt import BoundaryKind
 from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.engine.runner import Live
@@ -72,6 +73,14 @@ class Task:
         """Where prefill ends: before the last prompt token if that starts a decode."""
         prompt = len(self.job.prompt)
         return prompt - 1 if self.job.purpose is Purpose.GENERATE else prompt
+
+    @property
+    def pins(self) -> dict[int, float]:
+        """The positions that the client marked, and until when the cache is to keep them."""
+        until, boundaries = self.job.pin_until, self.job.prompt.boundaries
+        if until is None:
+            return {}
+        return {b.position: until for b in boundaries if b.kind is BoundaryKind.EXPLICIT and b.position > 0}
 
     @property
     def position(self) -> int:

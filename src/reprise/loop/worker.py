@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from reprise.cache.pins import pin
 from reprise.cache.store import PrefixCache
 from reprise.core.backend import Counts, Held, Status
 from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError
@@ -170,6 +171,7 @@ class Worker:
         """Ask the scheduler and do what it says; with nothing to do, join small pieces."""
         if self._parked.is_spoilt:
             self._start_anew()
+        self.cache.now_s = time.monotonic()
         if not self._tasks:
             self._tidy()
             return
@@ -282,6 +284,7 @@ class Worker:
             interval=self._interval,
         )
         task.stored = max(task.stored, task.resume_at)
+        self._pin(task)
         task.settled = self._settled.within(prompt.tokens, task.resume_at)
         self._gate.admitted(task.id)
         self._emit(task, Started(reused=task.resume_at, total=len(prompt)))
@@ -399,19 +402,25 @@ class Worker:
         assert task.live is not None and position == task.position, (task.id, position, task.position)
         if not self._settings.has_prefix_cache:
             return
-        self.cache.now_s = time.monotonic()
         committed = self.cache.commit(
             task.tokens_to(position),
             self.runner.source(task.live),
             kind=kind,
             namespace=task.job.namespace,
             is_side=task.is_side,
-            pinned_until=(task.job.pin_until or 0.0) if kind is BoundaryKind.EXPLICIT else 0.0,
+            pinned_until=task.pins.get(position, 0.0),
         )
+        self._pin(task)
         task.newly_stored += committed.tokens
         task.stored = min(position, len(task.job.prompt))
         self._is_compact = False
         self._match_followers(task)
+
+    def _pin(self, task: Task) -> None:
+        """Keep what the client marked, as far as it is stored: new, or there before and asked for again."""
+        for position, until in task.pins.items():
+            if position <= task.position:
+                pin(self.cache, task.tokens_to(position), until=until, namespace=task.job.namespace)
 
     def _match_followers(self, task: Task) -> None:
         for other in self._tasks.values():
