@@ -182,8 +182,8 @@ def test_what_comes_once_does_not_wash_out_chats() -> None:
         chats = {n: run_of(n, 100) for n in range(8)}
         seed = 100
         for _ in range(40):
-            for n in chats:
-                chats[n] = run_of(n, 100) if len(chats[n]) > 260 else join_tokens(chats[n], run_of(seed, 20))
+            for n, before in list(chats.items()):
+                chats[n] = run_of(n, 100) if len(before) > 260 else join_tokens(before, run_of(seed, 20))
                 reused[policy] += serve(cache, chats[n], sizes)
                 serve(cache, run_of(seed + 1, 300), sizes)
                 seed += 2

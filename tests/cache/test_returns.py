@@ -1,5 +1,7 @@
 """What is learned from prompts: who goes on from whom, when they come back, what waiting is worth."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -46,7 +48,7 @@ def test_before_anything_was_seen_older_is_worth_less() -> None:
     for _ in range(50):
         returns.advance()
         worths.append(returns.worth(1))
-    assert all(a >= b for a, b in zip(worths, worths[1:], strict=False))
+    assert all(a >= b for a, b in pairwise(worths))
     assert worths[0] > 10 * worths[-1]
 
 

@@ -84,6 +84,10 @@ class EvictionOrder:
         """How many landmarks stand in the order: entries that are not stale. O(n)."""
         return sum(_is_live(landmark, version) for _, _, landmark, version in self._heap)
 
+    def num_reviews(self) -> int:
+        """How many entries wait to be looked at again, stale ones among them."""
+        return len(self._reviews)
+
     def sweep(self, num_live: int) -> None:
         """Drop stale entries when they outnumber the live ones, so that the heap stays proportional to the tree."""
         if len(self._heap) > 4 * num_live + 64:

@@ -30,7 +30,7 @@ class Facts:
     `cost`: the tokens to compute again if it were gone and its position were asked for. `nbytes`: what evicting it
     gives back. `last_use`, `now`: the cache's clock. `num_uses`: how often a request resumed here. `num_branches`: the
     paths that go on from here. `visit`: the number of the prompt that came by last; `first_visit`: that of the first
-    (0: none known).
+    (0: none known). `num_passes`: how many requests came by.
     """
 
     kind: BoundaryKind
@@ -46,6 +46,7 @@ class Facts:
     is_side: bool
     visit: int = 0
     first_visit: int = 0
+    num_passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,8 @@ class ExpectedSaving:
         branched_at = self._lineage.passes(facts.first_visit)
         if branched_at is not None:
             rate += self._branches.worth(branched_at)
+        if facts.num_branches > 1:
+            rate = max(rate, self._rate_of_passes(facts))
         if facts.is_side:
             rate *= 0.1
         worth = saved * rate
@@ -204,6 +207,15 @@ class ExpectedSaving:
         if facts.num_branches > 1 or facts.num_uses > 1:
             return False
         return facts.is_superseded or (facts.kind not in _SHARED and self._lineage.is_continued(facts.visit))
+
+    def _rate_of_passes(self, facts: Facts) -> float:
+        """Requests that come by, per prompt: any of them falls back on this place if what it had further on is gone.
+
+        Once none has come for longer than usual, the rate falls as the silence lasts.
+        """
+        rate = facts.num_passes / max(1, self._lineage.now - facts.first_visit)
+        silence = max(1, self._lineage.now - facts.visit)
+        return min(rate, 1 / silence)
 
 
 def _place(edges: tuple[int, ...], value: int) -> int:

@@ -512,6 +512,7 @@ class PrefixCache:
             is_side=landmark.is_side,
             visit=node.visit,
             first_visit=node.first_visit,
+            num_passes=node.num_uses,
         )
 
     def _evict(self, landmark: Landmark) -> None:
@@ -586,6 +587,9 @@ class PrefixCache:
         self.ledger.count_nodes(-1)
         leaf.parent, leaf.pieces = None, {}
         _ghosts(parent).lose_path(parent.stop, first)
+        end = parent.landmarks.get(parent.stop)
+        if end is not None:
+            self.order.place(end)  # Fewer paths go on from it.
         return parent
 
     def _mark_end(self, node: Node) -> None:

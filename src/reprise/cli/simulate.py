@@ -36,6 +36,7 @@ def simulate(
     granularity: Annotated[
         Granularity, Option(help="Replay block hashes token by token, or one token for a block: faster, same hits.")
     ] = Granularity.BLOCK,
+    block_tokens: Annotated[int, Option(min=1, help="Prompt tokens that one block hash stands for.")] = 512,
     limit: Annotated[int | None, Option(min=1, help="Stop after so many requests.")] = None,
     plot: Annotated[Path | None, Option(dir_okay=False, help="Write hit share against bytes to this PNG.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print results as JSON.")] = False,
@@ -58,7 +59,7 @@ def simulate(
             with status.status(f"{trace.name}: reading") as line:
                 results = run_simulation(
                     trace.name,
-                    islice(read_trace(trace, granularity=granularity), limit),
+                    islice(read_trace(trace, granularity=granularity, block_length=block_tokens), limit),
                     budgets=budgets,
                     policies=policies,
                     sizes=sizes,

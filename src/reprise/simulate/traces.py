@@ -56,67 +56,81 @@ class Request:
         assert 0 < self.shareable <= len(self.prompt) <= self.num_tokens, (self.shareable, self.num_tokens)
 
 
-def read_trace(path: Path, *, granularity: Granularity = Granularity.TOKEN) -> Iterator[Request]:
+def read_trace(
+    path: Path, *, granularity: Granularity = Granularity.TOKEN, block_length: int = BLOCK_TOKENS
+) -> Iterator[Request]:
     """The requests of a trace file in order.
 
-    JSON lines with `hash_ids` and `input_length` (Mooncake, kvcache-ai/Mooncake, FAST'25) or with `tokens` (and
-    perhaps `answer`, token ids, and `boundaries`, pairs of position and kind); or one JSON list of dialogues with
-    `traj` or `messages` (tau-bench). Raises BadRequest with a sentence for anything else.
+    JSON lines with `hash_ids`, one for each `block_length` tokens, and `input_length` (Mooncake, FAST'25), or with
+    `tokens` (and perhaps `answer`, token ids, and `boundaries`, pairs of position and kind); or one JSON list of
+    dialogues with `traj` or `messages` (tau-bench). Raises BadRequest with a sentence for anything else.
     """
     with path.open(encoding="utf-8") as file:
         start = file.read(64).lstrip()
         file.seek(0)
         if start.startswith("["):
-            yield from _dialogues(json.load(file))
+            try:
+                dialogues = [_messages(dialogue) for dialogue in json.load(file)]
+            except (KeyError, TypeError, ValueError) as error:
+                needs = "each needs `traj` or `messages`, and each message a `role`"
+                raise BadRequest(f"{path} is no list of dialogues: {needs}.") from error
+            for messages in dialogues:
+                yield from dialogue_requests(messages)
             return
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                yield _request(json.loads(line), granularity)
+                request = _request(json.loads(line), granularity, block_length)
             except (KeyError, TypeError, ValueError) as error:
                 needs = "it needs `hash_ids` and `input_length`, or `tokens`"
                 raise BadRequest(f"{path}, line {number}, is no request of a trace: {needs}.") from error
+            yield request
 
 
-def _request(line: Mapping[str, Any], granularity: Granularity) -> Request:
+def _request(line: Mapping[str, Any], granularity: Granularity, block_length: int) -> Request:
     if "hash_ids" in line:
-        return _from_blocks(line["hash_ids"], int(line["input_length"]), granularity)
+        return _from_blocks(line["hash_ids"], int(line["input_length"]), granularity, block_length)
     tokens = as_tokens(line["tokens"])
+    if len(tokens) == 0:
+        raise ValueError("an empty prompt")
     boundaries = sorted(Boundary(int(at), BoundaryKind(kind)) for at, kind in line.get("boundaries", ()))
+    if any(not 0 <= boundary.position <= len(tokens) for boundary in boundaries):
+        raise ValueError("a boundary outside of the prompt")
     answer = as_tokens(line["answer"]) if "answer" in line else None
     prompt = Prompt(tokens=tokens, boundaries=tuple(boundaries))
     is_side = bool(line.get("is_side", False))
     return Request(prompt=prompt, num_tokens=len(tokens), shareable=len(tokens), answer=answer, is_side=is_side)
 
 
-def _from_blocks(ids: Sequence[int], num_tokens: int, granularity: Granularity) -> Request:
+def _from_blocks(ids: Sequence[int], num_tokens: int, granularity: Granularity, block_length: int) -> Request:
+    if num_tokens <= 0 or len(ids) != -(-num_tokens // block_length):
+        raise ValueError("as many hashes as blocks are needed")
+    whole = num_tokens // block_length
     if granularity is Granularity.BLOCK:
-        tokens, unit, whole = block_tokens(ids, 1), BLOCK_TOKENS, num_tokens // BLOCK_TOKENS
+        tokens, unit = block_tokens(ids, 1), block_length
     else:
-        tokens, unit = block_tokens(ids, BLOCK_TOKENS)[:num_tokens], 1
-        whole = len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+        tokens, unit, whole = block_tokens(ids, block_length)[:num_tokens], 1, whole * block_length
     # The next turn has other tokens in the block that this prompt ends in.
     stable = (Boundary(whole, BoundaryKind.STABLE),) if whole > 0 else ()
     prompt = Prompt(tokens=tokens, boundaries=stable)
     shareable = whole if whole > 0 else len(tokens)
-    return Request(prompt=prompt, num_tokens=num_tokens, shareable=shareable, unit=unit, block=BLOCK_TOKENS)
+    return Request(prompt=prompt, num_tokens=num_tokens, shareable=shareable, unit=unit, block=block_length)
 
 
 def block_tokens(ids: Sequence[int], length: int) -> Tokens:
     """Pseudo-tokens for block hashes, `length` for each, that depend on the hash alone."""
-    seeds = np.asarray(ids, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    seeds = np.array([int(block) % (1 << 64) for block in ids], dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     steps = np.arange(length, dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = seeds[:, None] + steps[None, :]
     mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
     return as_tokens((mixed >> np.uint64(33)).astype(np.int32).reshape(-1))
 
 
-def _dialogues(dialogues: Sequence[Mapping[str, Any]]) -> Iterator[Request]:
-    """All dialogues, one after the other; each assistant message is one request with what stands before it."""
-    for dialogue in dialogues:
-        messages: Sequence[Mapping[str, Any]] = dialogue["traj"] if "traj" in dialogue else dialogue["messages"]
-        yield from dialogue_requests([(str(m["role"]), _text(m)) for m in messages])
+def _messages(dialogue: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The (role, text) pairs of a dialogue."""
+    messages: Sequence[Mapping[str, Any]] = dialogue["traj"] if "traj" in dialogue else dialogue["messages"]
+    return [(str(message["role"]), _text(message)) for message in messages]
 
 
 def dialogue_requests(messages: Sequence[tuple[str, str]]) -> Iterator[Request]:

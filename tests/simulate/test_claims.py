@@ -1,0 +1,104 @@
+"""What many chats in little memory must show, in exact counts and at a size that tests can afford.
+
+The proportions are those of a hybrid model of 35 billion parameters: a snapshot has the bytes of 3,100 tokens of KV.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from reprise.cache.policy import POLICIES
+from reprise.cache.tree import Landmark, subtree
+from reprise.core.prompt import Boundary, BoundaryKind, Prompt
+from reprise.core.tokens import Tokens, join_tokens
+from reprise.simulate.payloads import Sizes
+from reprise.simulate.replay import Replay
+from reprise.simulate.traces import Request
+from reprise.simulate.workloads import Shape, chats_in_turn
+from tests.cache.test_returns import run_of
+
+KV = 20_480
+SNAPSHOT = 3_100 * KV
+SIZES = Sizes(full=KV, snapshot=SNAPSHOT)
+GB = 10**9
+
+
+def computed(policy: str, budget: int | None, *, num_chats: int, num_turns: int, shape: Shape, settles: bool) -> Replay:
+    replay = Replay(policy=policy, budget=budget, sizes=SIZES, settles=settles)
+    for request in chats_in_turn(num_chats=num_chats, num_turns=num_turns, shape=shape):
+        replay.take(request)
+        assert budget is None or replay.cache.ledger.held <= budget
+    replay.cache.check()
+    return replay
+
+
+@pytest.mark.parametrize("settles", [False, True])
+@pytest.mark.parametrize("thinking", [0, 150])
+def test_32_chats_in_turn_in_8_gb_compute_what_infinite_memory_computes(thinking: int, settles: bool) -> None:
+    shape = Shape(thinking=thinking)
+    bounded = computed("cost", 8 * GB, num_chats=32, num_turns=5, shape=shape, settles=settles)
+    unbounded = computed("cost", None, num_chats=32, num_turns=5, shape=shape, settles=settles)
+    assert bounded.cache.ledger.evictions > 0
+    assert bounded.tally.computed == unbounded.tally.computed
+
+
+def test_16_chats_in_turn_in_2_gb_compute_at_most_a_tenth_on_the_path() -> None:
+    shape = Shape(system=1000, user=100, answer=200, thinking=150)
+    ours = computed("cost", 2 * GB, num_chats=16, num_turns=10, shape=shape, settles=True)
+    assert ours.tally.computed <= 0.09 * ours.tally.prompt
+    lru = computed("lru", 2 * GB, num_chats=16, num_turns=10, shape=shape, settles=True)
+    assert lru.tally.computed > 5 * ours.tally.computed
+
+
+def test_under_pressure_an_idle_chat_keeps_two_snapshots_at_most() -> None:
+    num_chats = 12
+    replay = computed("cost", None, num_chats=num_chats, num_turns=6, shape=Shape(thinking=80), settles=False)
+    cache = replay.cache
+    assert cache.num_landmarks > 4 * num_chats, "while there is room, all stay"
+    assert _num_newest(replay) == num_chats
+    held: list[int] = []
+    while _num_newest(replay) == num_chats:
+        held.append(cache.num_landmarks)
+        assert any(mark.kind is BoundaryKind.SYSTEM for mark in _landmarks(replay))
+        assert cache.evict_one("budget")
+    cache.check()
+    assert held[-1] <= 2 * num_chats + 1, "before a chat loses its newest turn, all the others have gone"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("sizes", [Sizes(full=KV), SIZES, Sizes(full=KV // 2, window=KV // 2, window_tokens=64)])
+def test_a_chat_its_branches_and_parallel_requests_are_held_once(policy: str, sizes: Sizes) -> None:
+    replay = Replay(policy=policy, budget=None, sizes=sizes)
+    unique: set[bytes] = set()
+
+    def take(tokens: Tokens, answer: Tokens) -> None:
+        whole = join_tokens(tokens, answer)
+        unique.update(whole[:stop].tobytes()[-64:] + stop.to_bytes(4) for stop in range(1, len(whole) + 1))
+        marks = (Boundary(len(tokens) - 4, BoundaryKind.STABLE),)
+        prompt = Prompt(tokens=tokens, boundaries=marks)
+        replay.take(Request(prompt=prompt, num_tokens=len(tokens), shareable=len(tokens), answer=answer))
+
+    chat = run_of(0, 300)
+    for turn in range(1, 9):
+        answer = run_of(1000 + turn, 60)
+        take(chat, answer)
+        chat = join_tokens(chat, answer, run_of(2000 + turn, 40))
+    for branch in range(5):
+        take(join_tokens(chat[:700], run_of(3000 + branch, 90)), run_of(4000 + branch, 50))
+    for parallel in range(6):
+        take(chat, run_of(5000 + parallel, 70))
+    ledger = replay.cache.ledger
+    assert ledger.tokens == len(unique)
+    assert ledger.kv <= 1.1 * len(unique) * KV
+    snapshots = sum(mark.snapshot is not None for mark in _landmarks(replay))
+    assert ledger.held <= 1.1 * len(unique) * KV + snapshots * sizes.snapshot
+
+
+def _num_newest(replay: Replay) -> int:
+    return sum(mark.kind is BoundaryKind.STABLE and not mark.is_superseded for mark in _landmarks(replay))
+
+
+def _landmarks(replay: Replay) -> Iterator[Landmark]:
+    for root in replay.cache.roots.values():
+        for node in subtree(root):
+            yield from node.landmarks.values()

@@ -1,0 +1,209 @@
+"""Whole simulations: bounds, policies against each other, the command."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from reprise.cli.main import app
+from reprise.core.errors import BadRequest
+from reprise.core.prompt import Prompt
+from reprise.core.tokens import as_tokens
+from reprise.simulate import report
+from reprise.simulate.offline import FutureKnown
+from reprise.simulate.payloads import Sizes
+from reprise.simulate.replay import Replay
+from reprise.simulate.report import PlotUnavailable, count_text, draw, nbytes_text
+from reprise.simulate.run import BELADY, UNBOUNDED, Result, run_simulation
+from reprise.simulate.traces import Request
+from reprise.simulate.workloads import (
+    Shape,
+    agent_loops,
+    chats_among_scans,
+    chats_in_turn,
+    uniform_documents,
+    zipf_chats,
+)
+
+SHAPE = Shape(system=400, user=60, answer=80)
+
+
+def request_of(ids: list[int]) -> Request:
+    tokens = as_tokens(ids)
+    return Request(prompt=Prompt(tokens=tokens), num_tokens=len(ids) + 1, shareable=len(ids), block=1)
+
+
+def best_of_all(prompts: list[list[int]], room: int) -> int:
+    """The most blocks that any order of eviction can reuse, by trying all of them."""
+    states: dict[frozenset[tuple[int, ...]], int] = {frozenset(): 0}
+    for prompt in prompts:
+        path = [tuple(prompt[: n + 1]) for n in range(len(prompt))]
+        after: dict[frozenset[tuple[int, ...]], int] = {}
+        for held, gained in states.items():
+            hit = next((n for n, block in enumerate(path) if block not in held), len(path))
+            total = gained + hit
+            for kept in _subsets(sorted(held | set(path)), room):
+                after[kept] = max(after.get(kept, 0), total)
+        states = after
+    return max(states.values())
+
+
+def _subsets(blocks: list[tuple[int, ...]], room: int) -> list[frozenset[tuple[int, ...]]]:
+    found = [frozenset[tuple[int, ...]]()]
+    for block in blocks:
+        found += [chosen | {block} for chosen in found if len(chosen) < room]
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompts=st.lists(st.sampled_from([[1], [1, 2], [1, 3], [1, 2, 4], [5], [5, 6]]), min_size=1, max_size=6),
+    room=st.integers(1, 3),
+)
+def test_belady_is_the_best_of_all(prompts: list[list[int]], room: int) -> None:
+    future = FutureKnown(block=1)
+    for prompt in prompts:
+        future.add(request_of(prompt))
+    assert future.reused_within(room) == best_of_all(prompts, room)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_beats_who_knows_the_future(seed: int) -> None:
+    requests = list(zipf_chats(num_requests=120, num_chats=20, shape=SHAPE, seed=seed))
+    results = run_simulation("zipf", requests, budgets=(2_000, 8_000), sizes=Sizes())
+    by = {(r.policy, r.budget): r.reused for r in results}
+    infinite = by[UNBOUNDED, None]
+    for budget in (2_000, 8_000):
+        # Blocks of eight tokens lose up to eight of each hit.
+        assert max(by["lru", budget], by["cost", budget]) <= by[BELADY, budget] + 8 * len(requests)
+        assert by[BELADY, budget] <= infinite
+
+
+@pytest.mark.parametrize(
+    ("requests", "budget", "ratio"),
+    [
+        (lambda: chats_in_turn(num_chats=24, num_turns=10, shape=SHAPE), 8_000, 1.3),
+        (lambda: zipf_chats(num_requests=300, num_chats=60, shape=SHAPE), 6_000, 1.0),
+        (lambda: chats_among_scans(num_requests=200, num_chats=8), 30_000, 1.2),
+        (lambda: agent_loops(num_loops=12, num_steps=8, at_once=4), 20_000, 0.98),
+        (lambda: uniform_documents(num_requests=400, num_documents=20), 40_000, 0.98),
+    ],
+    ids=["chats-in-turn", "zipf-chats", "chats-among-scans", "agent-loops", "uniform-documents"],
+)
+@pytest.mark.parametrize("layout", ["full", "hybrid", "window"])
+def test_the_default_is_never_below_lru(requests, budget: int, ratio: float, layout: str) -> None:
+    sizes = {
+        "full": Sizes(),
+        "hybrid": Sizes(full=1, snapshot=800),
+        "window": Sizes(full=1, window=1, window_tokens=128),
+    }[layout]
+    factor = {"full": 1, "hybrid": 3, "window": 2}[layout]
+    results = run_simulation("t", requests(), budgets=(factor * budget,), policies=("lru", "cost"), sizes=sizes)
+    lru, cost = (next(r for r in results if r.policy == policy) for policy in ("lru", "cost"))
+    assert cost.reused >= ratio * lru.reused
+
+
+def test_a_long_trace_grows_nothing_but_the_store() -> None:
+    replay = Replay(policy="cost", budget=3_000, sizes=Sizes())
+    numbers = np.random.default_rng(0)
+    sizes: list[int] = []
+    for at in range(2_000):
+        start = int(numbers.integers(1 << 30))
+        tokens = as_tokens(np.arange(start, start + 200, dtype=np.int32))
+        replay.take(Request(prompt=Prompt(tokens=tokens), num_tokens=200, shareable=200))
+        if at % 500 == 499:
+            order = replay.cache.order
+            sizes.append(len(order) + order.num_reviews())
+            assert replay.cache.ledger.tokens <= 3_000
+    replay.cache.check()
+    assert max(sizes) <= 2 * (4 * 20 + 64) + 8
+
+
+def test_an_empty_trace_and_an_unknown_policy_are_refused() -> None:
+    with pytest.raises(BadRequest, match="no request"):
+        run_simulation("nothing", [], budgets=(1,))
+    with pytest.raises(BadRequest, match="fifo"):
+        run_simulation("t", [request_of([1])], budgets=(1,), policies=("fifo",))
+
+
+def test_amounts_as_text() -> None:
+    assert [count_text(n) for n in (0, 9_999, 12_345, 144_793_823)] == ["0", "9999", "12.3k", "144.79M"]
+    assert [nbytes_text(n) for n in (999, 2_000_000_000, 3 * 10**12)] == ["999 B", "2 GB", "3 TB"]
+
+
+def result(policy: str, budget: int | None, reused: int) -> Result:
+    return Result(trace="t", policy=policy, budget=budget, requests=2, prompt=100, reused=reused)
+
+
+def test_a_plot_without_matplotlib_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_module(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(report, "import_module", no_module)
+    with pytest.raises(PlotUnavailable, match=r"mlx-reprise\[plot\]"):
+        draw([result("lru", 10, 5)], tmp_path / "p.png")
+
+
+def test_a_plot_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw([result("lru", 10, 5), result("cost", 10, 7), result("infinite", None, 9)], tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    ids = [[0, 1], [0, 2], [0, 1, 3], [0, 1, 3, 4]]
+    path.write_text("\n".join(json.dumps({"input_length": 512 * len(i), "hash_ids": i}) for i in ids))
+    return path
+
+
+def test_the_command_prints_a_table(trace: Path) -> None:
+    done = CliRunner().invoke(app, ["simulate", str(trace), "--tokens", "2k,1M"], env={"COLUMNS": "120"})
+    assert done.exit_code == 0, done.output
+    assert "4 requests" in done.output and "belady" in done.output and "infinite" in done.output
+
+
+@pytest.mark.parametrize("layout", ["full", "hybrid", "window"])
+def test_the_command_gives_json(trace: Path, layout: str) -> None:
+    options = [
+        "--json",
+        "--cache-bytes",
+        "1GB",
+        "--layout",
+        layout,
+        "--policy",
+        "cost,infinite",
+        "--granularity",
+        "token",
+    ]
+    done = CliRunner().invoke(app, ["simulate", str(trace), *options])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)
+    assert [(row["policy"], row["requests"], row["prompt"]) for row in rows] == [
+        ("cost", 4, 5632),
+        ("infinite", 4, 5632),
+    ]
+    assert rows[0]["reused"] == rows[1]["reused"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--tokens", "many"], "'many'"),
+        (["--tokens", "1M,,2M"], "''"),
+        (["--cache-bytes", "50%"], "50%"),
+        (["--cache-bytes", "x"], "amount of memory"),
+        (["--layout", "round"], "'round'"),
+        (["--policy", "fifo"], "'fifo'"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_sentence(trace: Path, options: list[str], says: str) -> None:
+    done = CliRunner().invoke(app, ["simulate", str(trace), *options])
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
