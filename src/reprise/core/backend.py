@@ -22,6 +22,8 @@ class Counts:
     settled: int = 0
     generated: int = 0
     evictions: int = 0
+    paused: int = 0
+    """Times that a running request gave its state up for lack of room, to go on later. Not in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

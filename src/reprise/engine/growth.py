@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reprise.core.kinds import Chunk, KvKind, Window
-from reprise.engine.layers import STEP, KvLayer, rounded
+from reprise.engine.layers import STEP, KvLayer, room, rounded
 from reprise.engine.rows import Rows
 
 
@@ -45,10 +45,10 @@ def _each(layer: KvLayer, fresh: Mapping[KvKind, float]) -> int:
 def most_entries(kind: KvKind, position: int, chunk: int) -> int:
     """The most entries that a layer's buffers hold for one sequence that has come to `position` in chunks of `chunk`.
 
-    Not less than what `reprise.engine.layers` allocates.
+    Not less than what `reprise.engine.layers` allocates, if the last 256 positions are the answer's.
     """
-    room = max(STEP, chunk // 16)
-    held = position
+    most = min(position, chunk)
     if isinstance(kind, Window | Chunk):
-        held = min(position, kind.size) + min(position, max(chunk, STEP))
-    return rounded(held + room)
+        return rounded(min(position, kind.size) + most + max(64, min(kind.size, STEP)))
+    # The first chunk is given room in proportion, and `position` has some already.
+    return rounded(position + max(0, room(most) - STEP))

@@ -26,7 +26,7 @@ STEP = 256
 _MOST_ROOM = 4096
 
 
-def _room(length: int) -> int:
+def room(length: int) -> int:
     """How many entries to grow by: a sixteenth more, so that copying stays linear, but never over 4,096."""
     return max(STEP, min(_MOST_ROOM, length // 16))
 
@@ -161,7 +161,7 @@ class KvLayer:
         self.end = self.held = keep
 
     def _slack(self, length: int) -> int:
-        return _room(length)
+        return room(length)
 
     def _reserved_capacity(self) -> int:
         return 0
@@ -188,7 +188,7 @@ class KvLayer:
     def load(self, planes: Sequence[Sequence[mx.array]], spans: Sequence[Span], position: int) -> None:
         """Make this (fresh) layer stand at `position` with the entries of `spans`: `planes[i]` are plane i's parts."""
         held = sum(map(len, spans))
-        total = rounded(max(held + STEP, self._reserved_capacity()))
+        total = rounded(max(held + min(STEP, self._slack(held)), self._reserved_capacity()))
         self.planes = []
         for parts in planes:
             like = parts[0]
@@ -204,8 +204,9 @@ class KvLayer:
         """How many entries of each row the buffers will hold when `layers` have joined and taken `num` more."""
         held = max(layer._visible(1) for layer in layers)
         reserved = max(layer._reserved_capacity() for layer in layers)
-        joined = rounded(held + _room(held))
-        return joined if held + num <= joined else rounded(max(held + num + _room(held + num), reserved))
+        slack = layers[0]._slack
+        joined = rounded(held + slack(held))
+        return joined if held + num <= joined else rounded(max(held + num + slack(held + num), reserved))
 
     def take(self, row: int) -> None:
         """Keep this row only, in buffers of its own."""
@@ -235,7 +236,7 @@ class KvLayer:
         """Add the rows of `others` behind these, padded on the left to the longest."""
         layers = [self, *others]
         held = max(layer._visible(1) for layer in layers)
-        capacity = rounded(held + _room(held))
+        capacity = rounded(held + self._slack(held))
         joined: list[mx.array] = []
         for i, plane in enumerate(self.planes):
             rows: list[mx.array] = []

@@ -11,6 +11,7 @@ _MARGIN = 0.85
 """The share of what is left beside the model that caches may take; the rest is for activations and others."""
 
 _FREE_BUFFERS = 512 * 2**20
+_LEAST_FREE_BUFFERS = 64 * 2**20
 
 
 def device_bytes() -> int:
@@ -27,9 +28,10 @@ def default_budget(model_nbytes: int) -> int:
     return max(64 * 2**20, int((device_bytes() - model_nbytes) * _MARGIN))
 
 
-def bound_free_buffers() -> None:
-    """Keep MLX from holding on to more than 512 MiB of freed buffers."""
-    mx.set_cache_limit(_FREE_BUFFERS)
+def bound_free_buffers(budget: int | None) -> None:
+    """Keep MLX from holding on to more freed buffers than an eighth of the budget, and than 512 MiB."""
+    bound = _FREE_BUFFERS if budget is None else min(_FREE_BUFFERS, max(_LEAST_FREE_BUFFERS, budget // 8))
+    mx.set_cache_limit(bound)
 
 
 def give_back() -> None:

@@ -61,6 +61,12 @@ class Segment:
         mx.eval(stacks)
         return Segment(stacks, self.places)
 
+    def unpacked(self) -> Segment:
+        """The same entries with an array of its own for each plane, so that planes can be given up one by one."""
+        planes = tuple(mx.array(self.plane(i, 0, self.length)) for i in range(len(self.places)))
+        mx.eval(planes)
+        return Segment(planes, tuple((i, 0) for i in range(len(planes))))
+
     @property
     def length(self) -> int:
         return self.stacks[0].shape[2] if self.stacks else 0
@@ -69,6 +75,19 @@ class Segment:
         """The entries ``[start, stop)`` of one plane, shape ``(1, heads, length, width)``; a view."""
         stack, place = self.places[index]
         return self.stacks[stack][place : place + 1, :, start:stop, :]
+
+
+class Passing:
+    """The entries of an unpacked segment on their way elsewhere: each plane can be read once, and is gone then."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.length = segment.length
+        self._planes: list[mx.array | None] = [segment.plane(i, 0, self.length) for i in range(len(segment.places))]
+
+    def plane(self, index: int, start: int, stop: int) -> mx.array:
+        plane, self._planes[index] = self._planes[index], None
+        assert plane is not None, "a plane is handed over once"
+        return plane[:, :, start:stop, :]
 
 
 def pack(planes: Sequence[mx.array]) -> Segment:

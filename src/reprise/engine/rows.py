@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn
 
-from reprise.cache.store import Restore
+from reprise.cache.lookup import Part, Restore
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
 from reprise.engine.blueprint import Blueprint, leaf_states
 from reprise.engine.choose import Choices
 from reprise.engine.layers import FullLayer, KvLayer, StateLayer
-from reprise.engine.payloads import Planes, Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
+from reprise.engine.payloads import Passing, Planes, Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,6 +157,8 @@ class Rows:
             for index in range(first, first + num_planes)
         ]
         layer.load(planes, [part.span for part in parts], restore.position)
+        # A layer at a time, so that entries that are handed over are gone before the next ones are copied.
+        mx.eval(layer.state)
         return num_planes
 
     def _put_state(self, index: int, state: Any, saved: Any) -> None:
@@ -223,6 +225,17 @@ class Rows:
         if list(rows) != list(range(self.num_rows)):
             twin.keep_rows(rows)
         return twin
+
+
+def handed_over(restore: Restore, segments: Sequence[Segment]) -> Restore:
+    """The same, with these segments, which are unpacked and nobody else holds, given up as they are read."""
+    passing = {id(segment): Passing(segment) for segment in segments}
+
+    def hand_over(part: Part) -> Part:
+        taken = passing.get(id(part.payload))
+        return part if taken is None else replace(part, payload=taken)
+
+    return replace(restore, parts={kind: tuple(map(hand_over, parts)) for kind, parts in restore.parts.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,9 +138,12 @@ class Footprint:
         return entries + self.snapshot
 
     def live(self, position: int, *, chunk: int) -> int:
-        """The most bytes of the buffers of a running sequence that has come to `position` in chunks of `chunk`."""
+        """The most bytes of the buffers of a running sequence that has come to `position` in chunks of `chunk`.
+
+        That is with the states from before a pass that was run ahead.
+        """
         entries = sum(nbytes * most_entries(kind, position, chunk) for kind, nbytes in self.by_kind.items())
-        return entries + self.snapshot
+        return entries + 2 * self.snapshot
 
     @property
     def checkpoint(self) -> int:
@@ -157,7 +160,7 @@ class Runner:
         self.loaded = loaded
         self.can_batch = can_batch and loaded.blueprint.joins
         self.footprint = _footprint(loaded)
-        self._lends_from = lends_from
+        self.lends_from = lends_from
         self._lives: list[Live] = []
 
     @property
@@ -179,9 +182,28 @@ class Runner:
 
     def start(self, restore: Restore, *, reserve: int) -> Live:
         """A sequence that stands where `restore` says and will grow to about `reserve` positions."""
-        live = Live(Rows.restored(self.loaded.blueprint, restore, reserve=reserve))
+        live = self.begin()
+        try:
+            self.fill(live, restore, reserve=reserve)
+        except Exception:
+            self.drop(live)
+            raise
+        return live
+
+    def begin(self) -> Live:
+        """A sequence that holds nothing yet, to be filled."""
+        live = Live(Rows(self.loaded.blueprint))
         self._lives.append(live)
         return live
+
+    def fill(self, live: Live, restore: Restore, *, reserve: int) -> None:
+        """Put a sequence that holds nothing where `restore` says."""
+        live.rows = Rows.restored(self.loaded.blueprint, restore, reserve=reserve)
+        live.rows.owners = [live]
+
+    def lend(self, live: Live, kind: KvKind, span: Span) -> Loan:
+        """The entries of `span`, which the sequence holds or is about to be filled with, as a loan."""
+        return Loan(live, kind, span, self.footprint.by_kind[kind])
 
     def stop(self, live: Live) -> None:
         """The sequence is over; its state is given up."""
@@ -202,7 +224,7 @@ class Runner:
     def source(self, live: Live) -> Source:
         """The sequence as a source for commits: a long one lends, a short one is copied."""
         live.rows.step_back()
-        if live.position >= self._lends_from:
+        if live.position >= self.lends_from:
             return _LendingSource(live.rows, live.row, live)
         return RowSource(live.rows, live.row)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 from reprise.core.backend import Status
@@ -27,8 +28,8 @@ class Gate:
         self.speed = Speed()
         self.context: int | None = None
         """The most positions of one sequence."""
-        self.nbytes_per_token = 0
-        self.nbytes_fixed = 0
+        self.needed: Callable[[int], int] = lambda position: 0
+        """The bytes that a sequence takes by itself when it stands there."""
         self.budget: int | None = None
 
     def close(self) -> None:
@@ -66,7 +67,7 @@ class Gate:
                 f"for the answer. Shorten the conversation, or raise --max-context if the model allows it.",
                 param="messages",
             )
-        needed = self.nbytes_fixed + self.nbytes_per_token * length
+        needed = self.needed(length)
         if self.budget is not None and needed > self.budget:
             raise ContextTooLong(
                 f"The prompt has {len(job.prompt)} tokens, whose state takes {needed:,} bytes, but --cache-bytes is "

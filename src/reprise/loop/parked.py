@@ -73,6 +73,11 @@ class Parked:
         for live in [live for live in self._sequences if not self._runner.can_park(live)]:
             self._recall_parked(live)
 
+    def give_up(self) -> None:
+        """Give all up: the cache gets copies of what they lend, and the rest of their buffers is free."""
+        for live in list(self._sequences):
+            self._recall_parked(live)
+
     def forget(self) -> None:
         """Give all up, after the cache has forgotten what they lent."""
         for live in self._sequences:

@@ -9,9 +9,10 @@ from enum import StrEnum
 from reprise.cache.tree import Lease
 from reprise.core.events import Event
 from reprise.core.job import Job, Purpose
-from reprise.core.prompt import BoundaryKind
+from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
+from reprise.engine.decode import Decoder
 from reprise.engine.runner import Live
 from reprise.plan.checkpoints import Plan
 
@@ -25,11 +26,19 @@ class Phase(StrEnum):
 
 NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.WAITING: frozenset({Phase.PREFILLING, Phase.DECODING, Phase.ENDED}),
-    Phase.PREFILLING: frozenset({Phase.DECODING, Phase.ENDED}),
-    Phase.DECODING: frozenset({Phase.ENDED}),
+    Phase.PREFILLING: frozenset({Phase.DECODING, Phase.WAITING, Phase.ENDED}),
+    Phase.DECODING: frozenset({Phase.WAITING, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
-"""Which phase may follow which."""
+"""Which phase may follow which. One that runs waits again when it is paused for lack of room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Paused:
+    """A task that had to give its state up in the middle of its answer: what it computes again, and decodes with."""
+
+    prompt: Prompt
+    decoder: Decoder
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +65,11 @@ class Task:
     """``[0, stored)`` of the prompt is in the cache, or the cache has refused it."""
     newly_stored: int = 0
     settled: int = 0
+    reused: int = 0
+    """Where prefill started when it was admitted first."""
+    reached: int = 0
+    """How far it had come when it was paused."""
+    paused: Paused | None = None
     admitted_s: float | None = None
     first_token_s: float | None = None
     generated: list[int] = field(default_factory=list[int])
@@ -69,9 +83,14 @@ class Task:
         return self.job.purpose is Purpose.SETTLE
 
     @property
+    def prompt(self) -> Prompt:
+        """What is computed before the next token: the job's prompt, and the answer so far if it was paused."""
+        return self.job.prompt if self.paused is None else self.paused.prompt
+
+    @property
     def end(self) -> int:
         """Where prefill ends: before the last prompt token if that starts a decode."""
-        prompt = len(self.job.prompt)
+        prompt = len(self.prompt)
         return prompt - 1 if self.job.purpose is Purpose.GENERATE else prompt
 
     @property
@@ -99,8 +118,8 @@ class Task:
 
     def outcome(self, now_s: float) -> Outcome:
         prompt = len(self.job.prompt)
-        reused = self.resume_at if self.admitted_s is not None else 0
-        computed = min(self.position, prompt) if self.live is not None or self.phase is Phase.ENDED else reused
+        reused = self.reused
+        computed = min(max(self.position, self.reached) if self.live is not None else self.reached, prompt)
         admitted_s = self.admitted_s if self.admitted_s is not None else now_s
         first_s = self.first_token_s
         return Outcome(

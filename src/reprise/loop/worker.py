@@ -13,7 +13,7 @@ from reprise.core.backend import Counts, Held, Status
 from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
-from reprise.core.prompt import BoundaryKind
+from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Reason
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens, join_tokens
@@ -23,26 +23,21 @@ from reprise.engine.load import LoadedModel
 from reprise.engine.runner import LENDS_FROM, Broken, Live, Picked, Runner
 from reprise.loop.admission import Gate
 from reprise.loop.parked import Parked
+from reprise.loop.picture import picture_of
+from reprise.loop.room import ROOM_TO_DECODE, Room
 from reprise.loop.settled import SettledSpans
-from reprise.loop.task import Phase, Task
+from reprise.loop.task import Paused, Phase, Task
 from reprise.plan.checkpoints import interval_tokens, make_plan
 from reprise.schedule.decide import decide
 from reprise.schedule.limits import Limits, Speed
 from reprise.schedule.order import is_side_request
 from reprise.schedule.sharing import relate
-from reprise.schedule.state import Decoding, Prefilling, State, Waiting
 from reprise.schedule.step import Slice, Step
 
 log = logging.getLogger("reprise.loop")
 
 _COMPACT_ENTRIES = 8192
 """Entries that one idle step copies at most, so that an arrival waits for little."""
-
-_ROOM_TO_DECODE = 256
-
-_WHOLE_FROM = 8
-"""Before so many tokens recurrent state may have a shape of its own: the last tokens of an n-gram, of which few are
-there yet."""
 
 
 class Worker:
@@ -59,7 +54,7 @@ class Worker:
         budget = settings.cache_bytes.of(memory.device_bytes()) if settings.cache_bytes is not None else None
         self.cache = PrefixCache(layout, budget=budget if budget is not None else memory.default_budget(loaded.nbytes))
         self._parked = Parked(self.runner, self.cache)
-        memory.bound_free_buffers()
+        memory.bound_free_buffers(self.cache.budget)
         footprint = self.runner.footprint
         self._interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
         chunk = 1 if loaded.architecture in TOKEN_BY_TOKEN else settings.prefill_chunk
@@ -72,6 +67,7 @@ class Worker:
             can_batch=self.runner.can_batch,
             resumes_anywhere=layout.resumes_anywhere,
         )
+        self._room = Room(self.runner, self.cache, self._parked, chunk=chunk)
         self._speed = Speed()
         self._tasks: dict[str, Task] = {}
         self._settled = SettledSpans()
@@ -80,8 +76,7 @@ class Worker:
         contexts = [c for c in (settings.max_context, loaded.context) if c is not None]
         gate.limits = self._limits
         gate.context = min(contexts, default=None)
-        gate.nbytes_per_token = footprint.full
-        gate.nbytes_fixed = footprint.at(0)
+        gate.needed = footprint.at
         gate.budget = self.cache.budget
 
     # What the loop asks.
@@ -141,6 +136,8 @@ class Worker:
             self._count(requests=1)
         if task.resume_at == len(job.prompt):
             task.admitted_s = time.monotonic()
+            task.reused = task.resume_at
+            self._pin(task)
             self._end(task, FinishReason.DONE)
 
     def cancel(self, job_id: str) -> None:
@@ -175,7 +172,8 @@ class Worker:
         if not self._tasks:
             self._tidy()
             return
-        step = decide(self._state(), self._limits)
+        self.cache.now_s = time.monotonic()
+        step = decide(picture_of(self._tasks.values(), self._room, self._speed, self.cache.layout), self._limits)
         assert not step.is_idle, "jobs are there, and nothing runs"
         for job_id in step.give_up:
             self.cancel(job_id)
@@ -188,92 +186,33 @@ class Worker:
         if step.decode:
             self._run_decode(step)
 
-    def _state(self) -> State:
-        waiting: list[Waiting] = []
-        prefilling: list[Prefilling] = []
-        decoding: list[Decoding] = []
-        for task in self._tasks.values():
-            if task.phase is Phase.WAITING:
-                waiting.append(self._waiting(task))
-            elif task.phase is Phase.PREFILLING:
-                assert task.plan is not None
-                prefilling.append(
-                    Prefilling(
-                        id=task.id,
-                        arrived_s=task.arrived_s,
-                        position=task.position,
-                        end=task.end,
-                        checkpoints=task.plan.positions,
-                        stored=task.stored,
-                        shares=task.shares,
-                        can_batch=self._can_batch(task.position),
-                        is_side=task.is_side,
-                        is_settle=task.is_settle,
-                    )
-                )
-            else:
-                decoding.append(
-                    Decoding(
-                        id=task.id,
-                        length=task.position,
-                        group=task.group,
-                        stored=task.stored,
-                        shares=task.shares,
-                        can_batch=self._can_batch(task.position),
-                    )
-                )
-        free = self.cache.budget - self.cache.reserved if self.cache.budget is not None else None
-        return State(
-            now_s=time.monotonic(),
-            waiting=tuple(waiting),
-            prefilling=tuple(prefilling),
-            decoding=tuple(decoding),
-            speed=self._speed,
-            free_nbytes=free,
-        )
-
-    def _can_batch(self, position: int) -> bool:
-        """Whether a sequence that stands there can join others."""
-        return position == 0 or position >= _WHOLE_FROM or not self.cache.layout.has_snapshots
-
-    def _waiting(self, task: Task) -> Waiting:
-        return Waiting(
-            id=task.id,
-            arrived_s=task.arrived_s,
-            prompt_len=len(task.job.prompt),
-            resume_at=min(task.resume_at, len(task.job.prompt) - 1),
-            shares=task.shares,
-            live_nbytes=self.runner.footprint.at(len(task.job.prompt) + _ROOM_TO_DECODE),
-            is_side=task.is_side,
-            is_settle=task.is_settle,
-        )
-
     # Matching and admission.
 
     def _match(self, task: Task) -> None:
         if not self._settings.has_prefix_cache:
             task.reason = Reason.CACHE_OFF
             return
-        match = self.cache.match(task.job.prompt.tokens, namespace=task.job.namespace)
+        match = self.cache.match(task.prompt.tokens, namespace=task.job.namespace)
         task.resume_at = self.cache.resume_at(match, limit=task.end)
-        task.matched = match.length
+        if task.admitted_s is None:
+            task.matched = match.length
         task.stored = max(task.stored, task.resume_at)
 
     def _admit(self, task: Task) -> None:
-        task.admitted_s = time.monotonic()
-        prompt = task.job.prompt
+        # One that was paused comes back: what is told of it is how it began.
+        is_new = task.admitted_s is None
+        prompt = task.prompt
         match = self.cache.match(prompt.tokens, namespace=task.job.namespace)
         if self._settings.has_prefix_cache:
             task.resume_at = self.cache.resume_at(match, limit=task.end)
+        if self._settings.has_prefix_cache and is_new:
             task.matched, task.continues = match.length, match.continues
             task.reason = self._reason(task, self.cache.was_lost(match, task.resume_at))
         task.lease = self.cache.lease(match, task.resume_at, is_request=not task.is_settle)
-        reserve = len(prompt) + min(task.job.max_tokens, _ROOM_TO_DECODE)
-        task.live = self._parked.adopt(match, task.resume_at, reserve=reserve)
-        if task.live is None:
-            self.cache.make_room(self.runner.footprint.at(reserve))
-            task.live = self.runner.start(self.cache.read(match, task.resume_at), reserve=reserve)
-        self._charge_live()
+        # One more than is asked for, since decode may run a pass ahead.
+        reserve = len(prompt) + min(task.job.max_tokens + 1, ROOM_TO_DECODE)
+        task.live = self._room.start(match, task.resume_at, reserve=reserve)
+        self._room.charge()
         is_branch = match.continues is not None and match.length < len(prompt)
         task.plan = make_plan(
             prompt,
@@ -285,9 +224,12 @@ class Worker:
         )
         task.stored = max(task.stored, task.resume_at)
         self._pin(task)
-        task.settled = self._settled.within(prompt.tokens, task.resume_at)
-        self._gate.admitted(task.id)
-        self._emit(task, Started(reused=task.resume_at, total=len(prompt)))
+        if is_new:
+            task.admitted_s = time.monotonic()
+            task.reused = task.resume_at
+            task.settled = self._settled.within(prompt.tokens, task.resume_at)
+            self._gate.admitted(task.id)
+            self._emit(task, Started(reused=task.resume_at, total=len(prompt)))
         if task.resume_at < task.end:
             task.move(Phase.PREFILLING)
         elif task.job.purpose is Purpose.GENERATE:
@@ -310,17 +252,21 @@ class Worker:
     # Prefill.
 
     def _run_prefill(self, slices: Sequence[Slice]) -> None:
-        tasks = [self._tasks[piece.id] for piece in slices]
         num = len(slices[0])
-        self._make_room_to_grow(tasks, num)
+        tasks = self._with_room(
+            [self._tasks[piece.id] for piece in slices], lambda lives: self._room.make_for_prefill(lives, num)
+        )
+        slices = [piece for piece in slices if any(task.id == piece.id for task in tasks)]
+        if not tasks:
+            return
         started_s = time.monotonic()
-        chunks = [task.job.prompt.tokens[piece.start : piece.stop] for task, piece in zip(tasks, slices, strict=True)]
+        chunks = [task.prompt.tokens[piece.start : piece.stop] for task, piece in zip(tasks, slices, strict=True)]
         if self._guarded_pass(tasks, lambda lives: self.runner.prefill(lives, chunks)) is None:
             return
         seconds = time.monotonic() - started_s
         self._speed = self._speed.after_prefill(num * len(slices), seconds, position=slices[0].start)
         self._gate.speed = self._speed
-        self._charge_live()
+        self._room.charge()
         for task, piece in zip(tasks, slices, strict=True):
             if task.is_settle:
                 self._count(settled=len(piece))
@@ -332,7 +278,8 @@ class Worker:
         assert task.plan is not None
         if piece.is_checkpoint and not self.cache.layout.resumes_anywhere:
             self._commit(task, piece.stop, task.plan.kind_at(piece.stop))
-        self._emit(task, Progress(position=piece.stop, total=len(task.job.prompt)))
+        if task.paused is None:
+            self._emit(task, Progress(position=piece.stop, total=len(task.job.prompt)))
         if piece.stop < task.end:
             return
         if task.job.purpose is Purpose.GENERATE:
@@ -345,7 +292,11 @@ class Worker:
 
     def _begin_decode(self, task: Task) -> None:
         assert task.live is not None
-        self.runner.begin_decode(task.live, task.job)
+        if task.paused is None:
+            self.runner.begin_decode(task.live, task.job)
+        else:
+            self.runner.go_on(task.live, task.paused.decoder, pending=int(task.paused.prompt.tokens[-1]))
+            task.paused = None
         task.move(Phase.DECODING)
 
     # Decode.
@@ -353,11 +304,15 @@ class Worker:
     def _run_decode(self, step: Step) -> None:
         started_s = time.monotonic()
         for group in step.decode:
-            # A prefill slice of the same step may have failed one of them.
-            tasks = [self._tasks[i] for i in group.ids if i in self._tasks]
+            # A prefill slice of the same step may have failed one of them, or have had it paused.
+            tasks = [self._tasks[i] for i in group.ids if i in self._tasks and self._tasks[i].phase is Phase.DECODING]
+            tasks = self._with_room(tasks, self._room.make_for_decode)
+            if len(tasks) == 1 and self._is_full(tasks[0]):
+                # Its memory is its context. What was generated is an answer, and it is kept.
+                self._guarded(tasks, lambda task: self._complete(task, FinishReason.LENGTH))
+                continue
             if not tasks:
                 continue
-            self._make_room_to_grow(tasks, 1)
             results = self._guarded_pass(tasks, self.runner.decode)
             if results is None:
                 continue
@@ -367,7 +322,7 @@ class Worker:
             for result in results:
                 task = by_live[id(result.live)]
                 self._guarded([task], lambda task, result=result: self._after_token(task, result))
-        self._charge_live()
+        self._room.charge()
         self._speed = self._speed.after_decode(time.monotonic() - started_s)
 
     def _after_token(self, task: Task, result: Picked | Broken) -> None:
@@ -385,9 +340,12 @@ class Worker:
         if reason is None and context is not None and len(task.job.prompt) + len(task.generated) >= context:
             reason = FinishReason.LENGTH
         if reason is not None:
-            self._commit_progress(task)
             self._speed = self._speed.after_generation(time.monotonic() - task.first_token_s)
-            self._end(task, reason)
+            self._complete(task, reason)
+
+    def _complete(self, task: Task, reason: FinishReason) -> None:
+        self._commit_progress(task)
+        self._end(task, reason)
 
     # Commits.
 
@@ -429,14 +387,43 @@ class Worker:
 
     # Memory.
 
-    def _charge_live(self) -> None:
-        self._parked.sweep()
-        self.cache.reserved = self.runner.live_nbytes
-        self.cache.make_room(0)
+    def _with_room(self, tasks: Sequence[Task], make: Callable[[list[Live]], bool]) -> list[Task]:
+        """Those of `tasks` that can take their next step: the youngest of all that run wait where there is no room.
 
-    def _make_room_to_grow(self, tasks: Sequence[Task], num: int) -> None:
-        """Before a pass: evict what its new entries will need."""
-        self.cache.make_room(self.runner.footprint.full * num * len(tasks))
+        The last one that runs goes on whatever it takes.
+        """
+        going = list(tasks)
+        while going and not make([task.live for task in going if task.live is not None]):
+            running = [task for task in self._tasks.values() if task.live is not None]
+            if self._is_alone(running[0]):
+                break
+            youngest = max(running, key=lambda task: (task.is_settle, task.arrived_s))
+            self._guarded([youngest], self._pause)
+            going = [task for task in going if task.live is not None]
+        return going
+
+    def _is_alone(self, task: Task) -> bool:
+        return all(other is task for other in self._tasks.values() if other.live is not None)
+
+    def _is_full(self, task: Task) -> bool:
+        """Whether nothing else is there to give way, and its next token has no room."""
+        return task.live is not None and self._is_alone(task) and self._room.is_full(task.live)
+
+    def _pause(self, task: Task) -> None:
+        """Give the task's state up, to be computed again when there is room; what the cache can keep of it is kept."""
+        assert task.live is not None
+        log.info("request %s waits for memory at token %d", task.id, task.position)
+        self._commit_progress(task)
+        decoder = self.runner.pause(task.live)
+        if decoder is not None:
+            tokens = join_tokens(task.job.prompt.tokens, as_tokens(task.generated))
+            task.paused = Paused(prompt=Prompt(tokens=tokens, boundaries=task.job.prompt.boundaries), decoder=decoder)
+        task.reached = task.position
+        task.move(Phase.WAITING)
+        self._let_go(task)
+        task.stored = 0
+        self._match(task)
+        self._count(paused=1)
 
     def _tidy(self) -> None:
         # First, so that a compaction that raises is not tried for ever.
@@ -530,12 +517,14 @@ class Worker:
         live, lease, tokens = task.live, task.lease, task.tokens_to(task.position)
         task.live = task.lease = None
         try:
+            if live is not None:
+                self._room.ended(live)
             if lease is not None:
                 self.cache.release(lease)
             # After that, since it is parked for what the cache still has on loan.
             if live is not None:
                 self._parked.end(live, tokens, namespace=task.job.namespace)
-            self._charge_live()
+            self._room.charge()
             self._match_followers(task)
         except Exception:
             log.exception("what request %s held could not be given back; the cache starts anew", task.id)
@@ -548,7 +537,7 @@ class Worker:
     def _relieve(self, task: Task) -> None:
         """There was too little memory for this task: make what room there is for its next try."""
         try:
-            self.cache.make_room(self.runner.footprint.at(len(task.job.prompt)))
+            self._room.make(self._room.needed(len(task.prompt)))
         except Exception:
             log.exception("making room failed; the cache starts anew")
             self._start_anew()

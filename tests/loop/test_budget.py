@@ -1,0 +1,191 @@
+"""The memory budget holds: the cache gives way, requests wait, and what can never fit is refused."""
+
+import itertools
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+
+from reprise.core.errors import ContextTooLong
+from reprise.core.events import FinishReason
+from reprise.core.job import Purpose
+from reprise.core.tokens import as_tokens
+from tests.loop.driving import Engine
+from tests.loop.test_reuse import words
+
+KINDS = ["llama", "gemma3_text", "qwen3_5"]
+_CHUNK = 128
+
+
+def watch(engine: Engine) -> list[int]:
+    """How many bytes over the budget the books are after each step from now on (negative: below it)."""
+    seen: list[int] = []
+
+    def install(worker) -> None:
+        step = worker.step
+
+        def watched() -> None:
+            step()
+            worker.cache.check()
+            assert worker.cache.reserved == worker.runner.live_nbytes
+            seen.append(-worker.cache.free())
+
+        worker.step = watched
+
+    engine.ask(install)
+    return seen
+
+
+def needed(architecture: str, num_prompt: int) -> int:
+    """What one request with so many prompt tokens takes."""
+    engine = Engine(architecture, prefill_chunk=_CHUNK)
+    try:
+        return engine.ask(lambda worker: worker._room.needed(num_prompt))
+    finally:
+        engine.close()
+
+
+@pytest.fixture(params=KINDS)
+def architecture(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def engines() -> Iterator[list[Engine]]:
+    made: list[Engine] = []
+    yield made
+    for engine in made:
+        engine.close()
+
+
+def test_answers_that_outgrow_the_memory_together_take_turns(architecture: str, engines: list[Engine]) -> None:
+    room = 2 * needed(architecture, 200)
+    engine = Engine(architecture, cache_bytes=room, prefill_chunk=_CHUNK)
+    engines.append(engine)
+    prompts = [words(700 + i, 180 + 5 * i) for i in range(4)]
+    cold = [engine.cold(prompt, num=450) for prompt in prompts]
+    over = watch(engine)
+    running = [engine.submit(prompt, num=450) for prompt in prompts]
+    assert [each.wait().tokens for each in running] == cold
+    assert max(over) <= 0
+    # Sliding windows give back what a prefill chunk needed, so that two of them fit to the end.
+    assert engine.loop.status().counts.paused > 0 or architecture != "llama"
+    outcomes = [each.end.outcome for each in running]
+    assert [outcome.reused + outcome.prefilled for outcome in outcomes] == [len(prompt) for prompt in prompts]
+    assert engine.num_leases() == 0
+
+
+def test_one_answer_ends_where_the_memory_ends(architecture: str, engines: list[Engine]) -> None:
+    engine = Engine(architecture, cache_bytes=needed(architecture, 200), prefill_chunk=_CHUNK)
+    engines.append(engine)
+    over = watch(engine)
+    answer = engine.run(words(720, 200), num=3000)
+    assert answer.end.reason is FinishReason.LENGTH
+    assert 200 <= len(answer.tokens) < 3000
+    assert max(over) <= 0
+    assert engine.run(words(721, 100)).end.reason is FinishReason.LENGTH
+
+
+def test_what_can_never_fit_is_refused_before_it_begins(architecture: str, engines: list[Engine]) -> None:
+    engine = Engine(architecture, cache_bytes=needed(architecture, 200), prefill_chunk=_CHUNK)
+    engines.append(engine)
+    with pytest.raises(ContextTooLong, match="cache-bytes"):
+        engine.submit(words(730, 3000))
+    assert engine.loop.status().counts.requests == 0
+
+
+def test_the_store_gives_way_to_running_requests(architecture: str, engines: list[Engine]) -> None:
+    room = 2 * needed(architecture, 200)
+    engine = Engine(architecture, cache_bytes=room, prefill_chunk=_CHUNK)
+    engines.append(engine)
+    over = watch(engine)
+    for i in range(12):
+        engine.run(words(740 + i, 200))
+    assert engine.loop.status().counts.evictions > 0
+    running = [engine.submit(words(760 + i, 200), num=20) for i in range(6)]
+    assert all(each.wait().end.reason is FinishReason.LENGTH for each in running)
+    assert engine.loop.status().counts.paused == 0
+    assert max(over) <= 0
+
+
+def test_a_path_for_which_there_is_no_room_twice_is_taken_over(architecture: str, engines: list[Engine]) -> None:
+    prompt = words(770, 1200)
+    budget = needed(architecture, 1200) + needed(architecture, 1200) // 3
+    engine = Engine(architecture, cache_bytes=budget, prefill_chunk=_CHUNK, lends_from=400)
+    engines.append(engine)
+    cold = engine.cold(prompt)
+    assert engine.run(prompt[:-1], purpose=Purpose.PREFILL).computed == 1199
+    # Its buffers are gone, as after many other chats: the cache owns the path.
+    engine.ask(lambda worker: worker._parked.give_up())
+    over = watch(engine)
+    longer = [*prompt, *words(771, 20)]
+    before = engine.ask(lambda worker: worker.cache.ledger.evictions)
+    again = engine.run(prompt)
+    assert (again.tokens, again.computed) == (cold, 1)
+    assert engine.ask(lambda worker: worker.cache.ledger.evictions) == before
+    answer = engine.run(longer)
+    assert answer.tokens == engine.cold(longer)
+    assert max(over) <= 0
+
+
+def test_taking_over_holds_little_twice(engines: list[Engine]) -> None:
+    prompt = words(775, 5000)
+    engine = Engine("llama", prefill_chunk=1024, lends_from=400)
+    engines.append(engine)
+    engine.run(prompt, purpose=Purpose.PREFILL)
+
+    def take_over(worker) -> tuple[int, int, int]:
+        worker._parked.give_up()
+        match = worker.cache.match(as_tokens(prompt))
+        lease = worker.cache.lease(match, len(prompt))
+        path = worker.cache.ledger.kv
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        live = worker._room._take_over(match, len(prompt), reserve=len(prompt))
+        peak, after = mx.get_peak_memory() - before, mx.get_active_memory() - before
+        worker._parked.end(live, as_tokens(prompt), namespace="")
+        worker.cache.release(lease)
+        worker._room.charge()
+        worker.cache.check()
+        return path, peak, after
+
+    path, peak, after = engine.ask(take_over)
+    # The planes of one of two layers, and room to grow; without taking over it were the whole path and more.
+    assert peak <= path * 65 // 100
+    assert after <= path // 10
+    longer = [*prompt, *words(776, 5)]
+    assert engine.run(longer).tokens == engine.cold(longer)
+
+
+def test_nothing_is_held_twice_when_room_is_short(engines: list[Engine]) -> None:
+    prompt = words(780, 1200)
+    budget = 5 * needed("llama", 1200) // 2
+    engine = Engine("llama", cache_bytes=budget, prefill_chunk=_CHUNK, lends_from=400)
+    engines.append(engine)
+    engine.run(prompt, purpose=Purpose.PREFILL)
+    engine.ask(lambda worker: worker._parked.give_up())
+    over = watch(engine)
+    running = [engine.submit([*prompt, *words(781, 5)], num=300), engine.submit(words(782, 900), num=300)]
+    assert all(each.wait().end.reason is FinishReason.LENGTH for each in running)
+    assert max(over) <= 0
+    assert engine.run(prompt).computed == 1
+
+
+def test_max_context_bounds_prompt_and_answer(engines: list[Engine]) -> None:
+    engine = Engine("llama", max_context=64)
+    engines.append(engine)
+    with pytest.raises(ContextTooLong):
+        engine.submit(words(790, 64))
+    answer = engine.run(words(791, 40), num=1000)
+    assert (answer.end.reason, len(answer.tokens)) == (FinishReason.LENGTH, 24)
+
+
+def test_freed_buffers_are_bounded_and_given_back(engines: list[Engine]) -> None:
+    engine = Engine("llama", cache_bytes=2**20)
+    engines.append(engine)
+    for i in itertools.islice(itertools.count(), 3):
+        engine.run(words(800 + i, 300))
+    assert engine.ask(lambda worker: mx.get_cache_memory()) <= 64 * 2**20
+    engine.ask(lambda worker: worker.clear_cache())
+    assert engine.ask(lambda worker: mx.get_cache_memory()) == 0
+    assert engine.loop.status().held.kv == 0
