@@ -6,6 +6,7 @@ import hashlib
 from collections import deque
 from dataclasses import dataclass
 
+from reprise.core.spans import Span, union
 from reprise.core.tokens import Tokens
 
 _MOST = 64
@@ -13,8 +14,7 @@ _MOST = 64
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    start: int
-    stop: int
+    span: Span
     digest: bytes
 
 
@@ -26,17 +26,18 @@ class SettledSpans:
 
     def add(self, tokens: Tokens, start: int, stop: int) -> None:
         """The tokens ``[start, stop)`` were computed while idle."""
-        self._latest.append(_Settled(start, stop, _digest(tokens, stop)))
+        self._latest.append(_Settled(Span(start, stop), _digest(tokens, stop)))
 
     def within(self, tokens: Tokens, position: int) -> int:
         """How many of the tokens ``[0, position)`` of this prompt were computed while idle."""
         digests: dict[int, bytes] = {}
-        total = 0
+        spans: list[Span] = []
         for settled in self._latest:
-            if settled.stop <= position:
-                digest = digests.setdefault(settled.stop, _digest(tokens, settled.stop))
-                total += settled.stop - settled.start if digest == settled.digest else 0
-        return total
+            stop = settled.span.stop
+            if stop <= position and digests.setdefault(stop, _digest(tokens, stop)) == settled.digest:
+                spans.append(settled.span)
+        # One that goes on after it was given up may begin before the end of its first try.
+        return sum(map(len, union(spans)))
 
 
 def _digest(tokens: Tokens, stop: int) -> bytes:

@@ -286,8 +286,7 @@ class Worker:
             self._begin_decode(task)
             return
         self._commit(task, piece.stop, BoundaryKind.STABLE)
-        if task.is_settle:
-            self._settled.add(task.job.prompt.tokens, task.resume_at, piece.stop)
+        self._note_settled(task)
         self._end(task, FinishReason.DONE)
 
     def _begin_decode(self, task: Task) -> None:
@@ -355,6 +354,12 @@ class Worker:
             return
         is_decoding = task.phase is Phase.DECODING
         self._commit(task, task.position, BoundaryKind.GENERATION_END if is_decoding else BoundaryKind.INTERVAL)
+        self._note_settled(task)
+
+    def _note_settled(self, task: Task) -> None:
+        """A settle is over or given up: a later request is told how much of what it reuses was computed by it."""
+        if task.is_settle:
+            self._settled.add(task.job.prompt.tokens, task.resume_at, task.position)
 
     def _commit(self, task: Task, position: int, kind: BoundaryKind) -> None:
         assert task.live is not None and position == task.position, (task.id, position, task.position)

@@ -1,0 +1,54 @@
+"""What a record says was settled: also what a settle had computed when it was given up."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from reprise.core.events import Event, FinishReason, Progress
+from reprise.core.job import Purpose
+from reprise.core.tokens import as_tokens
+from reprise.loop.settled import SettledSpans
+from tests.loop.driving import Engine, Running
+from tests.loop.test_reuse import words
+
+
+@pytest.fixture(params=["llama", "qwen3_5"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(request.param, prefill_chunk=64)
+    yield engine
+    engine.close()
+
+
+def given_up(engine: Engine, prompt: list[int], *, at: int) -> Running:
+    """A settle of `prompt` for which a request comes when it has got to about `at`."""
+    others: list[Running] = []
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Progress) and event.position >= at and not others:
+            others.append(engine.submit(words(901, 30)))
+
+    settle = engine.submit(prompt, purpose=Purpose.SETTLE, on_event=interrupt).wait()
+    assert settle.end.reason is FinishReason.CANCELLED
+    others[0].wait()
+    return settle
+
+
+def test_what_a_settle_computed_before_it_was_given_up_counts_as_settled(engine: Engine) -> None:
+    prompt = words(900, 600)
+    engine.run(prompt[:200], purpose=Purpose.PREFILL)
+    first = given_up(engine, prompt, at=300).end.outcome
+    assert 0 < first.prefilled < 400
+    second = given_up(engine, prompt, at=500).end.outcome
+    assert second.reused == first.reused + first.prefilled
+    answer = engine.run(prompt).end.outcome
+    assert answer.reused == second.reused + second.prefilled
+    assert answer.settled == first.prefilled + second.prefilled
+
+
+def test_what_two_settles_computed_counts_once() -> None:
+    tokens = as_tokens(words(910, 50))
+    spans = SettledSpans()
+    spans.add(tokens, 10, 30)
+    spans.add(tokens, 20, 40)
+    assert spans.within(tokens, 45) == 30
+    assert spans.within(tokens, 35) == 20
