@@ -63,7 +63,7 @@ def played(template: str) -> str:
                 PLAIN_CONVERSATION if template == "alternates" else CONVERSATION,
                 request=request,
                 settles=settles,
-                has_channels=template == "channels",
+                has_channels=template in ("channels", "thoughts_or_words"),
                 drops_reasoning=drops,
             )
         except BadRequest as error:

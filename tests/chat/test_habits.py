@@ -35,6 +35,7 @@ def with_template(source: str) -> TextModel:
         ("empty_block", Thoughts.EMPTIED, Thoughts.KEPT, Thoughts.EMPTIED, False),
         ("think_in_prompt", Thoughts.STRIPPED, Thoughts.KEPT, Thoughts.STRIPPED, True),
         ("channels", Thoughts.STRIPPED, Thoughts.KEPT, Thoughts.STRIPPED, False),
+        ("thoughts_or_words", Thoughts.STRIPPED, Thoughts.KEPT, Thoughts.STRIPPED, False),
         ("alternates", Thoughts.NONE, None, None, False),
     ],
 )

@@ -201,7 +201,7 @@ def test_sampled_tokens_are_the_next_prompts_tokens_where_everything_is_kept(tem
     renderer = Renderer(model)
     canonical = Renderer(model, RenderSettings(has_canonical_tokens=True))
     rendered = renderer.render(ChatRequest(messages=(ASK,)))
-    if rendered.is_thinking_open or template in ("plain_text", "channels", "empty_block"):
+    if rendered.is_thinking_open or template in ("plain_text", "channels", "thoughts_or_words", "empty_block"):
         pytest.skip("this template does not give the answer back as it was sampled")
     answer = Answer(content="It is sunny in Paris.")
     sampled = spelled_out("It is sunny in Paris.")
@@ -343,3 +343,26 @@ def test_reasoning_is_put_back_only_into_the_same_answer() -> None:
         (user("Something else?"), assistant("It is sunny."), user("Thanks!")),
     ):
         assert "Secret." not in renderer.render(ChatRequest(messages=messages)).text
+
+
+def test_reasoning_goes_where_the_template_looks_for_it() -> None:
+    """As gpt-oss does: under another key, and for a tool call not beside words."""
+    thinks_aloud = assistant("Let me look.", "Look it up.", city="Paris")
+    for words, expected in ((None, "Look it up."), ("Let me look.", "Look it up.\n\nLet me look.")):
+        messages = (ASK, {**thinks_aloud, "content": words}, tool("Sunny."))
+        text = Renderer(text_model("thoughts_or_words")).render(ChatRequest(messages=messages)).text
+        assert f"<|channel|>analysis<|message|>{expected}<|im_end|>" in text
+        usual = Renderer(text_model("channels")).render(ChatRequest(messages=messages)).text
+        assert "<|channel|>analysis<|message|>Look it up.<|im_end|>" in usual
+
+
+def test_reasoning_that_a_chat_has_not_had_yet_is_foretold_where_the_template_looks_for_it() -> None:
+    model = text_model("thoughts_or_words")
+    renderer = Renderer(model)
+    rendered = renderer.render(ChatRequest(messages=(ASK,)))
+    call = ToolCall(id="call_0", name="get_weather", arguments='{"city": "Paris"}')
+    foretold = renderer.next_turn(
+        rendered, Answer(content=None, reasoning="Look it up.", tool_calls=(call,)), branch="tool"
+    )
+    assert foretold is not None
+    assert "analysis<|message|>Look it up.<|im_end|>" in model.decode(foretold.tokens.tolist())

@@ -7,6 +7,12 @@ from typing import Any, cast
 
 from reprise.chat.request import Message
 
+REASONING = "reasoning_content"
+"""The key of an assistant message's reasoning in a request, and in most templates."""
+
+REASONING_KEYS = (REASONING, "reasoning", "thinking")
+"""The keys under which templates look for it, as far as any are known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
@@ -14,20 +20,32 @@ class Form:
 
     The API gives tool arguments as text, most templates want them as a mapping, some as text after all. Some templates
     read `content` from a message that has none. `joins_parts`: content that is a list of text parts becomes one text.
+    `reasoning_as`: the key under which the template looks for reasoning. `joins_reasoning`: what is said before a tool
+    call becomes part of the reasoning, for templates that refuse to have both.
     """
 
     has_text_arguments: bool = False
     fills_content: bool = False
     joins_parts: bool = False
+    reasoning_as: str = REASONING
+    joins_reasoning: bool = False
 
 
-def forms(messages: Sequence[Message], *, takes_parts: bool) -> tuple[Form, ...]:
+def forms(messages: Sequence[Message], *, takes_parts: bool, reasoning_as: str = REASONING) -> tuple[Form, ...]:
     """The forms worth trying for these messages, the usual one first. Forms that would write the same are left out."""
     joins = not takes_parts
     argument_forms = (False, True) if any(m.get("tool_calls") is not None for m in messages) else (False,)
     content_forms = (False, True) if any(m.get("content") is None for m in messages) else (False,)
+    reasoning_forms = (False, True) if any(_thinks_aloud(m) for m in messages) else (False,)
     return tuple(
-        Form(has_text_arguments=as_text, fills_content=fills, joins_parts=joins)
+        Form(
+            has_text_arguments=as_text,
+            fills_content=fills,
+            joins_parts=joins,
+            reasoning_as=reasoning_as,
+            joins_reasoning=joins_reasoning,
+        )
+        for joins_reasoning in reasoning_forms
         for as_text in argument_forms
         for fills in content_forms
     )
@@ -70,8 +88,18 @@ def _part_text(part: Any) -> str | None:
     return None
 
 
+def _thinks_aloud(message: Message) -> bool:
+    """Whether a tool call comes with both reasoning and words."""
+    has_both = joined_text(message.get(REASONING)) != "" and joined_text(message.get("content")) != ""
+    return has_both and message.get("tool_calls") is not None
+
+
 def _written_message(message: Message, form: Form) -> dict[str, Any]:
     out = {key: value for key, value in message.items() if value is not None}
+    if form.joins_reasoning and _thinks_aloud(message):
+        out[REASONING] = f"{message[REASONING]}\n\n{joined_text(out.pop('content'))}"
+    if REASONING in out:
+        out[form.reasoning_as] = out.pop(REASONING)
     content = out.get("content")
     if form.joins_parts and isinstance(content, list):
         out["content"] = joined_text(cast(Any, content))

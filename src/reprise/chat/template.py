@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from reprise.chat.dates import TemplateDates, read_dates
-from reprise.chat.forms import Form, forms, is_text_only, written
+from reprise.chat.forms import REASONING, REASONING_KEYS, Form, forms, is_text_only, written
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest, TemplateFailed
@@ -53,6 +53,7 @@ class ChatTemplate:
         self._render = text_model.render
         self.dates: TemplateDates = read_dates(text_model.template_source)
         self._takes_parts: bool | None = None
+        self._reasoning_key: str | None = None
         if not self._dates_agree():
             self.dates = replace(self.dates, is_controlled=False, formats=())
 
@@ -63,6 +64,13 @@ class ChatTemplate:
             self._takes_parts = self._try_parts()
         return self._takes_parts
 
+    @property
+    def reasoning_key(self) -> str:
+        """The key of a message under which the template looks for reasoning. Found out by trying, once."""
+        if self._reasoning_key is None:
+            self._reasoning_key = next((key for key in REASONING_KEYS if self._reads(key)), REASONING)
+        return self._reasoning_key
+
     def open_scene(self, request: ChatRequest, moment: datetime) -> tuple[Scene, str]:
         """Render the request. The scene renders other messages in the same circumstances.
 
@@ -70,7 +78,7 @@ class ChatTemplate:
         """
         self._refuse(request)
         complaint: TemplateFailed | None = None
-        for form in forms(request.messages, takes_parts=self._needs_no_joining(request)):
+        for form in self._forms(request.messages, takes_parts=self._needs_no_joining(request)):
             scene = Scene(request=request, moment=moment, form=form)
             try:
                 text = self.text(scene, request.messages, is_continued=request.continue_final)
@@ -109,13 +117,17 @@ class ChatTemplate:
 
     def try_text(self, scene: Scene, messages: Sequence[Message], *, has_prompt: bool = True) -> str | None:
         """The same in whatever form the template takes these messages, or None if it takes them in none."""
-        usual = forms(messages, takes_parts=not scene.form.joins_parts)
+        usual = self._forms(messages, takes_parts=not scene.form.joins_parts)
         for form in dict.fromkeys((scene.form, *usual)):
             try:
                 return self.text(replace(scene, form=form), messages, has_prompt=has_prompt)
             except TemplateFailed:
                 continue
         return None
+
+    def _forms(self, messages: Sequence[Message], *, takes_parts: bool) -> tuple[Form, ...]:
+        # Also where no message has reasoning: the stand-ins and answers that are rendered in this scene may.
+        return forms(messages, takes_parts=takes_parts, reasoning_as=self.reasoning_key)
 
     def _refuse(self, request: ChatRequest) -> None:
         if self._render is None:
@@ -158,3 +170,23 @@ class ChatTemplate:
             return False
         # A template that knows only text writes the list itself, quotes and all.
         return text.count(_PROBE) == 1 and "'text'" not in text and '"text"' not in text
+
+    def _reads(self, key: str) -> bool:
+        """Whether reasoning under this key is written beside a tool call, where templates keep it longest, or last."""
+        asked: Message = {"role": "user", "content": "?"}
+        call = {"id": "reprise01", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
+        called: Message = {"role": "assistant", "content": "", key: _PROBE, "tool_calls": [call]}
+        result: Message = {"role": "tool", "content": "seen", "tool_call_id": "reprise01", "name": "look"}
+        answered: Message = {"role": "assistant", "content": "!", key: _PROBE}
+        for messages in ((asked, called, result), (asked, answered), (asked, answered, asked)):
+            scene = Scene(
+                request=ChatRequest(messages=messages), moment=datetime(2000, 1, 1), form=Form(reasoning_as=key)
+            )
+            for form in forms(messages, takes_parts=True, reasoning_as=key):
+                try:
+                    text = self.text(replace(scene, form=form), messages)
+                except TemplateFailed:
+                    continue
+                if _PROBE in text:
+                    return True
+        return False
