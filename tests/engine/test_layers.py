@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reprise.core.kinds import Chunk, Window
 from reprise.core.spans import Span
+from reprise.engine.columns import Column, as_words
 from reprise.engine.layers import (
     ChunkLayer,
     FullLayer,
@@ -109,8 +110,9 @@ class Life:
         spans = [piece for span in self.layer.kind.needs(at) for piece in self.cut(span)]
         layer = self.fresh()
         if spans:
-            columns = [self.layer.read(row, span) for span in spans]
-            layer.load([[mx.array(planes[i]) for planes in columns] for i in range(len(columns[0]))], spans, at)
+            read = [[as_words(mx.array(part)) for part in self.layer.read(row, span)] for span in spans]
+            planes = zip(zip(*read, strict=True), self.layer.planes, strict=True)
+            layer.load([Column(parts=parts, dtype=plane.dtype) for parts, plane in planes], spans, at)
         else:
             layer.lengths = [at]
         self.layer, self.stories = layer, [Story(story.entries[:at])]

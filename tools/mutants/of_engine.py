@@ -4,6 +4,7 @@ from tools.mutants.mutant import Mutant
 
 _LAYERS = ("tests/engine/test_layers.py",)
 _PAYLOADS = ("tests/engine/test_payloads.py",)
+_COLUMNS = ("tests/engine/test_columns.py",)
 _LOOP = ("tests/loop/test_reuse.py", "-k", "llama or qwen3_5")
 _PARKED = ("tests/loop/test_parked.py", "-k", "branch_of_a_parked")
 
@@ -94,11 +95,53 @@ PAYLOADS = (
         _PAYLOADS,
     ),
     _mutant(
-        "engine/rows.py",
+        "engine/columns.py",
         "wrong layer: all are restored from the first",
-        "next_plane[state.kind] = first + rows._load(state, restore, first)",
-        "next_plane[state.kind] = first * rows._load(state, restore, first)",
-        _PAYLOADS,
+        "left.popleft() for _",
+        "left[0] for _",
+        _COLUMNS,
+    ),
+    _mutant(
+        "engine/payloads.py",
+        "a part is restored from the segment's first entry on",
+        "as_words(stack)[:, :, start:stop, :]",
+        "as_words(stack)[:, :, 0 : stop - start, :]",
+        _COLUMNS,
+    ),
+    _mutant(
+        "engine/columns.py",
+        "a shared buffer: a restored layer keeps what it was restored from",
+        "return mx.array(like).view(self.dtype)",
+        "return like.view(self.dtype)",
+        _COLUMNS,
+    ),
+    _mutant(
+        "engine/columns.py",
+        "room to grow before the entries",
+        "[*self.parts, space]",
+        "[space, *self.parts]",
+        _COLUMNS,
+    ),
+    _mutant(
+        "engine/columns.py",
+        "rows are cut into words that they are not made of",
+        "if row_nbytes % size == 0",
+        "if row_nbytes >= size",
+        _COLUMNS,
+    ),
+    _mutant(
+        "engine/columns.py",
+        "kept positions are taken for recent ones",
+        "rest = self.parts[:num_parts], self.parts[num_parts:]",
+        "rest = self.parts[:num_parts], self.parts",
+        _COLUMNS,
+    ),
+    _mutant(
+        "engine/payloads.py",
+        "what is handed over stays held",
+        "segment, self._segment = self._segment, None",
+        "segment = self._segment",
+        _COLUMNS,
     ),
     _mutant(
         "engine/rows.py",
@@ -125,9 +168,9 @@ LOOP = (
         _LOOP,
     ),
     _mutant(
-        "loop/worker.py",
+        "loop/ends.py",
         "leases are never given back",
-        "self.cache.release(lease)",
+        "self._cache.release(lease)",
         "pass",
         _LOOP,
     ),

@@ -20,6 +20,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from reprise.core.kinds import Chunk, Full, KvKind, Window
 from reprise.core.spans import Span
+from reprise.engine.columns import Column, as_words
 
 STEP = 256
 """Buffers are made in multiples of so many entries."""
@@ -40,6 +41,7 @@ class KvLayer:
     """Entries of one attention layer. Subclasses say what a token sees and what may be dropped."""
 
     kind: KvKind
+    num_planes = 2
 
     def __init__(self) -> None:
         self.planes: list[mx.array] = []
@@ -181,19 +183,22 @@ class KvLayer:
 
     def read(self, row: int, span: Span) -> list[mx.array]:
         """The entries of `span`, one array of shape ``(1, heads, length, width)`` for each plane; views, not copies."""
+        return [self._cut(plane, row, span) for plane in self.planes]
+
+    def words(self, row: int, span: Span) -> list[mx.array]:
+        """As `read`, but as words (`reprise.engine.columns`)."""
+        return [self._cut(as_words(plane), row, span) for plane in self.planes]
+
+    def _cut(self, plane: mx.array, row: int, span: Span) -> mx.array:
         low, high = self.index(row, span.start), self.index(row, span.stop)
         assert max(0, self.end - self.held) <= low <= high <= self.end, (self, row, span)
-        return [plane[row : row + 1, :, low:high, :] for plane in self.planes]
+        return plane[row : row + 1, :, low:high, :]
 
-    def load(self, planes: Sequence[Sequence[mx.array]], spans: Sequence[Span], position: int) -> None:
-        """Make this (fresh) layer stand at `position` with the entries of `spans`: `planes[i]` are plane i's parts."""
+    def load(self, columns: Sequence[Column], spans: Sequence[Span], position: int) -> None:
+        """Make this (fresh) layer stand at `position` with the entries of `spans`, of which the columns are made."""
         held = sum(map(len, spans))
         total = rounded(max(held + min(STEP, self._slack(held)), self._reserved_capacity()))
-        self.planes = []
-        for parts in planes:
-            like = parts[0]
-            room = mx.zeros((*like.shape[:2], total - held, like.shape[3]), dtype=like.dtype)
-            self.planes.append(mx.concatenate([*parts, room], axis=2))
+        self.planes = [column.joined(room=total - held) for column in columns]
         self.end = self.held = held
         self.lengths = [position]
 
@@ -290,6 +295,8 @@ class FullLayer(KvLayer):
 
 class QuantizedLayer(FullLayer):
     """Full attention over quantised entries (`mx.quantize`, affine). Six planes: words, scales, biases, twice."""
+
+    num_planes = 6
 
     def __init__(self, *, bits: int, group_size: int) -> None:
         super().__init__()
@@ -429,17 +436,15 @@ class SinkWindowLayer(KvLayer):
         rest = super().read(row, Span(self.kind.keep, span.stop))
         return [mx.concatenate(pair, axis=2) for pair in zip(kept, rest, strict=True)]
 
-    def load(self, planes: Sequence[Sequence[mx.array]], spans: Sequence[Span], position: int) -> None:
-        """See `KvLayer.load`; the first span may be the kept positions, apart from the rest."""
-        keep = self.kind.keep
-        whole = [mx.concatenate(list(parts), axis=2) if len(parts) > 1 else parts[0] for parts in planes]
-        needs = self.kind.needs(position)
-        if needs == (Span(0, position),):
-            super().load([[w] for w in whole], needs, position)
+    def load(self, columns: Sequence[Column], spans: Sequence[Span], position: int) -> None:
+        """See `KvLayer.load`; the first spans may be the kept positions, apart from the rest."""
+        if self.kind.needs(position) == (Span(0, position),):
+            super().load(columns, spans, position)
             return
-        self.sinks = [w[..., :keep, :] for w in whole]
-        recent = needs[1:] if len(needs) > 1 else ()
-        super().load([[w[..., keep:, :]] for w in whole], recent, position)
+        num_kept = sum(span.stop <= self.kind.keep for span in spans)
+        halves = [column.split(num_kept) for column in columns]
+        self.sinks = [kept.joined(room=0) for kept, _ in halves]
+        super().load([recent for _, recent in halves], spans[num_kept:], position)
 
     @property
     def state(self) -> list[mx.array]:
@@ -474,8 +479,8 @@ class ChunkLayer(KvLayer):
     def _slack(self, length: int) -> int:
         return max(64, min(self.kind.size, STEP))
 
-    def load(self, planes: Sequence[Sequence[mx.array]], spans: Sequence[Span], position: int) -> None:
-        super().load(planes, spans, position)
+    def load(self, columns: Sequence[Column], spans: Sequence[Span], position: int) -> None:
+        super().load(columns, spans, position)
         self.start_position = position - self.held
 
 

@@ -54,10 +54,14 @@ class Loan(Lent):
         assert len(loans) == len(others), self
         return Loan(self._live, self.kind, Span(self.span.start, [self, *loans][-1].span.stop), self._nbytes_each)
 
-    def plane(self, index: int, start: int, stop: int) -> mx.array:
-        """As `Segment.plane`: a view into the live buffers."""
+    @property
+    def dtypes(self) -> list[mx.Dtype]:
+        return self._live.dtypes(self.kind)
+
+    def words(self, start: int, stop: int) -> list[mx.array]:
+        """As `Segment.words`: views into the live buffers."""
         at = self.span.start
-        return self._live.plane(self.kind, index, Span(at + start, at + stop))
+        return self._live.words(self.kind, Span(at + start, at + stop))
 
     def owned(self) -> Segment:
         """A copy that owns its bytes."""

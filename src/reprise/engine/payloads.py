@@ -10,20 +10,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
 from reprise.cache.payload import SegmentPayload
-
-
-class Planes(Protocol):
-    """Entries of one layer kind that can be read plane by plane: a segment, or a loan."""
-
-    @property
-    def length(self) -> int: ...
-
-    def plane(self, index: int, start: int, stop: int) -> mx.array: ...
+from reprise.engine.columns import as_words
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,8 +38,8 @@ class Segment:
         return Segment(stacks, self.places)
 
     def join(self, others: Sequence[SegmentPayload]) -> Segment:
-        parts = [self, *(cast(Planes, other) for other in others)]
-        segments = [part for part in parts if isinstance(part, Segment) and part.places == self.places]
+        parts = [self, *(cast(Segment, other) for other in others)]
+        segments = [part for part in parts if part.places == self.places]
         if len(segments) < len(parts):
             # Packed in another way: plane by plane.
             lengths = [part.length for part in parts]
@@ -76,18 +68,30 @@ class Segment:
         stack, place = self.places[index]
         return self.stacks[stack][place : place + 1, :, start:stop, :]
 
+    @property
+    def dtypes(self) -> tuple[mx.Dtype, ...]:
+        return tuple(self.stacks[stack].dtype for stack, _ in self.places)
+
+    def words(self, start: int, stop: int) -> list[mx.array]:
+        """The entries ``[start, stop)`` of all planes, as words; views."""
+        # Few operations for many planes: each stack is cut once and split once.
+        cuts = [mx.split(as_words(stack)[:, :, start:stop, :], stack.shape[0]) for stack in self.stacks]
+        return [cuts[stack][place] for stack, place in self.places]
+
 
 class Passing:
-    """The entries of an unpacked segment on their way elsewhere: each plane can be read once, and is gone then."""
+    """The entries of an unpacked segment on their way elsewhere: they can be read once, and whoever reads has them."""
 
     def __init__(self, segment: Segment) -> None:
+        assert len(segment.stacks) == len(segment.places), "planes of a packed segment cannot be given up one by one"
         self.length = segment.length
-        self._planes: list[mx.array | None] = [segment.plane(i, 0, self.length) for i in range(len(segment.places))]
+        self.dtypes = segment.dtypes
+        self._segment: Segment | None = segment
 
-    def plane(self, index: int, start: int, stop: int) -> mx.array:
-        plane, self._planes[index] = self._planes[index], None
-        assert plane is not None, "a plane is handed over once"
-        return plane[:, :, start:stop, :]
+    def words(self, start: int, stop: int) -> list[mx.array]:
+        segment, self._segment = self._segment, None
+        assert segment is not None, "entries are handed over once"
+        return segment.words(start, stop)
 
 
 def pack(planes: Sequence[mx.array]) -> Segment:

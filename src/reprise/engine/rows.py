@@ -14,8 +14,9 @@ from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
 from reprise.engine.blueprint import Blueprint, leaf_states
 from reprise.engine.choose import Choices
+from reprise.engine.columns import Columns
 from reprise.engine.layers import FullLayer, KvLayer, StateLayer
-from reprise.engine.payloads import Passing, Planes, Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
+from reprise.engine.payloads import Passing, Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,32 +135,15 @@ class Rows:
         if restore.position == 0:
             return rows
         saved = iter(cast(Snapshot, restore.snapshot).states if restore.snapshot is not None else ())
-        next_plane: dict[KvKind, int] = {}
+        columns = Columns(restore)
         for i, state in enumerate(rows._states()):
             if isinstance(state, KvLayer):
-                first = next_plane.get(state.kind, 0)
-                next_plane[state.kind] = first + rows._load(state, restore, first)
+                _load(state, columns, restore.position)
             else:
                 rows._put_state(i, state, next(saved))
         rows.lengths = [restore.position]
         mx.eval(rows.arrays())
         return rows
-
-    def _load(self, layer: KvLayer, restore: Restore, first: int) -> int:
-        """Fill a layer from the planes ``[first, …)`` of its kind; gives how many planes it took."""
-        parts = restore.parts[layer.kind]
-        num_planes = 6 if hasattr(layer, "bits") else 2
-        if not parts:
-            layer.lengths = [restore.position]
-            return num_planes
-        planes = [
-            [cast(Planes, part.payload).plane(index, part.start, part.stop) for part in parts]
-            for index in range(first, first + num_planes)
-        ]
-        layer.load(planes, [part.span for part in parts], restore.position)
-        # A layer at a time, so that entries that are handed over are gone before the next ones are copied.
-        mx.eval(layer.state)
-        return num_planes
 
     def _put_state(self, index: int, state: Any, saved: Any) -> None:
         if isinstance(state, StateLayer):
@@ -178,14 +162,13 @@ class Rows:
         position = restore.position
         saved = iter(cast(Snapshot, restore.snapshot).states if restore.snapshot is not None else ())
         fresh = Rows(self.blueprint)
-        next_plane: dict[KvKind, int] = {}
+        columns = Columns(restore)
         for i, (state, new) in enumerate(zip(self._states(), fresh._states(), strict=True)):
             if isinstance(state, FullLayer):
                 state.rewind(position)
                 continue
             if isinstance(new, KvLayer):
-                first = next_plane.get(new.kind, 0)
-                next_plane[new.kind] = first + fresh._load(new, restore, first)
+                _load(new, columns, position)
             else:
                 fresh._put_state(i, new, next(saved))
             vars(state).clear()
@@ -225,6 +208,17 @@ class Rows:
         if list(rows) != list(range(self.num_rows)):
             twin.keep_rows(rows)
         return twin
+
+
+def _load(layer: KvLayer, columns: Columns, position: int) -> None:
+    """Make a fresh layer stand at `position` with the next planes of its kind."""
+    spans = columns.spans(layer.kind)
+    if len(spans) == 0:
+        layer.lengths = [position]
+        return
+    layer.load(columns.take(layer.kind, layer.num_planes), spans, position)
+    # A layer at a time, so that entries that are handed over are gone before the next ones are copied.
+    mx.eval(layer.state)
 
 
 def handed_over(restore: Restore, segments: Sequence[Segment]) -> Restore:

@@ -72,6 +72,14 @@ class Live:
             index -= len(layer.planes)
         raise AssertionError((kind, index))
 
+    def dtypes(self, kind: KvKind) -> list[mx.Dtype]:
+        """The type of each plane of all layers of this kind."""
+        return [plane.dtype for layer in self.rows.layers(kind) for plane in layer.planes]
+
+    def words(self, kind: KvKind, span: Span) -> list[mx.array]:
+        """The entries of `span` in all planes of all layers of this kind, as words; views."""
+        return [words for layer in self.rows.layers(kind) for words in layer.words(self.row, span)]
+
     def copy(self, kind: KvKind, span: Span) -> Segment:
         return RowSource(self.rows, self.row).segment(kind, span)
 

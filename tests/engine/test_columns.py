@@ -1,0 +1,149 @@
+"""What a restore reads and writes: the same bytes, as words, each copied once into buffers of their own."""
+
+import gc
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from reprise.cache.lookup import Part, Restore
+from reprise.core.kinds import Full, KvKind, Window
+from reprise.core.spans import Span
+from reprise.engine.columns import Column, Columns, as_words
+from reprise.engine.layers import FullLayer, QuantizedLayer, SinkWindowLayer, WindowLayer
+from reprise.engine.payloads import Passing, pack
+
+WIDTHS = [(8, mx.bfloat16, mx.uint64), (2, mx.bfloat16, mx.uint32), (3, mx.float16, mx.uint16), (5, mx.uint8, mx.uint8)]
+
+
+def bits(array: mx.array) -> bytes:
+    return np.array(array.view(mx.uint8)).tobytes()
+
+
+@pytest.fixture
+def memory() -> Callable[[], tuple[int, int]]:
+    """Bytes held since the test began, and the most since then."""
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    return lambda: (mx.get_active_memory() - before, mx.get_peak_memory() - before)
+
+
+def plane(length: int, *, heads: int = 2, width: int = 64, seed: int = 0) -> mx.array:
+    made = mx.random.normal((1, heads, length, width), key=mx.random.key(seed))
+    mx.eval(made)
+    return made
+
+
+def restore_of(kind: KvKind, planes: list[mx.array], cuts: tuple[int, ...]) -> Restore:
+    """`planes` as a restore would read them: in segments that end at `cuts`, the first entry of each left out."""
+    parts: list[Part] = []
+    start = 0
+    for stop in cuts:
+        first = mx.zeros_like(planes[0][:, :, :1, :])
+        segment = pack([mx.concatenate([first, p[:, :, start:stop, :]], axis=2) for p in planes])
+        parts.append(Part(segment, 1, stop - start + 1, Span(start, stop)))
+        start = stop
+    return Restore(position=start, parts={kind: tuple(parts)}, snapshot=None)
+
+
+@pytest.mark.parametrize(("width", "dtype", "word"), WIDTHS)
+def test_words_are_as_wide_as_rows_allow_and_have_the_same_bytes(width: int, dtype: mx.Dtype, word: mx.Dtype) -> None:
+    whole = (100 * mx.random.normal((1, 3, 10, width))).astype(dtype)
+    words = as_words(whole)
+    assert words.dtype == word
+    assert bits(words) == bits(whole)
+    cut = Column(parts=[words[:, :, 2:5, :], words[:, :, 5:9, :]], dtype=dtype).joined(room=4)
+    assert cut.dtype == dtype and cut.shape == (1, 3, 11, width)
+    assert bits(cut[:, :, :7, :]) == bits(whole[:, :, 2:9, :])
+    assert not mx.any(cut[:, :, 7:, :]).item()
+
+
+def test_words_of_a_buffer_are_no_copy(memory: Callable[[], tuple[int, int]]) -> None:
+    whole = plane(1024)
+    part = as_words(whole)[:, :, 100:110, :]
+    mx.eval(part)
+    held, most = memory()
+    assert held == whole.nbytes
+    assert most <= held + 1024
+
+
+@pytest.mark.parametrize("room", [0, 16])
+def test_one_part_owns_its_bytes(memory: Callable[[], tuple[int, int]], room: int) -> None:
+    whole = plane(1024)
+    mine = Column(parts=[as_words(whole)[:, :, :512, :]], dtype=whole.dtype).joined(room=room)
+    mx.eval(mine)
+    del whole
+    held, _ = memory()
+    assert held == mine.nbytes
+
+
+def test_layers_take_their_planes_in_turn() -> None:
+    planes = [plane(9, seed=seed) for seed in range(6)]
+    columns = Columns(restore_of(Full(), planes, (4, 9)))
+    assert columns.spans(Full()) == [Span(0, 4), Span(4, 9)]
+    taken = [columns.take(Full(), 2) for _ in range(3)]
+    joined = [column.joined(room=1) for pair in taken for column in pair]
+    assert [bits(one[:, :, :9, :]) for one in joined] == [bits(one) for one in planes]
+
+
+@pytest.mark.parametrize("layer", [FullLayer(), QuantizedLayer(bits=8, group_size=32), WindowLayer(Window(2000))])
+def test_a_restored_layer_copies_each_entry_once_and_goes_on_in_its_buffers(
+    memory: Callable[[], tuple[int, int]], layer: FullLayer | WindowLayer
+) -> None:
+    made = [plane(1500, seed=seed) for seed in range(layer.num_planes)]
+    restore = restore_of(layer.kind, made, (400, 1100, 1500))
+    del made
+    stored, _ = memory()
+    mx.reset_peak_memory()
+    columns = Columns(restore)
+    layer.load(columns.take(layer.kind, layer.num_planes), columns.spans(layer.kind), 1500)
+    mx.eval(layer.state)
+    held, most = memory()
+    assert held - stored == layer.nbytes
+    # Not even the room to grow is made apart and then copied; a zero is.
+    assert most - stored <= layer.nbytes + 1024
+    mx.reset_peak_memory()
+    entries = mx.zeros((1, 2, 1, 64))
+    layer._append([entries.astype(p.dtype) for p in layer.planes])
+    mx.eval(layer.state)
+    _, most = memory()
+    # Nobody else holds the buffers, so that the first entry behind them is written in place.
+    assert most - held <= layer.num_planes * 4096
+
+
+def test_kept_positions_are_told_from_recent_ones() -> None:
+    kind = Window(9, 4)
+    layer = SinkWindowLayer(kind)
+    made = [plane(4 + 4, seed=seed) for seed in range(2)]
+    restore = restore_of(kind, made, (1, 4, 8))
+    needs = kind.needs(50)
+    assert [len(need) for need in needs] == [4, 4]
+    columns = Columns(restore)
+    spans = [Span(0, 1), Span(1, 4), needs[1]]
+    layer.load(columns.take(kind, 2), spans, 50)
+    assert [bits(sink) for sink in layer.sinks] == [bits(p[:, :, :4, :]) for p in made]
+    assert [bits(p) for p in layer.read(0, needs[1])] == [bits(p[:, :, 4:, :]) for p in made]
+
+
+def test_a_column_of_kept_positions_alone_leaves_no_entries() -> None:
+    whole = plane(3)
+    kept, rest = Column(parts=[as_words(whole)], dtype=whole.dtype).split(1)
+    assert bits(kept.joined(room=0)) == bits(whole)
+    assert rest.joined(room=5).shape == (1, 2, 5, 64)
+
+
+def test_entries_are_handed_over_once() -> None:
+    segment = pack([plane(9), plane(9, seed=1)]).unpacked()
+    passing = Passing(segment)
+    read = passing.words(2, 5)
+    assert [bits(one) for one in read] == [bits(segment.plane(i, 2, 5)) for i in range(2)]
+    with pytest.raises(AssertionError, match="once"):
+        passing.words(2, 5)
+
+
+def test_what_is_packed_together_cannot_be_handed_over() -> None:
+    with pytest.raises(AssertionError, match="one by one"):
+        Passing(pack([plane(9), plane(9, seed=1)]))
