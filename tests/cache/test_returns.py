@@ -65,6 +65,21 @@ def test_who_always_comes_back_after_forty_is_worth_most_just_before() -> None:
     assert returns.next_step_at(598) > 599
 
 
+def test_who_comes_back_more_than_others_at_one_age_does_so_a_little_later() -> None:
+    returns = Returns((2,))
+    # Of the even a quarter comes back after 50 and a quarter after 70; of the odd nine in ten after 50.
+    after_50 = {began for began in range(1, 400) if (began % 20 > 1 if began % 2 == 1 else began % 8 == 0)}
+    after_70 = {began for began in range(1, 400) if began % 8 == 2}
+    for number in range(1, 400):
+        returns.advance()
+        for age, those in ((50, after_50), (70, after_70)):
+            if number - age in those:
+                returns.come_back(number - age)
+        returns.wait(number % 2)
+    odd, even = 321, 326  # Both still wait, and are a little older than 70.
+    assert returns.worth(odd) > returns.worth(even)
+
+
 def test_what_never_comes_back_is_worth_less_than_what_does() -> None:
     returns = Returns((2,))
     for number in range(1, 800):

@@ -30,8 +30,10 @@ _WIDTHS = np.diff(np.append(_AGES, MEMORY)).astype(np.float64)
 _PRIOR_RATE = 0.2
 """Before anything was seen, an item of age a is used at the rate 0.2 / a: the older, the less likely."""
 
-_TRUST = 3.0
-"""So many returns of its own, or so much waiting, and a class is believed as much as its neighbours."""
+_NEAR = (0.25, 0.5, 0.25)
+"""How much of what is seen at the step before, at a step and at the one behind counts there: a class that comes back
+more often than others at one age does so a little earlier and later, and few returns make peaks where there are none.
+"""
 
 _REFRESH = 64
 """Prompts between two computations of the table."""
@@ -125,10 +127,23 @@ def _rates(returned: Floats, waited: Floats, shape: tuple[int, ...]) -> Floats:
     expected = np.broadcast_to(overall, (*shape, _STEPS))
     for axis in axes:
         others = tuple(a for a in axes if a != axis)
-        marginal = (seen.sum(others, keepdims=True) + _TRUST) / (time.sum(others, keepdims=True) + _TRUST / overall)
+        marginal = _learned(seen.sum(others, keepdims=True), time.sum(others, keepdims=True), overall)
         expected = expected * (marginal / overall)
-    rates = (seen + _TRUST) / (time + _TRUST / expected)
-    return rates.reshape(returned.shape)
+    return _learned(seen, time, expected).reshape(returned.shape)
+
+
+def _learned(seen: Floats, time: Floats, expected: Floats) -> Floats:
+    """The expected rates, corrected by what was seen. The expectation itself counts as much as one return would.
+
+    That is a Gamma prior of mean 1 on the ratio of the true rate to the expected one, which changes slowly with age.
+    """
+    return expected * (_nearby(seen) + 1) / (_nearby(time * expected) + 1)
+
+
+def _nearby(counts: Floats) -> Floats:
+    """Counts by age, the last axis, shared with the neighbours; beyond the ends there is nothing."""
+    padded = np.pad(counts, [(0, 0)] * (counts.ndim - 1) + [(1, 1)])
+    return sum((share * padded[..., at : at + _STEPS] for at, share in enumerate(_NEAR)), np.zeros_like(counts))
 
 
 def index_table(rates: Floats, widths: Floats) -> Floats:
