@@ -6,9 +6,10 @@ What it "generates" is a function of the job: the script for its prompt. Prefill
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from reprise.core.backend import Counts, Held, Status
+from reprise.core.backend import Counts, Held, Pin, Pins, Status, pin_id
 from reprise.core.errors import EngineFailed, RepriseError
 from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Started
 from reprise.core.job import Constraint, Job, Purpose
@@ -39,6 +40,7 @@ class FakeBackend:
     stored: dict[str, list[Tokens]] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     is_cleared: bool = False
+    pinned: dict[tuple[str, str], Pin] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.may_prefill = threading.Event()
@@ -68,9 +70,20 @@ class FakeBackend:
             is_idle = self._num_open == 0
         return Status(is_idle=is_idle, counts=self.counts, held=Held(kv=100, snapshots=11, budget=1000))
 
-    def clear(self) -> None:
+    def clear(self, namespace: str | None = None) -> None:
         self.is_cleared = True
-        self.stored.clear()
+        for name in [name for name in self.stored if namespace in (None, name)]:
+            del self.stored[name]
+
+    def pins(self, namespace: str) -> Future[Pins]:
+        found: Future[Pins] = Future()
+        found.set_result(Pins(pins=tuple(pin for (name, _), pin in self.pinned.items() if name == namespace)))
+        return found
+
+    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
+        found: Future[bool] = Future()
+        found.set_result(self.pinned.pop((namespace, pin_id), None) is not None)
+        return found
 
     def stop(self) -> None:
         self.may_prefill.set()
@@ -115,6 +128,11 @@ class FakeBackend:
             prefilled=self.counts.prefilled + total - reused,
         )
         if job.purpose is not Purpose.GENERATE:
+            if job.pin_until is not None:
+                name = pin_id(job.prompt.tokens)
+                self.pinned[(job.namespace, name)] = Pin(
+                    id=name, tokens=total, nbytes=total, expires_in_s=job.pin_until, follows_chat=False
+                )
             sink(Finished(reason=FinishReason.DONE, outcome=outcome))
             return
         self._decode(job, sink, outcome)

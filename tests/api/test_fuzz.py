@@ -27,6 +27,8 @@ BODIES = [
     "POST /v1/messages/count_tokens",
     "POST /v1/responses",
     "POST /v1/prefill",
+    "POST /v1/cache/pin",
+    "DELETE /v1/cache/pin",
     "POST /tokenize",
     "POST /detokenize",
 ]
@@ -35,6 +37,8 @@ ADDRESSES = [
     "GET /v1/cache/requests/{request_id}",
     "DELETE /v1/requests/{request_id}",
     "DELETE /v1/cache",
+    "GET /v1/cache/pin",
+    "DELETE /v1/cache/pin/{name}",
     "GET /v1/responses/{response_id}",
     "DELETE /v1/responses/{response_id}",
     "GET /v1/responses/{response_id}/input_items",

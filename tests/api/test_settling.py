@@ -1,10 +1,11 @@
 """Which settles are queued, which are dropped, and which go on when a request came between. Without an engine."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from reprise.api.settling import Settling
-from reprise.core.backend import Status
+from reprise.core.backend import Pins, Status
 from reprise.core.errors import ShuttingDown
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.job import Job
@@ -35,7 +36,13 @@ class Queue:
     def status(self) -> Status:
         return Status(is_idle=not self.jobs)
 
-    def clear(self) -> None:
+    def clear(self, namespace: str | None = None) -> None:
+        raise NotImplementedError
+
+    def pins(self, namespace: str) -> Future[Pins]:
+        raise NotImplementedError
+
+    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
         raise NotImplementedError
 
     def compute(self, job_id: str, start: int, *positions: int) -> None:

@@ -210,3 +210,16 @@ def test_nothing_is_learned_from_work_that_nobody_asked_for() -> None:
     cache.release(lease)
     mark = next(iter(next(iter(cache.roots.values())).children.values())).landmarks[50]
     assert cache.order.policy.worth(cache.facts(mark)) > 0, "the chat has not gone on yet"
+
+
+def test_what_a_client_wants_kept_takes_the_place_of_what_is_worth_more() -> None:
+    sizes = Sizes(full=1)
+    cache = store("cost", sizes, 300)
+    chat, side = run_of(0, 280), run_of(1, 280)
+    serve(cache, chat, sizes)
+    for is_wanted in (False, True):
+        assert (resumes_at(cache, chat), resumes_at(cache, side)) == (280, 0)
+        source = SizedSource(sizes, 1)
+        done = cache.commit(side, source, kind=BoundaryKind.STABLE, is_side=True, is_wanted=is_wanted)
+        assert done.is_resumable is is_wanted
+    assert resumes_at(cache, side) == 280

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from reprise.api.run import ServerThread
 from reprise.api.service import ChatService
 from reprise.cli.assemble import served_model
-from reprise.core.backend import Status
+from reprise.core.backend import Pins, Status
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
@@ -57,8 +58,14 @@ class Recorder:
     def status(self) -> Status:
         return self.loop.status()
 
-    def clear(self) -> None:
-        self.loop.clear()
+    def clear(self, namespace: str | None = None) -> None:
+        self.loop.clear(namespace)
+
+    def pins(self, namespace: str) -> Future[Pins]:
+        return self.loop.pins(namespace)
+
+    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
+        return self.loop.unpin(pin_id, namespace=namespace)
 
     def of(self, purpose: Purpose) -> list[Kept]:
         with self._lock:
@@ -104,7 +111,7 @@ class Alone:
         job, got = kept.job, kept.tokens
         if not got:
             return
-        again = self._run(replace(job, max_tokens=len(got), watch=None, pin_until=None))
+        again = self._run(replace(job, max_tokens=len(got), watch=None, pin_until=None, retain_until=None))
         if again == got:
             return
         at = next(i for i, (a, b) in enumerate(zip(got, again, strict=False)) if a != b)

@@ -7,12 +7,13 @@ tokens, so everything else is real: the model computes each of them, and samples
 import random
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from reprise.core.backend import Status
+from reprise.core.backend import Pins, Status
 from reprise.core.events import Event, Finished, FinishReason, Sampled
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.record import Outcome
@@ -132,5 +133,11 @@ class ScriptedEngine:
     def status(self) -> Status:
         return self.loop.status()
 
-    def clear(self) -> None:
-        self.loop.clear()
+    def clear(self, namespace: str | None = None) -> None:
+        self.loop.clear(namespace)
+
+    def pins(self, namespace: str) -> Future[Pins]:
+        return self.loop.pins(namespace)
+
+    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
+        return self.loop.unpin(pin_id, namespace=namespace)

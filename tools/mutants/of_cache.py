@@ -163,13 +163,13 @@ STORE = (
     _mutant(
         "store.py",
         "a pin holds nothing",
-        "if landmark.pinned_until > self.now_s:\n            return False",
-        "if landmark.pinned_until > self.now_s + 1000:\n            return False",
+        "if landmark.stays_until > self.now_s:\n            return False",
+        "if landmark.stays_until > self.now_s + 1000:\n            return False",
     ),
     _mutant(
         "store.py",
         "a pin is forgotten when the chat goes on",
-        "if self.layout.resumes_anywhere and end is not None and end.pinned_until <= self.now_s:",
+        "if self.layout.resumes_anywhere and end is not None and end.stays_until <= self.now_s:",
         "if self.layout.resumes_anywhere and end is not None:",
     ),
     _mutant(

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import reprise
-from reprise.api import metrics, prefill, server_routes, tokenize
+from reprise.api import metrics, pins, prefill, server_routes, tokenize
 from reprise.api.anthropic import routes as messages
 from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.auth import ApiKeys, Authentication
@@ -46,7 +46,7 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         service=service, settings=settings, shapes=shapes, metrics=Metrics(service), responses=ResponseStore()
     )
     shapes.register(messages.PREFIX, anthropic_shape)
-    routes = (chat, completions, messages, responses, models, prefill, tokenize, server_routes, metrics)
+    routes = (chat, completions, messages, responses, models, prefill, tokenize, pins, server_routes, metrics)
     for module in routes:
         app.include_router(module.router)
     install_error_handlers(app, shapes)

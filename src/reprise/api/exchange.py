@@ -53,6 +53,8 @@ class ServiceRequest:
     """A name for the conversation, where the client gives one."""
     pin_for_s: float | None = None
     """Keep the positions at `ChatRequest.breakpoints` in the cache for so long."""
+    retain_for_s: float | None = None
+    """Keep what the next turn can use of the prompt in the cache for so long, or until that turn asks for the same."""
     notes: tuple[str, ...] = ()
     """For the record: fields that were ignored, and the like."""
 

@@ -54,6 +54,7 @@ def job_of(
         constraint=constraint,
         chat=request.chat,
         pin_until=None if request.pin_for_s is None else time.monotonic() + request.pin_for_s,
+        retain_until=None if request.retain_for_s is None else time.monotonic() + request.retain_for_s,
     )
 
 

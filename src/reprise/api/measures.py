@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from reprise.api.records import Record
 from reprise.api.service import ChatService
-from reprise.core.backend import Status
+from reprise.core.backend import EVICTION_REASONS, Status
 
 _TTFT_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 _GAP_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 20)
@@ -74,10 +74,15 @@ def _counters(status: Status) -> Iterable[Metric]:
         ("prefilled_tokens", "Prompt tokens computed while a user waited.", counts.prefilled),
         ("settled_tokens", "Tokens computed ahead while idle.", counts.settled),
         ("generated_tokens", "Tokens sampled.", counts.generated),
-        ("evictions", "Items that had to leave the prefix cache.", counts.evictions),
         ("cancellations", "Jobs that were cancelled.", counts.cancelled),
+        ("pauses", "Times that a running request had to wait for memory.", counts.paused),
     ):
         yield CounterMetricFamily(f"reprise_{name}", text, value=value)
+    evictions = CounterMetricFamily("reprise_evictions", "Items that left the prefix cache.", labels=["reason"])
+    # A series that is not there until something happens hides its first rise.
+    for reason, value in (dict.fromkeys(EVICTION_REASONS, 0) | status.held.evicted_by_reason).items():
+        evictions.add_metric([reason], value)
+    yield evictions
 
 
 def _gauges(status: Status) -> Iterable[Metric]:
@@ -94,5 +99,7 @@ def _gauges(status: Status) -> Iterable[Metric]:
     for use, value in (("kv", held.kv), ("snapshots", held.snapshots), ("live", held.live), ("index", held.index)):
         memory.add_metric([use], value)
     yield memory
+    yield GaugeMetricFamily("reprise_pinned_bytes", "Of KV and snapshots, what stays for pins.", value=held.pinned)
+    yield GaugeMetricFamily("reprise_pins", "Positions that are pinned.", value=held.pins)
     yield GaugeMetricFamily("reprise_budget_bytes", "Bytes that layer state may take.", value=held.budget)
     yield GaugeMetricFamily("reprise_cached_tokens", "Unique tokens in the prefix cache.", value=held.tokens)

@@ -21,7 +21,8 @@ async def prefill(body: PrefillBody, request: Request, context: InContext, names
     service.served.check_name(body.model)
     prompt, until = prefix_of(body, service)
     request_id = new_request_id("prefill")
-    work = service.prefill(prompt, request_id=request_id, namespace=namespace, until=until)
+    prefix = await service.prefix(prompt, namespace=namespace, until=until)
+    work = service.prefill(prefix, request_id=request_id, namespace=namespace)
     outcome = await while_connected(request.receive, work)
     return {
         "id": request_id,

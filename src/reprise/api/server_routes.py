@@ -15,7 +15,9 @@ router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX
 async def health(context: InContext) -> dict[str, Any]:
     """Whether the server is up and idle, and its counts so far, in tokens unless the name says otherwise.
 
-    Answers at once, whatever the engine is doing.
+    `bytes_held` is what the cache holds: `bytes_kv` and `bytes_snapshots`; of that `bytes_pinned` stays for `pins`.
+    `bytes_live` is what running requests hold beside it. Both together keep within `bytes_budget`. Answers at once,
+    whatever the engine is doing.
     """
     service = context.service
     status = service.backend.status()
@@ -36,11 +38,18 @@ async def health(context: InContext) -> dict[str, Any]:
         "prefilled": counts.prefilled,
         "settled": counts.settled,
         "generated": counts.generated,
+        "paused": counts.paused,
         "evictions": counts.evictions,
-        "bytes_held": held.kv + held.snapshots,
-        "bytes_live": held.live,
+        "evictions_by_reason": held.evicted_by_reason,
         "bytes_budget": held.budget,
+        "bytes_held": held.kv + held.snapshots,
+        "bytes_kv": held.kv,
+        "bytes_snapshots": held.snapshots,
+        "bytes_pinned": held.pinned,
+        "bytes_live": held.live,
+        "bytes_index": held.index,
         "tokens_held": held.tokens,
+        "pins": held.pins,
     }
 
 
@@ -70,7 +79,10 @@ async def cancel_request(request_id: str, context: InContext, namespace: Namespa
 
 
 @router.delete("/v1/cache")
-async def clear_cache(context: InContext) -> dict[str, Any]:
-    """Drop everything from the prefix cache that no running request uses."""
-    context.service.backend.clear()
+async def clear_cache(context: InContext, namespace: Namespace) -> dict[str, Any]:
+    """Drop everything from the prefix cache that no running request uses, pins included.
+
+    Where API keys have namespaces, only what the caller's key stored.
+    """
+    context.service.backend.clear(namespace)
     return {"object": "cache", "cleared": True}

@@ -136,23 +136,25 @@ class ChatService:
         """The chat as the model would see it, off the event loop; nothing is computed."""
         return await self.off_loop(lambda: self.renderers.of(namespace).render(chat))
 
-    async def prefill(
-        self,
-        prompt: ChatRequest | RawPrompt,
-        *,
-        request_id: str,
-        namespace: str = "",
-        until: BoundaryKind | None = None,
-    ) -> Outcome:
-        """Compute a prompt into the cache, up to its boundary of the kind `until` if that is given; sample nothing.
+    async def prefix(
+        self, prompt: ChatRequest | RawPrompt, *, namespace: str = "", until: BoundaryKind | None = None
+    ) -> Prompt:
+        """The tokens of a prompt, up to its last boundary of the kind `until` if that is given.
 
-        Raises what `start` raises, and BadRequest if there is no such boundary. Cancelled when the caller is.
+        Raises what `start` raises, and BadRequest if there is no such boundary.
         """
         _, tokens = await self._prompt(prompt, namespace=namespace)
-        if until is not None:
-            tokens = cut_at(tokens, until)
-        self.served.answer_room(len(tokens), 1)
-        job = Job(id=request_id, prompt=tokens, purpose=Purpose.PREFILL, namespace=namespace)
+        return tokens if until is None else cut_at(tokens, until)
+
+    async def prefill(
+        self, prefix: Prompt, *, request_id: str, namespace: str = "", pin_until: float | None = None
+    ) -> Outcome:
+        """Compute a prefix into the cache; sample nothing. `pin_until` as in `Job`.
+
+        Raises what `start` raises. Cancelled when the caller is.
+        """
+        self.served.answer_room(len(prefix), 1)
+        job = Job(id=request_id, prompt=prefix, purpose=Purpose.PREFILL, namespace=namespace, pin_until=pin_until)
         inbox = Inbox(limit=self.limits.max_unread, on_overflow=lambda: None)
         self.backend.submit(job, inbox.sink(0))
         try:

@@ -77,7 +77,8 @@ async def warm_up(service: ChatService, bodies: Sequence[PrefillBody]) -> None:
     for number, body in enumerate(bodies, start=1):
         try:
             prompt, until = prefix_of(body, service)
-            outcome = await service.prefill(prompt, request_id=new_request_id("warm"), until=until)
+            prefix = await service.prefix(prompt, until=until)
+            outcome = await service.prefill(prefix, request_id=new_request_id("warm"))
         except RepriseError as error:
             log.warning("warming up: prompt %d of %d: %s", number, len(bodies), error)
         else:

@@ -31,6 +31,10 @@ def check(cache: PrefixCache) -> None:
         ledger,
     )
     assert landmarks == cache.num_landmarks, (landmarks, cache.num_landmarks)
+    pinned = {
+        m for root in cache.roots.values() for n in subtree(root) for m in n.landmarks.values() if m.stays_until > 0
+    }
+    assert pinned == set(cache.pins), "the pins that are written down are those of the trees"
     assert cache.order.num_placed() == landmarks, "every landmark stands in the order of eviction exactly once"
 
 

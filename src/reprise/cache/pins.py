@@ -2,7 +2,8 @@
 
 A pin keeps its path and its snapshot. Some are set one by one (`cache_control`, an administrator's call) and hold until
 their time is over; others follow a conversation (`prompt_cache_retention`), and a later turn's takes the place of an
-earlier one's. Pins give way to nothing but a running request that has no room otherwise.
+earlier one's. Where there are too many (`keep_within`), or a running request has no room otherwise, those go first that
+would end first; of those that end together, the newest.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from reprise.cache.store import PrefixCache
-from reprise.cache.tree import Landmark, Node, path_to, subtree
+from reprise.cache.tree import Landmark, Node, path_to
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import Tokens, join_tokens
 
 
 def pin(cache: PrefixCache, tokens: Tokens, *, namespace: str, until: float) -> bool:
@@ -21,7 +22,7 @@ def pin(cache: PrefixCache, tokens: Tokens, *, namespace: str, until: float) -> 
     mark = cache.landmark(tokens, namespace=namespace, kind=BoundaryKind.EXPLICIT)
     if mark is None:
         return False
-    mark.pinned_until = max(mark.pinned_until, until)
+    cache.pins.pin(mark, until)
     return True
 
 
@@ -33,33 +34,52 @@ def retain(cache: PrefixCache, tokens: Tokens, *, namespace: str, until: float) 
     for node in path_to(mark.node):
         for earlier in node.landmarks.values():
             if earlier.position < mark.position:
-                earlier.retained_until = 0.0
-    mark.retained_until = max(mark.retained_until, until)
+                cache.pins.retain_no_more(earlier)
+    cache.pins.retain(mark, until)
     return True
 
 
-def unpin(cache: PrefixCache, tokens: Tokens, *, namespace: str) -> bool:
-    """Let the position ``len(tokens)`` go. False if it was not pinned."""
-    match = cache.match(tokens, namespace=namespace)
-    node = next((node for node in match.walk.nodes if len(tokens) <= node.stop), None)
-    mark = node.landmarks.get(len(tokens)) if node is not None and match.length == len(tokens) else None
-    if mark is None or mark.stays_until <= cache.now_s:
+def unpin(cache: PrefixCache, mark: Landmark) -> bool:
+    """Let the position go. False if it was not pinned."""
+    if mark.stays_until <= cache.now_s:
         return False
-    mark.pinned_until = mark.retained_until = 0.0
+    cache.pins.lift(mark)
     return True
 
 
 def lift_one(cache: PrefixCache) -> bool:
-    """Let the pin go that would end first. False if there is none. O(size of the trees)."""
-    first = min(_pinned(cache), key=lambda mark: mark.stays_until, default=None)
-    if first is None:
-        return False
-    first.pinned_until = first.retained_until = 0.0
-    return True
+    """Let the pin go that would end first. False if there is none. O(pins)."""
+    first = min(reversed(list(pinned(cache))), key=lambda mark: mark.stays_until, default=None)
+    return first is not None and unpin(cache, first)
+
+
+def keep_within(cache: PrefixCache, nbytes: int) -> int:
+    """Let pins go until the rest keep so many bytes at most. Gives how many went."""
+    num = 0
+    while kept(cache).nbytes > nbytes:
+        lift_one(cache)
+        num += 1
+    return num
+
+
+def pinned(cache: PrefixCache) -> Iterator[Landmark]:
+    """The landmarks whose pins hold now, oldest pin first."""
+    return (mark for mark in cache.pins if mark.stays_until > cache.now_s)
+
+
+def namespace_of(cache: PrefixCache, mark: Landmark) -> str:
+    """The namespace in whose tree the landmark stands. O(depth)."""
+    root = path_to(mark.node)[0]
+    return next(name for name, known in cache.roots.items() if known is root)
+
+
+def tokens_of(mark: Landmark) -> Tokens:
+    """The prefix that the landmark stands at the end of."""
+    return join_tokens(*(node.tokens for node in path_to(mark.node)))[: mark.position]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pinned:
+class Kept:
     """How many positions are pinned, how many bytes stay for them, and when the first of them ends (`now_s`)."""
 
     num: int = 0
@@ -67,9 +87,18 @@ class Pinned:
     until: float = float("inf")
 
 
-def pinned(cache: PrefixCache) -> Pinned:
-    """What the pins keep: paths that they share count once. O(size of the trees)."""
-    marks = list(_pinned(cache))
+def kept(cache: PrefixCache, *, namespace: str | None = None) -> Kept:
+    """What the pins keep, of one namespace or of all: paths that they share count once. O(pins × depth)."""
+    marks = [mark for mark in pinned(cache) if namespace is None or namespace_of(cache, mark) == namespace]
+    return Kept(
+        num=len(marks),
+        nbytes=nbytes_of(marks),
+        until=min((mark.stays_until for mark in marks), default=float("inf")),
+    )
+
+
+def nbytes_of(marks: list[Landmark]) -> int:
+    """The bytes that stay for these landmarks."""
     stops: dict[int, tuple[Node, int]] = {}
     for mark in marks:
         for node in path_to(mark.node):
@@ -77,16 +106,7 @@ def pinned(cache: PrefixCache) -> Pinned:
             known = stops.get(id(node))
             stops[id(node)] = (node, stop if known is None else max(stop, known[1]))
     nbytes = sum(_nbytes_to(node, stop) for node, stop in stops.values())
-    nbytes += sum(mark.snapshot.nbytes for mark in marks if mark.snapshot is not None)
-    return Pinned(num=len(marks), nbytes=nbytes, until=min((mark.stays_until for mark in marks), default=float("inf")))
-
-
-def _pinned(cache: PrefixCache) -> Iterator[Landmark]:
-    for root in cache.roots.values():
-        for node in subtree(root):
-            for mark in node.landmarks.values():
-                if mark.stays_until > cache.now_s:
-                    yield mark
+    return nbytes + sum(mark.snapshot.nbytes for mark in marks if mark.snapshot is not None)
 
 
 def _nbytes_to(node: Node, stop: int) -> int:

@@ -27,6 +27,7 @@ from reprise.cache.lookup import (
     was_lost,
 )
 from reprise.cache.payload import Lent, SegmentPayload, SnapshotPayload, Source
+from reprise.cache.pin_book import PinBook
 from reprise.cache.policy import ExpectedSaving, Facts, Policy
 from reprise.cache.tree import (
     Landmark,
@@ -104,6 +105,7 @@ class PrefixCache:
         self.now_s = 0.0
         self.order = EvictionOrder(policy if policy is not None else ExpectedSaving(), self.facts)
         self.num_landmarks = 0
+        self.pins = PinBook()
         self.recall: Callable[[object], None] = _nobody_lends
         """Makes a lender that has ended replace everything that it lends by copies; set by the owner of the sequences.
 
@@ -222,11 +224,13 @@ class PrefixCache:
         namespace: str = "",
         is_side: bool = False,
         pinned_until: float = 0.0,
+        is_wanted: bool = False,
     ) -> Committed:
         """Make the position ``len(tokens)`` resumable: copy from `source` what the tree does not have yet.
 
         What cannot fit the budget, even after eviction, is not stored: the result says so. If `source` raises, nothing
-        was added; what was evicted to make room stays evicted.
+        was added; what was evicted to make room stays evicted. `is_wanted`: a client asked to keep something of this
+        path, so it may take the place of whatever may be evicted; what is pinned itself may, too.
         """
         position = len(tokens)
         if position == 0:
@@ -244,7 +248,8 @@ class PrefixCache:
             nbytes += source.snapshot_nbytes() if needs_snapshot else 0
             visit = self.order.policy.number_of(tokens, namespace=namespace)
             new = self._facts_of_new(walked, position, nbytes, kind=kind, visit=visit, is_side=is_side)
-            if nbytes > 0 and not self._fits(nbytes, new if pinned_until <= self.now_s else None):
+            is_wanted |= pinned_until > self.now_s
+            if nbytes > 0 and not self._fits(nbytes, None if is_wanted else new):
                 return Committed(tokens=0, nbytes=0, is_resumable=False)
             payloads = [(k, Piece(span, source.segment(k, span))) for k, span in wanted]
             snapshot = source.snapshot() if needs_snapshot else None
@@ -369,7 +374,7 @@ class PrefixCache:
         landmark.last_use = self.clock
         landmark.is_superseded = False
         landmark.is_side = landmark.is_side and is_side
-        landmark.pinned_until = max(landmark.pinned_until, pinned_until)
+        self.pins.pin(landmark, pinned_until)
         self._supersede(nodes, position, _superseded_by(kind))
         if kind is BoundaryKind.STABLE:
             self._supersede_beside(nodes)
@@ -435,22 +440,33 @@ class PrefixCache:
         landmark = self.order.pop(may_evict=self._may_evict, new=new)
         if landmark is None:
             return False
-        self.ledger.evictions += 1
-        self.ledger.evicted_by_reason[reason] += 1
+        self._count_eviction(reason)
         self._evict(landmark)
         return True
 
-    def clear(self) -> None:
-        """Drop everything that no lease protects, pins included."""
-        for root in self.roots.values():
-            for node in list(subtree(root)):
-                for landmark in node.landmarks.values():
-                    landmark.pinned_until = landmark.retained_until = 0.0
-        while self.evict_one("cleared"):
-            pass
-        for namespace in [name for name, root in self.roots.items() if not root.children and root.num_leases == 0]:
-            del self.roots[namespace]
-            self.ledger.count_nodes(-1)
+    def _count_eviction(self, reason: str) -> None:
+        self.ledger.evictions += 1
+        self.ledger.evicted_by_reason[reason] += 1
+
+    def clear(self, namespace: str | None = None) -> None:
+        """Drop everything that no lease protects, pins included: of one namespace, or of all. O(size of the trees)."""
+        for name in [name for name in self.roots if namespace in (None, name)]:
+            root = self.roots[name]
+            for mark in [mark for node in subtree(root) for mark in node.landmarks.values()]:
+                self.pins.forget(mark)
+            # What one round leaves, such as the new end of a path that was shortened, is for the next.
+            while marks := [mark for node in subtree(root) for mark in node.landmarks.values()]:
+                num_before = self.ledger.evictions
+                for mark in marks:
+                    if mark.node.landmarks.get(mark.position) is mark and self._may_evict(mark):
+                        self._count_eviction("cleared")
+                        self._evict(mark)
+                if self.ledger.evictions == num_before:
+                    break
+            if not root.children and root.num_leases == 0:
+                del self.roots[name]
+                self.ledger.count_nodes(-1)
+        self.order.sweep(self.num_landmarks)
 
     def forget(self) -> None:
         """Drop everything at once, leases included: for when what is stored is not to be trusted any more."""
@@ -459,6 +475,7 @@ class PrefixCache:
                 # The nodes refer to each other, and the order to landmarks: their bytes are not to wait for that.
                 for landmark in node.landmarks.values():
                     landmark.snapshot = None
+                    self.pins.forget(landmark)
                 node.landmarks.clear()
                 node.pieces.clear()
         self.roots = {}
@@ -537,6 +554,7 @@ class PrefixCache:
 
     def _drop_landmark(self, landmark: Landmark) -> None:
         del landmark.node.landmarks[landmark.position]
+        self.pins.forget(landmark)
         self.num_landmarks -= 1
         if landmark.snapshot is not None:
             self.ledger.charge_snapshot(-landmark.snapshot.nbytes)

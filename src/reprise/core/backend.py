@@ -1,11 +1,14 @@
 """What the API may ask of the engine side: the seam between HTTP and the loop."""
 
+import hashlib
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from reprise.core.events import Event
 from reprise.core.job import Job
+from reprise.core.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,10 @@ class Counts:
     """Times that a running request gave its state up for lack of room, to go on later. Not in tokens."""
 
 
+EVICTION_REASONS = ("budget", "cleared")
+"""Why items leave the cache: others needed their room, or it was cleared."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """Bytes of layer state. `kv` + `snapshots` is what the cache holds; `live` is what running requests hold."""
@@ -34,11 +41,43 @@ class Held:
     kv: int = 0
     snapshots: int = 0
     live: int = 0
+    pinned: int = 0
+    """Of `kv` and `snapshots`, what stays for pins."""
+    pins: int = 0
+    """How many positions are pinned. Not in bytes."""
     tokens: int = 0
-    """Unique tokens in the tree."""
+    """Unique tokens in the tree. Not in bytes."""
     index: int = 0
     """Bytes of the index itself (token runs)."""
     evicted_by_reason: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A prefix that stays in the cache."""
+
+    id: str
+    """`pin_id` of its tokens."""
+    tokens: int
+    nbytes: int
+    """What stays for it; what it shares with other pins is counted with each."""
+    expires_in_s: float | None
+    """None: it stays until it is unpinned."""
+    follows_chat: bool
+    """Whether a later turn of the same conversation will take its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """The pins of one namespace, oldest first. `nbytes`: what stays for all of them."""
+
+    pins: tuple[Pin, ...] = ()
+    nbytes: int = 0
+
+
+def pin_id(tokens: Tokens) -> str:
+    """The name of a pinned prefix. Whoever pins the same tokens again gets the same."""
+    return "pin-" + hashlib.blake2b(tokens.tobytes(), digest_size=12).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +113,14 @@ class Backend(Protocol):
 
     def status(self) -> Status: ...
 
-    def clear(self) -> None:
-        """Drop everything from the cache that no running request uses."""
+    def clear(self, namespace: str | None = None) -> None:
+        """Drop everything from the cache that no running request uses, pins included: of one namespace, or of all."""
+        ...
+
+    def pins(self, namespace: str) -> Future[Pins]:
+        """What is pinned in a namespace. Raises ShuttingDown."""
+        ...
+
+    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
+        """Let a pinned prefix go. False if there is none of this name. Raises ShuttingDown."""
         ...

@@ -94,6 +94,8 @@ class Job:
     """A name for the conversation, where the client gives one (`prompt_cache_key`)."""
     pin_until: float | None = None
     """Keep EXPLICIT boundaries in the cache until this time (seconds, `time.monotonic`)."""
+    retain_until: float | None = None
+    """Keep what the next turn can use of the prompt until this time, or until that turn is retained instead."""
 
     def __post_init__(self) -> None:
         assert len(self.prompt) > 0, "an empty prompt is refused before it becomes a job"

@@ -11,10 +11,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
-from reprise.core.backend import Status
-from reprise.core.errors import EngineFailed, RepriseError
+from reprise.core.backend import Pins, Status
+from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
 from reprise.core.events import Event
 from reprise.core.job import Job
 from reprise.core.settings import Settings
@@ -25,6 +27,8 @@ from reprise.loop.admission import Gate
 from reprise.loop.worker import Worker
 
 log = logging.getLogger("reprise.loop")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class EngineLoop:
         self._gate = Gate()
         self._status = Status()
         self._close: _Close | None = None
+        self._asking = threading.Lock()
+        self._is_closed = False
 
     def start(self) -> LoadedModel:
         """Load the model and start serving. Raises LoadFailed."""
@@ -98,7 +104,9 @@ class EngineLoop:
     def close(self, *, now: bool = False, timeout_s: float | None = None) -> None:
         """Take no more jobs; return when those under way have ended. `now`: cancel them."""
         self._gate.close()
-        self._inbox.put(_Close(now))
+        with self._asking:
+            self._is_closed = True
+            self._inbox.put(_Close(now))
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -117,12 +125,35 @@ class EngineLoop:
     def status(self) -> Status:
         return self._gate.adjust(self._status)
 
-    def clear(self) -> None:
-        self._inbox.put(_Do(lambda worker: worker.clear_cache()))
+    def clear(self, namespace: str | None = None) -> None:
+        self._inbox.put(_Do(lambda worker: worker.clear_cache(namespace)))
+
+    def pins(self, namespace: str) -> Future[Pins]:
+        return self._ask(lambda worker: worker.pinning.listed(namespace))
+
+    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
+        return self._ask(lambda worker: worker.pinning.unpin(pin_id, namespace=namespace))
 
     def call(self, action: Callable[[Worker], None]) -> None:
         """Run `action` on the engine thread between two steps."""
         self._inbox.put(_Do(action))
+
+    def _ask(self, question: Callable[[Worker], T]) -> Future[T]:
+        """What the engine thread answers between two steps. Raises ShuttingDown."""
+        answer: Future[T] = Future()
+
+        def give(worker: Worker) -> None:
+            try:
+                answer.set_result(question(worker))
+            except Exception as error:
+                answer.set_exception(error)
+
+        # Before the command to close, behind which nothing is answered any more.
+        with self._asking:
+            if self._is_closed:
+                raise ShuttingDown("The server is shutting down. Try again when it is back.")
+            self._inbox.put(_Do(give))
+        return answer
 
     # The engine thread.
 
@@ -168,12 +199,12 @@ class EngineLoop:
             self._publish(worker)
 
     def _receive(self, worker: Worker) -> None:
-        """Take all commands; wait for one if there is nothing to do."""
+        """Take all commands; wait for one if there is nothing to do and nothing to tell."""
         is_all_here = self._gate.num_inside == worker.num_tasks
         block = not worker.has_work and (self._close is None or not is_all_here)
         while True:
             try:
-                command = self._inbox.get(block=block)
+                command = self._inbox.get(block=block, timeout=worker.wakes_in_s)
             except queue.Empty:
                 return
             block = False

@@ -102,6 +102,24 @@ class Task:
         return {b.position: until for b in boundaries if b.kind is BoundaryKind.EXPLICIT and b.position > 0}
 
     @property
+    def retained_at(self) -> int | None:
+        """The position to keep for the conversation, None if the client did not ask for that.
+
+        It is what survives the next turn; where the prompt does not say what does, as far as it is computed first.
+        """
+        if self.job.retain_until is None:
+            return None
+        prompt = self.job.prompt
+        end = len(prompt) - 1 if self.job.purpose is Purpose.GENERATE else len(prompt)
+        stable = [b.position for b in prompt.boundaries if b.kind is BoundaryKind.STABLE and 0 < b.position <= end]
+        return max(stable, default=end)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the client asked to keep something of this path."""
+        return self.job.retain_until is not None or len(self.pins) > 0
+
+    @property
     def position(self) -> int:
         return self.live.position if self.live is not None else self.resume_at
 

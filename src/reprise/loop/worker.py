@@ -7,11 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from reprise.cache.pins import pin
 from reprise.cache.store import PrefixCache
 from reprise.core.backend import Counts, Held, Status
-from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError
-from reprise.core.events import Event, Finished, FinishReason, Progress, Started
+from reprise.core.errors import RepriseError
+from reprise.core.events import Event, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Reason
@@ -22,8 +21,10 @@ from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
 from reprise.engine.load import LoadedModel
 from reprise.engine.runner import LENDS_FROM, Broken, Live, Picked, Runner
 from reprise.loop.admission import Gate
+from reprise.loop.ends import Ends
 from reprise.loop.parked import Parked
 from reprise.loop.picture import picture_of
+from reprise.loop.pinning import Pinning
 from reprise.loop.room import ROOM_TO_DECODE, Room
 from reprise.loop.settled import SettledSpans
 from reprise.loop.task import Paused, Phase, Task
@@ -54,6 +55,7 @@ class Worker:
         budget = settings.cache_bytes.of(memory.device_bytes()) if settings.cache_bytes is not None else None
         self.cache = PrefixCache(layout, budget=budget if budget is not None else memory.default_budget(loaded.nbytes))
         self._parked = Parked(self.runner, self.cache)
+        self.pinning = Pinning(self.cache)
         memory.bound_free_buffers(self.cache.budget)
         footprint = self.runner.footprint
         self._interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
@@ -72,6 +74,16 @@ class Worker:
         self._tasks: dict[str, Task] = {}
         self._settled = SettledSpans()
         self._counts: Counter[str] = Counter()
+        self._ends = Ends(
+            runner=self.runner,
+            cache=self.cache,
+            parked=self._parked,
+            room=self._room,
+            gate=gate,
+            tasks=self._tasks,
+            counts=self._counts,
+            on_freed=self._match_followers,
+        )
         self._is_compact = True
         contexts = [c for c in (settings.max_context, loaded.context) if c is not None]
         gate.limits = self._limits
@@ -94,7 +106,15 @@ class Worker:
     def has_work(self) -> bool:
         return len(self._tasks) > 0 or not self._is_compact
 
+    @property
+    def wakes_in_s(self) -> float | None:
+        """When there will be something to tell if nothing comes: a pin ends. None: never."""
+        until = self.pinning.kept().until
+        return None if until == float("inf") else max(0.0, until - time.monotonic())
+
     def status(self) -> Status:
+        self.cache.now_s = time.monotonic()
+        kept = self.pinning.kept()
         phases = [task.phase for task in self._tasks.values()]
         ledger = self.cache.ledger
         return Status(
@@ -108,6 +128,8 @@ class Worker:
                 kv=ledger.kv,
                 snapshots=ledger.snapshots,
                 live=self.cache.reserved,
+                pinned=kept.nbytes,
+                pins=kept.num,
                 tokens=ledger.tokens,
                 index=4 * ledger.tokens + 512 * ledger.num_nodes,
                 evicted_by_reason=dict(ledger.evicted_by_reason),
@@ -127,26 +149,26 @@ class Worker:
             task.shares = relate(job.prompt.tokens, others)
             self._match(task)
         except Exception as error:
-            self._fail(task, error)
+            self._ends.fail(task, error)
             return
         task.first_resume_at = task.resume_at
         chats = any(len(t.job.prompt) > 1024 for t in self._tasks.values() if t is not task and not t.is_settle)
         task.is_side = is_side_request(prompt_len=len(job.prompt), resume_at=task.resume_at, has_chats=chats)
         if job.purpose is not Purpose.SETTLE:
-            self._count(requests=1)
+            self._counts.update(requests=1)
         if task.resume_at == len(job.prompt):
             task.admitted_s = time.monotonic()
             task.reused = task.resume_at
-            self._pin(task)
-            self._end(task, FinishReason.DONE)
+            self.pinning.keep(task)
+            self._ends.end(task, FinishReason.DONE)
 
     def cancel(self, job_id: str) -> None:
         """End the job; what it computed stays in the cache."""
         task = self._tasks.get(job_id)
         if task is not None:
-            self._guarded([task], self._commit_progress)
+            self._ends.guarded([task], self._commit_progress)
         if task is not None and task.phase is not Phase.ENDED:
-            self._end(task, FinishReason.CANCELLED)
+            self._ends.end(task, FinishReason.CANCELLED)
 
     def cancel_all(self) -> None:
         for job_id in list(self._tasks):
@@ -155,11 +177,11 @@ class Worker:
     def fail_all(self, error: RepriseError) -> None:
         """End all jobs with `error`, and keep nothing of them: their state is not to be trusted."""
         for task in list(self._tasks.values()):
-            self._lose(task)
-            self._fail(task, error)
+            self._ends.lose(task)
+            self._ends.fail(task, error)
 
-    def clear_cache(self) -> None:
-        self.cache.clear()
+    def clear_cache(self, namespace: str | None = None) -> None:
+        self.cache.clear(namespace)
         memory.give_back()
 
     # Steps.
@@ -167,7 +189,7 @@ class Worker:
     def step(self) -> None:
         """Ask the scheduler and do what it says; with nothing to do, join small pieces."""
         if self._parked.is_spoilt:
-            self._start_anew()
+            self._ends.start_anew()
         self.cache.now_s = time.monotonic()
         if not self._tasks:
             self._tidy()
@@ -178,9 +200,9 @@ class Worker:
         for job_id in step.give_up:
             self.cancel(job_id)
         for job_id in step.commit:
-            self._guarded([self._tasks[job_id]], self._commit_progress)
+            self._ends.guarded([self._tasks[job_id]], self._commit_progress)
         for job_id in step.admit:
-            self._guarded([self._tasks[job_id]], self._admit)
+            self._ends.guarded([self._tasks[job_id]], self._admit)
         if step.prefill:
             self._run_prefill(step.prefill)
         if step.decode:
@@ -223,20 +245,20 @@ class Worker:
             interval=self._interval,
         )
         task.stored = max(task.stored, task.resume_at)
-        self._pin(task)
+        self.pinning.keep(task)
         if is_new:
             task.admitted_s = time.monotonic()
             task.reused = task.resume_at
             task.settled = self._settled.within(prompt.tokens, task.resume_at)
             self._gate.admitted(task.id)
-            self._emit(task, Started(reused=task.resume_at, total=len(prompt)))
+            self._ends.emit(task, Started(reused=task.resume_at, total=len(prompt)))
         if task.resume_at < task.end:
             task.move(Phase.PREFILLING)
         elif task.job.purpose is Purpose.GENERATE:
             self._begin_decode(task)
         else:
             # Another job has computed all of it while this one waited.
-            self._end(task, FinishReason.DONE)
+            self._ends.end(task, FinishReason.DONE)
 
     def _reason(self, task: Task, was_lost: bool) -> Reason:
         if task.matched == 0:
@@ -261,7 +283,7 @@ class Worker:
             return
         started_s = time.monotonic()
         chunks = [task.prompt.tokens[piece.start : piece.stop] for task, piece in zip(tasks, slices, strict=True)]
-        if self._guarded_pass(tasks, lambda lives: self.runner.prefill(lives, chunks)) is None:
+        if self._ends.guarded_pass(tasks, lambda lives: self.runner.prefill(lives, chunks)) is None:
             return
         seconds = time.monotonic() - started_s
         self._speed = self._speed.after_prefill(num * len(slices), seconds, position=slices[0].start)
@@ -269,17 +291,17 @@ class Worker:
         self._room.charge()
         for task, piece in zip(tasks, slices, strict=True):
             if task.is_settle:
-                self._count(settled=len(piece))
+                self._counts.update(settled=len(piece))
             else:
-                self._count(prefilled=len(piece))
-            self._guarded([task], lambda task, piece=piece: self._after_slice(task, piece))
+                self._counts.update(prefilled=len(piece))
+            self._ends.guarded([task], lambda task, piece=piece: self._after_slice(task, piece))
 
     def _after_slice(self, task: Task, piece: Slice) -> None:
         assert task.plan is not None
         if piece.is_checkpoint and not self.cache.layout.resumes_anywhere:
             self._commit(task, piece.stop, task.plan.kind_at(piece.stop))
         if task.paused is None:
-            self._emit(task, Progress(position=piece.stop, total=len(task.job.prompt)))
+            self._ends.emit(task, Progress(position=piece.stop, total=len(task.job.prompt)))
         if piece.stop < task.end:
             return
         if task.job.purpose is Purpose.GENERATE:
@@ -287,7 +309,7 @@ class Worker:
             return
         self._commit(task, piece.stop, BoundaryKind.STABLE)
         self._note_settled(task)
-        self._end(task, FinishReason.DONE)
+        self._ends.end(task, FinishReason.DONE)
 
     def _begin_decode(self, task: Task) -> None:
         assert task.live is not None
@@ -308,11 +330,11 @@ class Worker:
             tasks = self._with_room(tasks, self._room.make_for_decode)
             if len(tasks) == 1 and self._is_full(tasks[0]):
                 # Its memory is its context. What was generated is an answer, and it is kept.
-                self._guarded(tasks, lambda task: self._complete(task, FinishReason.LENGTH))
+                self._ends.guarded(tasks, lambda task: self._complete(task, FinishReason.LENGTH))
                 continue
             if not tasks:
                 continue
-            results = self._guarded_pass(tasks, self.runner.decode)
+            results = self._ends.guarded_pass(tasks, self.runner.decode)
             if results is None:
                 continue
             by_live = {id(task.live): task for task in tasks}
@@ -320,7 +342,7 @@ class Worker:
                 task.group = group.key
             for result in results:
                 task = by_live[id(result.live)]
-                self._guarded([task], lambda task, result=result: self._after_token(task, result))
+                self._ends.guarded([task], lambda task, result=result: self._after_token(task, result))
         self._room.charge()
         self._speed = self._speed.after_decode(time.monotonic() - started_s)
 
@@ -330,10 +352,10 @@ class Worker:
         if task.first_token_s is None:
             task.first_token_s = time.monotonic()
             if task.live is not None and not task.generated:
-                self._count(prefilled=1)
+                self._counts.update(prefilled=1)
         task.generated.append(result.sampled.token)
-        self._count(generated=1)
-        self._emit(task, result.sampled)
+        self._counts.update(generated=1)
+        self._ends.emit(task, result.sampled)
         context = self._gate.context
         reason = result.reason
         if reason is None and context is not None and len(task.job.prompt) + len(task.generated) >= context:
@@ -344,7 +366,7 @@ class Worker:
 
     def _complete(self, task: Task, reason: FinishReason) -> None:
         self._commit_progress(task)
-        self._end(task, reason)
+        self._ends.end(task, reason)
 
     # Commits.
 
@@ -371,19 +393,13 @@ class Worker:
             kind=kind,
             namespace=task.job.namespace,
             is_side=task.is_side,
-            pinned_until=task.pins.get(position, 0.0),
+            is_wanted=task.is_wanted,
         )
-        self._pin(task)
+        self.pinning.keep(task)
         task.newly_stored += committed.tokens
         task.stored = min(position, len(task.job.prompt))
         self._is_compact = False
         self._match_followers(task)
-
-    def _pin(self, task: Task) -> None:
-        """Keep what the client marked, as far as it is stored: new, or there before and asked for again."""
-        for position, until in task.pins.items():
-            if position <= task.position:
-                pin(self.cache, task.tokens_to(position), until=until, namespace=task.job.namespace)
 
     def _match_followers(self, task: Task) -> None:
         for other in self._tasks.values():
@@ -403,7 +419,7 @@ class Worker:
             if self._is_alone(running[0]):
                 break
             youngest = max(running, key=lambda task: (task.is_settle, task.arrived_s))
-            self._guarded([youngest], self._pause)
+            self._ends.guarded([youngest], self._pause)
             going = [task for task in going if task.live is not None]
         return going
 
@@ -425,10 +441,10 @@ class Worker:
             task.paused = Paused(prompt=Prompt(tokens=tokens, boundaries=task.job.prompt.boundaries), decoder=decoder)
         task.reached = task.position
         task.move(Phase.WAITING)
-        self._let_go(task)
+        self._ends.let_go(task)
         task.stored = 0
         self._match(task)
-        self._count(paused=1)
+        self._counts.update(paused=1)
 
     def _tidy(self) -> None:
         # First, so that a compaction that raises is not tried for ever.
@@ -439,123 +455,3 @@ class Worker:
             memory.give_back()
             if log.isEnabledFor(logging.DEBUG):
                 self.cache.check()
-
-    # Ends.
-
-    def _guarded(self, tasks: Sequence[Task], action: Callable[[Task], None]) -> None:
-        """Do something for each task; one that raises fails alone."""
-        for task in tasks:
-            if task.phase is Phase.ENDED:
-                continue
-            try:
-                action(task)
-            except Exception as error:
-                self._fail(task, error)
-
-    def _guarded_pass(
-        self, tasks: Sequence[Task], run: Callable[[list[Live]], Sequence[Picked | Broken]]
-    ) -> Sequence[Picked | Broken] | None:
-        """One pass over whole groups. If it raises, the state of all of them is lost, and all fail: then None."""
-        lives = [task.live for task in tasks if task.live is not None]
-        assert len(lives) == len(tasks)
-        try:
-            return run(lives)
-        except Exception as error:
-            log.exception("a pass over %d sequences failed", len(tasks))
-            for task in tasks:
-                self._lose(task)
-                self._fail(task, error)
-            return None
-
-    def _lose(self, task: Task) -> None:
-        """The state of a sequence is not to be trusted any more; only what it lent before the failure is kept."""
-        if task.live is None:
-            return
-        try:
-            # All that it was given or has computed: a checkpoint of this very run may have lent as well.
-            tokens = join_tokens(task.job.prompt.tokens, as_tokens(task.generated))
-            self._parked.recall(task.live, tokens, namespace=task.job.namespace)
-        except Exception:
-            log.exception("what request %s lent is lost; the cache starts anew", task.id)
-            self._start_anew()
-        self.runner.drop(task.live)
-        task.live = None
-
-    def _start_anew(self) -> None:
-        for task in self._tasks.values():
-            task.lease = None
-        self.cache.forget()
-        self._parked.forget()
-        self.cache.reserved = self.runner.live_nbytes
-
-    def _fail(self, task: Task, error: Exception) -> None:
-        if memory.is_out_of_memory(error):
-            shown: RepriseError = OutOfMemory(
-                "There was not enough memory for this request. Shorten it, or lower --cache-bytes or --max-batch."
-            )
-            self._relieve(task)
-        elif isinstance(error, RepriseError):
-            shown = error
-        else:
-            log.error("request %s failed", task.id, exc_info=error)
-            shown = EngineFailed(f"The request failed in the engine: {type(error).__name__}: {error}")
-        self._end(task, FinishReason.FAILED, shown)
-
-    def _end(self, task: Task, reason: FinishReason, error: RepriseError | None = None) -> None:
-        outcome = task.outcome(time.monotonic())
-        task.move(Phase.ENDED)
-        del self._tasks[task.id]
-        self._let_go(task)
-        if not task.is_settle:
-            self._count(
-                prompt=outcome.prompt if task.admitted_s is not None else 0,
-                reused=outcome.reused,
-                finished=int(error is None and reason is not FinishReason.CANCELLED),
-                cancelled=int(reason is FinishReason.CANCELLED),
-                failed=int(error is not None),
-            )
-        self._gate.ended(task.id)
-        self._emit(task, Finished(reason=reason, outcome=outcome, error=error))
-
-    def _let_go(self, task: Task) -> None:
-        """Give back what the task holds. Whatever goes wrong, it ends: its client waits, and so does the gate."""
-        live, lease, tokens = task.live, task.lease, task.tokens_to(task.position)
-        task.live = task.lease = None
-        try:
-            if live is not None:
-                self._room.ended(live)
-            if lease is not None:
-                self.cache.release(lease)
-            # After that, since it is parked for what the cache still has on loan.
-            if live is not None:
-                self._parked.end(live, tokens, namespace=task.job.namespace)
-            self._room.charge()
-            self._match_followers(task)
-        except Exception:
-            log.exception("what request %s held could not be given back; the cache starts anew", task.id)
-            if live is not None:
-                self.runner.drop(live)
-            self._start_anew()
-        if self._parked.is_spoilt:
-            self._start_anew()
-
-    def _relieve(self, task: Task) -> None:
-        """There was too little memory for this task: make what room there is for its next try."""
-        try:
-            self._room.make(self._room.needed(len(task.prompt)))
-        except Exception:
-            log.exception("making room failed; the cache starts anew")
-            self._start_anew()
-        memory.give_back()
-
-    def _emit(self, task: Task, event: Event) -> None:
-        try:
-            task.sink(event)
-        except Exception:
-            # A sink that is gone (its event loop closed, say) must not hold up the others.
-            log.debug("the sink of %s raised", task.id, exc_info=True)
-
-    def _count(self, **more: int) -> None:
-        """Add to the totals, by their names in `Counts`."""
-        for name, num in more.items():
-            self._counts[name] += num

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reprise.api.body import Body
+from reprise.api.openai.retention import Retention
 from reprise.api.openai.sampling import SamplingFields
 
 IGNORED = frozenset(
@@ -13,7 +14,6 @@ IGNORED = frozenset(
         "moderation",
         "prediction",
         "prompt_cache_options",
-        "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
         "store",
@@ -124,3 +124,4 @@ class ChatBody(SamplingFields):
     add_generation_prompt: bool | None = None
     """Only beside `continue_final_message`, whose opposite it is."""
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    prompt_cache_retention: Retention | None = None

@@ -8,6 +8,7 @@ from reprise.api.body import plain, unknown_fields
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.openai.chat_body import IGNORED, REFUSED, ChatBody, ChatMessage, ContentPart, NamedTool, ToolSpec
+from reprise.api.openai.retention import retained_for_s
 from reprise.api.openai.sampling import num_choices_of, sampling_of, stops_of
 from reprise.api.served import Served
 from reprise.chat.grammar import Grammar, choice, context_free, json_object, json_schema, regex
@@ -53,6 +54,7 @@ def service_request_of(
         grammar=grammar,
         namespace=namespace,
         chat=body.prompt_cache_key,
+        retain_for_s=retained_for_s(body.prompt_cache_retention),
         notes=notes,
     )
 

@@ -8,6 +8,7 @@ from reprise.api.body import unknown_fields
 from reprise.api.exchange import RawPrompt, ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.openai.chat_body import StreamOptions
+from reprise.api.openai.retention import Retention, retained_for_s
 from reprise.api.openai.sampling import SamplingFields, num_choices_of, sampling_of, stops_of
 from reprise.api.served import Served
 from reprise.core.errors import BadRequest
@@ -29,6 +30,7 @@ class CompletionsBody(SamplingFields):
     logprobs: Annotated[int, Field(ge=0)] | None = None
     stream_options: StreamOptions | None = None
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    prompt_cache_retention: Retention | None = None
 
 
 def prompts_of(prompt: str | list[str] | list[int] | list[list[int]], served: Served) -> tuple[Tokens, ...]:
@@ -90,6 +92,7 @@ def service_requests_of(
             stops=stops_of(body, limits),
             namespace=namespace,
             chat=body.prompt_cache_key,
+            retain_for_s=retained_for_s(body.prompt_cache_retention),
             notes=notes,
         )
         for number, tokens in enumerate(prompts)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reprise.api.body import Body
+from reprise.api.openai.retention import Retention
 
 IGNORED = frozenset(
     {
@@ -13,7 +14,6 @@ IGNORED = frozenset(
         "max_tool_calls",
         "moderation",
         "prompt_cache_options",
-        "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
         "stream_options",
@@ -112,4 +112,5 @@ class ResponsesBody(Body):
     truncation: Literal["disabled", "auto"] | None = None
     """"auto" would drop items in the middle of the chat. Nothing is dropped here: what is too long is refused."""
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    prompt_cache_retention: Retention | None = None
     metadata: dict[str, Any] | None = None

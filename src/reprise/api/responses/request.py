@@ -6,6 +6,7 @@ from typing import Any
 from reprise.api.body import unknown_fields
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
+from reprise.api.openai.retention import retained_for_s
 from reprise.api.responses.body import IGNORED, REFUSED, Item, ResponsesBody
 from reprise.api.responses.items import MessageWriter
 from reprise.api.responses.tools import hosted_tools, own_tools, tool_choice_of
@@ -65,6 +66,7 @@ def service_request_of(
         grammar=grammar,
         namespace=namespace,
         chat=body.prompt_cache_key,
+        retain_for_s=retained_for_s(body.prompt_cache_retention),
         notes=(
             *notes,
             *(("`truncation` has no effect: what is too long is refused",) if body.truncation == "auto" else ()),

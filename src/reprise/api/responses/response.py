@@ -13,6 +13,7 @@ _ECHOED = (
     "max_output_tokens",
     "previous_response_id",
     "prompt_cache_key",
+    "prompt_cache_retention",
     "temperature",
     "top_p",
 )

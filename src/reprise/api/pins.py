@@ -1,0 +1,85 @@
+"""`/v1/cache/pin`: prefixes that stay in the cache whatever else comes."""
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from reprise.api.context import InContext, Namespace
+from reprise.api.errors import ErrorBody
+from reprise.api.pin_body import PinBody, UnpinBody, pinned_prefix
+from reprise.api.service import new_request_id
+from reprise.api.sse import while_connected
+from reprise.core.backend import Backend, Pin, Pins, pin_id
+from reprise.core.errors import BadRequest, NotFound, OutOfMemory
+
+router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+
+
+@router.post("/v1/cache/pin")
+async def pin(body: PinBody, request: Request, context: InContext, namespace: Namespace) -> dict[str, Any]:
+    """Keep a prefix in the cache, and compute it first if it is not there.
+
+    It stays until its `ttl` is over, it is unpinned, or the cache is cleared; a running request that has no room
+    otherwise takes precedence. All pins together keep half of the memory budget at most.
+    """
+    service = context.service
+    if not context.settings.has_prefix_cache:
+        raise BadRequest("This server was started with --no-prefix-cache: there is nothing to pin.")
+    prefix = await pinned_prefix(body, service, namespace=namespace)
+    until = float("inf") if body.ttl is None else time.monotonic() + body.ttl
+    work = service.prefill(prefix, request_id=new_request_id("pin"), namespace=namespace, pin_until=until)
+    outcome = await while_connected(request.receive, work)
+    name = pin_id(prefix.tokens)
+    found = [each for each in (await _pins(service.backend, namespace)).pins if each.id == name]
+    if not found:
+        raise OutOfMemory(
+            f"There is no room to pin {len(prefix)} tokens: pins keep half of --cache-bytes at most, and running "
+            "requests come first. Unpin something, pin less, or give the cache more memory."
+        )
+    counts = {"cached_tokens": outcome.reused, "prefilled_tokens": outcome.prefilled}
+    return _pin_body(found[0]) | {"model": service.served.id} | counts
+
+
+@router.get("/v1/cache/pin")
+async def list_pins(context: InContext, namespace: Namespace) -> dict[str, Any]:
+    """What is pinned, oldest first, whatever pinned it. `bytes` of the list counts what pins share once."""
+    pins = await _pins(context.service.backend, namespace)
+    return {"object": "list", "data": [_pin_body(each) for each in pins.pins], "bytes": pins.nbytes}
+
+
+@router.delete("/v1/cache/pin")
+async def unpin_body(body: UnpinBody, context: InContext, namespace: Namespace) -> dict[str, Any]:
+    """Let a prefix go. It stays in the cache for as long as it is worth its memory."""
+    if body.id is not None:
+        return await _unpin(context.service.backend, body.id, namespace)
+    prefix = await pinned_prefix(body, context.service, namespace=namespace)
+    return await _unpin(context.service.backend, pin_id(prefix.tokens), namespace)
+
+
+@router.delete("/v1/cache/pin/{name}")
+async def unpin(name: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
+    """Let a prefix go, by the `id` of its pin."""
+    return await _unpin(context.service.backend, name, namespace)
+
+
+async def _pins(backend: Backend, namespace: str) -> Pins:
+    return await asyncio.wrap_future(backend.pins(namespace))
+
+
+async def _unpin(backend: Backend, name: str, namespace: str) -> dict[str, Any]:
+    if not await asyncio.wrap_future(backend.unpin(name, namespace=namespace)):
+        raise NotFound("This prefix is not pinned. GET /v1/cache/pin lists what is.")
+    return {"id": name, "object": "cache.pin", "unpinned": True}
+
+
+def _pin_body(pin: Pin) -> dict[str, Any]:
+    return {
+        "id": pin.id,
+        "object": "cache.pin",
+        "tokens": pin.tokens,
+        "bytes": pin.nbytes,
+        "expires_in_s": None if pin.expires_in_s is None else round(pin.expires_in_s, 3),
+        "follows_chat": pin.follows_chat,
+    }

@@ -1,0 +1,72 @@
+"""Pins in the loop: what jobs ask to keep, within their share of the memory, and what keeps it."""
+
+from __future__ import annotations
+
+import logging
+
+from reprise.cache import pins
+from reprise.cache.store import PrefixCache
+from reprise.cache.tree import Landmark
+from reprise.core.backend import Pin, Pins, pin_id
+from reprise.loop.task import Task
+
+log = logging.getLogger("reprise.loop")
+
+PINNED_SHARE = 2
+"""Pins keep this part of the budget at most, so that there is always room for what nobody pinned."""
+
+
+class Pinning:
+    """The pins of the cache, as the loop sets, counts and lifts them. Owned by the engine thread."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._kept = pins.Kept()
+        self._counted_at = -1
+
+    def keep(self, task: Task) -> None:
+        """Pin what the client marked, as far as it is stored: new, or there before and asked for again."""
+        cache, namespace = self._cache, task.job.namespace
+        num_before = cache.pins.num_changes
+        for position, until in task.pins.items():
+            if position <= task.position:
+                pins.pin(cache, task.tokens_to(position), until=until, namespace=namespace)
+        retained_at, until = task.retained_at, task.job.retain_until
+        if retained_at is not None and until is not None and retained_at <= task.position:
+            pins.retain(cache, task.tokens_to(retained_at), until=until, namespace=namespace)
+        if cache.pins.num_changes > num_before and cache.budget is not None:
+            num = pins.keep_within(cache, cache.budget // PINNED_SHARE)
+            if num > 0:
+                log.warning("%d pins gave way: pins keep half of --cache-bytes at most", num)
+
+    def kept(self) -> pins.Kept:
+        """What the pins keep now. O(pins × depth) if that has changed since it was asked last."""
+        cache = self._cache
+        if self._counted_at != cache.pins.num_changes or self._kept.until <= cache.now_s:
+            self._counted_at, self._kept = cache.pins.num_changes, pins.kept(cache)
+        return self._kept
+
+    def listed(self, namespace: str) -> Pins:
+        """The pins of a namespace. O(tokens of them)."""
+        return Pins(
+            pins=tuple(self._pin(mark) for mark in self._of(namespace)),
+            nbytes=pins.kept(self._cache, namespace=namespace).nbytes,
+        )
+
+    def unpin(self, name: str, *, namespace: str) -> bool:
+        """Let the pin of this name go. False if there is none."""
+        found = next((mark for mark in self._of(namespace) if pin_id(pins.tokens_of(mark)) == name), None)
+        return found is not None and pins.unpin(self._cache, found)
+
+    def _of(self, namespace: str) -> list[Landmark]:
+        return [mark for mark in pins.pinned(self._cache) if pins.namespace_of(self._cache, mark) == namespace]
+
+    def _pin(self, mark: Landmark) -> Pin:
+        until, now_s = mark.stays_until, self._cache.now_s
+        return Pin(
+            id=pin_id(pins.tokens_of(mark)),
+            tokens=mark.position,
+            nbytes=pins.nbytes_of([mark]),
+            expires_in_s=None if until == float("inf") else until - now_s,
+            follows_chat=mark.pinned_until <= now_s,
+        )

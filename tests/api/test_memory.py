@@ -1,0 +1,79 @@
+"""`/health` and `/metrics` say of memory what the cache's own books say, after requests that had to evict."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from reprise.cache.pins import kept
+from reprise.loop.worker import Worker
+from tests.api.test_pins import CHAT, HEAD, PIN, flood
+from tests.loop.test_budget import needed
+from tests.soak.house import House, house
+
+
+@pytest.fixture(params=["llama", "gemma3_text", "qwen3_5"])
+def server(request: pytest.FixtureRequest) -> Iterator[House]:
+    with house(request.param, cache_bytes=4 * needed(request.param, 200), settles=False) as made:
+        yield made
+
+
+def books(worker: Worker) -> dict[str, Any]:
+    """What the trees hold, counted anew, and what the sequences hold."""
+    cache = worker.cache
+    cache.check()
+    assert cache.reserved == worker.runner.live_nbytes
+    return {
+        "bytes_budget": cache.budget,
+        "bytes_held": cache.ledger.held,
+        "bytes_kv": cache.ledger.kv,
+        "bytes_snapshots": cache.ledger.snapshots,
+        "bytes_pinned": kept(cache).nbytes,
+        "bytes_live": worker.runner.live_nbytes,
+        "tokens_held": cache.ledger.tokens,
+        "pins": kept(cache).num,
+        "evictions": cache.ledger.evictions,
+        "evictions_by_reason": dict(cache.ledger.evicted_by_reason),
+    }
+
+
+def told(client: httpx.Client) -> dict[str, float]:
+    """The samples of `/metrics`, by name and labels."""
+    samples = (line.rpartition(" ") for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in samples}
+
+
+def test_what_is_told_of_memory_is_what_the_books_say(server: House) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        assert told(client)['reprise_evictions_total{reason="budget"}'] == 0
+        assert client.post(PIN, json=HEAD).status_code == 200
+        flood(client)
+        messages = [*HEAD["messages"], {"role": "user", "content": "Why is the sky blue?"}]
+        for _ in range(2):
+            body = {**HEAD, "messages": messages, "max_tokens": 5, "prompt_cache_retention": "24h"}
+            assert client.post(CHAT, json=body).status_code == 200
+        for is_cleared in (False, True):
+            if is_cleared:
+                assert client.delete("/v1/cache").status_code == 200
+            known = server.engine.ask(books)
+            health = client.get("/health").json()
+            assert {name: health[name] for name in known} == known
+            assert health["bytes_held"] == health["bytes_kv"] + health["bytes_snapshots"]
+            assert health["bytes_held"] + health["bytes_live"] <= health["bytes_budget"]
+            samples = told(client)
+            assert {
+                "reprise_budget_bytes": known["bytes_budget"],
+                'reprise_state_bytes{use="kv"}': known["bytes_kv"],
+                'reprise_state_bytes{use="snapshots"}': known["bytes_snapshots"],
+                'reprise_state_bytes{use="live"}': known["bytes_live"],
+                "reprise_pinned_bytes": known["bytes_pinned"],
+                "reprise_pins": known["pins"],
+                "reprise_cached_tokens": known["tokens_held"],
+            }.items() <= samples.items()
+            for reason in ("budget", "cleared"):
+                name = f'reprise_evictions_total{{reason="{reason}"}}'
+                assert samples[name] == known["evictions_by_reason"].get(reason, 0)
+            assert known["evictions_by_reason"]["budget"] > 0
+            assert ("cleared" in known["evictions_by_reason"]) is is_cleared
+            assert (known["pins"] > 0) is (known["bytes_pinned"] > 0) is not is_cleared
