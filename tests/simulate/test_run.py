@@ -1,12 +1,14 @@
 """Whole simulations: bounds, policies against each other, the command."""
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from reprise.cli.main import app
@@ -17,7 +19,7 @@ from reprise.simulate import report
 from reprise.simulate.offline import FutureKnown
 from reprise.simulate.payloads import Sizes
 from reprise.simulate.replay import Replay
-from reprise.simulate.report import PlotUnavailable, count_text, draw, nbytes_text
+from reprise.simulate.report import PlotUnavailable, count_text, draw, nbytes_text, table_of
 from reprise.simulate.run import BELADY, UNBOUNDED, Result, run_simulation
 from reprise.simulate.traces import Request
 from reprise.simulate.workloads import (
@@ -32,20 +34,21 @@ from reprise.simulate.workloads import (
 SHAPE = Shape(system=400, user=60, answer=80)
 
 
-def request_of(ids: list[int]) -> Request:
-    tokens = as_tokens(ids)
-    return Request(prompt=Prompt(tokens=tokens), num_tokens=len(ids) + 1, shareable=len(ids), block=1)
+def request_of(ids: list[int], answer: list[int] | None = None) -> Request:
+    prompt, said = Prompt(tokens=as_tokens(ids)), None if answer is None else as_tokens(answer)
+    return Request(prompt=prompt, num_tokens=len(ids) + 1, shareable=len(ids), block=1, answer=said)
 
 
-def best_of_all(prompts: list[list[int]], room: int) -> int:
-    """The most blocks that any order of eviction can reuse, by trying all of them."""
+def best_of_all(requests: list[tuple[list[int], list[int]]], room: int) -> int:
+    """The most blocks of prompts that any order of eviction can reuse, by trying all of them."""
     states: dict[frozenset[tuple[int, ...]], int] = {frozenset(): 0}
-    for prompt in prompts:
-        path = [tuple(prompt[: n + 1]) for n in range(len(prompt))]
+    for prompt, answer in requests:
+        whole = prompt + answer
+        path = [tuple(whole[: n + 1]) for n in range(len(whole))]
         after: dict[frozenset[tuple[int, ...]], int] = {}
         for held, gained in states.items():
             hit = next((n for n, block in enumerate(path) if block not in held), len(path))
-            total = gained + hit
+            total = gained + min(hit, len(prompt))
             for kept in _subsets(sorted(held | set(path)), room):
                 after[kept] = max(after.get(kept, 0), total)
         states = after
@@ -61,14 +64,28 @@ def _subsets(blocks: list[tuple[int, ...]], room: int) -> list[frozenset[tuple[i
 
 @settings(max_examples=40, deadline=None)
 @given(
-    prompts=st.lists(st.sampled_from([[1], [1, 2], [1, 3], [1, 2, 4], [5], [5, 6]]), min_size=1, max_size=6),
+    requests=st.lists(
+        st.tuples(
+            st.sampled_from([[1], [1, 2], [1, 3], [1, 2, 4], [5], [5, 6]]), st.sampled_from([[], [], [2], [4], [9]])
+        ),
+        min_size=1,
+        max_size=6,
+    ),
     room=st.integers(1, 3),
 )
-def test_belady_is_the_best_of_all(prompts: list[list[int]], room: int) -> None:
+def test_belady_is_the_best_of_all(requests: list[tuple[list[int], list[int]]], room: int) -> None:
     future = FutureKnown(block=1)
-    for prompt in prompts:
-        future.add(request_of(prompt))
-    assert future.reused_within(room) == best_of_all(prompts, room)
+    for prompt, answer in requests:
+        future.add(request_of(prompt, answer))
+    assert future.reused_within(room) == best_of_all(requests, room)
+
+
+def test_what_an_answer_stored_can_be_reused_with_the_future_known() -> None:
+    requests = [request_of([1, 2], [3, 4]), request_of([1, 2, 3, 4, 5])]
+    future = FutureKnown(block=1)
+    for request in requests:
+        future.add(request)
+    assert future.reused_without_bound() == 4
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -166,6 +183,17 @@ def test_the_command_prints_a_table(trace: Path) -> None:
     done = CliRunner().invoke(app, ["simulate", str(trace), "--tokens", "2k,1M"], env={"COLUMNS": "120"})
     assert done.exit_code == 0, done.output
     assert "4 requests" in done.output and "belady" in done.output and "infinite" in done.output
+
+
+def test_a_table_of_long_figures_fits_a_terminal() -> None:
+    each = [
+        Result(trace="t", policy=p, budget=999 * 10**9, requests=10**6, prompt=10**9, reused=123_456_789)
+        for p in ("lru", "greedy-dual", "cost", BELADY)
+    ]
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(table_of(each, bytes_per_token=20_480))
+    shown = console.export_text()
+    assert "greedy-dual" in shown and "…" not in shown
 
 
 @pytest.mark.parametrize("layout", ["full", "hybrid", "window"])

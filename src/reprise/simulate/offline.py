@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import Tokens, join_tokens
 from reprise.simulate.traces import Request
 
 _NEVER = 1 << 62
 
 
 class FutureKnown:
-    """A trace as block numbers, kept whole: 8 bytes for each block of each prompt."""
+    """A trace as block numbers, kept whole: 8 bytes for each block of each prompt and answer."""
 
     def __init__(self, *, block: int) -> None:
         """`block`: real tokens of a block."""
@@ -27,13 +27,17 @@ class FutureKnown:
         self._numbers: dict[int, int] = {}
         self._blocks = array("q")
         self._stops = array("q")
+        self._num_asked = array("q")
         self._lengths = array("q")
 
     def add(self, request: Request) -> None:
-        """The next request of the trace."""
-        for key in block_keys(request.prompt.tokens, max(1, self._block // request.unit)):
+        """The next request of the trace. Its answer is stored behind the prompt, and nobody has asked for it."""
+        tokens, length = request.prompt.tokens, max(1, self._block // request.unit)
+        path = tokens if request.answer is None else join_tokens(tokens, request.answer)
+        for key in block_keys(path, length):
             self._blocks.append(self._numbers.setdefault(key, len(self._numbers)))
         self._stops.append(len(self._blocks))
+        self._num_asked.append(-(-len(tokens) // length))
         self._lengths.append(request.num_tokens)
 
     def reused_without_bound(self) -> int:
@@ -53,7 +57,7 @@ class FutureKnown:
         for at, (start, stop) in enumerate(zip((0, *self._stops[:-1]), self._stops, strict=True)):
             blocks = self._blocks[start:stop]
             hit = 0
-            while hit < len(blocks) and blocks[hit] in stored:
+            while hit < self._num_asked[at] and blocks[hit] in stored:
                 hit += 1
             total += min(hit * self._block, self._lengths[at] - 1)
             for depth, block in enumerate(blocks):
@@ -67,14 +71,14 @@ class FutureKnown:
         return total
 
     def _next_uses(self) -> Sequence[int]:
-        """For each block of each prompt, the number of the next prompt that has it."""
+        """For each block of each path, the number of the next request whose prompt has it. An answer uses nothing."""
         uses = array("q", bytes(8 * len(self._blocks)))
         upcoming: dict[int, int] = {}
         starts = (0, *self._stops[:-1])
         for at in range(len(self._stops) - 1, -1, -1):
             for place in range(starts[at], self._stops[at]):
                 uses[place] = upcoming.get(self._blocks[place], _NEVER)
-            for place in range(starts[at], self._stops[at]):
+            for place in range(starts[at], starts[at] + self._num_asked[at]):
                 upcoming[self._blocks[place]] = at
         return uses
 

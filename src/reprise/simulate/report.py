@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from rich import box
 from rich.table import Table
 
 from reprise.core.errors import RepriseError
@@ -18,7 +19,9 @@ class PlotUnavailable(RepriseError):
 
 def table_of(results: Sequence[Result], *, bytes_per_token: int) -> Table:
     """One row for each policy and budget; the last columns compare with LRU and with Belady's rule."""
-    table = Table(title=f"{results[0].trace}: {results[0].requests:,} requests, {results[0].prompt:,} prompt tokens")
+    title = f"{results[0].trace}: {results[0].requests:,} requests, {results[0].prompt:,} prompt tokens"
+    # Eight columns of figures in the eighty of a terminal: no lines between them.
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("budget", "tokens", "policy", "reused", "computed", "hit share", "× lru", "of belady"):
         table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
     for result in results:
