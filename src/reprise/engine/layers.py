@@ -224,6 +224,8 @@ class KvLayer:
             )
             for p in self.planes
         ]
+        # A layer at a time, here and below: the old buffers of one are gone before those of the next are copied.
+        mx.eval(self.planes)
         self.end = self.held = held
         self.lengths = [self.lengths[row]]
 
@@ -234,27 +236,33 @@ class KvLayer:
         held = min(self.held, max(lengths))
         low = self.end - held
         self.planes = [p[:, :, low:, :][picked] for p in self.planes]
+        mx.eval(self.planes)
         self.end = self.held = held
         self.lengths = lengths
 
     def join(self, others: Sequence["KvLayer"]) -> None:
-        """Add the rows of `others` behind these, padded on the left to the longest."""
+        """Add the rows of `others` behind these, padded on the left to the longest. The others have nothing then."""
         layers = [self, *others]
         held = max(layer._visible(1) for layer in layers)
         capacity = rounded(held + self._slack(held))
+        num_rows = sum(layer.num_rows for layer in layers)
         joined: list[mx.array] = []
-        for i, plane in enumerate(self.planes):
-            rows: list[mx.array] = []
+        for i, like in enumerate(self.planes):
+            plane = mx.zeros((num_rows, like.shape[1], capacity, like.shape[3]), dtype=like.dtype)
+            row = 0
             for layer in layers:
-                part = layer.planes[i]
                 have = layer._visible(1)
-                view = part[:, :, layer.end - have : layer.end, :]
-                rows.append(mx.pad(view, [(0, 0), (0, 0), (held - have, capacity - held), (0, 0)]))
-            joined.append(mx.concatenate(rows, axis=0))
-            assert joined[-1].dtype == plane.dtype
-        self.planes = joined
-        self.end = self.held = held
+                view = layer.planes[i][:, :, layer.end - have : layer.end, :]
+                plane[row : row + layer.num_rows, :, held - have : held, :] = view
+                row += layer.num_rows
+                assert layer.planes[i].dtype == like.dtype
+            joined.append(plane)
         self.lengths = [length for layer in layers for length in layer.lengths]
+        for layer in others:
+            layer.planes = []
+        self.planes = joined
+        mx.eval(self.planes)
+        self.end = self.held = held
 
 
 class FullLayer(KvLayer):
