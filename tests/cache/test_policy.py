@@ -190,6 +190,22 @@ def test_what_comes_once_does_not_wash_out_chats() -> None:
     assert reused["cost"] > 3 * reused["lru"]
 
 
+def test_of_what_is_admitted_in_part_the_beginning_is_kept() -> None:
+    sizes = Sizes(full=1)
+    cache = store("cost", sizes, 400)
+    # Two that come back again and again are worth more than a new one, and nothing else is.
+    chats = [run_of(n, 100) for n in range(2)]
+    for turn in range(40):
+        for n in range(2):
+            serve(cache, chats[n], sizes)
+            serve(cache, run_of(10 + 2 * turn + n, 60), sizes)
+    once = run_of(5, 350)
+    serve(cache, once, sizes)
+    assert [resumes_at(cache, chat) for chat in chats] == [100, 100]
+    assert 0 < resumes_at(cache, once) < 350
+    assert 400 - cache.grain.tail < cache.ledger.held <= 400, "nothing was evicted for nothing"
+
+
 def test_side_requests_go_before_chats() -> None:
     sizes = Sizes(full=1)
     cache = store("cost", sizes, 700)
@@ -214,7 +230,7 @@ def test_nothing_is_learned_from_work_that_nobody_asked_for() -> None:
 
 def test_what_a_client_wants_kept_takes_the_place_of_what_is_worth_more() -> None:
     sizes = Sizes(full=1)
-    cache = store("cost", sizes, 300)
+    cache = store("cost", sizes, 290)
     chat, side = run_of(0, 280), run_of(1, 280)
     serve(cache, chat, sizes)
     for is_wanted in (False, True):

@@ -100,6 +100,7 @@ class Trial:
         """Store a position; None: the source failed."""
         self.num_changes += 1
         before, evictions, held = stored_in(self.cache), self.cache.ledger.evictions, self.cache.ledger.held
+        stood = self.cache.match(as_tokens(tokens), namespace=namespace).length
         source = HashSource(tokens, fails_after=fails_after)
         try:
             done = self.cache.commit(
@@ -107,7 +108,11 @@ class Trial:
             )
         except SourceFailed:
             done = None
-        if done is None or not done.is_resumable:
+        if done is not None and done.tokens > 0 and not done.is_resumable:
+            # A beginning of it found room.
+            assert self.cache.layout.resumes_anywhere and 0 < stood + done.tokens < len(tokens)
+            tokens, pinned_until = tokens[: stood + done.tokens], 0.0
+        elif done is None or not done.is_resumable:
             after = stored_in(self.cache)
             assert after.entries <= before.entries and after.snapshots <= before.snapshots
             if self.cache.ledger.evictions == evictions:

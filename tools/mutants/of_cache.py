@@ -175,8 +175,8 @@ STORE = (
     _mutant(
         "store.py",
         "the budget is no bound",
-        "if nbytes > 0 and not self._fits(",
-        "if nbytes > 10**9 and not self._fits(",
+        "is_whole = nbytes == 0 or self._fits(",
+        "is_whole = nbytes < 10**9 or self._fits(",
     ),
     _mutant(
         "store.py",

@@ -228,9 +228,10 @@ class PrefixCache:
     ) -> Committed:
         """Make the position ``len(tokens)`` resumable: copy from `source` what the tree does not have yet.
 
-        What cannot fit the budget, even after eviction, is not stored: the result says so. If `source` raises, nothing
-        was added; what was evicted to make room stays evicted. `is_wanted`: a client asked to keep something of this
-        path, so it may take the place of whatever may be evicted; what is pinned itself may, too.
+        What cannot fit the budget, even after eviction, is not stored, or only its beginning where every position is
+        resumable: the result says so. If `source` raises, nothing was added; what was evicted to make room stays
+        evicted. `is_wanted`: a client asked to keep something of this path, so it may take the place of whatever may
+        be evicted; what is pinned itself may, too.
         """
         position = len(tokens)
         if position == 0:
@@ -249,8 +250,13 @@ class PrefixCache:
             visit = self.order.policy.number_of(tokens, namespace=namespace)
             new = self._facts_of_new(walked, position, nbytes, kind=kind, visit=visit, is_side=is_side)
             is_wanted |= pinned_until > self.now_s
-            if nbytes > 0 and not self._fits(nbytes, None if is_wanted else new):
-                return Committed(tokens=0, nbytes=0, is_resumable=False)
+            is_whole = nbytes == 0 or self._fits(nbytes, None if is_wanted else new)
+            if not is_whole:
+                position = self._stop_that_fits(walked, position, nbytes)
+                if position == walked.length:
+                    return Committed(tokens=0, nbytes=0, is_resumable=False)
+                tokens, kind, pinned_until = tokens[:position], BoundaryKind.INTERVAL, 0.0
+                wanted = missing(self.layout, walked, position, self.grain.piece)
             payloads = [(k, Piece(span, source.segment(k, span))) for k, span in wanted]
             snapshot = source.snapshot() if needs_snapshot else None
 
@@ -269,7 +275,7 @@ class PrefixCache:
         finally:
             self.release(guard)
         self.order.sweep(self.num_landmarks)
-        return Committed(tokens=position - walked.length, nbytes=added, is_resumable=True)
+        return Committed(tokens=position - walked.length, nbytes=added, is_resumable=is_whole)
 
     def _fits(self, nbytes: int, new: Facts | None) -> bool:
         """Make room for `nbytes` more, by evicting what is worth less than `new`; None: than anything.
@@ -281,6 +287,16 @@ class PrefixCache:
             return True
         most = free + self.ledger.held - self.protected_nbytes()
         return nbytes <= most and self.make_room(nbytes, new=new)
+
+    def _stop_that_fits(self, walked: Walk, position: int, nbytes: int) -> int:
+        """How far a path of `nbytes` more fits what is free, where every position is resumable: its beginning saves as
+        much a byte as the whole. Not less than what is evicted at a time, so that paths do not grow by crumbs.
+        """
+        free = self.free()
+        if free is None or free <= 0 or not self.layout.resumes_anywhere:
+            return walked.length
+        num = (position - walked.length) * free // nbytes
+        return walked.length + num if num >= self.grain.tail else walked.length
 
     def _facts_of_new(
         self, walked: Walk, position: int, nbytes: int, *, kind: BoundaryKind, visit: int, is_side: bool
