@@ -55,6 +55,14 @@ def test_where_the_speed_was_never_seen_it_is_taken_for_slow(position: int, expe
     assert speed.prefill_at(position) == expected
 
 
+def test_a_long_slice_costs_what_its_last_tokens_cost() -> None:
+    """A stream's first long prompt comes when only short ones were ever measured."""
+    speed = Speed().after_prefill(40, 0.002)
+    found = chunk_tokens(replace(LIMITS, max_stall_s=0.1), speed, must_be_short=True, position=0)
+    # 2,000 tokens in 0.1 s as far as is known, but the last of them stand twice as deep.
+    assert found == 992
+
+
 def test_a_pass_over_one_token_says_nothing_about_prefill() -> None:
     speed = Speed(prefill_tokens_per_s=512)
     assert speed.after_prefill(1, 0.1) == speed == speed.after_prefill(1000, 0.0)

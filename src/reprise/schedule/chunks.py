@@ -22,9 +22,12 @@ def chunk_tokens(limits: Limits, speed: Speed, *, must_be_short: bool, position:
     """
     if not must_be_short:
         return limits.prefill_chunk
-    fitting = int((limits.max_stall_s - speed.decode_s) * speed.prefill_at(position))
+    room_s = max(0.0, limits.max_stall_s - speed.decode_s)
+    fitting = min(limits.prefill_chunk, int(room_s * speed.prefill_at(position)))
+    # Its last tokens cost what tokens cost there, which may be more than was ever seen.
+    fitting = min(fitting, int(room_s * speed.prefill_at(position + fitting)))
     # Multiples of the smallest chunk: fewer different shapes for the allocator and for compiled kernels.
-    return min(limits.prefill_chunk, max(1, fitting // limits.min_chunk) * limits.min_chunk)
+    return max(1, fitting // limits.min_chunk) * limits.min_chunk
 
 
 def next_stop(job: Prefilling, partings: Partings) -> int:
