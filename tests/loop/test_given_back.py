@@ -22,7 +22,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 def unaccounted(engine: Engine, before: int) -> int:
-    """Bytes that MLX holds beside those in the books."""
+    """Bytes that MLX holds beside those in the books, when nobody protects anything any more."""
+    assert engine.num_leases() == 0
     held = engine.loop.status().held
     return engine.ask(lambda worker: mx.get_active_memory()) - before - held.kv - held.snapshots - held.live
 

@@ -11,8 +11,11 @@ import pytest
 
 from reprise.core.errors import ContextTooLong, OutOfMemory
 from reprise.core.events import Event, FinishReason, Started
-from reprise.core.job import Purpose
+from reprise.core.job import Job, Purpose
+from reprise.core.prompt import Prompt
+from reprise.core.tokens import as_tokens
 from reprise.engine.rows import Rows
+from reprise.loop.task import Task
 from reprise.loop.worker import Worker
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
@@ -82,6 +85,29 @@ def test_the_store_gives_way_and_then_new_requests_wait(architecture: str) -> No
         assert engine.num_leases() == 0
         # The books of a cold run are the same: nothing was forgotten.
         assert [answer.tokens for answer in answers] == [engine.cold(prompt, num=8) for prompt in prompts]
+    finally:
+        engine.close()
+
+
+def test_what_a_running_request_was_promised_is_not_free() -> None:
+    engine = Engine("llama", cache_bytes=10_000_000)
+    try:
+
+        def taken(worker: Worker) -> tuple[int, int]:
+            """By a request that holds nothing yet; and what it needs."""
+            live = worker.runner.begin()
+            job = Job(
+                id="new", prompt=Prompt(tokens=as_tokens(words(840, 300))), purpose=Purpose.GENERATE, max_tokens=8
+            )
+            task = Task(job, sink=lambda event: None, arrived_s=0.0)
+            task.live = live
+            before, after = worker._room.free([]), worker._room.free([task])
+            worker.runner.drop(live)
+            assert before is not None and after is not None
+            return before - after, worker._room.needed(300)
+
+        promised, needed = engine.ask(taken)
+        assert promised == needed > 0
     finally:
         engine.close()
 

@@ -101,3 +101,14 @@ def test_a_queue_of_long_prompts_with_one_beginning_is_compared_without_copies()
     base = np.arange(10_000, dtype=np.int32)
     live = {f"j{index}": as_tokens(base.copy()) for index in range(64)}
     assert set(relate(as_tokens(base), live).values()) == {10_000}
+
+
+def test_of_two_short_prompts_with_one_beginning_one_is_admitted() -> None:
+    # Equal in length, so that one pass could take both: it would compute what they share twice.
+    first, second = (
+        replace(follower(name, prompt_len=100), shares=shares) for name, shares in (("a", {}), ("b", {"a": 40}))
+    )
+    for limits in (SNAPSHOTS, ANYWHERE):
+        assert decide(State(now_s=2, waiting=(first, second)), limits).admit == ("a",)
+        strangers = (first, replace(second, shares={"a": limits.min_shared - 1}))
+        assert decide(State(now_s=2, waiting=strangers), limits).admit == ("a", "b")

@@ -193,7 +193,7 @@ STORE = (
     _mutant(
         "store.py",
         "an evicted snapshot stays alive",
-        "            landmark.snapshot = None\n",
+        "its bytes are given back now.\n            landmark.snapshot = None\n",
         "",
     ),
     _mutant(

@@ -1,0 +1,99 @@
+"""Planted bugs in the loop: how jobs end, what parked sequences hold, and the memory budget."""
+
+from tools.mutants.mutant import Mutant
+
+_REUSE = ("tests/loop/test_reuse.py", "-k", "llama or qwen3_5")
+_PARKED = ("tests/loop/test_parked.py",)
+_BUDGET = ("tests/loop/test_budget.py", "-k", "llama or taking_over or held_twice")
+
+
+def _mutant(file: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
+    return Mutant(name=name, file=f"loop/{file}", old=old, new=new, tests=tests)
+
+
+LOOP_MUTANTS = (
+    _mutant(
+        "worker.py",
+        "what a cancelled job computed is lost",
+        "if task.live is None or task.position <= task.resume_at:",
+        "if task.position > -1:",
+        _REUSE,
+    ),
+    _mutant(
+        "ends.py",
+        "leases are never given back",
+        "self._cache.release(lease)",
+        "pass",
+        ("tests/loop/test_given_back.py", "-k", "llama"),
+    ),
+    _mutant(
+        "parked.py",
+        "parked sequences are never adopted",
+        "        if not self._sequences or position == 0:\n            return None\n",
+        "        if position >= 0:\n            return None\n",
+        _PARKED,
+    ),
+    _mutant(
+        "parked.py",
+        "an adopted sequence can be adopted again",
+        "        del self._sequences[live]\n        return live\n",
+        "        return live\n",
+        _PARKED,
+    ),
+    _mutant(
+        "parked.py",
+        "the path that an adoption leaves stays lent, and is overwritten",
+        "namespace=parked.namespace, start=position)",
+        "namespace=parked.namespace, start=len(parked.tokens))",
+        _PARKED,
+    ),
+    _mutant(
+        "parked.py",
+        "a sequence that is not worth parking ends with its loans",
+        "            self.recall(live, tokens, namespace=namespace)\n            self._runner.stop(live)\n",
+        "            self._runner.stop(live)\n",
+        _PARKED,
+    ),
+    _mutant(
+        "parked.py",
+        "a recall that breaks off leaves the cache as if nothing had happened",
+        "        except Exception:\n            self.is_spoilt = True\n",
+        "        except Exception:\n",
+        _PARKED,
+    ),
+    _mutant(
+        "ends.py",
+        "what a failed sequence had lent is lost",
+        "self._parked.recall(task.live, tokens, namespace=task.job.namespace)",
+        "self._parked.recall(task.live, tokens[:0], namespace=task.job.namespace)",
+        _PARKED,
+    ),
+    _mutant(
+        "room.py",
+        "what running sequences were promised is given away",
+        "return cache.budget - cache.reserved - promised - ",
+        "return cache.budget - cache.reserved - ",
+        ("tests/loop/test_memory.py", "-k", "promised"),
+    ),
+    _mutant(
+        "room.py",
+        "buffers grow without asking",
+        "        if free is None or free >= nbytes:\n            return True\n        self._lend_doubled()\n",
+        "        if nbytes > 0:\n            return True\n        self._lend_doubled()\n",
+        _BUDGET,
+    ),
+    _mutant(
+        "room.py",
+        "a path for which there is no room twice is copied",
+        "return self._take_over(match, position, reserve=reserve)",
+        "return self._runner.start(self._cache.read(match, position), reserve=reserve)",
+        _BUDGET,
+    ),
+    _mutant(
+        "room.py",
+        "an answer never ends where the memory ends",
+        "return free is not None and growth > max(0, free)",
+        "return free is not None and growth > 10**15",
+        _BUDGET,
+    ),
+)
