@@ -196,6 +196,30 @@ def test_a_table_of_long_figures_fits_a_terminal() -> None:
     assert "greedy-dual" in shown and "…" not in shown
 
 
+def test_the_command_writes_a_plot(trace: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = CliRunner().invoke(app, ["simulate", str(trace), "--tokens", "2k,1M", "--plot", str(tmp_path / "p.png")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("is_installed", "to", "says"),
+    [(False, "p.png", "pip install 'mlx-reprise[plot]'"), (True, "nowhere/p.png", "no directory")],
+)
+def test_a_plot_that_cannot_be_is_refused_before_anything_is_simulated(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_installed: bool, to: str, says: str
+) -> None:
+    def module(name: str) -> None:
+        if not is_installed:
+            raise ImportError(name)
+
+    monkeypatch.setattr(report, "import_module", module)
+    done = CliRunner().invoke(app, ["simulate", str(trace), "--plot", str(tmp_path / to)])
+    assert done.exit_code == 2
+    assert says in done.stderr and done.stdout == ""
+
+
 @pytest.mark.parametrize("layout", ["full", "hybrid", "window"])
 def test_the_command_gives_json(trace: Path, layout: str) -> None:
     options = [

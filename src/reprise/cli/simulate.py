@@ -44,7 +44,7 @@ def simulate(
     """Replay traces of requests against the real prefix cache, with payloads of given sizes and no model."""
     from rich.console import Console  # noqa: PLC0415 - quick start
 
-    from reprise.simulate.report import draw, table_of  # noqa: PLC0415
+    from reprise.simulate.report import check_plot, draw, table_of  # noqa: PLC0415
     from reprise.simulate.run import run_simulation  # noqa: PLC0415
     from reprise.simulate.traces import read_trace  # noqa: PLC0415
 
@@ -55,6 +55,8 @@ def simulate(
     policies = tuple(name.strip() for name in policy.split(","))
     status = Console(stderr=True)
     with refusals():
+        if plot is not None:
+            check_plot(plot)
         for trace in traces:
             with status.status(f"{trace.name}: reading") as line:
                 results = run_simulation(

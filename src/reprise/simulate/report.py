@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -12,7 +13,7 @@ from reprise.simulate.run import BELADY, Result
 
 
 class PlotUnavailable(RepriseError):
-    """The library that draws is not installed."""
+    """The library that draws is not installed, or there is no place for the file."""
 
     code = "plot_unavailable"
 
@@ -56,13 +57,23 @@ def nbytes_text(nbytes: int) -> str:
     return f"{size:.3g} TB"
 
 
-def draw(results: Sequence[Result], path: Path) -> None:
-    """Write a PNG of hit share against bytes. Raises PlotUnavailable without matplotlib."""
+def check_plot(path: Path) -> None:
+    """Whether `draw` can write there, asked before a long simulation. Raises PlotUnavailable with a sentence."""
+    _matplotlib_figure()
+    if not path.absolute().parent.is_dir():
+        raise PlotUnavailable(f"The plot cannot be written: there is no directory {path.absolute().parent}.")
+
+
+def _matplotlib_figure() -> Any:
     try:
-        matplotlib = import_module("matplotlib.figure")  # An optional extra, so nothing here knows its types.
+        return import_module("matplotlib.figure")  # An optional extra, so nothing here knows its types.
     except ImportError as error:
         raise PlotUnavailable("A plot needs matplotlib: pip install 'mlx-reprise[plot]'.") from error
-    figure = matplotlib.Figure(figsize=(8, 5), layout="constrained")
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """Write a PNG of hit share against bytes. Raises PlotUnavailable without matplotlib."""
+    figure = _matplotlib_figure().Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     bounded = [r for r in results if r.budget is not None]
     for policy in dict.fromkeys(r.policy for r in bounded):
