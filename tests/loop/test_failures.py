@@ -9,6 +9,7 @@ import pytest
 from reprise.core.errors import BadRequest, ContextTooLong, EngineFailed, QueueFull, ShuttingDown
 from reprise.core.events import FinishReason, Sampled, Started
 from reprise.core.job import Sampling, Thinking
+from reprise.core.prompt import Boundary, BoundaryKind
 from tests.loop.driving import GREEDY, Engine
 from tests.loop.test_reuse import words
 
@@ -151,3 +152,12 @@ def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
     assert running.end.reason is FinishReason.LENGTH
     with pytest.raises(ShuttingDown):
         engine.submit(words(321, 20))
+
+
+def test_a_pin_beyond_all_clocks_ends_nothing(engine: Engine) -> None:
+    prompt = words(290, 40)
+    engine.run(prompt, boundaries=[Boundary(20, BoundaryKind.EXPLICIT)], pin_until=1e300)
+    assert engine.run(prompt).computed == 1
+    assert engine.ask(lambda worker: worker.wakes_in_s) is not None
+    engine.loop.clear()
+    assert engine.ask(lambda worker: worker.wakes_in_s) is None

@@ -40,6 +40,9 @@ log = logging.getLogger("reprise.loop")
 _COMPACT_ENTRIES = 8192
 """Entries that one idle step copies at most, so that an arrival waits for little."""
 
+_LONGEST_NAP_S = 3600.0
+"""A clock may be told to wait for so long on every platform."""
+
 
 class Worker:
     """All state of the engine thread. Every method is called on it."""
@@ -110,7 +113,7 @@ class Worker:
     def wakes_in_s(self) -> float | None:
         """When there will be something to tell if nothing comes: a pin ends. None: never."""
         until = self.pinning.kept().until
-        return None if until == float("inf") else max(0.0, until - time.monotonic())
+        return None if until == float("inf") else min(_LONGEST_NAP_S, max(0.0, until - time.monotonic()))
 
     def status(self) -> Status:
         self.cache.now_s = time.monotonic()
