@@ -55,11 +55,14 @@ ROOM = 512
 class Filler:
     """Stands where a model stands: gives every layer random entries and answers nothing."""
 
+    def __init__(self, heads: int = HEADS) -> None:
+        self.heads = heads
+
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         num = tokens.shape[1]
         for state in leaf_states(cache):
             if isinstance(state, KvLayer):
-                shape = (1, HEADS, num, WIDTH)
+                shape = (1, self.heads, num, WIDTH)
                 state.update_and_fetch(mx.random.normal(shape).astype(mx.bfloat16), mx.zeros(shape, mx.bfloat16))
             else:
                 state.arrays = [mx.random.normal(STATE)]
@@ -102,8 +105,12 @@ class Gates:
 
 
 def runner_of(name: str, *, lends_from: int = 10**9) -> Runner:
-    blueprint = Blueprint(specs=BLUEPRINTS[name])
-    loaded: Any = SimpleNamespace(model=Filler(), blueprint=blueprint, vocab_size=1, context=None)
+    return runner_for(BLUEPRINTS[name], Filler(), lends_from=lends_from)
+
+
+def runner_for(specs: tuple[Spec, ...], model: Filler, *, lends_from: int) -> Runner:
+    """A runner for layers of these kinds, which `model` fills."""
+    loaded: Any = SimpleNamespace(model=model, blueprint=Blueprint(specs=specs), vocab_size=1, context=None)
     return Runner(loaded, can_batch=True, lends_from=lends_from)
 
 

@@ -46,6 +46,21 @@ def test_a_group_is_never_held_twice() -> None:
     assert most_beside(group, lambda: group.keep_rows([3])) < held
 
 
+def test_buffers_that_grow_are_held_twice_a_layer_at_a_time() -> None:
+    rows = rows_of(3000)
+    held = rows.nbytes
+    entries = mx.random.normal((1, 4, 600, 64))
+    mx.eval(entries)
+
+    def feed() -> None:
+        # One evaluation for all layers, as in a pass of a model.
+        for layer in rows.kv_layers():
+            layer.update_and_fetch(entries, entries)
+
+    assert most_beside(rows, feed) < 2 * held / NUM_LAYERS
+    assert rows.nbytes > held
+
+
 def test_rows_that_come_together_keep_their_entries() -> None:
     group, newcomer = rows_of(700, num=2), rows_of(900)
     before = [

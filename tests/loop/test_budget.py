@@ -141,7 +141,8 @@ def test_taking_over_holds_little_twice(engines: list[Engine]) -> None:
         path = worker.cache.ledger.kv
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        live = worker._room._take_over(match, len(prompt), reserve=len(prompt))
+        worker.cache.budget = worker.cache.reserved + path + path // 4
+        live = worker._room.start(match, len(prompt), reserve=len(prompt))
         peak, after = mx.get_peak_memory() - before, mx.get_active_memory() - before
         worker._parked.end(live, as_tokens(prompt), namespace="")
         worker.cache.release(lease)

@@ -159,6 +159,8 @@ class KvLayer:
         for plane in self.planes:
             room = mx.zeros((*plane.shape[:2], total - keep, plane.shape[3]), dtype=plane.dtype)
             grown.append(mx.concatenate([plane[..., self.end - keep : self.end, :], room], axis=2))
+        # Now, and not with the rest of the pass: there the old buffers of all layers would wait beside the new ones.
+        mx.eval(grown)
         self.planes = grown
         self.end = self.held = keep
 

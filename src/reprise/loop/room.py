@@ -126,8 +126,7 @@ class Room:
                 self._doubled[live] = _Doubled(match.tokens[:position], match.namespace)
             return live
         # A second copy on the way costs less than what would have to be evicted for having the path twice.
-        path = self._cache.owned(match.tokens[:position], namespace=match.namespace)
-        self.make(needed - sum(place.piece.payload.nbytes for place in path))
+        self.make(needed - self._owned_nbytes(match.tokens[:position], match.namespace))
         return self._take_over(match, position, reserve=reserve)
 
     def ended(self, live: Live) -> None:
@@ -171,11 +170,11 @@ class Room:
         self._doubled.clear()
 
     def _doubled_nbytes(self) -> int:
-        return sum(
-            place.piece.payload.nbytes
-            for path in self._doubled.values()
-            for place in self._cache.owned(path.tokens, namespace=path.namespace)
-        )
+        return sum(self._owned_nbytes(path.tokens, path.namespace) for path in self._doubled.values())
+
+    def _owned_nbytes(self, tokens: Tokens, namespace: str) -> int:
+        # The places are not to be kept: who holds one holds its entries, too.
+        return sum(place.piece.payload.nbytes for place in self._cache.owned(tokens, namespace=namespace))
 
 
 def _segment(place: LoanPlace) -> Segment:
