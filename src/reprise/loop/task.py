@@ -94,6 +94,13 @@ class Task:
         return prompt - 1 if self.job.purpose is Purpose.GENERATE else prompt
 
     @property
+    def end_kind(self) -> BoundaryKind:
+        """What the end of a job that samples nothing is: where all chats part, or what survives the next turn."""
+        ends = {boundary.kind for boundary in self.job.prompt.boundaries if boundary.position == len(self.job.prompt)}
+        # A chat that goes on from a shared beginning does not take its place.
+        return BoundaryKind.SYSTEM if BoundaryKind.SYSTEM in ends else BoundaryKind.STABLE
+
+    @property
     def pins(self) -> dict[int, float]:
         """The positions that the client marked, and until when the cache is to keep them."""
         until, boundaries = self.job.pin_until, self.job.prompt.boundaries

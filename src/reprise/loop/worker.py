@@ -310,7 +310,7 @@ class Worker:
         if task.job.purpose is Purpose.GENERATE:
             self._begin_decode(task)
             return
-        self._commit(task, piece.stop, BoundaryKind.STABLE)
+        self._commit(task, piece.stop, task.end_kind)
         self._note_settled(task)
         self._ends.end(task, FinishReason.DONE)
 
