@@ -159,6 +159,20 @@ def test_what_cannot_fit_is_refused_and_nothing_is_evicted_for_it(layout: Layout
 
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
+def test_a_commit_evicts_nothing_of_the_path_that_it_extends(layout: Layout) -> None:
+    trial = Trial(layout)
+    trial.commit(BASE)
+    trial.cache.budget = trial.cache.ledger.held
+    # Wanted, so that anything may go for it; there is nothing but the path itself, on which nobody has a lease.
+    done = trial.commit((*BASE, 9, 9, 9), pinned_until=5.0)
+    assert done is not None
+    trial.judge()
+    if any(isinstance(kind, Full) for kind in layout.kinds):
+        assert not done.is_resumable
+        assert trial.request(BASE, limit=len(BASE), is_held=False) == len(BASE)
+
+
+@pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_a_commit_of_what_is_there_succeeds_over_the_budget(layout: Layout) -> None:
     trial = Trial(layout)
     trial.commit(BASE)
