@@ -94,6 +94,20 @@ def test_what_can_never_fit_is_refused_before_it_begins(architecture: str, engin
     assert engine.loop.status().counts.requests == 0
 
 
+def test_every_budget_refuses_a_prompt_or_answers_it(architecture: str, engines: list[Engine]) -> None:
+    """However tight: nobody gets an answer of no tokens."""
+    for share in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0):
+        engine = Engine(architecture, cache_bytes=int(share * needed(architecture, 1)), prefill_chunk=_CHUNK)
+        engines.append(engine)
+        for prompt in (words(731, 1), words(732, 20), words(733, 250)):
+            try:
+                answer = engine.run(prompt, num=4)
+            except ContextTooLong:
+                continue
+            assert answer.end.reason is FinishReason.LENGTH
+            assert len(answer.tokens) > 0
+
+
 def test_the_store_gives_way_to_running_requests(architecture: str, engines: list[Engine]) -> None:
     room = 2 * needed(architecture, 200)
     engine = Engine(architecture, cache_bytes=room, prefill_chunk=_CHUNK)

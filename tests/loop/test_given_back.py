@@ -47,3 +47,25 @@ def test_memory_is_what_the_books_say_after_every_way_to_end(engine: Engine) -> 
     assert unaccounted(engine, before) <= rounding
     engine.loop.clear()
     assert unaccounted(engine, before) <= rounding
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
+def test_an_engine_that_is_closed_leaves_nothing(architecture: str) -> None:
+    # The first leaves what is made once and stays, such as compiled functions.
+    left = [left_by_an_engine(architecture) for _ in range(2)]
+    assert left[1] < 10_000
+
+
+def left_by_an_engine(architecture: str) -> int:
+    """What MLX holds more once an engine has come, worked and gone."""
+    gc.collect()
+    before = mx.get_active_memory()
+    gc.disable()
+    try:
+        engine = Engine(architecture, lends_from=64)
+        engine.run(words(720, 300))
+        engine.close()
+        del engine
+        return mx.get_active_memory() - before
+    finally:
+        gc.enable()

@@ -82,7 +82,7 @@ def test_states_that_grow_in_the_first_tokens() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("options", [{}, _SMALL, {"cache_bytes": 600_000}], ids=["room", "small", "tiny"])
+@pytest.mark.parametrize("options", [{}, _SMALL, {"cache_bytes": 1_000_000}], ids=["room", "small", "tiny"])
 @pytest.mark.parametrize("name", [*_SOME, *_OTHERS, *_ZOO])
 def test_long_runs(name: str, options: dict[str, Any]) -> None:
     for seed in range(5):

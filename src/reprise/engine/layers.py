@@ -137,8 +137,9 @@ class KvLayer:
         keep = self._visible(num)
         if self._has_space(keep, num):
             return self.capacity
-        total = max(keep + num + self._slack(keep + num), self._reserved_capacity())
-        return rounded(total)
+        reserved = self._reserved_capacity()
+        # Beyond what was foreseen, and so as not to do it again soon, with room to spare.
+        return rounded(reserved if keep + num <= reserved else keep + num + self._slack(keep + num))
 
     @property
     def capacity(self) -> int:
@@ -209,11 +210,14 @@ class KvLayer:
     @staticmethod
     def capacity_joined(layers: Sequence["KvLayer"], num: int) -> int:
         """How many entries of each row the buffers will hold when `layers` have joined and taken `num` more."""
+        held, joined = layers[0]._joined(layers)
+        return joined if held + num <= joined else rounded(held + num + layers[0]._slack(held + num))
+
+    def _joined(self, layers: Sequence["KvLayer"]) -> tuple[int, int]:
+        """The entries of each row when `layers` have joined, and the capacity: for as many more as are to come."""
         held = max(layer._visible(1) for layer in layers)
-        reserved = max(layer._reserved_capacity() for layer in layers)
-        slack = layers[0]._slack
-        joined = rounded(held + slack(held))
-        return joined if held + num <= joined else rounded(max(held + num + slack(held + num), reserved))
+        to_come = max(layer._reserved_capacity() - layer._visible(1) for layer in layers)
+        return held, rounded(held + (to_come if to_come > 0 else self._slack(held)))
 
     def take(self, row: int) -> None:
         """Keep this row only, in buffers of its own."""
@@ -245,8 +249,7 @@ class KvLayer:
     def join(self, others: Sequence["KvLayer"]) -> None:
         """Add the rows of `others` behind these, padded on the left to the longest. The others have nothing then."""
         layers = [self, *others]
-        held = max(layer._visible(1) for layer in layers)
-        capacity = rounded(held + self._slack(held))
+        held, capacity = self._joined(layers)
         num_rows = sum(layer.num_rows for layer in layers)
         joined: list[mx.array] = []
         for i, like in enumerate(self.planes):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from reprise.core.backend import Status
 from reprise.core.errors import BadRequest, ContextTooLong, QueueFull, ShuttingDown
 from reprise.core.job import Job, Purpose
+from reprise.loop.room import answer_room
 from reprise.schedule.limits import Limits, Speed
 from reprise.schedule.queue_bound import retry_after_s
 
@@ -29,7 +30,7 @@ class Gate:
         self.context: int | None = None
         """The most positions of one sequence."""
         self.needed: Callable[[int], int] = lambda position: 0
-        """The bytes that a sequence takes by itself when it stands there."""
+        """The bytes of the buffers of a sequence that stands there."""
         self.budget: int | None = None
 
     def close(self) -> None:
@@ -67,7 +68,8 @@ class Gate:
                 f"for the answer. Shorten the conversation, or raise --max-context if the model allows it.",
                 param="messages",
             )
-        needed = self.needed(length)
+        # What it gets from the start: its prompt, and room for the beginning of an answer.
+        needed = self.needed(len(job.prompt) + answer_room(job))
         if self.budget is not None and needed > self.budget:
             raise ContextTooLong(
                 f"The prompt has {len(job.prompt)} tokens, whose state takes {needed:,} bytes, but --cache-bytes is "

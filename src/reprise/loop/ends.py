@@ -16,6 +16,7 @@ from reprise.engine.runner import Broken, Live, Picked, Runner
 from reprise.loop.admission import Gate
 from reprise.loop.parked import Parked
 from reprise.loop.room import Room
+from reprise.loop.stored import Stored
 from reprise.loop.task import Phase, Task
 
 log = logging.getLogger("reprise.loop")
@@ -34,15 +35,14 @@ class Ends:
         gate: Gate,
         tasks: dict[str, Task],
         counts: Counter[str],
-        on_freed: Callable[[Task], None],
+        stored: Stored,
     ) -> None:
-        """`on_freed`: a task has given back what it held, and others may go on from what it left in the cache."""
         self._runner = runner
         self._cache = cache
         self._parked = parked
         self._room = room
         self._gate = gate
-        self._on_freed = on_freed
+        self._stored = stored
         self._tasks = tasks
         self._counts = counts
 
@@ -137,7 +137,7 @@ class Ends:
             if live is not None:
                 self._parked.end(live, tokens, namespace=task.job.namespace)
             self._room.charge()
-            self._on_freed(task)
+            self._stored.match_followers(task)
         except Exception:
             log.exception("what request %s held could not be given back; the cache starts anew", task.id)
             if live is not None:

@@ -189,6 +189,7 @@ class EngineLoop:
             if self._close is not None and is_all_here and (self._close.now or worker.is_empty):
                 worker.cancel_all()
                 self._publish(worker)
+                worker.forget()
                 return
             try:
                 worker.step()

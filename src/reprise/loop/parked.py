@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakMethod
 
 from reprise.cache.loans import LoanPlace
 from reprise.cache.lookup import Match
@@ -36,7 +37,15 @@ class Parked:
         self._sequences: dict[Live, _Sequence] = {}
         self.is_spoilt = False
         """A recall broke off in the middle: the cache has entries on loan that nobody holds any more."""
-        cache.recall = self._recall
+        # Weakly, or two that hold each other would keep the model and all that is stored after the loop has ended.
+        recall = WeakMethod(self._recall)
+
+        def recall_if_there(lender: object) -> None:
+            here = recall()
+            assert here is not None, "who is parked outlives the cache"
+            here(lender)
+
+        cache.recall = recall_if_there
 
     def __len__(self) -> int:
         return len(self._sequences)

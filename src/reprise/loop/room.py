@@ -14,6 +14,7 @@ from reprise.cache import pins
 from reprise.cache.loans import LoanPlace
 from reprise.cache.lookup import Match
 from reprise.cache.store import PrefixCache
+from reprise.core.job import Job, Purpose
 from reprise.core.tokens import Tokens
 from reprise.engine.payloads import Segment
 from reprise.engine.rows import handed_over
@@ -28,6 +29,12 @@ ROOM_TO_DECODE = 256
 
 _TIGHT = 8
 """When less than this part of the budget is free, nothing is held twice any more."""
+
+
+def answer_room(job: Job) -> int:
+    """For how many entries of its answer a request has room from the start."""
+    # One more than is asked for, since decode may run a pass ahead.
+    return min(job.max_tokens + 1, ROOM_TO_DECODE) if job.purpose is Purpose.GENERATE else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from reprise.cache.store import PrefixCache
 from reprise.core.backend import Counts, Held, Status
-from reprise.core.errors import RepriseError
+from reprise.core.errors import OutOfMemory, RepriseError
 from reprise.core.events import Event, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
@@ -25,8 +25,9 @@ from reprise.loop.ends import Ends
 from reprise.loop.parked import Parked
 from reprise.loop.picture import picture_of
 from reprise.loop.pinning import Pinning
-from reprise.loop.room import ROOM_TO_DECODE, Room
+from reprise.loop.room import Room, answer_room
 from reprise.loop.settled import SettledSpans
+from reprise.loop.stored import Stored
 from reprise.loop.task import Paused, Phase, Task
 from reprise.plan.checkpoints import interval_tokens, make_plan
 from reprise.schedule.decide import decide
@@ -77,6 +78,7 @@ class Worker:
         self._tasks: dict[str, Task] = {}
         self._settled = SettledSpans()
         self._counts: Counter[str] = Counter()
+        self._stored = Stored(self.cache, self._tasks, is_used=settings.has_prefix_cache)
         self._ends = Ends(
             runner=self.runner,
             cache=self.cache,
@@ -85,13 +87,13 @@ class Worker:
             gate=gate,
             tasks=self._tasks,
             counts=self._counts,
-            on_freed=self._match_followers,
+            stored=self._stored,
         )
         self._is_compact = True
         contexts = [c for c in (settings.max_context, loaded.context) if c is not None]
         gate.limits = self._limits
         gate.context = min(contexts, default=None)
-        gate.needed = footprint.at
+        gate.needed = lambda position: footprint.live(position, chunk=1)
         gate.budget = self.cache.budget
 
     # What the loop asks.
@@ -150,7 +152,7 @@ class Worker:
         self._tasks[job.id] = task
         try:
             task.shares = relate(job.prompt.tokens, others)
-            self._match(task)
+            self._stored.match(task)
         except Exception as error:
             self._ends.fail(task, error)
             return
@@ -183,6 +185,11 @@ class Worker:
             self._ends.lose(task)
             self._ends.fail(task, error)
 
+    def forget(self) -> None:
+        """Give all memory back now, and not when Python finds what refers to itself."""
+        self._ends.start_anew()
+        memory.give_back()
+
     def clear_cache(self, namespace: str | None = None) -> None:
         self.cache.clear(namespace)
         memory.give_back()
@@ -213,16 +220,6 @@ class Worker:
 
     # Matching and admission.
 
-    def _match(self, task: Task) -> None:
-        if not self._settings.has_prefix_cache:
-            task.reason = Reason.CACHE_OFF
-            return
-        match = self.cache.match(task.prompt.tokens, namespace=task.job.namespace)
-        task.resume_at = self.cache.resume_at(match, limit=task.end)
-        if task.admitted_s is None:
-            task.matched = match.length
-        task.stored = max(task.stored, task.resume_at)
-
     def _admit(self, task: Task) -> None:
         # One that was paused comes back: what is told of it is how it began.
         is_new = task.admitted_s is None
@@ -234,8 +231,7 @@ class Worker:
             task.matched, task.continues = match.length, match.continues
             task.reason = self._reason(task, self.cache.was_lost(match, task.resume_at))
         task.lease = self.cache.lease(match, task.resume_at, is_request=not task.is_settle)
-        # One more than is asked for, since decode may run a pass ahead.
-        reserve = len(prompt) + min(task.job.max_tokens + 1, ROOM_TO_DECODE)
+        reserve = len(prompt) + answer_room(task.job)
         task.live = self._room.start(match, task.resume_at, reserve=reserve)
         self._room.charge()
         is_branch = match.continues is not None and match.length < len(prompt)
@@ -332,8 +328,7 @@ class Worker:
             tasks = [self._tasks[i] for i in group.ids if i in self._tasks and self._tasks[i].phase is Phase.DECODING]
             tasks = self._with_room(tasks, self._room.make_for_decode)
             if len(tasks) == 1 and self._is_full(tasks[0]):
-                # Its memory is its context. What was generated is an answer, and it is kept.
-                self._ends.guarded(tasks, lambda task: self._complete(task, FinishReason.LENGTH))
+                self._ends.guarded(tasks, self._stop_for_room)
                 continue
             if not tasks:
                 continue
@@ -366,6 +361,12 @@ class Worker:
         if reason is not None:
             self._speed = self._speed.after_generation(time.monotonic() - task.first_token_s)
             self._complete(task, reason)
+
+    def _stop_for_room(self, task: Task) -> None:
+        """There will be no room for its next token: its memory is its context. What it has is an answer, if any."""
+        if not task.generated:
+            raise OutOfMemory("There is no room for the first token of an answer. Give --cache-bytes more memory.")
+        self._complete(task, FinishReason.LENGTH)
 
     def _complete(self, task: Task, reason: FinishReason) -> None:
         self._commit_progress(task)
@@ -402,12 +403,7 @@ class Worker:
         task.newly_stored += committed.tokens
         task.stored = min(position, len(task.job.prompt))
         self._is_compact = False
-        self._match_followers(task)
-
-    def _match_followers(self, task: Task) -> None:
-        for other in self._tasks.values():
-            if other.phase is Phase.WAITING and (task.id in other.shares or other.id in task.shares):
-                self._match(other)
+        self._stored.match_followers(task)
 
     # Memory.
 
@@ -446,7 +442,7 @@ class Worker:
         task.move(Phase.WAITING)
         self._ends.let_go(task)
         task.stored = 0
-        self._match(task)
+        self._stored.match(task)
         self._counts.update(paused=1)
 
     def _tidy(self) -> None:
