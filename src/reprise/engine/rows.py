@@ -19,6 +19,10 @@ from reprise.engine.layers import FullLayer, KvLayer, StateLayer
 from reprise.engine.payloads import Passing, Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
 
 
+COPIED_AT_ONCE = 32 << 20
+"""Bytes. Evaluating costs as much as copying a megabyte or two, so small layers are restored together."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Ahead:
     """A pass that was run before its tokens were read: what it chose, and the recurrent states before it, by layer."""
@@ -128,19 +132,30 @@ class Rows:
     # Restore.
 
     @classmethod
-    def restored(cls, blueprint: Blueprint, restore: Restore, *, reserve: int = 0) -> Rows:
-        """One sequence that stands where `restore` says, in buffers of its own."""
+    def restored(
+        cls, blueprint: Blueprint, restore: Restore, *, reserve: int = 0, at_once: int = COPIED_AT_ONCE
+    ) -> Rows:
+        """One sequence that stands where `restore` says, in buffers of its own.
+
+        `at_once`: layers are copied together up to so many bytes. 0: one after the other, so that entries that are
+        handed over are gone before the next ones are copied.
+        """
         rows = cls(blueprint)
         rows.reserve(reserve)
         if restore.position == 0:
             return rows
         saved = iter(cast(Snapshot, restore.snapshot).states if restore.snapshot is not None else ())
         columns = Columns(restore)
+        pending: list[mx.array] = []
         for i, state in enumerate(rows._states()):
-            if isinstance(state, KvLayer):
-                _load(state, columns, restore.position)
-            else:
+            if not isinstance(state, KvLayer):
                 rows._put_state(i, state, next(saved))
+                continue
+            _load(state, columns, restore.position)
+            pending += state.state
+            if sum(array.nbytes for array in pending) > at_once:
+                mx.eval(pending)
+                pending = []
         rows.lengths = [restore.position]
         mx.eval(rows.arrays())
         return rows
@@ -217,8 +232,6 @@ def _load(layer: KvLayer, columns: Columns, position: int) -> None:
         layer.lengths = [position]
         return
     layer.load(columns.take(layer.kind, layer.num_planes), spans, position)
-    # A layer at a time, so that entries that are handed over are gone before the next ones are copied.
-    mx.eval(layer.state)
 
 
 def handed_over(restore: Restore, segments: Sequence[Segment]) -> Restore:

@@ -22,7 +22,7 @@ from reprise.engine.growth import growth, most_entries
 from reprise.engine.load import LoadedModel
 from reprise.engine.loans import Loan
 from reprise.engine.payloads import Segment
-from reprise.engine.rows import Rows, RowSource
+from reprise.engine.rows import COPIED_AT_ONCE, Rows, RowSource
 
 LENDS_FROM = 4096
 """Shorter sequences are copied: that is quick, and their room to grow would weigh more than what lending saves."""
@@ -204,9 +204,9 @@ class Runner:
         self._lives.append(live)
         return live
 
-    def fill(self, live: Live, restore: Restore, *, reserve: int) -> None:
-        """Put a sequence that holds nothing where `restore` says."""
-        live.rows = Rows.restored(self.loaded.blueprint, restore, reserve=reserve)
+    def fill(self, live: Live, restore: Restore, *, reserve: int, at_once: int = COPIED_AT_ONCE) -> None:
+        """Put a sequence that holds nothing where `restore` says. `at_once`: see `Rows.restored`."""
+        live.rows = Rows.restored(self.loaded.blueprint, restore, reserve=reserve, at_once=at_once)
         live.rows.owners = [live]
 
     def lend(self, live: Live, kind: KvKind, span: Span) -> Loan:

@@ -157,7 +157,7 @@ class Room:
         # The cache has them on loan now, and `restore` alone still holds them.
         del places
         try:
-            self._runner.fill(live, restore, reserve=reserve)
+            self._runner.fill(live, restore, reserve=reserve, at_once=0)
         except Exception:
             self._parked.is_spoilt = True
             self._runner.drop(live)
