@@ -18,7 +18,6 @@ from reprise.engine.columns import Columns
 from reprise.engine.layers import FullLayer, KvLayer, StateLayer
 from reprise.engine.payloads import Passing, Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
 
-
 COPIED_AT_ONCE = 32 << 20
 """Bytes. Evaluating costs as much as copying a megabyte or two, so small layers are restored together."""
 
