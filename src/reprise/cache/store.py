@@ -5,10 +5,9 @@ a commit adds only what is not there yet; eviction never touches a leased path; 
 Used by one thread.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from reprise.cache import integrity
 from reprise.cache.compaction import compaction_steps
@@ -29,6 +28,7 @@ from reprise.cache.lookup import (
 from reprise.cache.payload import Lent, SegmentPayload, SnapshotPayload, Source
 from reprise.cache.pin_book import PinBook
 from reprise.cache.policy import ExpectedSaving, Facts, Policy
+from reprise.cache.superseding import superseded_beside, superseded_by, superseded_on
 from reprise.cache.tree import (
     Landmark,
     Lease,
@@ -37,6 +37,7 @@ from reprise.cache.tree import (
     Walk,
     cut_pieces,
     kv_nbytes,
+    leased_nbytes,
     new_root,
     path_to,
     split,
@@ -44,15 +45,10 @@ from reprise.cache.tree import (
     walk,
 )
 from reprise.cache.trimming import end_of_use, tail_start, trimmed
+from reprise.cache.worth import facts_of, facts_of_new, standing_below
 from reprise.core.kinds import Full, KvKind, Layout
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, own_tokens
-
-_ENDS = frozenset(set(BoundaryKind) - {BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
-"""Landmarks that any later one of these, or a stable one, of the same conversation supersedes.
-
-A stable one is superseded by a stable one alone: when the next message strips a tool loop, it is where to resume.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,43 +297,18 @@ class PrefixCache:
     def _facts_of_new(
         self, walked: Walk, position: int, nbytes: int, *, kind: BoundaryKind, visit: int, is_side: bool
     ) -> Facts:
-        """What the policy may know of a landmark that a commit would add."""
-        below = 0
-        if self.layout.resumes_anywhere:
-            below = walked.length
-        else:
-            below = _standing_below(walked.last, min(walked.length, position - 1), leaving=_superseded_by(kind))
-        return Facts(
-            kind=kind,
+        below = walked.length
+        if not self.layout.resumes_anywhere:
+            below = standing_below(walked.last, min(walked.length, position - 1), leaving=superseded_by(kind))
+        return facts_of_new(
+            kind,
             cost=position - below,
             nbytes=nbytes,
-            last_use=self.clock + 1,
-            now=self.clock + 1,
+            clock=self.clock,
             floor=self.order.policy.floor,
-            num_uses=0,
-            num_branches=0,
-            is_superseded=False,
-            is_side=is_side,
             visit=visit,
-            first_visit=visit,
+            is_side=is_side,
         )
-
-    def protected_nbytes(self) -> int:
-        """At least so many bytes stay whatever is evicted, pins aside: full entries and snapshots up to the leases."""
-        protected = 0
-        stack = [root for root in self.roots.values() if root.num_leases > 0]
-        while stack:
-            node = stack.pop()
-            below = [child for child in node.children.values() if child.num_leases > 0]
-            stack.extend(below)
-            stop = node.stop if below else max(lease.position for lease in node.leases)
-            for kind, pieces in node.pieces.items():
-                if isinstance(kind, Full):
-                    protected += sum(piece.payload.nbytes for piece in pieces if piece.span.stop <= stop)
-            for mark in node.landmarks.values():
-                if mark.snapshot is not None and mark.position <= stop:
-                    protected += mark.snapshot.nbytes
-        return protected
 
     def _grow(self, walked: Walk, tokens: Tokens) -> tuple[Node, ...]:
         """Add what the tree lacks of `tokens`; gives the nodes from the root to the one that holds the end."""
@@ -391,9 +362,9 @@ class PrefixCache:
         landmark.is_superseded = False
         landmark.is_side = landmark.is_side and is_side
         self.pins.pin(landmark, pinned_until)
-        self._supersede(nodes, position, _superseded_by(kind))
+        self._supersede(superseded_on(nodes, position, kind))
         if kind is BoundaryKind.STABLE:
-            self._supersede_beside(nodes)
+            self._supersede(superseded_beside(nodes))
         self.order.use(landmark)
 
     def _make_landmark(self, node: Node, position: int, kind: BoundaryKind, *, is_side: bool) -> Landmark:
@@ -404,27 +375,10 @@ class PrefixCache:
             node.ghosts.forget_landmark(position)
         return landmark
 
-    def _supersede(self, nodes: tuple[Node, ...], position: int, kinds: frozenset[BoundaryKind]) -> None:
-        for node in nodes:
-            for mark in node.landmarks.values():
-                if mark.position < position and mark.kind in kinds and not mark.is_superseded:
-                    mark.is_superseded = True
-                    self.order.place(mark)
-
-    def _supersede_beside(self, nodes: tuple[Node, ...]) -> None:
-        """What this same prompt left beside the path is superseded: its chat goes on from here."""
-        visit = nodes[-1].visit
-        if visit == 0:
-            return  # The policy knows no prompts.
-        for below, node in pairwise(reversed(nodes)):
-            for beside in node.children.values():
-                if beside is not below and beside.visit == visit:
-                    for mark in [mark for found in subtree(beside) for mark in found.landmarks.values()]:
-                        if mark.kind in _ENDS and not mark.is_superseded:
-                            mark.is_superseded = True
-                            self.order.place(mark)
-            if node.first_visit < visit:
-                return  # Above, everything is older than the prompt.
+    def _supersede(self, marks: Iterable[Landmark]) -> None:
+        for mark in marks:
+            mark.is_superseded = True
+            self.order.place(mark)
 
     def _attach(self, nodes: tuple[Node, ...], kind: KvKind, piece: Piece) -> None:
         node = nodes[bisect_left(nodes, piece.span.stop, key=lambda n: n.stop)]
@@ -434,6 +388,14 @@ class PrefixCache:
         self.reserved -= _lent_nbytes([piece])
 
     # Eviction.
+
+    def facts(self, landmark: Landmark) -> Facts:
+        """What the policy may know of this landmark. O(depth) at worst."""
+        return facts_of(landmark, self.layout, tail=self.grain.tail, clock=self.clock, now_s=self.now_s)
+
+    def protected_nbytes(self) -> int:
+        """At least so many bytes stay whatever is evicted, pins aside: full entries and snapshots up to the leases."""
+        return leased_nbytes(self.roots.values())
 
     def free(self) -> int | None:
         """Bytes left in the budget (negative when over it), or None without a budget."""
@@ -505,48 +467,6 @@ class PrefixCache:
         node = landmark.node
         below = node.num_leases - len(node.leases)
         return below == 0 and all(lease.position < landmark.position for lease in node.leases)
-
-    def facts(self, landmark: Landmark) -> Facts:
-        """What the policy may know of this landmark. O(depth) at worst."""
-        node = landmark.node
-        nbytes = landmark.snapshot.nbytes if landmark.snapshot is not None else 0
-        is_end = not node.children and landmark.position == node.stop
-        if is_end and self.layout.resumes_anywhere:
-            lower = tail_start(node, self.grain.tail, self.now_s)
-        else:
-            lower = _landmark_below(landmark)
-        standing = lower
-        if not self.layout.resumes_anywhere and not landmark.is_superseded:
-            # What is superseded goes first, so it would not be there to resume from.
-            standing = _standing_below(node, landmark.position - 1)
-        for kind, pieces in node.pieces.items():
-            if is_end:
-                start = max(node.start, lower)
-            elif isinstance(kind, Full):
-                continue
-            else:
-                needs = kind.needs(landmark.position)
-                start = max(lower, needs[-1].start if needs else landmark.position)
-            for piece in pieces[bisect_right(pieces, start, key=_stop_of) :]:
-                freed = piece.span.clip(start, max(start, landmark.position))
-                if freed is None:
-                    break
-                nbytes += piece.payload.nbytes * len(freed) // len(piece.span)
-        return Facts(
-            kind=landmark.kind,
-            cost=landmark.position - standing,
-            nbytes=nbytes,
-            last_use=max(landmark.last_use, node.last_use) if self.layout.resumes_anywhere else landmark.last_use,
-            now=self.clock,
-            floor=landmark.floor,
-            num_uses=landmark.num_uses,
-            num_branches=len(node.children) if landmark.position == node.stop else 0,
-            is_superseded=landmark.is_superseded,
-            is_side=landmark.is_side,
-            visit=node.visit,
-            first_visit=node.first_visit,
-            num_passes=node.num_uses,
-        )
 
     def _evict(self, landmark: Landmark) -> None:
         node, position = landmark.node, landmark.position
@@ -721,47 +641,6 @@ def _lent_on(node: Node) -> int:
 
 def _nobody_lends(lender: object) -> None:
     raise AssertionError(f"entries are lent by {lender}, and nobody can recall them")
-
-
-def _stop_of(piece: Piece) -> int:
-    return piece.span.stop
-
-
-def _superseded_by(kind: BoundaryKind) -> frozenset[BoundaryKind]:
-    """The kinds of landmarks below on the path that one of this kind makes superfluous."""
-    if kind is BoundaryKind.STABLE:
-        return _ENDS | {BoundaryKind.STABLE}
-    return _ENDS if kind in _ENDS else frozenset()
-
-
-def _standing_below(node: Node, limit: int, *, leaving: frozenset[BoundaryKind] = frozenset()) -> int:
-    """The highest landmark ≤ `limit` on the path that is neither superseded nor of a kind in `leaving`, or 0.
-
-    O(landmarks of the path) at worst.
-    """
-    above: Node | None = node
-    while above is not None:
-        standing = [
-            mark.position
-            for mark in above.landmarks.values()
-            if mark.position <= limit and not mark.is_superseded and mark.kind not in leaving
-        ]
-        if standing:
-            return max(standing)
-        above = above.parent
-    return 0
-
-
-def _landmark_below(landmark: Landmark) -> int:
-    """The next lower landmark on the path, or 0. O(depth) where the edges have none."""
-    node: Node | None = landmark.node
-    limit = landmark.position - 1
-    while node is not None:
-        lower = node.landmarks.highest(limit)
-        if lower is not None:
-            return lower
-        node = node.parent
-    return 0
 
 
 def _ghosts(node: Node) -> Ghosts:

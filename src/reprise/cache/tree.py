@@ -4,13 +4,13 @@ A node stands for the edge that leads to it: the tokens ``[start, stop)`` of eve
 hang on the edge by layer kind, landmarks hang on positions in ``(start, stop]``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from reprise.cache.ghosts import Ghosts
 from reprise.cache.landmarks import Landmarks
 from reprise.cache.payload import SegmentPayload, SnapshotPayload
-from reprise.core.kinds import KvKind
+from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span, union
 from reprise.core.tokens import Tokens, as_tokens, common_prefix, own_tokens
@@ -199,3 +199,21 @@ def split(node: Node, position: int) -> Node:
         lease.node = upper
     node.parent, node.start, node.tokens, node.pieces = upper, position, tail, lower_pieces
     return upper
+
+
+def leased_nbytes(roots: Iterable[Node]) -> int:
+    """The bytes of full-attention entries and snapshots up to the leases. O(leased nodes)."""
+    nbytes = 0
+    stack = [root for root in roots if root.num_leases > 0]
+    while stack:
+        node = stack.pop()
+        below = [child for child in node.children.values() if child.num_leases > 0]
+        stack.extend(below)
+        stop = node.stop if below else max(lease.position for lease in node.leases)
+        for kind, pieces in node.pieces.items():
+            if isinstance(kind, Full):
+                nbytes += sum(piece.payload.nbytes for piece in pieces if piece.span.stop <= stop)
+        for mark in node.landmarks.values():
+            if mark.snapshot is not None and mark.position <= stop:
+                nbytes += mark.snapshot.nbytes
+    return nbytes
