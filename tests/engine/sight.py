@@ -13,7 +13,8 @@ import numpy as np
 
 from reprise.core.kinds import Chunk, Full, KvKind, Window
 from reprise.core.spans import Span
-from reprise.engine.layers import ChunkLayer, KvLayer, QuantizedLayer
+from reprise.engine.layers import KvLayer, QuantizedLayer
+from reprise.engine.windows import ChunkLayer
 
 HEADS = 2
 WIDTH = 32

@@ -11,8 +11,9 @@ from reprise.cache.lookup import Part, Restore
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.spans import Span
 from reprise.engine.columns import Column, Columns, as_words
-from reprise.engine.layers import FullLayer, QuantizedLayer, SinkWindowLayer, WindowLayer
+from reprise.engine.layers import FullLayer, QuantizedLayer
 from reprise.engine.payloads import Passing, pack
+from reprise.engine.windows import SinkWindowLayer, WindowLayer
 
 WIDTHS = [(8, mx.bfloat16, mx.uint64), (2, mx.bfloat16, mx.uint32), (3, mx.float16, mx.uint16), (5, mx.uint8, mx.uint8)]
 

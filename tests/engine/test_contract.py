@@ -33,15 +33,9 @@ from reprise.engine.blueprint import (
     blueprint_of,
     leaf_states,
 )
-from reprise.engine.layers import (
-    ChunkLayer,
-    FullLayer,
-    KvLayer,
-    QuantizedLayer,
-    SinkWindowLayer,
-    StateLayer,
-    WindowLayer,
-)
+from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer
+from reprise.engine.state import StateLayer
+from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 from tests.zoo.build import build
 from tests.zoo.caches import build_any, make_caches
 from tests.zoo.forward import largest_difference, prefill, random_tokens

@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from reprise.core.kinds import Chunk, Window
 from reprise.core.spans import Span
 from reprise.engine.columns import Column, as_words
-from reprise.engine.layers import (
-    ChunkLayer,
-    FullLayer,
-    KvLayer,
-    QuantizedLayer,
-    SinkWindowLayer,
-    StateLayer,
-    WindowLayer,
-)
+from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer
+from reprise.engine.state import StateLayer
+from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 from tests.engine.sight import Numbers, Story, check_reads, entries, feed
 
 Make = Callable[[], KvLayer]

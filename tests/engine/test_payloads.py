@@ -17,9 +17,10 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
 from reprise.core.tokens import Tokens
 from reprise.engine.blueprint import blueprint_of
-from reprise.engine.layers import KvLayer, StateLayer
+from reprise.engine.layers import KvLayer
 from reprise.engine.payloads import Segment, arrays_of, count_bytes, map_arrays, pack, save
 from reprise.engine.rows import Rows, RowSource
+from reprise.engine.state import StateLayer
 from tests.zoo.caches import build_any
 from tools.matrix.sequence import feed, random_prompt
 

@@ -21,7 +21,7 @@ LAYERS = (
         _LAYERS,
     ),
     _mutant(
-        "engine/layers.py",
+        "engine/windows.py",
         "a window shows one entry too few",
         "return min(self.held, max(self.lengths), self.kind.size - 1)",
         "return min(self.held, max(self.lengths), max(0, self.kind.size - 2))",
@@ -49,7 +49,7 @@ LAYERS = (
         _LAYERS,
     ),
     _mutant(
-        "engine/layers.py",
+        "engine/windows.py",
         "kept positions that were undone stay",
         "if self.lengths[0] < self.kind.keep:",
         "if self.lengths[0] < 0:",

@@ -24,15 +24,9 @@ from mlx_lm.models.cache import (
 )
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
-from reprise.engine.layers import (
-    ChunkLayer,
-    FullLayer,
-    KvLayer,
-    QuantizedLayer,
-    SinkWindowLayer,
-    StateLayer,
-    WindowLayer,
-)
+from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer
+from reprise.engine.state import StateLayer
+from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 
 
 @dataclass(frozen=True, slots=True)

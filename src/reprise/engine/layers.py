@@ -1,13 +1,15 @@
-"""The live layer states that a model works on: rows of entries, or recurrent state, for one or more sequences.
+"""The live layers of attention that a model works on: rows of entries, for one or more sequences.
 
 They follow the small contract that mlx-lm's models share: attention layers are asked for `update_and_fetch`, `offset`
-and `make_mask`, recurrent layers for `[i]`, `make_mask`, `lengths` and `advance` (`tests/engine/test_contract.py`
-notices a change). A layer holds `num_rows` sequences. Rows of attention layers are right-aligned: row i of length n_i
-occupies the buffer indices ``[end - n_i, end)``, so that all rows append at `end`; what stands before is padding and is
-masked. Recurrent state has no padding.
+and `make_mask` (`tests/engine/test_contract.py` notices a change). A layer holds `num_rows` sequences. Rows are
+right-aligned: row i of length n_i occupies the buffer indices ``[end - n_i, end)``, so that all rows append at `end`;
+what stands before is padding and is masked.
 
 Buffers have the shape ``(rows, heads, capacity, width)``; a layer has one buffer for each of its planes (keys and
 values; for quantised entries the words, scales and biases of each).
+
+Here are what all of them share and full attention; `reprise.engine.windows` has those that drop what no token will see
+again, `reprise.engine.state` recurrent state.
 """
 
 # ruff: noqa: N803 -- the name of the argument is part of the contract.
@@ -16,9 +18,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import ArraysCache
 
-from reprise.core.kinds import Chunk, Full, KvKind, Window
+from reprise.core.kinds import Full, KvKind
 from reprise.core.spans import Span
 from reprise.engine.columns import Column, as_words
 
@@ -329,209 +330,3 @@ class QuantizedLayer(FullLayer):
     def keys_and_values(self):  # type: ignore[override]
         views = [plane[..., self._last_low : self.end, :] for plane in self.planes]
         return tuple(views[:3]), tuple(views[3:])
-
-
-class WindowLayer(KvLayer):
-    """Sliding window: a token sees the last `size` positions, itself included.
-
-    The buffer is in temporal order: entries are appended, and the oldest dropped when it is full.
-    """
-
-    def __init__(self, kind: Window) -> None:
-        super().__init__()
-        assert kind.keep == 0, "a window that keeps its first positions is a SinkWindowLayer"
-        self.kind = kind
-
-    def _visible(self, num: int) -> int:
-        return min(self.held, max(self.lengths), self.kind.size - 1)
-
-    def _slack(self, length: int) -> int:
-        return max(64, min(self.kind.size, STEP))
-
-    def _is_wasteful(self, keep: int, num: int) -> bool:
-        # After a long prefill chunk the buffer is longer than decode will ever need.
-        return num == 1 and self.planes[0].shape[2] > 2 * (self.kind.size + self._slack(0)) + STEP
-
-    def make_mask(
-        self,
-        N: int,
-        return_array: bool = False,
-        window_size: int | None = None,
-    ) -> mx.array | str | None:
-        """The mask for the next N tokens over what `update_and_fetch` will give them."""
-        window = min(window_size if window_size is not None else self.kind.size, self.kind.size)
-        seen = self._visible(N)
-        if not self.is_even:
-            padding = mx.array([max(0, seen - length) for length in self.lengths])
-            return create_causal_mask(N, seen, window_size=window, left_padding=padding)
-        if seen + N > window and (N > 1 or window < self.kind.size):
-            return create_causal_mask(N, seen, window_size=window)
-        if N == 1:
-            return None
-        return create_causal_mask(N, seen, window_size=window) if return_array else "causal"
-
-
-class SinkWindowLayer(KvLayer):
-    """Sliding window of `size` positions of which the first `keep` of the sequence always are. One row at a time.
-
-    mlx-lm's `RotatingKVCache(keep=…)` masks by buffer index, so what a token sees there depends on how the prompt was
-    chunked. Here it depends on positions only: ``[0, keep)`` and the last ``size - keep``, as in its decode.
-    """
-
-    def __init__(self, kind: Window) -> None:
-        super().__init__()
-        self.kind = kind
-        self.sinks: list[mx.array] = []
-
-    def _first(self) -> int:
-        """The position of the oldest entry in the buffer."""
-        return self.lengths[0] - self.held
-
-    def _visible(self, num: int) -> int:
-        recent = min(self.held, self.kind.recent - 1)
-        # Until the window has left the first positions behind, the buffer holds them too.
-        return self.held if self.lengths[0] - recent <= self.kind.keep else recent
-
-    def _append(self, new: list[mx.array]) -> int:
-        is_whole = self._first() == 0
-        low = super()._append(new)
-        keep, start = self.kind.keep, self.end - self.held
-        if not self.sinks and is_whole and self.held >= keep:
-            self.sinks = [mx.array(plane[..., start : start + keep, :]) for plane in self.planes]
-        return low
-
-    def forget_last(self) -> None:
-        super().forget_last()
-        if self.lengths[0] < self.kind.keep:
-            # One of the kept positions is among what is undone: they are taken again when they are there again.
-            self.sinks = []
-
-    def _shown_sinks(self) -> bool:
-        return bool(self.sinks) and self.lengths[0] - self._visible(0) > self.kind.keep
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self._show = self._shown_sinks()
-        super().update_and_fetch(keys, values)
-        return self.keys_and_values()
-
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        seen_keys, seen_values = super().keys_and_values()
-        if not self._show:
-            return seen_keys, seen_values
-        return (
-            mx.concatenate([self.sinks[0], seen_keys], axis=2),
-            mx.concatenate([self.sinks[1], seen_values], axis=2),
-        )
-
-    def make_mask(
-        self,
-        N: int,
-        return_array: bool = False,
-        window_size: int | None = None,
-    ) -> mx.array | str | None:
-        at, keep = self.lengths[0], self.kind.keep
-        seen = self._visible(N)
-        shows = self._shown_sinks()
-        query = mx.arange(at, at + N)[:, None]
-        key = mx.arange(at - seen, at + N)[None]
-        mask = (key <= query) & ((key > query - self.kind.recent) | (key < keep))
-        if shows:
-            mask = mx.concatenate([mx.ones((N, keep), dtype=mx.bool_), mask], axis=1)
-        return mask
-
-    def read(self, row: int, span: Span) -> list[mx.array]:
-        first = self._first()
-        if span.start >= first:
-            return super().read(row, span)
-        kept = [plane[..., span.start : min(span.stop, self.kind.keep), :] for plane in self.sinks]
-        if span.stop <= self.kind.keep:
-            return kept
-        rest = super().read(row, Span(self.kind.keep, span.stop))
-        return [mx.concatenate(pair, axis=2) for pair in zip(kept, rest, strict=True)]
-
-    def load(self, columns: Sequence[Column], spans: Sequence[Span], position: int) -> None:
-        """See `KvLayer.load`; the first spans may be the kept positions, apart from the rest."""
-        if self.kind.needs(position) == (Span(0, position),):
-            super().load(columns, spans, position)
-            return
-        num_kept = sum(span.stop <= self.kind.keep for span in spans)
-        halves = [column.split(num_kept) for column in columns]
-        self.sinks = [kept.joined(room=0) for kept, _ in halves]
-        super().load([recent for _, recent in halves], spans[num_kept:], position)
-
-    @property
-    def state(self) -> list[mx.array]:
-        return [*self.planes, *self.sinks]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.state)
-
-
-class ChunkLayer(KvLayer):
-    """Attention within chunks of `size` positions (llama4). One row at a time.
-
-    The model masks by absolute position over ``[start_position, offset + N)`` and calls `maybe_trim_front` before each
-    step: what is before the running chunk is dropped there.
-    """
-
-    def __init__(self, kind: Chunk) -> None:
-        super().__init__()
-        self.kind = kind
-        self.chunk_size = kind.size
-        self.start_position = 0
-
-    def maybe_trim_front(self) -> None:
-        at = self.lengths[0]
-        self.start_position = max(self.start_position, self.kind.size * (at // self.kind.size))
-        self.held = min(self.held, at - self.start_position)
-
-    def _visible(self, num: int) -> int:
-        return self.lengths[0] - self.start_position
-
-    def _slack(self, length: int) -> int:
-        return max(64, min(self.kind.size, STEP))
-
-    def load(self, columns: Sequence[Column], spans: Sequence[Span], position: int) -> None:
-        super().load(columns, spans, position)
-        self.start_position = position - self.held
-
-
-class StateLayer(ArraysCache):
-    """Recurrent state: arrays with one row for each sequence. mlx-lm's class, with rows that join and leave.
-
-    It derives from `ArraysCache` because some models ask for that class by name.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-
-    @property
-    def arrays(self) -> list[mx.array | None]:
-        return self.cache
-
-    @arrays.setter
-    def arrays(self, value: list[mx.array | None]) -> None:
-        self.cache = value
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.cache if array is not None)
-
-    def take(self, row: int) -> None:
-        """Keep this row only, in arrays of its own."""
-        self.cache = [None if a is None else mx.array(a[row : row + 1]) for a in self.cache]
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        picked = mx.array(list(rows))
-        self.cache = [None if a is None else a[picked] for a in self.cache]
-
-    def join(self, others: Sequence["StateLayer"]) -> None:
-        """Add the rows of `others` behind these. All are fresh, or none is."""
-        columns = zip(self.cache, *(other.cache for other in others), strict=True)
-        joined: list[mx.array | None] = []
-        for column in columns:
-            present = [a for a in column if a is not None]
-            assert len(present) in (0, len(column)), "fresh rows join fresh rows only"
-            joined.append(mx.concatenate(present, axis=0) if present else None)
-        self.cache = joined

@@ -15,8 +15,9 @@ from reprise.core.spans import Span
 from reprise.engine.blueprint import Blueprint, leaf_states
 from reprise.engine.choose import Choices
 from reprise.engine.columns import Columns
-from reprise.engine.layers import FullLayer, KvLayer, StateLayer
+from reprise.engine.layers import FullLayer, KvLayer
 from reprise.engine.payloads import Passing, Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
+from reprise.engine.state import StateLayer
 
 COPIED_AT_ONCE = 32 << 20
 """Bytes. Evaluating costs as much as copying a megabyte or two, so small layers are restored together."""
