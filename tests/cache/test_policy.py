@@ -137,6 +137,8 @@ def test_what_a_prompt_left_beside_its_settled_continuation_goes_first() -> None
     settled = join_tokens(lasting, answer)
     cache.commit(settled, SizedSource(HYBRID, 1), kind=BoundaryKind.STABLE)
     cache.check()
+    held = [mark for root in cache.roots.values() for node in subtree(root) for mark in node.landmarks.values()]
+    assert {mark.position: mark.is_superseded for mark in held} == {84: True, 154: True, 110: False}
     cache.budget = cache.ledger.held - 1
     cache.make_room(0)
     assert resumes_at(cache, settled) == 110

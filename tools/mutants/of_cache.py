@@ -9,6 +9,7 @@ _LAWS = (
     "tests/cache/test_soak.py",
 )
 _CHECK = ("tests/cache/test_check.py",)
+_POLICY = ("tests/cache/test_policy.py", "tests/simulate")
 
 
 def _mutant(file: str, name: str, old: str, new: str, tests: tuple[str, ...] = _LAWS) -> Mutant:
@@ -364,4 +365,41 @@ BOOKS = (
     ),
 )
 
-CACHE_MUTANTS = (*TREE, *LOOKUP, *STORE, *UPKEEP, *BOOKS)
+WORTH = (
+    _mutant(
+        "superseding.py",
+        "an older stable position is worth as much as the newest",
+        "return _ENDS | {BoundaryKind.STABLE}",
+        "return _ENDS",
+        _POLICY,
+    ),
+    _mutant(
+        "superseding.py",
+        "what a prompt left beside its chat's path is not superseded",
+        "beside is not below and beside.visit == visit",
+        "False",
+        _POLICY,
+    ),
+    _mutant(
+        "worth.py",
+        "the cost of a landmark is counted from the beginning",
+        "cost=landmark.position - standing,",
+        "cost=landmark.position,",
+        _POLICY,
+    ),
+    _mutant(
+        "worth.py",
+        "a snapshot weighs nothing",
+        "nbytes = landmark.snapshot.nbytes if landmark.snapshot is not None else 0",
+        "nbytes = 0",
+        _POLICY,
+    ),
+    _mutant(
+        "tree.py",
+        "what a lease protects counts as free",
+        "nbytes += sum(piece.payload.nbytes for piece in pieces if piece.span.stop <= stop)",
+        "pass",
+    ),
+)
+
+CACHE_MUTANTS = (*TREE, *LOOKUP, *STORE, *UPKEEP, *BOOKS, *WORTH)
