@@ -75,6 +75,8 @@ class Ends:
         """The state of a sequence is not to be trusted any more; only what it lent before the failure is kept."""
         if task.live is None:
             return
+        # Before anybody has it lend what the cache holds of its path: nobody could read that.
+        self._room.ended(task.live)
         try:
             # All that it was given or has computed: a checkpoint of this very run may have lent as well.
             tokens = join_tokens(task.job.prompt.tokens, as_tokens(task.generated))
