@@ -1,5 +1,6 @@
 """What jobs ask to keep: stored before what is worth more, found again by its name, and left a shared beginning."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,16 @@ def test_a_pin_is_found_by_the_tokens_that_it_keeps(engine: Engine) -> None:
     assert not engine.loop.unpin(pins.pins[0].id, namespace="another").result(30)
     assert engine.loop.unpin(pins.pins[0].id, namespace="").result(30)
     assert [pin.tokens for pin in engine.loop.pins("").result(30).pins] == [55]
+
+
+def test_how_long_a_pin_lasts_is_counted_from_now(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = words(993, 60)
+    engine.run(prompt, boundaries=[Boundary(40, BoundaryKind.EXPLICIT)], pin_until=time.monotonic() + 5000)
+    # Nothing happens for a while: no step is done, and nobody looks at the clock.
+    later = time.monotonic() + 3000
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    (pin,) = engine.loop.pins("").result(30).pins
+    assert pin.expires_in_s is not None and pin.expires_in_s <= 2000
 
 
 def test_a_prompt_without_boundaries_is_retained_as_far_as_it_was_computed_first(engine: Engine) -> None:

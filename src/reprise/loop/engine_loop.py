@@ -216,6 +216,8 @@ class EngineLoop:
             self._publish(worker)
 
     def _take(self, worker: Worker, command: _Command) -> None:
+        # Nothing may have happened for an hour, and pins are asked how long they last.
+        worker.set_clock()
         match command:
             case _Submit(job=job, sink=sink, arrived_s=arrived_s):
                 worker.arrive(job, sink, arrived_s)

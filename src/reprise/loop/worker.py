@@ -117,8 +117,12 @@ class Worker:
         until = self.pinning.kept().until
         return None if until == float("inf") else min(_LONGEST_NAP_S, max(0.0, until - time.monotonic()))
 
-    def status(self) -> Status:
+    def set_clock(self) -> None:
+        """Tell the cache what time it is."""
         self.cache.now_s = time.monotonic()
+
+    def status(self) -> Status:
+        self.set_clock()
         kept = self.pinning.kept()
         phases = [task.phase for task in self._tasks.values()]
         ledger = self.cache.ledger
@@ -200,11 +204,10 @@ class Worker:
         """Ask the scheduler and do what it says; with nothing to do, join small pieces."""
         if self._parked.is_spoilt:
             self._ends.start_anew()
-        self.cache.now_s = time.monotonic()
+        self.set_clock()
         if not self._tasks:
             self._tidy()
             return
-        self.cache.now_s = time.monotonic()
         step = decide(picture_of(self._tasks.values(), self._room, self._speed, self.cache.layout), self._limits)
         assert not step.is_idle, "jobs are there, and nothing runs"
         for job_id in step.give_up:
