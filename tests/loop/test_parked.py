@@ -166,21 +166,6 @@ def test_what_was_lent_and_lost_empties_the_cache_and_no_more(engine: Engine) ->
     assert engine.num_leases() == 0
 
 
-def test_one_that_is_lost_lends_nothing_when_memory_gets_short(engine: Engine) -> None:
-    prompt = words(495, 300)
-    answer = engine.run(prompt, num=20)
-    # From now on the cache owns the path, and whoever goes on from it has a copy.
-    engine.ask(lambda worker: worker._parked.give_up())
-    longer = [*prompt, *answer.tokens, *words(496, 40)]
-    _breaks_at(engine, 1)
-    assert engine.run(longer).end.error is not None
-    engine.ask(lambda worker: worker._room._lend_doubled())
-    assert engine.ask(_lenders) == set()
-    again = engine.run(longer)
-    assert again.end.error is None
-    assert again.tokens == engine.cold(longer)
-
-
 def _breaks_at(engine: Engine, number: int) -> None:
     """Let the pass of this number, from now on, raise."""
 

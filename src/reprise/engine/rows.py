@@ -266,7 +266,11 @@ class RowSource:
         return self.rows.state_nbytes // self.rows.num_rows
 
     def segment(self, kind: KvKind, span: Span) -> Segment:
-        return pack([plane for layer in self._layers(kind) for plane in layer.read(self.row, span)])
+        layers = self._layers(kind)
+        planes = [plane for layer in layers for plane in layer.read(self.row, span)]
+        # Where sequences were coming together and that broke off, some are with others already.
+        assert len(planes) == sum(layer.num_planes for layer in layers), "entries of some layers are gone"
+        return pack(planes)
 
     def snapshot(self) -> Snapshot:
         assert self.rows.ahead is None

@@ -66,8 +66,10 @@ class Ends:
             return run(lives)
         except Exception as error:
             log.exception("a pass over %d sequences failed", len(tasks))
+            # All of them before the first one fails, which may make room with what they hold.
             for task in tasks:
                 self.lose(task)
+            for task in tasks:
                 self.fail(task, error)
             return None
 

@@ -1,0 +1,104 @@
+"""A pass that breaks off: what the sequences in it held is not to be trusted, and nobody is given it."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from reprise.cache.loans import lenders_of
+from reprise.cache.tree import subtree
+from reprise.core.events import Sampled
+from reprise.engine.layers import FullLayer, KvLayer
+from reprise.loop.worker import Worker
+from tests.loop.driving import Engine
+from tests.loop.test_reuse import words
+
+
+@pytest.fixture(params=["llama", "gemma3_text", "qwen3_5"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(request.param, lends_from=100, prefill_chunk=512)
+    yield engine
+    engine.close()
+
+
+def _lenders(worker: Worker) -> set[object]:
+    nodes = [node for root in worker.cache.roots.values() for node in subtree(root)]
+    return {lender for node in nodes for lender in lenders_of(node)}
+
+
+def _breaks_once(engine: Engine, name: str, *, before: Callable[[Worker], None] = lambda worker: None) -> None:
+    """Let the next `prefill` or `decode` raise, as it does without memory."""
+
+    def arm(worker: Worker) -> None:
+        real = getattr(worker.runner, name)
+
+        def broken(*given: object) -> object:
+            setattr(worker.runner, name, real)
+            before(worker)
+            raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+
+        setattr(worker.runner, name, broken)
+
+    engine.ask(arm)
+
+
+def _stored(engine: Engine, seed: int) -> list[int]:
+    """A path that the cache owns: whoever goes on from it has a copy. Gives a prompt that does."""
+    prompt = words(seed, 300)
+    answer = engine.run(prompt, num=20)
+    engine.ask(lambda worker: worker._parked.give_up())
+    return [*prompt, *answer.tokens, *words(seed + 1, 40)]
+
+
+def test_one_that_is_lost_lends_nothing_when_memory_gets_short(engine: Engine) -> None:
+    longer = _stored(engine, 600)
+    _breaks_once(engine, "prefill")
+    assert engine.run(longer).end.error is not None
+    engine.ask(lambda worker: worker._room._lend_doubled())
+    assert engine.ask(_lenders) == set()
+    again = engine.run(longer)
+    assert again.end.error is None
+    assert again.tokens == engine.cold(longer)
+
+
+def test_nobody_makes_room_with_what_a_broken_pass_left(engine: Engine) -> None:
+    prompts = [_stored(engine, 610 + 10 * i) for i in range(2)]
+    lent: list[object] = []
+
+    def get_short(worker: Worker) -> None:
+        room, lend = worker._room, worker.runner.lend
+        worker.runner.lend = lambda *given: lent.append(given) or lend(*given)  # type: ignore[method-assign]
+        room.make = lambda nbytes: room._lend_doubled() is None  # type: ignore[method-assign]
+
+    running = [engine.submit(prompt, num=60) for prompt in prompts]
+    for each in running:
+        each.wait_for(Sampled)
+    _breaks_once(engine, "decode", before=get_short)
+    assert [each.wait().end.error is not None for each in running] == [True, True]
+    assert lent == []
+
+
+def test_sequences_that_came_together_only_in_part_leave_nothing_behind(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [words(630 + i, 300 + 20 * i) for i in range(2)]
+    cold = [engine.cold(prompt, num=30) for prompt in prompts]
+    real, joined = KvLayer.join, list[KvLayer]()
+
+    def join(layer: KvLayer, others: Sequence[KvLayer]) -> None:
+        real(layer, others)
+        if isinstance(layer, FullLayer):
+            joined.append(layer)
+            if len(joined) == 1:
+                raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+
+    stored = [engine.run(prompt).tokens for prompt in prompts]
+    longer = [[*prompt, *tokens, 5] for prompt, tokens in zip(prompts, stored, strict=True)]
+    monkeypatch.setattr(KvLayer, "join", join)
+    failed = [engine.submit(prompt, num=30).wait for prompt in longer]
+    assert any(wait().end.error is not None for wait in failed)
+    monkeypatch.undo()
+    for prompt in longer:
+        again = engine.run(prompt)
+        assert again.end.error is None
+        assert again.tokens == engine.cold(prompt)
+    assert [engine.run(prompt, num=30).tokens for prompt in prompts] == cold
