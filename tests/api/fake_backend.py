@@ -30,11 +30,15 @@ def _is_accepted(constraint: Constraint, token: int) -> bool:
 
 @dataclass
 class FakeBackend:
-    """`script` gives the tokens of a job's answer. `hold_prefill` and `hold_decode` stop the jobs there until set."""
+    """`script` gives the tokens of a job's answer. `hold_prefill` and `hold_decode` stop the jobs there until set.
+
+    A script that breaks a job's grammar fails the job; with `is_cut_by_grammar` its answer ends there.
+    """
 
     script: Script
     refuse: RepriseError | None = None
     fail_after: int | None = None
+    is_cut_by_grammar: bool = False
     jobs: list[Job] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     stored: dict[str, list[Tokens]] = field(default_factory=dict)
@@ -149,6 +153,8 @@ class FakeBackend:
             if self.fail_after == count:
                 return finish(FinishReason.FAILED, count, EngineFailed("The sampler failed on this request."))
             if constraint is not None and not _is_accepted(constraint, token):
+                if self.is_cut_by_grammar:
+                    return finish(FinishReason.LENGTH, count)
                 return finish(FinishReason.FAILED, count, EngineFailed("The script breaks the grammar."))
             count += 1
             is_stop = token in job.stop_tokens or (job.watch is not None and job.watch(token))

@@ -16,6 +16,8 @@ from tests.api.servers import MODEL, running_server
 @pytest.fixture(scope="module")
 def operations() -> Generator[dict[str, Any]]:
     with running_server(settings=Settings(model=MODEL, accepts_any_model=True)) as server:
+        # Some bodies ask for a grammar, which no script can know.
+        server.backend.is_cut_by_grammar = True
         schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         yield {found.ok().label: found.ok() for found in schema.get_all_operations()}
 
