@@ -74,10 +74,13 @@ class FakeBackend:
             is_idle = self._num_open == 0
         return Status(is_idle=is_idle, counts=self.counts, held=Held(kv=100, snapshots=11, budget=1000))
 
-    def clear(self, namespace: str | None = None) -> None:
+    def clear(self, namespace: str | None = None) -> Future[None]:
         self.is_cleared = True
         for name in [name for name in self.stored if namespace in (None, name)]:
             del self.stored[name]
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def pins(self, namespace: str) -> Future[Pins]:
         found: Future[Pins] = Future()

@@ -36,7 +36,7 @@ class Queue:
     def status(self) -> Status:
         return Status(is_idle=not self.jobs)
 
-    def clear(self, namespace: str | None = None) -> None:
+    def clear(self, namespace: str | None = None) -> Future[None]:
         raise NotImplementedError
 
     def pins(self, namespace: str) -> Future[Pins]:

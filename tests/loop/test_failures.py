@@ -161,3 +161,21 @@ def test_a_pin_beyond_all_clocks_ends_nothing(engine: Engine) -> None:
     assert engine.ask(lambda worker: worker.wakes_in_s) is not None
     engine.loop.clear()
     assert engine.ask(lambda worker: worker.wakes_in_s) is None
+
+
+def test_what_is_cleared_is_gone_when_the_answer_comes(engine: Engine) -> None:
+    engine.run(words(291, 60))
+    assert engine.loop.status().held.tokens > 0
+    engine.loop.clear().result(60)
+    assert engine.loop.status().held.tokens == 0
+
+
+def test_who_asked_and_has_gone_changes_nothing(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    engine.run(words(292, 60))
+    hold = threading.Event()
+    engine.loop.call(lambda worker: hold.wait(60) and None)
+    assert engine.loop.clear().cancel()
+    hold.set()
+    engine.ask(lambda worker: None)
+    assert engine.loop.status().held.tokens > 0
+    assert caplog.records == []

@@ -1,17 +1,18 @@
 """Warm answers equal cold ones, and what could be reused is: each tiny model, through the loop."""
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from reprise.core.events import FinishReason, Started
+from reprise.core.events import Event, FinishReason, Progress, Started
 from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.record import Reason
 from reprise.engine.runner import LENDS_FROM
-from tests.loop.driving import Engine
+from tests.loop.driving import Engine, Running
 from tests.models.tiny import CONFIGS
 
 
@@ -115,6 +116,36 @@ def test_a_cancelled_prefill_is_not_lost(engine: Engine) -> None:
     assert answer.end.outcome.reused == computed
     assert answer.computed == 1500 - computed
     assert answer.tokens == engine.cold(prompt)
+
+
+def test_a_client_that_always_gives_up_too_early_gets_its_answer_in_the_end(engine: Engine) -> None:
+    """Its prompt takes six times as long as it waits: the seventh try answers, and no token is computed twice."""
+    prompt = words(14, 1500)
+    computed: list[int] = []
+    for _ in range(9):
+        answer = _given_up_after(engine, prompt, len(prompt) // 6)
+        computed.append(answer.computed)
+        if answer.end.reason is not FinishReason.CANCELLED:
+            break
+    assert 3 <= len(computed) <= 7
+    assert sum(computed) == len(prompt)
+    assert answer.tokens == engine.cold(prompt)
+
+
+def _given_up_after(engine: Engine, prompt: list[int], patience: int) -> Running:
+    """The request, cancelled when so many tokens of its prompt have been computed and it has no answer yet."""
+
+    def listen(event: Event) -> None:
+        first = next((each for each in running.events if isinstance(each, Started)), None)
+        if isinstance(event, Progress) and first is not None and event.position - first.reused >= patience:
+            engine.loop.cancel(running.job.id)
+
+    hold = threading.Event()
+    engine.loop.call(lambda worker: hold.wait(60) and None)
+    running = engine.submit(prompt)
+    running.on_event = listen
+    hold.set()
+    return running.wait()
 
 
 def test_a_cancelled_decode_is_not_lost(engine: Engine) -> None:

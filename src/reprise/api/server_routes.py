@@ -1,5 +1,6 @@
 """The server about itself: `GET /health`, past requests, cancelling, and the prefix cache."""
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -84,5 +85,5 @@ async def clear_cache(context: InContext, namespace: Namespace) -> dict[str, Any
 
     Where API keys have namespaces, only what the caller's key stored.
     """
-    context.service.backend.clear(namespace)
+    await asyncio.wrap_future(context.service.backend.clear(namespace))
     return {"object": "cache", "cleared": True}

@@ -113,8 +113,11 @@ class Backend(Protocol):
 
     def status(self) -> Status: ...
 
-    def clear(self, namespace: str | None = None) -> None:
-        """Drop everything from the cache that no running request uses, pins included: of one namespace, or of all."""
+    def clear(self, namespace: str | None = None) -> Future[None]:
+        """Drop everything from the cache that no running request uses, pins included: of one namespace, or of all.
+
+        Raises ShuttingDown.
+        """
         ...
 
     def pins(self, namespace: str) -> Future[Pins]:

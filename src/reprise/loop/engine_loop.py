@@ -125,8 +125,8 @@ class EngineLoop:
     def status(self) -> Status:
         return self._gate.adjust(self._status)
 
-    def clear(self, namespace: str | None = None) -> None:
-        self._inbox.put(_Do(lambda worker: worker.clear_cache(namespace)))
+    def clear(self, namespace: str | None = None) -> Future[None]:
+        return self._ask(lambda worker: worker.clear_cache(namespace))
 
     def pins(self, namespace: str) -> Future[Pins]:
         return self._ask(lambda worker: worker.pinning.listed(namespace))
@@ -143,10 +143,16 @@ class EngineLoop:
         answer: Future[T] = Future()
 
         def give(worker: Worker) -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # Whoever asked has gone.
             try:
-                answer.set_result(question(worker))
+                result = question(worker)
             except Exception as error:
                 answer.set_exception(error)
+            else:
+                # Who has the answer may look at the status next.
+                self._publish(worker)
+                answer.set_result(result)
 
         # Before the command to close, behind which nothing is answered any more.
         with self._asking:
