@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 from reprise.api.run import ServerThread
 from reprise.api.service import ChatService
 from reprise.cli.assemble import served_model
-from reprise.core.backend import Pins, Status
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
-from reprise.loop import EngineLoop
 from tests.loop.driving import Engine, Running
+from tests.loop.passing import Passing
 
 TIE = 1e-3
 """Two tokens whose log-probabilities are closer than this may change places by rounding."""
@@ -31,10 +29,9 @@ class Kept:
 
 
 @dataclass(eq=False)
-class Recorder:
+class Recorder(Passing):
     """A `Backend` that writes down what it is asked for and what it answers."""
 
-    loop: EngineLoop
     kept: list[Kept] = field(default_factory=list[Kept])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -51,21 +48,6 @@ class Recorder:
         self.loop.submit(job, listen)
         with self._lock:
             self.kept.append(kept)
-
-    def cancel(self, job_id: str) -> bool:
-        return self.loop.cancel(job_id)
-
-    def status(self) -> Status:
-        return self.loop.status()
-
-    def clear(self, namespace: str | None = None) -> None:
-        self.loop.clear(namespace)
-
-    def pins(self, namespace: str) -> Future[Pins]:
-        return self.loop.pins(namespace)
-
-    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
-        return self.loop.unpin(pin_id, namespace=namespace)
 
     def of(self, purpose: Purpose) -> list[Kept]:
         with self._lock:

@@ -7,19 +7,17 @@ tokens, so everything else is real: the model computes each of them, and samples
 import random
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from reprise.core.backend import Pins, Status
 from reprise.core.events import Event, Finished, FinishReason, Sampled
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.record import Outcome
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.demo.oracle import Oracle
-from reprise.loop import EngineLoop
+from tests.loop.passing import Passing
 
 Spell = Callable[[str], list[int]]
 
@@ -76,10 +74,9 @@ class Served:
 
 
 @dataclass(eq=False)
-class ScriptedEngine:
+class ScriptedEngine(Passing):
     """A `Backend`: the loop, with the text of each answer given by `says`."""
 
-    loop: EngineLoop
     spell: Spell
     vocab_size: int
     says: Callable[[Job], str] = lambda job: ""
@@ -126,18 +123,3 @@ class ScriptedEngine:
         """The jobs of this purpose that have ended, in the order in which they did."""
         with self.lock:
             return [served for served in self.served if served.job.purpose is purpose]
-
-    def cancel(self, job_id: str) -> bool:
-        return self.loop.cancel(job_id)
-
-    def status(self) -> Status:
-        return self.loop.status()
-
-    def clear(self, namespace: str | None = None) -> None:
-        self.loop.clear(namespace)
-
-    def pins(self, namespace: str) -> Future[Pins]:
-        return self.loop.pins(namespace)
-
-    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
-        return self.loop.unpin(pin_id, namespace=namespace)

@@ -21,6 +21,7 @@ from reprise.core.errors import BadRequest
 from reprise.core.record import Reason
 from tests.chat.replay import spoken
 from tests.chat.shapes import SEARCH, WEATHER, system, tool, user
+from tests.chat.test_explain import check_accounts as check_cover
 from tests.chat.text_models import template_names, template_source, text_model
 
 QUESTIONS = ("What is the weather?", "And tomorrow?", "Is it far away?", "Thank you, that will do.")
@@ -88,12 +89,7 @@ def check_accounts(asked: Asked, explanation: Explanation) -> None:
     """The counts add up, and the accounts cover the computed tokens without a gap."""
     outcome = asked.outcome
     assert outcome.reused + outcome.prefilled == outcome.prompt == len(asked.rendered.prompt)
-    at = outcome.reused
-    for account in explanation.accounts:
-        assert account.span.start == at
-        at = account.span.stop
-    assert at == outcome.prompt
-    assert explanation.reason in {account.reason for account in explanation.accounts}
+    check_cover(explanation, outcome)
     if explanation.diverged_at is not None:
         assert outcome.reused <= explanation.diverged_at < outcome.prompt
         assert explanation.expected_text != explanation.actual_text

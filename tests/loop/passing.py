@@ -1,0 +1,29 @@
+"""What a `Backend` passes on to a loop as it is, for those of the tests that stand between the two."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from reprise.core.backend import Pins, Status
+from reprise.loop import EngineLoop
+
+
+@dataclass(eq=False)
+class Passing:
+    """All of a `Backend` but `submit`."""
+
+    loop: EngineLoop
+
+    def cancel(self, job_id: str) -> bool:
+        return self.loop.cancel(job_id)
+
+    def status(self) -> Status:
+        return self.loop.status()
+
+    def clear(self, namespace: str | None = None) -> Future[None]:
+        return self.loop.clear(namespace)
+
+    def pins(self, namespace: str) -> Future[Pins]:
+        return self.loop.pins(namespace)
+
+    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
+        return self.loop.unpin(pin_id, namespace=namespace)
