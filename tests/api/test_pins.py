@@ -131,12 +131,6 @@ def test_a_pin_ends_with_its_time_though_nothing_happens(client: httpx.Client) -
     assert client.get(PIN).json()["data"] == []
 
 
-def test_a_pin_that_is_over_before_it_is_there_says_so(client: httpx.Client) -> None:
-    answer = client.post(PIN, json=HEAD | {"ttl": 1e-6})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "ttl")
-    assert client.get(PIN).json()["data"] == []
-
-
 def test_clearing_the_cache_drops_pins(client: httpx.Client, server: House) -> None:
     client.post(PIN, json=HEAD)
     assert client.delete("/v1/cache").json()["cleared"]

@@ -33,8 +33,6 @@ async def pin(body: PinBody, request: Request, context: InContext, namespace: Na
     outcome = await while_connected(request.receive, work)
     name = pin_id(prefix.tokens)
     found = [each for each in (await _pins(service.backend, namespace)).pins if each.id == name]
-    if not found and time.monotonic() >= until:
-        raise BadRequest("`ttl` was over before the prefix was computed. Ask for longer.", param="ttl")
     if not found:
         raise OutOfMemory(
             f"There is no room to pin {len(prefix)} tokens: pins keep half of --cache-bytes at most, and running "
