@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from reprise.cache.marking import drop_landmark
 from reprise.cache.store import PrefixCache
 from reprise.cache.tree import Lease, Node, Piece
 from reprise.core.kinds import Chunk, Full, Layout, Window
@@ -105,7 +106,7 @@ def landmark_without_snapshot(cache: PrefixCache, trunk: Node, leaf: Node) -> No
 
 
 def landmark_lost(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    cache._drop_landmark(leaf.landmarks[30])
+    drop_landmark(cache, leaf.landmarks[30])
 
 
 def full_entries_lost(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
@@ -204,7 +205,7 @@ def test_a_wrong_book_is_noticed(corrupt: Callable[[PrefixCache, Node, Node], No
 def test_a_path_that_nothing_could_evict_is_noticed() -> None:
     cache, _, leaf = full_of_things(Layout(kinds=(Full(),)))
     cache.lease(cache.match(as_tokens(TRUNK + (7,) * 10)), 30)
-    cache._drop_landmark(leaf.landmarks[30])
+    drop_landmark(cache, leaf.landmarks[30])
     with pytest.raises(AssertionError, match="a path ends at a landmark"):
         cache.check()
 

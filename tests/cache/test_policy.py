@@ -2,8 +2,9 @@
 
 import pytest
 
+from reprise.cache.contents import Grain
 from reprise.cache.policy import POLICIES, ExpectedSaving, Facts, GreedyDual, Lru
-from reprise.cache.store import Grain, PrefixCache
+from reprise.cache.store import PrefixCache
 from reprise.cache.tree import subtree
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens

@@ -6,8 +6,10 @@ Driven by Hypothesis (`test_laws.py`, `test_machine.py`) and by a random generat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from reprise.cache.commits import Committed
+from reprise.cache.contents import Grain
 from reprise.cache.policy import Policy
-from reprise.cache.store import Committed, Grain, PrefixCache
+from reprise.cache.store import PrefixCache
 from reprise.cache.tree import Lease
 from reprise.core.kinds import KvKind, Layout
 from reprise.core.prompt import BoundaryKind

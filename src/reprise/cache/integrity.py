@@ -1,18 +1,12 @@
 """Recomputes the prefix cache's books from its trees, and raises where they differ."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from reprise.cache.contents import Contents
 from reprise.cache.tree import Node, path_to, subtree
 from reprise.core.kinds import Full, Layout
 from reprise.core.spans import Span, covers, union
 
-if TYPE_CHECKING:
-    from reprise.cache.store import PrefixCache
 
-
-def check(cache: PrefixCache) -> None:
+def check(cache: Contents) -> None:
     """AssertionError on the first difference between the books and the trees. O(size of the trees)."""
     kv = snapshots = tokens = nodes = landmarks = 0
     for root in cache.roots.values():

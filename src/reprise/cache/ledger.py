@@ -35,3 +35,7 @@ class Ledger:
     def count_nodes(self, num: int) -> None:
         self.num_nodes += num
         assert self.num_nodes >= 0, self
+
+    def count_eviction(self, reason: str) -> None:
+        self.evictions += 1
+        self.evicted_by_reason[reason] += 1

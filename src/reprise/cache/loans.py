@@ -1,8 +1,9 @@
 """Entries that the tree holds on loan from live sequences: where they are, and putting copies in their place."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from reprise.cache.lookup import Restore
 from reprise.cache.payload import Lent, SegmentPayload
 from reprise.cache.tree import Node, Piece, walk
 from reprise.core.kinds import Full, KvKind
@@ -82,6 +83,30 @@ def lenders_of(node: Node) -> tuple[object, ...]:
         if isinstance(piece.payload, Lent)
     }
     return tuple(lenders.values())
+
+
+def lent_nbytes(pieces: Iterable[Piece]) -> int:
+    """The bytes of those of the pieces that are lent."""
+    return sum(piece.payload.nbytes for piece in pieces if isinstance(piece.payload, Lent))
+
+
+def lent_on(node: Node) -> int:
+    """The bytes of this edge that are lent."""
+    return sum(lent_nbytes(pieces) for pieces in node.pieces.values())
+
+
+def sole_lender(restore: Restore) -> object | None:
+    """The one live sequence that lends all full-attention entries of what is read, or None."""
+    lenders = {
+        id(part.payload.lender) if isinstance(part.payload, Lent) else None: part.payload
+        for kind, parts in restore.parts.items()
+        if isinstance(kind, Full)
+        for part in parts
+    }
+    if len(lenders) != 1:
+        return None
+    (payload,) = lenders.values()
+    return payload.lender if isinstance(payload, Lent) else None
 
 
 def put(places: Sequence[LoanPlace], payloads: Sequence[SegmentPayload]) -> int:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from reprise.cache.contents import Grain
 from reprise.cache.policy import POLICIES, ExpectedSaving, Policy
-from reprise.cache.store import Grain, PrefixCache
+from reprise.cache.store import PrefixCache
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.plan.checkpoints import interval_tokens, make_plan
