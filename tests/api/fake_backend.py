@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from reprise.core.backend import Counts, Held, Pin, Pins, Status, pin_id
+from reprise.core.backend import Counts, Held, Status
 from reprise.core.errors import EngineFailed, RepriseError
 from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Started
 from reprise.core.job import Constraint, Job, Purpose
+from reprise.core.pin import Pin, Pins, pin_id
 from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Tokens, common_prefix
 
@@ -135,11 +136,11 @@ class FakeBackend:
             prefilled=self.counts.prefilled + total - reused,
         )
         if job.purpose is not Purpose.GENERATE:
-            if job.pin_until is not None:
+            if job.pin_for_s is not None:
                 name = pin_id(job.prompt.tokens)
-                self.pinned[(job.namespace, name)] = Pin(
-                    id=name, tokens=total, nbytes=total, expires_in_s=job.pin_until, follows_chat=False
-                )
+                pin = Pin(id=name, tokens=total, nbytes=total, expires_in_s=job.pin_for_s, follows_chat=False)
+                self.pinned[(job.namespace, name)] = pin
+                outcome = replace(outcome, pin=pin)
             sink(Finished(reason=FinishReason.DONE, outcome=outcome))
             return
         self._decode(job, sink, outcome)

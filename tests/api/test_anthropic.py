@@ -189,7 +189,7 @@ async def test_sampling_reaches_the_engine():
         answer = (await a.client.post(URL, json=body)).json()
         (job,) = a.backend.of(Purpose.GENERATE)
     assert (job.sampling.temperature, job.sampling.top_p, job.sampling.top_k) == (0, 0.5, 7)
-    assert (job.max_tokens, job.pin_until) == (100, None)
+    assert (job.max_tokens, job.pin_for_s) == (100, None)
     assert job.thinking is not None
     assert job.thinking.budget == 5
     assert answer["content"] == [{"type": "text", "text": "Hello "}]
@@ -271,7 +271,7 @@ async def test_marks_are_checkpoints_and_pins():
         assert texts[-3].endswith("Be kind.")
         assert texts[-2].endswith("A long document.")
         assert "What does it say?" in texts[-1]
-        assert job.pin_until is not None
+        assert job.pin_for_s == 3600
         five = [{"type": "text", "text": "x", "cache_control": EPHEMERAL}] * 5
         refused = await a.client.post(URL, json={**BODY, "system": five})
         assert refused.status_code == 400

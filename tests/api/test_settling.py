@@ -5,10 +5,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from reprise.api.settling import Settling
-from reprise.core.backend import Pins, Status
+from reprise.core.backend import Status
 from reprise.core.errors import ShuttingDown
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.job import Job
+from reprise.core.pin import Pins
 from reprise.core.prompt import Prompt
 from reprise.core.record import Outcome
 from reprise.core.tokens import as_tokens

@@ -3,7 +3,8 @@
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from reprise.core.backend import Pins, Status
+from reprise.core.backend import Status
+from reprise.core.pin import Pins
 from reprise.loop import EngineLoop
 
 

@@ -108,7 +108,7 @@ class RandomChats:
             namespace=namespace,
             thinking=thinking if purpose is Purpose.GENERATE else None,
             watch=_failing(source.randint(1, num)) if fate == "fails" else None,
-            pin_until=1e12 if source.random() < 0.02 else None,
+            pin_for_s=1e12 if source.random() < 0.02 else None,
         )
         if fate == "is cancelled":
             # When it has had so many events: whichever phase that is in.

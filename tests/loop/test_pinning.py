@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from reprise.cache.tree import subtree
-from reprise.core.backend import pin_id
+from reprise.core.events import Event, Sampled
 from reprise.core.job import Purpose
+from reprise.core.pin import pin_id
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.tokens import as_tokens
 from tests.loop.driving import Engine
@@ -22,7 +23,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine.close()
 
 
-@pytest.mark.parametrize("asked", [{}, {"retain_until": float("inf")}, {"pin_until": float("inf")}], ids=str)
+@pytest.mark.parametrize("asked", [{}, {"retain_for_s": float("inf")}, {"pin_for_s": float("inf")}], ids=str)
 def test_the_cache_is_told_what_a_client_wants_kept(engine: Engine, asked: dict[str, Any]) -> None:
     wanted: list[bool] = []
 
@@ -43,7 +44,7 @@ def test_the_cache_is_told_what_a_client_wants_kept(engine: Engine, asked: dict[
 def test_a_pin_is_found_by_the_tokens_that_it_keeps(engine: Engine) -> None:
     prompt = words(991, 60)
     at = [Boundary(40, BoundaryKind.EXPLICIT), Boundary(55, BoundaryKind.STABLE)]
-    engine.run(prompt, boundaries=at, pin_until=float("inf"), retain_until=float("inf"))
+    engine.run(prompt, boundaries=at, pin_for_s=float("inf"), retain_for_s=float("inf"))
     pins = engine.loop.pins("").result(30)
     assert [(pin.tokens, pin.expires_in_s, pin.follows_chat) for pin in pins.pins] == [
         (40, None, False),
@@ -60,7 +61,7 @@ def test_a_pin_is_found_by_the_tokens_that_it_keeps(engine: Engine) -> None:
 
 def test_how_long_a_pin_lasts_is_counted_from_now(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = words(993, 60)
-    engine.run(prompt, boundaries=[Boundary(40, BoundaryKind.EXPLICIT)], pin_until=time.monotonic() + 5000)
+    engine.run(prompt, boundaries=[Boundary(40, BoundaryKind.EXPLICIT)], pin_for_s=5000)
     # Nothing happens for a while: no step is done, and nobody looks at the clock.
     later = time.monotonic() + 3000
     monkeypatch.setattr(time, "monotonic", lambda: later)
@@ -68,8 +69,66 @@ def test_how_long_a_pin_lasts_is_counted_from_now(engine: Engine, monkeypatch: p
     assert pin.expires_in_s is not None and pin.expires_in_s <= 2000
 
 
+class _Clock:
+    """Stands still but for what is added to it; at whole seconds, so that sums are exact."""
+
+    def __init__(self) -> None:
+        self.now_s = float(round(time.monotonic()))
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    """A clock on which the first pass over any prompt takes 1,000 seconds, and nothing else any time."""
+    clock = _Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+
+    def slow_down(worker) -> None:
+        prefill = worker.runner.prefill
+
+        def slow(lives: Any, chunks: Any) -> Any:
+            clock.now_s += 1000 if lives[0].position == 0 else 0
+            return prefill(lives, chunks)
+
+        worker.runner.prefill = slow
+
+    engine.ask(slow_down)
+    return clock
+
+
+def test_the_time_of_a_pin_begins_when_its_prefix_is_there(engine: Engine, clock: _Clock) -> None:
+    prompt = words(994, 60)
+    mark = [Boundary(60, BoundaryKind.EXPLICIT)]
+    made = engine.run(prompt, boundaries=mark, purpose=Purpose.PREFILL, pin_for_s=500).end.outcome.pin
+    assert made is not None
+    assert (made.id, made.tokens, made.expires_in_s) == (pin_id(as_tokens(prompt)), 60, 500)
+    assert engine.loop.pins("").result(30).pins == (made,)
+    clock.now_s += 200
+    again = engine.run(prompt, boundaries=mark, purpose=Purpose.PREFILL, pin_for_s=100).end.outcome.pin
+    assert again is not None and again.expires_in_s == 300, "asked for again, it does not end sooner"
+    clock.now_s += 400
+    assert engine.loop.pins("").result(30).pins == ()
+    assert engine.run(prompt, purpose=Purpose.PREFILL).end.outcome.pin is None
+
+
+def test_the_time_of_a_pin_goes_on_while_its_own_request_does(engine: Engine, clock: _Clock) -> None:
+    def take_time(event: Event) -> None:
+        clock.now_s += 10 if isinstance(event, Sampled) else 0
+
+    marks = [Boundary(40, BoundaryKind.EXPLICIT), Boundary(55, BoundaryKind.STABLE)]
+    kept = {"boundaries": marks, "pin_for_s": 500, "retain_for_s": 500}
+    engine.run(words(995, 60), num=8, on_event=take_time, **kept)
+    # Where every position is resumable, nothing is stored before the answer has ended.
+    is_stored_late = engine.ask(lambda worker: worker.cache.layout.resumes_anywhere)
+    left_s = 500 if is_stored_late else 500 - 8 * 10
+    pins = engine.loop.pins("").result(30).pins
+    assert [(pin.tokens, pin.expires_in_s) for pin in pins] == [(40, left_s), (55, left_s)]
+
+
 def test_a_prompt_without_boundaries_is_retained_as_far_as_it_was_computed_first(engine: Engine) -> None:
-    engine.run(words(992, 60), retain_until=float("inf"))
+    engine.run(words(992, 60), retain_for_s=float("inf"))
     assert [pin.tokens for pin in engine.loop.pins("").result(30).pins] == [59]
 
 

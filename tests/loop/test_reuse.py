@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -225,10 +224,9 @@ def test_what_a_client_marked_stays(architecture: str, kinds: tuple[BoundaryKind
     try:
         shared = words(600, 200)
         marks = [Boundary(200, kind) for kind in kinds]
-        until = time.monotonic() + 600
         # The mark of the second is on what is stored already: it holds as well.
-        engine.run([*shared, *words(601, 20)], boundaries=marks, pin_until=None)
-        engine.run([*shared, *words(602, 20)], boundaries=marks, pin_until=until)
+        engine.run([*shared, *words(601, 20)], boundaries=marks, pin_for_s=None)
+        engine.run([*shared, *words(602, 20)], boundaries=marks, pin_for_s=600)
         for seed in range(8):
             engine.run(words(610 + seed, 400))
         assert engine.loop.status().counts.evictions > 0

@@ -93,7 +93,7 @@ class Alone:
         job, got = kept.job, kept.tokens
         if not got:
             return
-        again = self._run(replace(job, max_tokens=len(got), watch=None, pin_until=None, retain_until=None))
+        again = self._run(replace(job, max_tokens=len(got), watch=None, pin_for_s=None, retain_for_s=None))
         if again == got:
             return
         at = next(i for i, (a, b) in enumerate(zip(got, again, strict=False)) if a != b)

@@ -1,6 +1,5 @@
 """From a request to the engine's jobs: one for each answer."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -53,8 +52,8 @@ def job_of(
         watch=reading.watch(),
         constraint=constraint,
         chat=request.chat,
-        pin_until=None if request.pin_for_s is None else time.monotonic() + request.pin_for_s,
-        retain_until=None if request.retain_for_s is None else time.monotonic() + request.retain_for_s,
+        pin_for_s=request.pin_for_s,
+        retain_for_s=request.retain_for_s,
     )
 
 

@@ -1,7 +1,7 @@
 """`/v1/cache/pin`: prefixes that stay in the cache whatever else comes."""
 
 import asyncio
-import time
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,8 +11,9 @@ from reprise.api.errors import ErrorBody
 from reprise.api.pin_body import PinBody, UnpinBody, pinned_prefix
 from reprise.api.service import new_request_id
 from reprise.api.sse import while_connected
-from reprise.core.backend import Backend, Pin, Pins, pin_id
+from reprise.core.backend import Backend
 from reprise.core.errors import BadRequest, NotFound, OutOfMemory
+from reprise.core.pin import Pin, Pins, pin_id
 
 router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
 
@@ -21,25 +22,27 @@ router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX
 async def pin(body: PinBody, request: Request, context: InContext, namespace: Namespace) -> dict[str, Any]:
     """Keep a prefix in the cache, and compute it first if it is not there.
 
-    It stays until its `ttl` is over, it is unpinned, or the cache is cleared; a running request that has no room
-    otherwise takes precedence. All pins together keep half of the memory budget at most.
+    It stays until its `ttl` is over, counted from when it is there, it is unpinned, or the cache is cleared; a running
+    request that has no room otherwise takes precedence. All pins together keep half of the memory budget at most.
     """
     service = context.service
     if not context.settings.has_prefix_cache:
         raise BadRequest("This server was started with --no-prefix-cache: there is nothing to pin.")
     prefix = await pinned_prefix(body, service, namespace=namespace)
-    until = float("inf") if body.ttl is None else time.monotonic() + body.ttl
-    work = service.prefill(prefix, request_id=new_request_id("pin"), namespace=namespace, pin_until=until)
+    seconds = float("inf") if body.ttl is None else body.ttl
+    work = service.prefill(prefix, request_id=new_request_id("pin"), namespace=namespace, pin_for_s=seconds)
     outcome = await while_connected(request.receive, work)
-    name = pin_id(prefix.tokens)
-    found = [each for each in (await _pins(service.backend, namespace)).pins if each.id == name]
-    if not found:
+    if outcome.pin is None:
         raise OutOfMemory(
             f"There is no room to pin {len(prefix)} tokens: pins keep half of --cache-bytes at most, and running "
             "requests come first. Unpin something, pin less, or give the cache more memory."
         )
+    # Asked behind the job, so that whoever has the answer finds the pin in all that the server tells. A short one may
+    # be over by then.
+    listed = (await _pins(service.backend, namespace)).pins
+    made = next((each for each in listed if each.id == outcome.pin.id), replace(outcome.pin, expires_in_s=0.0))
     counts = {"cached_tokens": outcome.reused, "prefilled_tokens": outcome.prefilled}
-    return _pin_body(found[0]) | {"model": service.served.id} | counts
+    return _pin_body(made) | {"model": service.served.id} | counts
 
 
 @router.get("/v1/cache/pin")

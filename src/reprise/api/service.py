@@ -147,14 +147,14 @@ class ChatService:
         return tokens if until is None else cut_at(tokens, until)
 
     async def prefill(
-        self, prefix: Prompt, *, request_id: str, namespace: str = "", pin_until: float | None = None
+        self, prefix: Prompt, *, request_id: str, namespace: str = "", pin_for_s: float | None = None
     ) -> Outcome:
-        """Compute a prefix into the cache; sample nothing. `pin_until` as in `Job`.
+        """Compute a prefix into the cache; sample nothing. `pin_for_s` as in `Job`.
 
         Raises what `start` raises. Cancelled when the caller is.
         """
         self.served.answer_room(len(prefix), 1)
-        job = Job(id=request_id, prompt=prefix, purpose=Purpose.PREFILL, namespace=namespace, pin_until=pin_until)
+        job = Job(id=request_id, prompt=prefix, purpose=Purpose.PREFILL, namespace=namespace, pin_for_s=pin_for_s)
         inbox = Inbox(limit=self.limits.max_unread, on_overflow=lambda: None)
         self.backend.submit(job, inbox.sink(0))
         try:

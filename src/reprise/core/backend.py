@@ -1,6 +1,5 @@
 """What the API may ask of the engine side: the seam between HTTP and the loop."""
 
-import hashlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -8,7 +7,7 @@ from typing import Protocol
 
 from reprise.core.events import Event
 from reprise.core.job import Job
-from reprise.core.tokens import Tokens
+from reprise.core.pin import Pins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,34 +49,6 @@ class Held:
     index: int = 0
     """Bytes of the index itself (token runs)."""
     evicted_by_reason: dict[str, int] = field(default_factory=dict[str, int])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
-    """A prefix that stays in the cache."""
-
-    id: str
-    """`pin_id` of its tokens."""
-    tokens: int
-    nbytes: int
-    """What stays for it; what it shares with other pins is counted with each."""
-    expires_in_s: float | None
-    """None: it stays until it is unpinned."""
-    follows_chat: bool
-    """Whether a later turn of the same conversation will take its place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
-    """The pins of one namespace, oldest first. `nbytes`: what stays for all of them."""
-
-    pins: tuple[Pin, ...] = ()
-    nbytes: int = 0
-
-
-def pin_id(tokens: Tokens) -> str:
-    """The name of a pinned prefix. Whoever pins the same tokens again gets the same."""
-    return "pin-" + hashlib.blake2b(tokens.tobytes(), digest_size=12).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

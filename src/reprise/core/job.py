@@ -92,11 +92,14 @@ class Job:
     constraint: Callable[[], Constraint] | None = None
     chat: str | None = None
     """A name for the conversation, where the client gives one (`prompt_cache_key`)."""
-    pin_until: float | None = None
-    """Keep EXPLICIT boundaries in the cache until this time (seconds, `time.monotonic`)."""
-    retain_until: float | None = None
-    """Keep what the next turn can use of the prompt until this time, or until that turn is retained instead."""
+    pin_for_s: float | None = None
+    """Keep EXPLICIT boundaries in the cache for so long, counted for each from when it is there; infinity: for ever."""
+    retain_for_s: float | None = None
+    """Keep what the next turn can use of the prompt for so long, counted likewise, or until that turn is retained
+    instead."""
 
     def __post_init__(self) -> None:
         assert len(self.prompt) > 0, "an empty prompt is refused before it becomes a job"
         assert (self.max_tokens > 0) == (self.purpose is Purpose.GENERATE), self.max_tokens
+        assert self.pin_for_s is None or self.pin_for_s > 0, self.pin_for_s
+        assert self.retain_for_s is None or self.retain_for_s > 0, self.retain_for_s

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from reprise.core.pin import Pin
 from reprise.core.tokens import Tokens
 
 
@@ -61,6 +62,8 @@ class Outcome:
     stored_next: Tokens | None = None
     """At the divergence: the tokens that the nearest stored path goes on with (at most 32), or None at a path's end."""
     checkpoints: tuple[int, ...] = ()
+    pin: Pin | None = None
+    """The pin of the whole prompt as it was set, where a PREFILL asked for one and there was room for it."""
     queued_s: float = 0.0
     prefill_s: float = 0.0
     ttft_s: float | None = None

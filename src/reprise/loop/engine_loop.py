@@ -15,10 +15,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from reprise.core.backend import Pins, Status
+from reprise.core.backend import Status
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
 from reprise.core.events import Event
 from reprise.core.job import Job
+from reprise.core.pin import Pins
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel, load_model
 from reprise.engine.memory import leave_thread

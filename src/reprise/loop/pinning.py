@@ -7,7 +7,9 @@ import logging
 from reprise.cache import pins
 from reprise.cache.store import PrefixCache
 from reprise.cache.tree import Landmark
-from reprise.core.backend import Pin, Pins, pin_id
+from reprise.core.job import Purpose
+from reprise.core.pin import Pin, Pins, pin_id
+from reprise.core.tokens import Tokens
 from reprise.loop.task import Task
 
 log = logging.getLogger("reprise.loop")
@@ -25,19 +27,30 @@ class Pinning:
         self._counted_at = -1
 
     def keep(self, task: Task) -> None:
-        """Pin what the client marked, as far as it is stored: new, or there before and asked for again."""
+        """Pin what the client marked, as far as it is stored: new, or there before and asked for again.
+
+        The time of each begins when it is found there first (`now_s`), and does not begin anew as the job goes on.
+        """
         cache, namespace = self._cache, task.job.namespace
         num_before = cache.pins.num_changes
-        for position, until in task.pins.items():
+        for position, seconds in task.pins.items():
             if position <= task.position:
-                pins.pin(cache, task.tokens_to(position), until=until, namespace=namespace)
-        retained_at, until = task.retained_at, task.job.retain_until
-        if retained_at is not None and until is not None and retained_at <= task.position:
-            pins.retain(cache, task.tokens_to(retained_at), until=until, namespace=namespace)
+                until = task.kept_until.get(position, cache.now_s + seconds)
+                if pins.pin(cache, task.tokens_to(position), until=until, namespace=namespace):
+                    task.kept_until[position] = until
+        retained_at, seconds = task.retained_at, task.job.retain_for_s
+        if retained_at is not None and seconds is not None and retained_at <= task.position:
+            until = task.retained_until if task.retained_until is not None else cache.now_s + seconds
+            if pins.retain(cache, task.tokens_to(retained_at), until=until, namespace=namespace):
+                task.retained_until = until
         if cache.pins.num_changes > num_before and cache.budget is not None:
             num = pins.keep_within(cache, cache.budget // PINNED_SHARE)
             if num > 0:
                 log.warning("%d pins gave way: pins keep half of --cache-bytes at most", num)
+        prompt = task.job.prompt
+        if task.pin is None and task.job.purpose is Purpose.PREFILL and len(prompt) in task.kept_until:
+            # Now, before it may be over.
+            task.pin = self.of(prompt.tokens, namespace=namespace)
 
     def kept(self) -> pins.Kept:
         """What the pins keep now. O(pins × depth) if that has changed since it was asked last."""
@@ -45,6 +58,11 @@ class Pinning:
         if self._counted_at != cache.pins.num_changes or self._kept.until <= cache.now_s:
             self._counted_at, self._kept = cache.pins.num_changes, pins.kept(cache)
         return self._kept
+
+    def of(self, tokens: Tokens, *, namespace: str) -> Pin | None:
+        """The pin of this prefix, None if it is not pinned. O(tokens of the pins)."""
+        mark = self._named(pin_id(tokens), namespace)
+        return None if mark is None else self._pin(mark)
 
     def listed(self, namespace: str) -> Pins:
         """The pins of a namespace. O(tokens of them)."""
@@ -55,8 +73,11 @@ class Pinning:
 
     def unpin(self, name: str, *, namespace: str) -> bool:
         """Let the pin of this name go. False if there is none."""
-        found = next((mark for mark in self._of(namespace) if pin_id(pins.tokens_of(mark)) == name), None)
+        found = self._named(name, namespace)
         return found is not None and pins.unpin(self._cache, found)
+
+    def _named(self, name: str, namespace: str) -> Landmark | None:
+        return next((mark for mark in self._of(namespace) if pin_id(pins.tokens_of(mark)) == name), None)
 
     def _of(self, namespace: str) -> list[Landmark]:
         return [mark for mark in pins.pinned(self._cache) if pins.namespace_of(self._cache, mark) == namespace]

@@ -9,6 +9,7 @@ from enum import StrEnum
 from reprise.cache.tree import Lease
 from reprise.core.events import Event
 from reprise.core.job import Job, Purpose
+from reprise.core.pin import Pin
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
@@ -72,6 +73,11 @@ class Task:
     paused: Paused | None = None
     admitted_s: float | None = None
     first_token_s: float | None = None
+    kept_until: dict[int, float] = field(default_factory=dict[int, float])
+    """Until when the positions that were pinned stay, on the cache's clock."""
+    retained_until: float | None = None
+    """The same for what is kept for the conversation; None: it is not there yet."""
+    pin: Pin | None = None
     generated: list[int] = field(default_factory=list[int])
 
     @property
@@ -102,11 +108,11 @@ class Task:
 
     @property
     def pins(self) -> dict[int, float]:
-        """The positions that the client marked, and until when the cache is to keep them."""
-        until, boundaries = self.job.pin_until, self.job.prompt.boundaries
-        if until is None:
+        """The positions that the client marked, and for how many seconds the cache is to keep them."""
+        seconds, boundaries = self.job.pin_for_s, self.job.prompt.boundaries
+        if seconds is None:
             return {}
-        return {b.position: until for b in boundaries if b.kind is BoundaryKind.EXPLICIT and b.position > 0}
+        return {b.position: seconds for b in boundaries if b.kind is BoundaryKind.EXPLICIT and b.position > 0}
 
     @property
     def retained_at(self) -> int | None:
@@ -114,7 +120,7 @@ class Task:
 
         It is what survives the next turn; where the prompt does not say what does, as far as it is computed first.
         """
-        if self.job.retain_until is None:
+        if self.job.retain_for_s is None:
             return None
         prompt = self.job.prompt
         end = len(prompt) - 1 if self.job.purpose is Purpose.GENERATE else len(prompt)
@@ -124,7 +130,7 @@ class Task:
     @property
     def is_wanted(self) -> bool:
         """Whether the client asked to keep something of this path."""
-        return self.job.retain_until is not None or len(self.pins) > 0
+        return self.job.retain_for_s is not None or len(self.pins) > 0
 
     @property
     def position(self) -> int:
@@ -159,6 +165,7 @@ class Task:
             reason=self.reason,
             stored_next=self.continues,
             checkpoints=self.plan.positions if self.plan is not None else (),
+            pin=self.pin,
             queued_s=admitted_s - self.arrived_s,
             prefill_s=(first_s if first_s is not None else now_s) - admitted_s,
             ttft_s=None if first_s is None else first_s - self.arrived_s,

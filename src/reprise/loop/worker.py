@@ -402,6 +402,8 @@ class Worker:
             is_side=task.is_side,
             is_wanted=task.is_wanted,
         )
+        # The time of a pin begins now, and the pass that led here may have taken long.
+        self.set_clock()
         self.pinning.keep(task)
         task.newly_stored += committed.tokens
         task.stored = min(position, len(task.job.prompt))
