@@ -6,6 +6,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from reprise.core.kinds import Layout
 from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import as_tokens
 from tests.cache.strategies import BUDGETS, NAMESPACES, layouts, runs
 from tests.cache.trial import Trial
 
@@ -79,6 +80,12 @@ class StoreMachine(RuleBasedStateMachine):
     def compacts(self, max_entries: int) -> None:
         before = self.trial.cache.ledger.held
         self.trial.cache.compact(max_entries=max_entries)
+        assert self.trial.cache.ledger.held == before
+
+    @rule(chat=chats, fewest=st.integers(2, 4))
+    def tidies_a_path(self, chat: Chat, fewest: int) -> None:
+        before = self.trial.cache.ledger.held
+        self.trial.cache.compact_path(as_tokens(chat[1]), namespace=chat[0], fewest=fewest)
         assert self.trial.cache.ledger.held == before
 
     @rule()

@@ -7,6 +7,7 @@ import pytest
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import as_tokens
 from tests.cache.trial import Trial
 
 OPERATIONS = int(os.environ.get("SOAK_OPERATIONS", "2000000"))
@@ -51,7 +52,10 @@ def one_life(rng: random.Random, rounds: int) -> Trial:
         chance = rng.random()
         if chance < 0.15:
             trial.num_changes += 1
-            trial.cache.compact(max_entries=rng.randint(1, 50))
+            if rng.random() < 0.5:
+                trial.cache.compact(max_entries=rng.randint(1, 50))
+            else:
+                trial.cache.compact_path(as_tokens(prompt), namespace=namespace, fewest=rng.randint(2, 4))
         elif chance < 0.3:
             trial.evict()
         elif chance < 0.35:

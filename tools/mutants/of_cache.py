@@ -3,6 +3,7 @@
 from tools.mutants.mutant import Mutant
 
 _LAWS = (
+    "tests/cache/test_compaction.py",
     "tests/cache/test_ghosts.py",
     "tests/cache/test_laws.py",
     "tests/cache/test_machine.py",
@@ -289,6 +290,18 @@ UPKEEP = (
         "pieces are joined over a hole",
         "                and pieces[stop].span.start == pieces[stop - 1].span.stop\n",
         "",
+    ),
+    _mutant(
+        "compaction.py",
+        "a path in many parts is never joined while the server is busy",
+        "    if len(chain) >= fewest:\n",
+        "    if False:\n",
+    ),
+    _mutant(
+        "compaction.py",
+        "a path is joined at every turn",
+        "_joinable(node, longest, fewest=fewest)) is not None",
+        "_joinable(node, longest)) is not None",
     ),
     _mutant(
         "compaction.py",

@@ -1,11 +1,12 @@
 """Joins what a long conversation leaves in small parts, so that its 200th turn restores as fast as its second.
 
-Runs while the server is idle, a step at a time. The tree's meaning does not change: the same tokens, entries,
+Runs while the server is idle, a step at a time; and for one path alone, however busy the server is, when that has come
+to be made of many parts. The tree's meaning does not change: the same tokens, entries,
 landmarks and leases, in fewer nodes and pieces. Landmarks and leases keep their identity, so their places in the
 order of eviction stay good.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from reprise.cache.ghosts import join_ghosts
@@ -43,6 +44,25 @@ def compaction_steps(roots: Iterable[Node], *, longest: int, max_entries: int) -
                 yield Compacted(num_entries=copied, nbytes=kv_nbytes(node) - before)
 
 
+def path_steps(path: Sequence[Node], *, longest: int, fewest: int) -> Iterator[Compacted]:
+    """Join what the end of a path, given from the root on, is made of: where it is `fewest` edges or pieces, or more.
+
+    Each entry is copied about once for every `fewest` - 1 times that the path grows. Steps as in `compaction_steps`.
+    """
+    chain = list(path[-1:])
+    while (above := chain[-1].parent) is not None and above.parent is not None and len(above.children) == 1:
+        chain.append(above)
+    node = chain[-1]
+    if node.parent is None:
+        return
+    if len(chain) >= fewest:
+        yield Compacted(num_nodes=_merge_chain(node))
+    while (found := _joinable(node, longest, fewest=fewest)) is not None:
+        before = kv_nbytes(node)
+        copied = _join(node, *found)
+        yield Compacted(num_entries=copied, nbytes=kv_nbytes(node) - before)
+
+
 def _merge_chain(top: Node) -> int:
     """Make one edge of `top` and the only children below it. `top` stays; gives how many nodes went."""
     chain = [top]
@@ -72,8 +92,8 @@ def _merge_chain(top: Node) -> int:
     return len(chain) - 1
 
 
-def _joinable(node: Node, longest: int) -> tuple[KvKind, int, int] | None:
-    """The first run of adjacent pieces that fit into one of `longest` tokens: (kind, first, stop), or None.
+def _joinable(node: Node, longest: int, *, fewest: int = 2) -> tuple[KvKind, int, int] | None:
+    """The first run of `fewest` or more adjacent pieces that fit into one of `longest` tokens, as (kind, first, stop).
 
     What is lent joins only what the same sequence lends. Else it would be copied, while the sequence holds it still.
     """
@@ -87,7 +107,7 @@ def _joinable(node: Node, longest: int) -> tuple[KvKind, int, int] | None:
                 and pieces[stop].span.stop - pieces[first].span.start <= longest
             ):
                 stop += 1
-            if stop - first > 1:
+            if stop - first >= fewest:
                 return kind, first, stop
     return None
 

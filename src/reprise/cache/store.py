@@ -5,18 +5,18 @@ a commit adds only what is not there yet; eviction never touches a leased path; 
 Used by one thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from reprise.cache import commits, integrity, leasing, removal
 from reprise.cache.commits import Committed
-from reprise.cache.compaction import compaction_steps
+from reprise.cache.compaction import Compacted, compaction_steps, path_steps
 from reprise.cache.contents import Contents
 from reprise.cache.loans import LoanPlace, lent_nbytes, loans_on, owned_on, put, sole_lender
 from reprise.cache.lookup import Match, Restore, landmark_at, match_in, read, resume_position, was_lost
 from reprise.cache.marking import add_landmark
 from reprise.cache.payload import Lent, SegmentPayload, Source
 from reprise.cache.policy import Facts
-from reprise.cache.tree import Landmark, Lease, new_root
+from reprise.cache.tree import Landmark, Lease, new_root, walk
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 
@@ -163,8 +163,22 @@ class PrefixCache(Contents):
 
         0: there is nothing left to join. Meant for idle times, a step at a time. O(nodes) and what is copied.
         """
+        return self._compacted(compaction_steps(self.roots.values(), longest=self.grain.piece, max_entries=max_entries))
+
+    def compact_path(self, tokens: Tokens, *, namespace: str = "", fewest: int = 8) -> int:
+        """The same for the end of one path, if that lies in `fewest` small edges or pieces: for busy times.
+
+        So a conversation that grows while the server is never idle is restored from few pieces as well. Copies at most
+        a piece of each layer kind at a time. O(edges of the path) if there is nothing to do.
+        """
+        root = self.roots.get(namespace)
+        if root is None:
+            return 0
+        return self._compacted(path_steps(walk(root, tokens).nodes, longest=self.grain.piece, fewest=fewest))
+
+    def _compacted(self, steps: Iterable[Compacted]) -> int:
         done = 0
-        for step in compaction_steps(self.roots.values(), longest=self.grain.piece, max_entries=max_entries):
+        for step in steps:
             self.ledger.count_nodes(-step.num_nodes)
             self.ledger.charge_kv(step.nbytes)
             done += step.num_nodes + step.num_entries
