@@ -74,3 +74,9 @@ class LoadFailed(RepriseError):
     """A model cannot be loaded; the sentence says why and what to try."""
 
     code = "load_failed"
+
+
+class DiskUnusable(RepriseError):
+    """The directory of the disk tier cannot be used; the sentence says why and what to try."""
+
+    code = "disk_unusable"
