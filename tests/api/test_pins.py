@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from reprise.core.job import Purpose
 from reprise.loop.worker import Worker
 from tests.api.servers import api
 from tests.loop.test_budget import needed
@@ -238,6 +239,46 @@ async def test_a_retention_that_is_not_known_is_refused(path: str) -> None:
             answer = await made.client.post(path, json={**body, "prompt_cache_retention": wrong})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "prompt_cache_retention"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [
+        ({"prompt_cache_options": None}, None),
+        ({"prompt_cache_options": {}}, None),
+        ({"prompt_cache_options": {"mode": "implicit"}}, None),
+        ({"prompt_cache_options": {"ttl": "30m"}}, 1800),
+        ({"prompt_cache_options": {"ttl": "12h", "mode": "implicit", "prewarm": False}}, 12 * 3600),
+        # Only what is marked is to stay, and nothing is.
+        ({"prompt_cache_options": {"ttl": "12h", "mode": "explicit"}}, None),
+        # Each has what it asks for.
+        ({"prompt_cache_options": {"ttl": "12h"}, "prompt_cache_retention": "24h"}, 24 * 3600),
+        ({"prompt_cache_options": {"ttl": "12h"}, "prompt_cache_retention": "in_memory"}, 12 * 3600),
+    ],
+    ids=str,
+)
+async def test_the_least_time_that_a_prefix_is_to_stay(path: str, asked: dict[str, Any], seconds: float | None) -> None:
+    async with api() as made:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", **asked}
+        answer = await made.client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        (job,) = made.backend.of(Purpose.GENERATE)
+    assert job.retain_for_s == seconds
+    if path == "/v1/responses":
+        assert answer.json()["prompt_cache_options"] == asked["prompt_cache_options"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+@pytest.mark.parametrize("wrong", [{"ttl": "1h"}, {"ttl": 1800}, {"mode": "none"}, {"prewarm": True}], ids=str)
+async def test_cache_options_that_are_not_offered_are_refused(path: str, wrong: dict[str, Any]) -> None:
+    async with api() as made:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", "prompt_cache_options": wrong}
+        answer = await made.client.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == f"prompt_cache_options.{next(iter(wrong))}"
 
 
 @pytest.mark.anyio

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reprise.api.body import Body
-from reprise.api.openai.retention import Retention
+from reprise.api.openai.retention import CacheOptions, Retention
 from reprise.api.openai.sampling import SamplingFields
 
 IGNORED = frozenset(
@@ -13,7 +13,6 @@ IGNORED = frozenset(
         "metadata",
         "moderation",
         "prediction",
-        "prompt_cache_options",
         "safety_identifier",
         "service_tier",
         "store",
@@ -125,3 +124,4 @@ class ChatBody(SamplingFields):
     """Only beside `continue_final_message`, whose opposite it is."""
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
     prompt_cache_retention: Retention | None = None
+    prompt_cache_options: CacheOptions | None = None

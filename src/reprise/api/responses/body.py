@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reprise.api.body import Body
-from reprise.api.openai.retention import Retention
+from reprise.api.openai.retention import CacheOptions, Retention
 
 IGNORED = frozenset(
     {
@@ -13,7 +13,6 @@ IGNORED = frozenset(
         "context_management",
         "max_tool_calls",
         "moderation",
-        "prompt_cache_options",
         "safety_identifier",
         "service_tier",
         "stream_options",
@@ -113,4 +112,5 @@ class ResponsesBody(Body):
     """"auto" would drop items in the middle of the chat. Nothing is dropped here: what is too long is refused."""
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
     prompt_cache_retention: Retention | None = None
+    prompt_cache_options: CacheOptions | None = None
     metadata: dict[str, Any] | None = None

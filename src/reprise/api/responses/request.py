@@ -66,7 +66,7 @@ def service_request_of(
         grammar=grammar,
         namespace=namespace,
         chat=body.prompt_cache_key,
-        retain_for_s=retained_for_s(body.prompt_cache_retention),
+        retain_for_s=retained_for_s(body.prompt_cache_retention, body.prompt_cache_options),
         notes=(
             *notes,
             *(("`truncation` has no effect: what is too long is refused",) if body.truncation == "auto" else ()),

@@ -14,6 +14,7 @@ _ECHOED = (
     "previous_response_id",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "prompt_cache_options",
     "temperature",
     "top_p",
 )
