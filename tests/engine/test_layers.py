@@ -52,7 +52,7 @@ class Life:
 
     def fresh(self) -> KvLayer:
         layer = self.make()
-        layer.reserved = self.draw(st.sampled_from((0, 0, 100, 700)))
+        layer.reserve(self.draw(st.sampled_from((0, 0, 100, 700))))
         return layer
 
     def feed(self, num: int | None = None) -> None:
@@ -200,9 +200,44 @@ def test_rows_that_are_fresh_join_rows_that_are_fresh() -> None:
 
 def test_a_layer_makes_room_for_what_is_coming_at_once() -> None:
     layer, story, numbers = FullLayer(), Story(), Numbers()
-    layer.reserved = 1000
+    layer.reserve(1000)
     feed(layer, [story], [numbers.draw(3)])
     assert layer.planes[0].shape[2] == 1024
+
+
+def _joined(stories: list[Story], numbers: Numbers) -> FullLayer:
+    """Three rows together, of which nobody knows how far the first will go; the others will come to 300 and 1,500."""
+    layers = [FullLayer(), FullLayer(), FullLayer()]
+    for layer, story, reserved, num in zip(layers, stories, (0, 300, 1500), (400, 10, 20), strict=True):
+        layer.reserve(reserved)
+        feed(layer, [story], [numbers.draw(num)])
+    layers[0].join(layers[1:])
+    return layers[0]
+
+
+@pytest.mark.parametrize(("row", "capacity"), [(1, 512), (2, 1536)])
+def test_a_row_that_goes_on_alone_makes_room_for_what_it_was_told_itself(row: int, capacity: int) -> None:
+    stories, numbers = [Story(), Story(), Story()], Numbers()
+    layer = _joined(stories, numbers)
+    layer.keep_rows([0, row])
+    layer.take(1)
+    feed(layer, [stories[row]], [numbers.draw(256)])
+    assert layer.capacity == capacity
+    check_reads(layer, [stories[row]])
+
+
+def test_rows_that_come_together_make_room_for_the_one_that_has_most_to_come() -> None:
+    stories, numbers = [Story(), Story(), Story()], Numbers()
+    layer = _joined(stories, numbers)
+    # All end at one index, 400, and the third has 1,480 to come.
+    assert layer.capacity == 2048
+    layer.keep_rows([0, 1])
+    story, other = Story(), FullLayer()
+    other.reserve(60)
+    feed(other, [story], [numbers.draw(50)])
+    other.join([layer])
+    assert other.capacity == 768, "400 are there, and 290 to come"
+    check_reads(other, [story, *stories[:2]])
 
 
 class TestState:

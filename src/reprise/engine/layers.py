@@ -51,8 +51,8 @@ class KvLayer:
         """How many indices below `end` hold entries (or padding of shorter rows)."""
         self.lengths: list[int] = [0]
         """Positions of each row: tokens seen, whether or not their entries are still held."""
-        self.reserved = 0
-        """Entries that will come, where the owner knows: buffers grow to that at once."""
+        self.reserved: list[int] = [0]
+        """The position that each row will come to, where its owner knows: buffers grow to that at once."""
         self._offsets: tuple[list[int], mx.array] | None = None
 
     # The contract with mlx-lm's models.
@@ -101,6 +101,10 @@ class KvLayer:
         """What the last update gave, for layers that share another's entries."""
         low = self._last_low
         return self.planes[0][..., low : self.end, :], self.planes[1][..., low : self.end, :]
+
+    def reserve(self, length: int) -> None:
+        """All rows will come to this position."""
+        self.reserved = [length] * self.num_rows
 
     # Storage.
 
@@ -234,7 +238,7 @@ class KvLayer:
         # A layer at a time, here and below: the old buffers of one are gone before those of the next are copied.
         mx.eval(self.planes)
         self.end = self.held = held
-        self.lengths = [self.lengths[row]]
+        self.lengths, self.reserved = [self.lengths[row]], [self.reserved[row]]
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
@@ -245,7 +249,7 @@ class KvLayer:
         self.planes = [p[:, :, low:, :][picked] for p in self.planes]
         mx.eval(self.planes)
         self.end = self.held = held
-        self.lengths = lengths
+        self.lengths, self.reserved = lengths, [self.reserved[row] for row in rows]
 
     def join(self, others: Sequence["KvLayer"]) -> None:
         """Add the rows of `others` behind these, padded on the left to the longest. The others have nothing then."""
@@ -264,6 +268,7 @@ class KvLayer:
                 assert layer.planes[i].dtype == like.dtype
             joined.append(plane)
         self.lengths = [length for layer in layers for length in layer.lengths]
+        self.reserved = [length for layer in layers for length in layer.reserved]
         for layer in others:
             layer.planes = []
         self.planes = joined
@@ -280,7 +285,9 @@ class FullLayer(KvLayer):
         return max(self.lengths)
 
     def _reserved_capacity(self) -> int:
-        return self.reserved
+        # Rows end at the same index: the longest that are held, and as many as the one that has most to come.
+        to_come = (reserved - length for reserved, length in zip(self.reserved, self.lengths, strict=True))
+        return max(self.lengths) + max(to_come)
 
     def rewind(self, position: int) -> None:
         """Take the one row back to `position`; what is behind it will be overwritten."""

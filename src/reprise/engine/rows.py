@@ -87,7 +87,7 @@ class Rows:
         """Sequences will grow to this length: buffers are made that large at once."""
         for state in self._states():
             if isinstance(state, KvLayer):
-                state.reserved = length
+                state.reserve(length)
 
     def forward(self, model: nn.Module, tokens: mx.array) -> mx.array:
         """Run the model on `tokens` of shape ``(rows, n)``; gives logits of shape ``(rows, n, vocabulary)``, lazy."""
