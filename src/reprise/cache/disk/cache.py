@@ -145,6 +145,8 @@ class DiskCache:
     def touch(self, found: Found) -> None:
         """Note that these records are used now."""
         with self._state.changed:
+            if self._state.is_closing:
+                return
             # What others stand on is the younger, so that the order by age alone takes the end of a path first.
             for key in reversed(found.keys):
                 self._state.inventory.use(key, self._state.moment())

@@ -83,8 +83,12 @@ class Writer:
                 # Cleared meanwhile, or what it stands on has gone: it must not appear.
                 if not self._is_wanted(record):
                     return
-                temporary.replace(shelf.path_of(record.key))
+                path = shelf.path_of(record.key)
+                temporary.replace(path)
                 with state.changed:
+                    # A damaged file of that name that could not be moved has gone with it.
+                    if path in state.inventory.strays:
+                        state.inventory.remove_stray(path)
                     state.inventory.add(_entry(record, encoded.nbytes), at_ns)
                     state.succeed(encoded.nbytes)
                     state.drop([record])

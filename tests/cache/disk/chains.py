@@ -1,0 +1,150 @@
+"""Prompts as chains of records, for tests; and a cache on a directory, closed at the end."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reprise.cache.disk.cache import DiskCache
+from reprise.cache.disk.fetch import Fetch
+from reprise.cache.disk.files import listing
+from reprise.cache.disk.record import Found, Record, Section
+from reprise.core.tokens import as_tokens
+
+BLOCK = 4
+PATIENCE_S = 20.0
+"""Longer than anything takes: who waits so long has found a bug."""
+
+
+class Clock:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@contextmanager
+def opened(directory: Path, **options: Any) -> Iterator[DiskCache]:
+    given = {"fingerprint": "model", "max_bytes": 10**9, "block": BLOCK, "resumes_anywhere": False}
+    cache = DiskCache(directory, **(given | options))
+    try:
+        yield cache
+    finally:
+        cache.close(PATIENCE_S)
+
+
+def sections_of(ids: Sequence[int], nbytes: int) -> tuple[Section, ...]:
+    """Bytes that belong to these tokens, so that any mix-up shows."""
+    seed = int(np.frombuffer(as_tokens(ids).tobytes() + bytes(4), dtype=np.uint8).sum()) + len(ids) * 7919
+    content = np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8).tobytes()
+    cut = nbytes // 3
+    return (
+        Section(label="a", dtype="uint8", shape=(cut,), data=content[:cut]),
+        Section(label="b", dtype="bfloat16", shape=(nbytes - cut, 1), data=memoryview(content[cut:])),
+    )
+
+
+def records_for(
+    cache: DiskCache, ids: Sequence[int], *, namespace: str = "", nbytes: int = 100, has_mark: bool = True
+) -> list[Record]:
+    """What the cache says is missing for this path, as records in order."""
+    tokens = as_tokens(ids)
+    root, block = cache.root(namespace), cache.block
+    missing = cache.missing(tokens, namespace=namespace)
+    records = [
+        Record.block(
+            root=root,
+            parent=parent,
+            start=k * block,
+            tokens=tokens[k * block : (k + 1) * block],
+            about={"k": k},
+            sections=sections_of(ids[: (k + 1) * block], nbytes),
+        )
+        for k, parent in missing.blocks
+    ]
+    if has_mark and missing.needs_mark:
+        start = len(ids) // block * block
+        records.append(
+            Record.mark(
+                root=root,
+                parent=missing.mark_parent,
+                start=start,
+                tokens=tokens[start:],
+                about={"mark": True},
+                sections=sections_of(ids, nbytes),
+            )
+        )
+    return records
+
+
+def put_path(cache: DiskCache, ids: Sequence[int], **how: Any) -> list[Record]:
+    """Put what is missing for this path, and wait until it is written. Gives what was put."""
+    records = records_for(cache, ids, **how)
+    for record in records:
+        assert cache.put(record)
+    assert cache.flush(PATIENCE_S)
+    return records
+
+
+def find(cache: DiskCache, ids: Sequence[int], *, namespace: str = "", limit: int | None = None) -> Found | None:
+    return cache.find(as_tokens(ids), namespace=namespace, limit=len(ids) if limit is None else limit)
+
+
+def position(found: Found | None) -> int:
+    return 0 if found is None else found.position
+
+
+def read_all(cache: DiskCache, found: Found) -> tuple[list[Record], Fetch]:
+    """Take everything that a fetch gives, as it comes."""
+    woken = threading.Event()
+    fetch = cache.fetch(found, woken.set)
+    taken: list[Record] = []
+    is_done = False
+    while not is_done:
+        assert woken.wait(PATIENCE_S), "a fetch that says nothing"
+        woken.clear()
+        is_done = fetch.is_done
+        taken += fetch.take()
+    return taken, fetch
+
+
+def same(a: Record, b: Record) -> bool:
+    """Whether two records say the same, byte for byte."""
+    return content_of(a) == content_of(b)
+
+
+def content_of(record: Record) -> tuple[Any, ...]:
+    return (
+        (record.root, record.parent, record.key, record.is_mark, record.start),
+        record.tokens.tolist(),
+        dict(record.about),
+        [(s.label, s.dtype, s.shape, bytes(s.data)) for s in record.sections],
+    )
+
+
+def all_files(directory: Path) -> dict[Path, int]:
+    """Every file below a directory, with its size."""
+    found: dict[Path, int] = {}
+    unseen = [directory]
+    while unseen:
+        files, folders = listing(unseen.pop())
+        found |= {seen.path: seen.nbytes for seen in files}
+        unseen += folders
+    return found
+
+
+def record_files(directory: Path) -> list[Path]:
+    return sorted(path for path in all_files(directory) if path.suffix == ".kv" and path.parent.name != "quarantine")
+
+
+def damage(path: Path, at: int) -> None:
+    """Change one byte; from the end if `at` is negative."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x40
+    path.write_bytes(content)

@@ -1,0 +1,332 @@
+"""Never more bytes than allowed, and the least recently used goes first, but never before what stands on it."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reprise.cache.disk import files, surroundings
+from reprise.cache.disk.cache import DiskCache
+from reprise.cache.disk.format import encode
+from reprise.cache.disk.order import LeafOrder
+from reprise.cache.disk.record import Record
+from tests.cache.disk.chains import (
+    PATIENCE_S,
+    Clock,
+    all_files,
+    find,
+    opened,
+    position,
+    put_path,
+    read_all,
+    record_files,
+    records_for,
+)
+
+
+def size_of(record: Record) -> int:
+    return encode(record).nbytes
+
+
+class Naive:
+    """Which records remain, by looking at all of them each time."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.records: dict[bytes, Record] = {}
+        self.last_use: dict[bytes, int] = {}
+        self.now = 0
+
+    def use(self, key: bytes) -> None:
+        self.now += 1
+        if key in self.records:
+            self.last_use[key] = self.now
+
+    def put(self, record: Record) -> None:
+        # What was taken counts as a use of what it stands on, before there is room for it.
+        self.use(record.parent)
+        while self.nbytes() + size_of(record) > self.max_bytes:
+            ancestors = self.path(record.parent)
+            spare = sum(size_of(r) for key, r in self.records.items() if key not in ancestors)
+            if self.nbytes() - spare + size_of(record) > self.max_bytes:
+                return
+            parents = {r.parent for r in self.records.values()} | ancestors
+            oldest = min((key for key in self.records if key not in parents), key=lambda key: self.last_use[key])
+            parent = self.records.pop(oldest).parent
+            if parent in self.records:
+                self.last_use[parent] = max(self.last_use[parent], self.last_use[oldest])
+        self.records[record.key] = record
+        self.use(record.key)
+
+    def path(self, key: bytes) -> set[bytes]:
+        found: set[bytes] = set()
+        while key in self.records:
+            found.add(key)
+            key = self.records[key].parent
+        return found
+
+    def nbytes(self) -> int:
+        return sum(size_of(record) for record in self.records.values())
+
+
+paths = st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple)
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["put", "put", "touch", "reopen"]), paths), max_size=14),
+    max_bytes=st.integers(2_000, 12_000),
+)
+@settings(max_examples=40, deadline=None)
+def test_what_remains_is_what_a_naive_store_keeps(steps, max_bytes: int, tmp_path_factory) -> None:
+    directory = tmp_path_factory.mktemp("kv")
+    naive, clock = Naive(max_bytes), Clock()
+    options = {"max_bytes": max_bytes, "clock": clock}
+    cache = DiskCache(directory, fingerprint="model", block=4, resumes_anywhere=False, **options)
+    try:
+        for verb, path in steps:
+            clock.now_s += 1.0
+            found = find(cache, path)
+            if verb == "put":
+                for record in records_for(cache, path):
+                    taken = cache.put(record)
+                    assert taken == (record.parent == record.root or record.parent in naive.records)
+                    assert cache.flush(PATIENCE_S)
+                    if taken:
+                        naive.put(record)
+                    assert sum(all_files(directory).values()) <= max_bytes
+            elif verb == "touch" and found is not None:
+                cache.touch(found)
+                for key in reversed(found.keys):
+                    naive.use(key)
+            elif verb == "reopen":
+                cache.close(PATIENCE_S)
+                cache = DiskCache(directory, fingerprint="model", block=4, resumes_anywhere=False, **options)
+            assert cache.flush(PATIENCE_S)
+            cache.check()
+            assert {path.stem for path in record_files(directory)} == {key.hex() for key in naive.records}
+    finally:
+        cache.close(PATIENCE_S)
+
+
+def test_a_long_chain_goes_from_its_end_with_little_work() -> None:
+    asked: Counter[str] = Counter()
+    above = {k.to_bytes(4, "big"): {(k + 1).to_bytes(4, "big")} for k in range(4999)}
+
+    def is_bare(key: bytes) -> bool:
+        asked["is_bare"] += 1
+        return key not in above
+
+    order = LeafOrder(is_bare)
+    for k in range(5000):
+        order.use(k.to_bytes(4, "big"), k)
+    for k in range(4999, -1, -1):
+        key, parent = k.to_bytes(4, "big"), (k - 1).to_bytes(4, "big") if k > 0 else b""
+        assert order.oldest(set()) == (4999 if k < 4999 else k, key)
+        above.pop(parent, None)
+        order.forget(key, parent)
+    assert order.oldest(set()) is None
+    assert asked["is_bare"] < 10 * 5000
+
+
+def test_uses_do_not_pile_up_in_the_order() -> None:
+    order = LeafOrder(lambda key: True)
+    for at in range(10_000):
+        order.use(b"a" if at % 2 else b"b", at)
+    assert len(order._heap) < 100 and order.oldest(set()) == (9998, b"b")
+    order.check({b"a", b"b"})
+
+
+def test_what_is_held_is_passed_over_and_comes_back() -> None:
+    order = LeafOrder(lambda key: True)
+    for at, key in enumerate([b"a", b"b", b"c"]):
+        order.use(key, at)
+    assert order.oldest({b"a", b"b"}) == (2, b"c")
+    assert order.oldest({b"a", b"b", b"c"}) is None
+    assert order.oldest(set()) == (0, b"a")
+
+
+def test_what_is_being_fetched_stays(tmp_path: Path) -> None:
+    with opened(tmp_path / "kv", max_bytes=8_000, read_ahead_bytes=10) as cache:
+        held = put_path(cache, [0] * 10)
+        fetch = cache.fetch(find(cache, [0] * 10), lambda: None)  # type: ignore[arg-type]
+        for k in range(1, 12):
+            put_path(cache, [k, k, k])
+        assert cache.stats().evicted > 0
+        assert {record.key for record in held} <= cache._state.inventory.index.entries.keys()
+        fetch.cancel()
+        for k in range(21, 32):
+            put_path(cache, [k, k, k])
+        assert not {record.key for record in held} & cache._state.inventory.index.entries.keys()
+        cache.check()
+
+
+def test_what_cannot_fit_takes_nothing_with_it(tmp_path: Path) -> None:
+    with opened(tmp_path / "kv", max_bytes=5_000) as cache:
+        put_path(cache, [1, 2, 3])
+        big = records_for(cache, [5, 5, 5], nbytes=4_900)
+        assert cache.put(big[0]) and cache.flush(PATIENCE_S)
+        assert cache.stats().files == 1 and cache.stats().evicted == 0 and position(find(cache, [1, 2, 3])) == 3
+
+
+def test_a_path_longer_than_the_disk_keeps_its_beginning(tmp_path: Path) -> None:
+    with opened(tmp_path / "kv", max_bytes=6_000, resumes_anywhere=True) as cache:
+        path = list(range(60))
+        for record in records_for(cache, path):
+            cache.put(record)
+            assert cache.flush(PATIENCE_S)
+        kept = position(find(cache, path))
+        assert kept == cache.stats().files * 4 >= 16 and cache.stats().evicted == 0
+
+
+def test_a_smaller_bound_holds_from_the_start(tmp_path: Path) -> None:
+    with opened(tmp_path / "kv") as cache:
+        for k in range(8):
+            put_path(cache, [k, k, k])
+    with opened(tmp_path / "kv", max_bytes=4_000) as cache:
+        cache.check()
+        assert sum(all_files(tmp_path).values()) <= 4_000
+        assert find(cache, [0, 0, 0]) is None and position(find(cache, [7, 7, 7])) == 3
+
+
+def test_a_clock_that_is_set_back_does_not_turn_the_order_around(tmp_path: Path) -> None:
+    clock = Clock()
+    with opened(tmp_path / "kv", clock=clock) as cache:
+        put_path(cache, [1, 1, 1])
+    clock.now_s -= 10_000.0
+    with opened(tmp_path / "kv", clock=clock, max_bytes=2_000) as cache:
+        assert cache.stats().nbytes > 600
+        put_path(cache, [2, 2, 2])
+        put_path(cache, [3, 3, 3])
+        put_path(cache, [4, 4, 4])
+        assert find(cache, [1, 1, 1]) is None and position(find(cache, [4, 4, 4])) == 3
+
+
+def foreign_files(directory: Path, *, num: int = 6, nbytes: int = 1_000, at_s: float = 1_000.0) -> list[Path]:
+    """A folder of another model whose server has gone, one file a second."""
+    model = directory / "0123456789abcdef"
+    paths: list[Path] = []
+    for k in range(num):
+        name = f"{k:02x}".ljust(64, "0")
+        path = model / name[:2] / f"{name}.kv"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(nbytes))
+        os.utime(path, (at_s + k, at_s + k))
+        paths.append(path)
+    (model / "lock").touch()
+    return paths
+
+
+def test_files_of_models_that_nobody_serves_count_and_go_by_age(tmp_path: Path) -> None:
+    others = foreign_files(tmp_path)
+    (tmp_path / "note.txt").write_bytes(bytes(500))
+    with opened(tmp_path, max_bytes=8_000, clock=Clock()) as cache:
+        assert cache.stats().others_nbytes == 6_500
+        for k in range(10):
+            put_path(cache, [k, k, k])
+            assert sum(all_files(tmp_path).values()) <= 8_000
+            left = [path.exists() for path in others]
+            assert left == sorted(left), "the oldest first"
+        assert left == [False] * 6 and (tmp_path / "note.txt").exists()
+        cache.check()
+
+
+def test_ours_goes_before_what_is_younger_of_others(tmp_path: Path) -> None:
+    clock = Clock()
+    others = foreign_files(tmp_path, at_s=clock.now_s + 100)
+    with opened(tmp_path, max_bytes=8_000, clock=clock) as cache:
+        for k in range(5):
+            put_path(cache, [k, k, k])
+        assert all(path.exists() for path in others) and find(cache, [0, 0, 0]) is None
+        assert position(find(cache, [4, 4, 4])) == 3
+
+
+def test_a_live_server_s_files_count_and_stay(tmp_path: Path) -> None:
+    with opened(tmp_path, max_bytes=8_000) as cache, opened(tmp_path, fingerprint="b", max_bytes=8_000) as other:
+        for k in range(6):
+            # In turn, so that each has to see what the other has just written.
+            for mine in (cache, other):
+                for record in records_for(mine, [k, k, k]):
+                    mine.put(record)
+                    assert mine.flush(PATIENCE_S)
+                assert sum(all_files(tmp_path).values()) <= 8_000
+                cache.check()
+                other.check()
+        before = other.stats().files
+        for k in range(10, 20):
+            put_path(cache, [k, k, k])
+        assert before == other.stats().files > 2
+        other.check()
+        assert cache.stats().others_nbytes == other.stats().nbytes
+
+
+def test_what_has_not_changed_is_not_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = foreign_files(tmp_path)
+    for path in [*others, *(path.parent for path in others), others[0].parent.parent]:
+        os.utime(path, (1_000, 1_000))
+    listed: list[Path] = []
+
+    def counting(folder: Path):
+        listed.append(folder)
+        return files.listing(folder)
+
+    monkeypatch.setattr(surroundings, "listing", counting)
+    with opened(tmp_path) as cache:
+        assert len(listed) == 8
+        put_path(cache, [1, 2, 3])
+        assert set(listed[8:]) <= {tmp_path}, "only where something may have changed"
+        new = others[0].with_name(f"{'9' * 64}.kv")
+        new.write_bytes(bytes(100))
+        put_path(cache, [1, 2, 4])
+        assert others[0].parent in listed[8:] and cache.stats().others_nbytes == 6_100
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "big").write_bytes(bytes(100_000))
+    directory = tmp_path / "kv"
+    directory.mkdir()
+    (directory / "0123456789abcdef").symlink_to(tmp_path / "elsewhere")
+    (directory / "link").symlink_to(tmp_path / "elsewhere" / "big")
+    with opened(directory, max_bytes=8_000) as cache:
+        for k in range(20):
+            put_path(cache, [k, k, k])
+        assert cache.stats().files > 5 and (tmp_path / "elsewhere" / "big").exists()
+
+
+def test_strays_count_and_go_by_age(tmp_path: Path) -> None:
+    with opened(tmp_path, block=8) as cache:
+        put_path(cache, list(range(13)))
+        folder = cache._shelf.folder
+    content = bytearray(record_files(tmp_path)[0].read_bytes())
+    content[8:12] = (99).to_bytes(4, "little")
+    future = folder / "ab" / f"{'ab' * 32}.kv"
+    future.parent.mkdir(exist_ok=True)
+    future.write_bytes(content)
+    with opened(tmp_path, max_bytes=5_000) as cache:
+        cache.check()
+        assert cache.stats().files == 0 and cache.stats().quarantined == 0
+        assert cache.stats().nbytes == sum(all_files(tmp_path).values()) > 2_000
+        assert find(cache, list(range(13))) is None
+        for k in range(8):
+            put_path(cache, [k, k, k])
+            cache.check()
+            assert sum(all_files(tmp_path).values()) <= 5_000
+        assert not future.exists()
+
+
+def test_quarantine_goes_first(tmp_path: Path) -> None:
+    with opened(tmp_path, max_bytes=5_000) as cache:
+        for k in range(4):
+            put_path(cache, [k, k, k])
+        path = cache._shelf.path_of(find(cache, [3, 3, 3]).keys[0])  # type: ignore[union-attr]
+        path.write_bytes(bytes(path.stat().st_size))
+        assert read_all(cache, find(cache, [3, 3, 3]))[1].failed  # type: ignore[arg-type]
+        assert len(list((tmp_path / "quarantine").iterdir())) == 1
+        for k in range(10, 20):
+            put_path(cache, [k, k, k])
+            if cache.stats().evicted > 0:
+                break
+        assert list((tmp_path / "quarantine").iterdir()) == [] and position(find(cache, [0, 0, 0])) == 3

@@ -1,0 +1,165 @@
+"""What is cleared is gone, and does not come back."""
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from reprise.cache.disk import clearing
+from reprise.cache.disk import writer as writer_module
+from reprise.cache.disk.files import fill_file, remove_file
+from tests.cache.disk.chains import (
+    PATIENCE_S,
+    all_files,
+    damage,
+    find,
+    opened,
+    position,
+    put_path,
+    read_all,
+    record_files,
+    records_for,
+)
+
+CHAT = list(range(10))
+
+
+def test_a_namespace_is_cleared_and_the_others_stay(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache, opened(tmp_path, fingerprint="other") as other:
+        for namespace in ("", "a", "b"):
+            put_path(cache, CHAT, namespace=namespace)
+        put_path(other, CHAT, namespace="a")
+        cache.clear("a")
+        cache.check()
+        assert find(cache, CHAT, namespace="a") is None
+        assert position(find(cache, CHAT)) == position(find(cache, CHAT, namespace="b")) == 10
+        assert position(find(other, CHAT, namespace="a")) == 10
+        cache.clear(None)
+        assert cache.stats().files == cache.stats().nbytes == 0
+        assert position(find(other, CHAT, namespace="a")) == 10
+        other.check()
+    with opened(tmp_path) as cache:
+        assert cache.stats().files == 0
+
+
+def test_the_files_are_gone_when_clearing_returns(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        put_path(cache, CHAT)
+        cache.clear("")
+        assert record_files(tmp_path) == []
+
+
+def test_the_beginning_of_a_path_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the process dies halfway, nothing that is left can be found."""
+    removed: list[Path] = []
+
+    def noting(path: Path) -> None:
+        removed.append(path)
+        remove_file(path)
+
+    monkeypatch.setattr(clearing, "remove_file", noting)
+    with opened(tmp_path) as cache:
+        put = put_path(cache, CHAT)
+        put += put_path(cache, [*CHAT[:8], 7])
+        cache.clear("")
+        assert removed[:2] == [cache._shelf.path_of(record.key) for record in put[:2]] and len(removed) == 4
+
+
+@pytest.mark.parametrize("is_put_again", [False, True])
+def test_what_is_queued_or_being_written_does_not_appear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_put_again: bool
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def fill(descriptor, encoded) -> None:
+        fill_file(descriptor, encoded)
+        reached.set()
+        assert go_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(writer_module, "fill_file", fill)
+    with opened(tmp_path) as cache:
+        for record in (*records_for(cache, CHAT), *records_for(cache, CHAT, namespace="b")):
+            assert cache.put(record)
+        assert reached.wait(PATIENCE_S)
+        cache.clear("")
+        assert len(records_for(cache, CHAT)) == 3 and records_for(cache, CHAT, namespace="b") == []
+        again = records_for(cache, CHAT)[:1] if is_put_again else []
+        for record in again:
+            assert cache.put(record)
+        go_on.set()
+        assert cache.flush(PATIENCE_S)
+        cache.check()
+        assert find(cache, CHAT) is None and position(find(cache, CHAT, namespace="b")) == 10
+        assert cache.stats().files == 3 + len(again)
+        # Of two writes of one key only the one that was asked for after the clearing counts.
+        assert cache.stats().written_nbytes == cache.stats().nbytes
+        assert not [path for path in all_files(tmp_path) if path.suffix == ".tmp"]
+
+
+def test_what_is_being_fetched_is_not_read_on(tmp_path: Path) -> None:
+    with opened(tmp_path, read_ahead_bytes=10) as cache:
+        put_path(cache, CHAT)
+        woken = threading.Semaphore(0)
+        fetch = cache.fetch(find(cache, CHAT), woken.release)  # type: ignore[arg-type]
+        assert woken.acquire(timeout=PATIENCE_S)
+        cache.clear("")
+        assert len(fetch.take()) == 1
+        assert woken.acquire(timeout=PATIENCE_S)
+        assert fetch.failed and fetch.take() == []
+        assert cache.stats().quarantined == cache.stats().errors == 0
+        cache.check()
+
+
+def test_quarantine_and_what_cannot_be_told_apart_go_too(tmp_path: Path) -> None:
+    with opened(tmp_path, block=8) as cache:
+        put_path(cache, list(range(13)), namespace="b")
+        put_path(cache, list(range(13)))
+        folder = cache._shelf.folder
+        other_block = [cache._shelf.path_of(k) for k in find(cache, list(range(13))).keys]  # type: ignore[union-attr]
+    content = bytearray(record_files(tmp_path)[0].read_bytes())
+    content[8:12] = (99).to_bytes(4, "little")
+    future = folder / "ab" / f"{'ab' * 32}.kv"
+    future.parent.mkdir(exist_ok=True)
+    future.write_bytes(content)
+    with opened(tmp_path) as cache, opened(tmp_path, fingerprint="other") as other:
+        for each in (cache, other):
+            (record,) = put_path(each, [1, 2, 3], namespace="c")
+            damage(each._shelf.path_of(record.key), -1)
+            assert read_all(each, find(each, [1, 2, 3], namespace="c"))[1].failed  # type: ignore[arg-type]
+        assert len(list((tmp_path / "quarantine").iterdir())) == 2
+        cache.clear("")
+        cache.check()
+        assert not future.exists() and not any(path.exists() for path in other_block)
+        assert cache.stats().nbytes > 0, "the other namespace's files of another block size"
+        assert len(list((tmp_path / "quarantine").iterdir())) == 1, "the other model's"
+        cache.clear(None)
+        cache.check()
+        assert cache.stats().nbytes == 0
+
+
+def test_what_cannot_be_removed_is_said_and_never_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "no", str(path))
+
+    with opened(tmp_path) as cache:
+        (record,) = put_path(cache, [1, 2, 3])
+        with monkeypatch.context() as patch:
+            patch.setattr(clearing, "remove_file", refuse)
+            cache.clear("")
+        assert find(cache, [1, 2, 3]) is None and cache.stats().errors == 1 and record.key.hex() in caplog.text
+        cache.check()
+        cache.clear("")
+        cache.check()
+        assert cache.stats().nbytes == 0
+
+
+def test_what_was_cleared_may_be_put_again(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        put_path(cache, CHAT)
+        cache.clear("")
+        put_path(cache, CHAT)
+        assert position(find(cache, CHAT)) == 10
+        cache.check()

@@ -1,0 +1,275 @@
+"""What goes wrong with disks and files is noticed, said once, and stops nobody."""
+
+import errno
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from reprise.cache.disk import room as room_module
+from reprise.cache.disk import writer as writer_module
+from reprise.cache.disk.cache import DiskCache
+from reprise.cache.disk.files import fill_file
+from reprise.cache.disk.shelf import MAX_QUARANTINED
+from reprise.core.errors import DiskUnusable
+from tests.cache.disk.chains import (
+    PATIENCE_S,
+    Clock,
+    all_files,
+    damage,
+    find,
+    opened,
+    position,
+    put_path,
+    read_all,
+    record_files,
+    records_for,
+)
+
+CHAT = list(range(10))
+
+
+def broken(code: int):
+    def fill(descriptor: int, encoded: object) -> None:
+        os.write(descriptor, b"half")
+        os.close(descriptor)
+        raise OSError(code, os.strerror(code))
+
+    return fill
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_a_write_that_fails_is_said_once_and_tried_again_after_a_minute(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    with opened(tmp_path, clock=clock) as cache:
+        kept = put_path(cache, CHAT)
+        monkeypatch.setattr(writer_module, "fill_file", broken(code))
+        for num_errors in (1, 2):
+            lost = records_for(cache, [7] * 9)
+            assert cache.put(lost[0])
+            cache.put(lost[1])
+            assert cache.flush(PATIENCE_S)
+            assert cache.stats().errors == num_errors and cache.stats().queued_nbytes == 0
+            assert not [path for path in all_files(tmp_path) if path.suffix == ".tmp"]
+            assert not cache.can_take(1) and not cache.put(lost[0])
+            assert len(read_all(cache, find(cache, CHAT))[0]) == len(kept), "reading goes on"  # type: ignore[arg-type]
+            cache.check()
+            clock.now_s += 59.0
+            assert not cache.put(lost[0])
+            clock.now_s += 1.0
+        monkeypatch.setattr(writer_module, "fill_file", fill_file)
+        put_path(cache, [7] * 9)
+        assert position(find(cache, [7] * 9)) == 9 and cache.stats().errors == 2
+        cache.check()
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+    assert os.strerror(code) in caplog.text
+
+
+def test_a_clock_that_is_set_back_ends_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    with opened(tmp_path, clock=clock) as cache:
+        with monkeypatch.context() as patch:
+            patch.setattr(writer_module, "fill_file", broken(errno.ENOSPC))
+            put_path(cache, [1, 2, 3])
+        assert not cache.can_take(1)
+        clock.now_s -= 86_400.0
+        assert cache.can_take(1)
+
+
+def test_a_full_disk_gives_up_what_waits_behind_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def fill(descriptor: int, encoded: object) -> None:
+        reached.set()
+        assert go_on.wait(PATIENCE_S)
+        broken(errno.ENOSPC)(descriptor, encoded)
+
+    monkeypatch.setattr(writer_module, "fill_file", fill)
+    with opened(tmp_path) as cache:
+        for record in records_for(cache, CHAT):
+            assert cache.put(record)
+        assert reached.wait(PATIENCE_S)
+        go_on.set()
+        assert cache.flush(PATIENCE_S)
+        assert cache.stats().queued_nbytes == 0 and cache.stats().errors == 1 and record_files(tmp_path) == []
+        assert len(records_for(cache, CHAT)) == 3, "it is missing again"
+
+
+def test_a_record_that_cannot_be_written_as_json_is_left_out(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        (record,) = records_for(cache, [1, 2, 3])
+        object.__setattr__(record, "about", {"x": object()})
+        assert cache.put(record) and cache.flush(PATIENCE_S)
+        assert cache.stats().errors == 1 and find(cache, [1, 2, 3]) is None
+        put_path(cache, CHAT)
+        assert position(find(cache, CHAT)) == 10, "the writer goes on"
+
+
+def test_what_cannot_be_removed_stays_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "no")
+
+    with opened(tmp_path, max_bytes=4_000) as cache:
+        for k in range(5):
+            put_path(cache, [k, k, k])
+        num = cache.stats().files
+        with monkeypatch.context() as patch:
+            patch.setattr(room_module, "remove_file", refuse)
+            put_path(cache, [9, 9, 9])
+        assert cache.stats().files == num and cache.stats().errors == 1 and find(cache, [9, 9, 9]) is None
+        assert sum(all_files(tmp_path).values()) <= 4_000
+        cache.check()
+
+
+@pytest.mark.parametrize("at", [0, 40, -1])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_damaged_file_ends_a_fetch_and_goes_into_quarantine(
+    at: int, which: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path) as cache:
+        put = put_path(cache, CHAT)
+        path = cache._shelf.path_of(put[which].key)
+        damage(path, at)
+        taken, fetch = read_all(cache, find(cache, CHAT))  # type: ignore[arg-type]
+        assert fetch.failed and [r.key for r in taken] == [r.key for r in put[:which]]
+        assert cache.stats().quarantined == 1 and cache.stats().files == 2 and not path.exists()
+        assert [p.name.endswith(path.name) for p in (tmp_path / "quarantine").iterdir()] == [True]
+        assert len(caplog.records) == 1 and path.name in caplog.text
+        cache.check()
+        # It is written again, and what stands on it is found again.
+        assert [r.key for r in put_path(cache, CHAT)] == [put[which].key]
+        assert len(read_all(cache, find(cache, CHAT))[0]) == 3  # type: ignore[arg-type]
+
+
+def test_damage_to_a_header_is_noticed_when_opening(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        put = put_path(cache, CHAT)
+        paths = [cache._shelf.path_of(record.key) for record in put]
+    damage(paths[0], 100)
+    paths[1].write_bytes(paths[1].read_bytes()[:-1])
+    paths[2].rename(paths[2].with_name(f"{'0' * 64}.kv"))
+    with opened(tmp_path) as cache:
+        cache.check()
+        assert cache.stats().quarantined == 3 and cache.stats().files == 0
+        put_path(cache, CHAT)
+        assert position(find(cache, CHAT)) == 10
+
+
+def test_a_record_under_another_s_name_is_not_taken_for_it(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        (one,) = put_path(cache, [1, 2, 3])
+        (two,) = put_path(cache, [1, 2, 4])
+        content = cache._shelf.path_of(two.key).read_bytes()
+        cache._shelf.path_of(one.key).write_bytes(content)
+        taken, fetch = read_all(cache, find(cache, [1, 2, 3]))  # type: ignore[arg-type]
+        assert taken == [] and fetch.failed and cache.stats().quarantined == 1
+
+
+def test_a_bodys_damage_is_found_when_it_is_read_and_not_before(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        put = put_path(cache, CHAT)
+        damage(cache._shelf.path_of(put[1].key), -1)
+    with opened(tmp_path) as cache:
+        assert cache.stats().quarantined == 0 and position(find(cache, CHAT)) == 10
+        assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
+
+
+def test_quarantine_keeps_the_latest_few(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        names: list[str] = []
+        for k in range(MAX_QUARANTINED + 3):
+            (record,) = put_path(cache, [k, k, k])
+            path = cache._shelf.path_of(record.key)
+            damage(path, -1)
+            assert read_all(cache, find(cache, [k, k, k]))[1].failed  # type: ignore[arg-type]
+            names.append(path.name)
+            # As if it had happened long ago: files of one moment may have one time.
+            (latest,) = (tmp_path / "quarantine").glob(f"*{path.name}")
+            os.utime(latest, (1_000 + k, 1_000 + k))
+        kept = {path.name[-67:] for path in (tmp_path / "quarantine").iterdir()}
+        assert kept == set(names[-MAX_QUARANTINED:]) and cache.stats().quarantined == len(names)
+
+
+def test_what_cannot_be_put_into_quarantine_stays_and_counts(tmp_path: Path) -> None:
+    (tmp_path / "quarantine").write_text("in the way")
+    with opened(tmp_path) as cache:
+        (record,) = put_path(cache, [1, 2, 3])
+        damage(cache._shelf.path_of(record.key), -1)
+        assert read_all(cache, find(cache, [1, 2, 3]))[1].failed  # type: ignore[arg-type]
+        assert find(cache, [1, 2, 3]) is None and cache.stats().errors == 1
+        assert cache.stats().nbytes == cache._shelf.path_of(record.key).stat().st_size
+        put_path(cache, [1, 2, 3])
+        assert not read_all(cache, find(cache, [1, 2, 3]))[1].failed, "written over it"  # type: ignore[arg-type]
+        cache.check()
+
+
+def test_a_file_that_somebody_removed_is_forgotten(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        put = put_path(cache, CHAT)
+        cache._shelf.path_of(put[1].key).unlink()
+        taken, fetch = read_all(cache, find(cache, CHAT))  # type: ignore[arg-type]
+        assert fetch.failed and len(taken) == 1 and cache.stats().quarantined == cache.stats().errors == 0
+        cache.check()
+        assert [r.key for r in put_path(cache, CHAT)] == [put[1].key]
+        assert position(find(cache, CHAT)) == 10
+
+
+def test_a_file_that_cannot_be_opened_just_now_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opens, code = Path.open, errno.EMFILE
+
+    def refuse(self: Path, *how, **more):
+        if self.suffix == ".kv":
+            raise OSError(code, os.strerror(code))
+        return opens(self, *how, **more)
+
+    with opened(tmp_path) as cache:
+        put_path(cache, CHAT)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", refuse)
+            assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
+            assert cache.stats().files == 3 and cache.stats().errors == 1
+        assert not read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
+        code = errno.EIO
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", refuse)
+            assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
+        assert cache.stats().files == 2 and cache.stats().quarantined == 1, "a bad place on the disk stays bad"
+
+
+def test_whatever_goes_wrong_while_reading_the_reader_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: object, nbytes: int) -> None:
+        raise RuntimeError("a bug")
+
+    with opened(tmp_path) as cache:
+        put_path(cache, CHAT)
+        with monkeypatch.context() as patch:
+            patch.setattr("reprise.cache.disk.reader.read_record", fail)
+            assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
+        put_path(cache, CHAT)
+        assert len(read_all(cache, find(cache, CHAT))[0]) == 3  # type: ignore[arg-type]
+
+
+def test_a_directory_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("reprise.cache.disk.surroundings.listing", refuse)
+        with pytest.raises(DiskUnusable, match="cannot be used"):
+            DiskCache(tmp_path, fingerprint="model", max_bytes=10**6, resumes_anywhere=True)
+    with opened(tmp_path):
+        pass
+
+
+def test_what_could_not_be_finished_is_removed_when_opening(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        (record,) = put_path(cache, [1, 2, 3])
+        left = cache._shelf.temporary_of(record.key)
+    left.write_bytes(bytes(10**4))
+    with opened(tmp_path) as cache:
+        assert not left.exists() and cache.stats().files == 1
+        cache.check()

@@ -1,0 +1,196 @@
+"""What is found: against brute force, and with nothing computed that need not be."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reprise.cache.disk import index as index_module
+from reprise.cache.disk.index import Entry, Index
+from reprise.cache.disk.keys import block_key, mark_key, root_key, token_bytes
+from reprise.core.tokens import as_tokens
+from tests.cache.disk.chains import BLOCK, find, opened, position, put_path
+
+Ids = tuple[int, ...]
+ROOTS = {name: root_key(fingerprint="model", namespace=name) for name in ("", "other")}
+
+ids = st.lists(st.integers(0, 1), max_size=18).map(tuple)
+namespaces = st.sampled_from(["", "", "other"])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A record, as the whole prefix that it ends."""
+
+    namespace: str
+    prefix: Ids
+    is_mark: bool
+
+
+pieces = st.builds(Piece, namespace=namespaces, prefix=ids, is_mark=st.booleans()).filter(
+    lambda piece: len(piece.prefix) > 0 and (piece.is_mark or len(piece.prefix) % BLOCK == 0)
+)
+
+
+def naive_keys(namespace: str, prefix: Ids) -> list[bytes]:
+    keys = [ROOTS[namespace]]
+    for k in range(len(prefix) // BLOCK):
+        keys.append(block_key(keys[-1], token_bytes(as_tokens(prefix[k * BLOCK : (k + 1) * BLOCK]))))
+    return keys
+
+
+def entry_for(piece: Piece) -> Entry:
+    keys = naive_keys(piece.namespace, piece.prefix)
+    tail = token_bytes(as_tokens(piece.prefix[len(piece.prefix) // BLOCK * BLOCK :]))
+    parent = keys[-1] if piece.is_mark else keys[-2]
+    return Entry(
+        key=mark_key(parent, tail) if piece.is_mark else keys[-1],
+        parent=parent,
+        root=ROOTS[piece.namespace],
+        is_mark=piece.is_mark,
+        start=len(piece.prefix) // BLOCK * BLOCK if piece.is_mark else len(piece.prefix) - BLOCK,
+        tail=tail if piece.is_mark else b"",
+        nbytes=len(piece.prefix),
+        file_nbytes=1000 + len(piece.prefix),
+    )
+
+
+def oracle(have: set[Piece], namespace: str, tokens: Ids, limit: int, *, resumes_anywhere: bool) -> int:
+    """The furthest position, by trying all of them."""
+
+    def has_blocks(num: int) -> bool:
+        return all(Piece(namespace, tokens[: (k + 1) * BLOCK], False) in have for k in range(num))
+
+    for p in range(min(limit, len(tokens)), 0, -1):
+        if has_blocks(p // BLOCK) and Piece(namespace, tokens[:p], True) in have:
+            return p
+        if resumes_anywhere and p % BLOCK == 0 and has_blocks(p // BLOCK):
+            return p
+        whole = -(-p // BLOCK) * BLOCK
+        if resumes_anywhere and p == limit and whole <= len(tokens) and has_blocks(whole // BLOCK):
+            return p
+    return 0
+
+
+def filled(have: set[Piece], *, resumes_anywhere: bool) -> Index:
+    index = Index(block=BLOCK, resumes_anywhere=resumes_anywhere)
+    for piece in have:
+        index.add(entry_for(piece))
+    index.check()
+    return index
+
+
+@st.composite
+def stores(draw: st.DrawFn) -> set[Piece]:
+    """Some pieces by themselves, and some paths with all that they stand on: what is found is mostly those."""
+    have = set(draw(st.lists(pieces, max_size=10)))
+    for namespace, path in draw(st.lists(st.tuples(namespaces, ids), max_size=4)):
+        have |= {Piece(namespace, path[: (k + 1) * BLOCK], False) for k in range(len(path) // BLOCK)}
+        have |= {
+            Piece(namespace, path[:p], True) for p in draw(st.lists(st.integers(1, 18), max_size=3)) if p <= len(path)
+        }
+        have |= {Piece(namespace, path, True)} if len(path) > 0 else set()
+    return have
+
+
+@given(have=stores(), namespace=namespaces, tokens=ids, limit=st.integers(-1, 20), resumes_anywhere=st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_what_is_found_is_the_furthest(
+    have: set[Piece], namespace: str, tokens: Ids, limit: int, resumes_anywhere: bool
+) -> None:
+    judge(have, namespace, tokens, limit, resumes_anywhere=resumes_anywhere)
+    for piece in have:
+        longer = piece.prefix + tokens
+        judge(have, piece.namespace, longer, min(limit, len(longer)), resumes_anywhere=resumes_anywhere)
+        judge(have, piece.namespace, longer, len(longer), resumes_anywhere=resumes_anywhere)
+
+
+def judge(have: set[Piece], namespace: str, tokens: Ids, limit: int, *, resumes_anywhere: bool) -> None:
+    index = filled(have, resumes_anywhere=resumes_anywhere)
+    found = index.find(as_tokens(tokens), root=ROOTS[namespace], namespace=namespace, limit=limit)
+    assert position(found) == oracle(have, namespace, tokens, limit, resumes_anywhere=resumes_anywhere)
+    if found is None:
+        return
+    chain = naive_keys(namespace, tokens)[1:]
+    blocks = [key for key in found.keys if not index.entries[key].is_mark]
+    marks = [key for key in found.keys if index.entries[key].is_mark]
+    assert list(found.keys) == blocks + marks and len(marks) <= 1
+    assert blocks == chain[: len(blocks)]
+    if marks:
+        assert len(blocks) == found.position // BLOCK
+        assert marks[0] == mark_key(
+            index.entries[marks[0]].parent, token_bytes(as_tokens(tokens[len(blocks) * BLOCK : found.position]))
+        )
+    else:
+        assert resumes_anywhere and len(blocks) == -(-found.position // BLOCK)
+    assert found.nbytes == sum(index.entries[key].nbytes for key in found.keys) and found.namespace == namespace
+
+
+@given(have=stores(), queued=stores(), namespace=namespaces, tokens=ids, resumes_anywhere=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_what_is_missing_is_what_nobody_has(
+    have: set[Piece], queued: set[Piece], namespace: str, tokens: Ids, resumes_anywhere: bool
+) -> None:
+    index = filled(have, resumes_anywhere=resumes_anywhere)
+    missing = index.missing(as_tokens(tokens), root=ROOTS[namespace], queued={entry_for(piece).key for piece in queued})
+    keys = naive_keys(namespace, tokens)
+    there = have | queued
+    assert missing.blocks == tuple(
+        (k, keys[k])
+        for k in range(len(tokens) // BLOCK)
+        if Piece(namespace, tokens[: (k + 1) * BLOCK], False) not in there
+    )
+    is_whole = len(tokens) == 0 or (resumes_anywhere and len(tokens) % BLOCK == 0)
+    assert missing.needs_mark == (not is_whole and Piece(namespace, tokens, True) not in there)
+    assert missing.mark_parent == keys[-1]
+    # What is put for it lets the position be resumed.
+    wanted = {Piece(namespace, tokens[: (k + 1) * BLOCK], False) for k, _ in missing.blocks}
+    wanted |= {Piece(namespace, tokens, True)} if missing.needs_mark else set()
+    assert oracle(there | wanted, namespace, tokens, len(tokens), resumes_anywhere=resumes_anywhere) == len(tokens)
+
+
+@given(have=stores(), gone=st.data())
+@settings(max_examples=200, deadline=None)
+def test_an_index_that_lost_entries_is_as_if_they_had_never_been(have: set[Piece], gone: st.DataObject) -> None:
+    index = filled(have, resumes_anywhere=False)
+    removed = gone.draw(st.sets(st.sampled_from(sorted(have, key=repr)))) if have else set()
+    for piece in removed:
+        assert index.remove(entry_for(piece).key) == entry_for(piece)
+    index.check()
+    fresh = filled(have - removed, resumes_anywhere=False)
+    assert index.entries == fresh.entries and index.above == fresh.above and index.tails == fresh.tails
+
+
+def test_the_bytes_of_a_path_are_counted_once() -> None:
+    have = {Piece("", (0,) * n, False) for n in (4, 8, 12)} | {Piece("", (0,) * 13, True), Piece("", (1,) * 4, False)}
+    index = filled(have, resumes_anywhere=False)
+    leaves = {entry_for(Piece("", (0,) * 13, True)).key, entry_for(Piece("", (0,) * 12, False)).key, b"unknown"}
+    assert index.path_nbytes(leaves) == 4 * 1000 + 4 + 8 + 12 + 13
+
+
+def test_only_what_is_found_is_hashed(monkeypatch) -> None:
+    hashed: list[bytes] = []
+
+    def counting(parent: bytes, tokens: bytes) -> bytes:
+        hashed.append(tokens)
+        return block_key(parent, tokens)
+
+    index = filled({Piece("", (0,) * n, False) for n in (4, 8)}, resumes_anywhere=True)
+    monkeypatch.setattr(index_module, "block_key", counting)
+    found = index.find(as_tokens([0] * 40_000), root=ROOTS[""], namespace="", limit=40_000)
+    assert position(found) == 8 and len(hashed) == 3
+
+
+def test_a_namespace_never_finds_what_is_of_another(tmp_path: Path) -> None:
+    with opened(tmp_path / "kv") as cache:
+        put_path(cache, [1, 2, 3, 4, 5, 6], namespace="a")
+        assert position(find(cache, [1, 2, 3, 4, 5, 6], namespace="a")) == 6
+        assert find(cache, [1, 2, 3, 4, 5, 6], namespace="b") is None
+        assert find(cache, [1, 2, 3, 4, 5, 6]) is None
+
+
+def test_another_model_never_finds_it(tmp_path: Path) -> None:
+    with opened(tmp_path / "kv") as cache, opened(tmp_path / "kv", fingerprint="other") as other:
+        put_path(cache, [1, 2, 3, 4, 5, 6])
+        assert find(other, [1, 2, 3, 4, 5, 6]) is None
