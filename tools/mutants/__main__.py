@@ -18,11 +18,12 @@ from pathlib import Path
 from tools.mutants.mutant import Mutant, NotFound, planted
 from tools.mutants.of_cache import CACHE_MUTANTS
 from tools.mutants.of_core import CORE_MUTANTS
+from tools.mutants.of_disk import DISK_MUTANTS
 from tools.mutants.of_engine import ENGINE_MUTANTS
 from tools.mutants.of_loop import LOOP_MUTANTS
 from tools.mutants.of_schedule import SCHEDULE_MUTANTS
 
-MUTANTS = (*CORE_MUTANTS, *SCHEDULE_MUTANTS, *CACHE_MUTANTS, *ENGINE_MUTANTS, *LOOP_MUTANTS)
+MUTANTS = (*CORE_MUTANTS, *SCHEDULE_MUTANTS, *CACHE_MUTANTS, *DISK_MUTANTS, *ENGINE_MUTANTS, *LOOP_MUTANTS)
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 180
 

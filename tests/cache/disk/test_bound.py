@@ -12,7 +12,8 @@ from reprise.cache.disk import files, surroundings
 from reprise.cache.disk.cache import DiskCache
 from reprise.cache.disk.format import encode
 from reprise.cache.disk.order import LeafOrder
-from reprise.cache.disk.record import Record
+from reprise.cache.disk.record import Found, Record
+from reprise.cache.disk.surroundings import Surroundings
 from tests.cache.disk.chains import (
     PATIENCE_S,
     Clock,
@@ -281,6 +282,43 @@ def test_what_has_not_changed_is_not_listed_again(tmp_path: Path, monkeypatch: p
         new.write_bytes(bytes(100))
         put_path(cache, [1, 2, 4])
         assert others[0].parent in listed[8:] and cache.stats().others_nbytes == 6_100
+
+
+def test_a_folder_that_has_just_changed_is_listed_again(tmp_path: Path) -> None:
+    """Two changes at one tick of the file system's clock leave one time."""
+    around = Surroundings(tmp_path, tmp_path / "own")
+    for num in (1, 2, 3):
+        (tmp_path / str(num)).write_bytes(bytes(100))
+        os.utime(tmp_path, (1_000, 1_000))
+        around.look(1_001 * 10**9)
+        assert around.nbytes == 100 * num
+
+
+def test_a_use_is_known_after_a_restart(tmp_path: Path) -> None:
+    clock = Clock()
+    with opened(tmp_path, clock=clock) as cache:
+        for k in range(4):
+            put_path(cache, [k, k, k])
+        clock.now_s += 10.0
+        cache.touch(find(cache, [0, 0, 0]))  # type: ignore[arg-type]
+        nbytes = cache.stats().nbytes
+    with opened(tmp_path, clock=clock, max_bytes=nbytes - 1) as cache:
+        assert position(find(cache, [0, 0, 0])) == 3 and find(cache, [1, 1, 1]) is None
+
+
+def test_who_used_a_record_used_what_it_stands_on_also_after_a_restart(tmp_path: Path) -> None:
+    clock = Clock()
+    with opened(tmp_path, clock=clock) as cache:
+        path = put_path(cache, [5] * 7)
+        put_path(cache, [1, 1, 1])
+        clock.now_s += 10.0
+        cache.touch(Found(position=7, namespace="", keys=(path[1].key,), nbytes=1))
+        used_ns = round(clock() * 1e9)
+        (last,) = put_path(cache, [2, 2, 2])
+    with opened(tmp_path, clock=clock, max_bytes=size_of(path[0]) + size_of(last)) as cache:
+        assert cache._state.inventory.index.entries.keys() == {path[0].key, last.key}, "the other was used before"
+    with opened(tmp_path, clock=clock) as cache:
+        assert cache._state.inventory.order.last_use_ns[path[0].key] >= used_ns
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def entry_for(piece: Piece) -> Entry:
         root=ROOTS[piece.namespace],
         is_mark=piece.is_mark,
         start=len(piece.prefix) // BLOCK * BLOCK if piece.is_mark else len(piece.prefix) - BLOCK,
-        tail=tail if piece.is_mark else b"",
+        tokens=tail if piece.is_mark else token_bytes(as_tokens(piece.prefix[-BLOCK:])),
         nbytes=len(piece.prefix),
         file_nbytes=1000 + len(piece.prefix),
     )
@@ -67,10 +67,17 @@ def oracle(have: set[Piece], namespace: str, tokens: Ids, limit: int, *, resumes
             return p
         if resumes_anywhere and p % BLOCK == 0 and has_blocks(p // BLOCK):
             return p
-        whole = -(-p // BLOCK) * BLOCK
-        if resumes_anywhere and p == limit and whole <= len(tokens) and has_blocks(whole // BLOCK):
+        if resumes_anywhere and has_blocks(p // BLOCK) and any(begins(piece, namespace, tokens[:p]) for piece in have):
             return p
     return 0
+
+
+def begins(piece: Piece, namespace: str, path: Ids) -> bool:
+    """Whether this piece, and not only those below it, has the end of `path`."""
+    whole = len(path) // BLOCK * BLOCK
+    if piece.namespace != namespace or piece.prefix[: len(path)] != path:
+        return False
+    return len(piece.prefix) <= whole + BLOCK and (not piece.is_mark or len(piece.prefix) // BLOCK * BLOCK == whole)
 
 
 def filled(have: set[Piece], *, resumes_anywhere: bool) -> Index:
