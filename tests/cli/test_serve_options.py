@@ -29,6 +29,8 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "kv_group_size": (["--kv-group-size", "32"], 32),
     "has_prefix_cache": (["--no-prefix-cache"], False),
     "cache_bytes": (["--cache-bytes", "25%"], Share(Fraction(1, 4))),
+    "disk_directory": (["--disk-cache", "somewhere"], "somewhere"),
+    "disk_bytes": (["--disk-bytes", "5%"], Share(Fraction(1, 20))),
     "warm_file": (["--warm", __file__], __file__),
     "settles": (["--no-settle"], False),
     "max_settle": (["--max-settle", "300"], 300),
@@ -82,6 +84,8 @@ def test_keys_come_from_a_file_too(tmp_path: Path, served: list[Settings]) -> No
     [
         ["--port", "70000"],
         ["--cache-bytes", "8XB"],
+        ["--disk-bytes", "lots"],
+        ["--disk-cache", __file__],
         ["--max-body", "10%"],
         ["--kv-bits", "7"],
         ["--kv-group-size", "48"],

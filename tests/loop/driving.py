@@ -76,6 +76,7 @@ class Engine:
         *,
         cache_bytes: int | None = None,
         lends_from: int = LENDS_FROM,
+        disk_block: int | None = None,
         load: Callable[[], LoadedModel] | None = None,
         **settings: Any,
     ) -> None:
@@ -88,6 +89,7 @@ class Engine:
             ),
             load=load,
             lends_from=lends_from,
+            disk_block=disk_block,
         )
         self.model = self.loop.start()
 

@@ -73,6 +73,7 @@ def _counters(status: Status) -> Iterable[Metric]:
         ("reused_tokens", "Prompt tokens that were in the prefix cache.", counts.reused),
         ("prefilled_tokens", "Prompt tokens computed while a user waited.", counts.prefilled),
         ("settled_tokens", "Tokens computed ahead while idle.", counts.settled),
+        ("loaded_tokens", "Of the reused tokens, those that were read from disk.", counts.loaded),
         ("generated_tokens", "Tokens sampled.", counts.generated),
         ("cancellations", "Jobs that were cancelled.", counts.cancelled),
         ("pauses", "Times that a running request had to wait for memory.", counts.paused),
@@ -83,6 +84,16 @@ def _counters(status: Status) -> Iterable[Metric]:
     for reason, value in (dict.fromkeys(EVICTION_REASONS, 0) | status.held.evicted_by_reason).items():
         evictions.add_metric([reason], value)
     yield evictions
+    disk = status.disk
+    if disk is not None:
+        for name, text, value in (
+            ("disk_written_bytes", "Bytes written to the disk.", disk.written),
+            ("disk_read_bytes", "Bytes read from the disk.", disk.read),
+            ("disk_evictions", "Files that gave way to others.", disk.evicted),
+            ("disk_quarantined", "Files that did not verify, and were put aside.", disk.quarantined),
+            ("disk_errors", "Times that the disk could not be written or read.", disk.errors),
+        ):
+            yield CounterMetricFamily(f"reprise_{name}", text, value=value)
 
 
 def _gauges(status: Status) -> Iterable[Metric]:
@@ -103,3 +114,10 @@ def _gauges(status: Status) -> Iterable[Metric]:
     yield GaugeMetricFamily("reprise_pins", "Positions that are pinned.", value=held.pins)
     yield GaugeMetricFamily("reprise_budget_bytes", "Bytes that layer state may take.", value=held.budget)
     yield GaugeMetricFamily("reprise_cached_tokens", "Unique tokens in the prefix cache.", value=held.tokens)
+    disk = status.disk
+    if disk is not None:
+        yield GaugeMetricFamily("reprise_disk_budget_bytes", "Bytes that may be kept on disk.", value=disk.budget)
+        kept = GaugeMetricFamily("reprise_disk_bytes", "Bytes kept on disk, by model.", labels=["model"])
+        kept.add_metric(["this"], disk.held)
+        kept.add_metric(["others"], disk.others)
+        yield kept

@@ -52,6 +52,7 @@ def record_body(record: Record) -> dict[str, Any]:
             "matched": first.matched,
             "reused": first.reused,
             "settled": first.settled,
+            "loaded": first.loaded,
             "awaited": first.awaited,
             "prefilled": sum(outcome.prefilled for outcome in outcomes),
             "generated": sum(outcome.generated for outcome in outcomes),

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from reprise.api.context import InContext, Namespace
 from reprise.api.errors import ErrorBody
 from reprise.api.records import record_body
+from reprise.core.backend import OnDisk
 
 router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
 
@@ -17,8 +18,9 @@ async def health(context: InContext) -> dict[str, Any]:
     """Whether the server is up and idle, and its counts so far, in tokens unless the name says otherwise.
 
     `bytes_held` is what the cache holds: `bytes_kv` and `bytes_snapshots`; of that `bytes_pinned` stays for `pins`.
-    `bytes_live` is what running requests hold beside it. Both together keep within `bytes_budget`. Answers at once,
-    whatever the engine is doing.
+    `bytes_live` is what running requests hold beside it. Both together keep within `bytes_budget`. `disk` is null
+    where nothing is kept on disk; of `reused`, `loaded` were read from there. Answers at once, whatever the engine is
+    doing.
     """
     service = context.service
     status = service.backend.status()
@@ -38,6 +40,7 @@ async def health(context: InContext) -> dict[str, Any]:
         "reused": counts.reused,
         "prefilled": counts.prefilled,
         "settled": counts.settled,
+        "loaded": counts.loaded,
         "generated": counts.generated,
         "paused": counts.paused,
         "evictions": counts.evictions,
@@ -51,6 +54,23 @@ async def health(context: InContext) -> dict[str, Any]:
         "bytes_index": held.index,
         "tokens_held": held.tokens,
         "pins": held.pins,
+        "disk": None if status.disk is None else disk_body(status.disk),
+    }
+
+
+def disk_body(disk: OnDisk) -> dict[str, Any]:
+    """What is kept on disk, as JSON."""
+    return {
+        "bytes_budget": disk.budget,
+        "bytes_held": disk.held,
+        "bytes_of_other_models": disk.others,
+        "bytes_queued": disk.queued,
+        "bytes_written": disk.written,
+        "bytes_read": disk.read,
+        "files": disk.files,
+        "evicted": disk.evicted,
+        "quarantined": disk.quarantined,
+        "errors": disk.errors,
     }
 
 

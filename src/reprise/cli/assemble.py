@@ -16,7 +16,7 @@ from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel
 from reprise.loop import EngineLoop
 
-_CLOSE_S = 10.0
+_CLOSE_S = 40.0
 
 
 def run_server(settings: Settings) -> None:

@@ -83,7 +83,8 @@ def _told(record: dict[str, Any]) -> list[str]:
     if "prompt_tokens" in record:
         lines += [
             f"prompt {record['prompt_tokens']:,} tokens: {record['reused']:,} reused, {record['prefilled']:,} computed",
-            f"of the reused, {record['settled']:,} were computed while idle, {record['awaited']:,} by another request",
+            f"of the reused, {record['settled']:,} were computed while idle, {record['awaited']:,} by another request, "
+            f"and {record['loaded']:,} were read from disk",
             f"reason: {record['reason']}",
         ]
     return [*lines, *_divergence(record)]

@@ -72,6 +72,18 @@ def serve(
             rich_help_panel=_REUSE,
         ),
     ] = None,
+    disk_cache: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            file_okay=False,
+            help="Keep prefixes in this directory, too: a restart finds them again.",
+            rich_help_panel=_REUSE,
+        ),
+    ] = None,
+    disk_bytes: Annotated[
+        str, Option(metavar="AMOUNT", help="For --disk-cache, as 20GB or 5% of the disk.", rich_help_panel=_REUSE)
+    ] = "20GB",
     warm: Annotated[
         Path | None,
         Option(
@@ -146,6 +158,8 @@ def serve(
         kv_group_size=kv_group_size,
         has_prefix_cache=not no_prefix_cache,
         cache_bytes=amount("--cache-bytes", cache_bytes) if cache_bytes is not None else None,
+        disk_directory=str(disk_cache) if disk_cache is not None else None,
+        disk_bytes=amount("--disk-bytes", disk_bytes),
         warm_file=str(warm) if warm is not None else None,
         settles=not no_settle,
         max_settle=max_settle,

@@ -22,6 +22,7 @@ class Counts:
     reused: int = 0
     prefilled: int = 0
     settled: int = 0
+    loaded: int = 0
     generated: int = 0
     evictions: int = 0
     paused: int = 0
@@ -52,6 +53,26 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OnDisk:
+    """What is kept on disk, in bytes unless the name says otherwise."""
+
+    budget: int
+    held: int
+    """Of this model; `others`: of other models in the same directory."""
+    others: int
+    files: int
+    queued: int
+    """Waiting to be written."""
+    written: int
+    read: int
+    evicted: int
+    """Files. So are those in quarantine, which did not verify."""
+    quarantined: int
+    errors: int
+    """How often the disk could not be written or read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """A consistent picture of the engine side, published by the engine thread after each step."""
 
@@ -63,6 +84,8 @@ class Status:
     decoding: int = 0
     counts: Counts = field(default_factory=Counts)
     held: Held = field(default_factory=Held)
+    disk: OnDisk | None = None
+    """None: nothing is kept on disk."""
 
 
 class Backend(Protocol):

@@ -53,6 +53,8 @@ class Outcome:
     """Prompt tokens computed for this job (while a user waited, unless the job is a SETTLE)."""
     settled: int = 0
     """Of `reused`, tokens that were computed while idle for this chat."""
+    loaded: int = 0
+    """Of `reused`, tokens that were read from the disk for this job."""
     awaited: int = 0
     """Of `reused`, tokens that another running request computed while this one waited."""
     generated: int = 0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from reprise.core.sizes import Amount
+from reprise.core.sizes import Amount, Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,10 @@ class Settings:
     has_prefix_cache: bool = True
     cache_bytes: Amount | None = None
     """For the prefix cache and the live state of running requests together; None: derived from the device."""
+    disk_directory: str | None = None
+    """Where prefixes are kept on disk as well; None: nowhere."""
+    disk_bytes: Amount = Bytes(20 * 10**9)
+    """For all that is in that directory; a share is one of the disk's size."""
     warm_file: str | None = None
     """A file of prompts to compute when the server starts (`reprise.api.warm`)."""
     settles: bool = True

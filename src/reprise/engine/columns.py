@@ -77,12 +77,13 @@ class Columns:
     def take(self, kind: KvKind, num_planes: int) -> list[Column]:
         """The planes of the next layer of this kind."""
         if kind not in self._left:
-            self._left[kind] = deque(_read(self._restore.parts[kind]))
+            self._left[kind] = deque(columns_of(self._restore.parts[kind]))
         left = self._left[kind]
         return [left.popleft() for _ in range(num_planes)]
 
 
-def _read(parts: Sequence[Part]) -> list[Column]:
+def columns_of(parts: Sequence[Part]) -> list[Column]:
+    """One column for each plane of these parts, which are in order."""
     payloads = [cast(Planes, part.payload) for part in parts]
     read = [payload.words(part.start, part.stop) for payload, part in zip(payloads, parts, strict=True)]
     planes = zip(*read, strict=True)

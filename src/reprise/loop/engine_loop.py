@@ -70,13 +70,16 @@ class EngineLoop:
         *,
         load: Callable[[], LoadedModel] | None = None,
         lends_from: int = LENDS_FROM,
+        disk_block: int | None = None,
     ) -> None:
         """`load` gives the model; it is called on the engine thread. By default the model that `settings` name.
 
-        `lends_from`: from how many positions on a sequence lends to the cache (`reprise.engine.loans`).
+        `lends_from`: from how many positions on a sequence lends to the cache (`reprise.engine.loans`). `disk_block`:
+        tokens of a file on disk, None: as fits the model.
         """
         self._settings = settings
         self._lends_from = lends_from
+        self._disk_block = disk_block
         self._load = (
             load
             if load is not None
@@ -175,7 +178,15 @@ class EngineLoop:
     def _make_worker(self) -> Worker | None:
         try:
             loaded = self._load()
-            worker = Worker(loaded, self._settings, self._gate, lends_from=self._lends_from)
+            worker = Worker(
+                loaded,
+                self._settings,
+                self._gate,
+                lends_from=self._lends_from,
+                disk_block=self._disk_block,
+                # An empty command: the loop takes its next step.
+                wake=lambda: self.call(lambda worker: None),
+            )
         except RepriseError as error:
             self._failure = error
         except Exception as error:
@@ -192,8 +203,7 @@ class EngineLoop:
     def _serve(self, worker: Worker) -> None:
         while True:
             self._receive(worker)
-            is_all_here = self._gate.num_inside == worker.num_tasks
-            if self._close is not None and is_all_here and (self._close.now or worker.is_empty):
+            if self._may_end(worker):
                 worker.cancel_all()
                 self._publish(worker)
                 worker.forget()
@@ -206,10 +216,13 @@ class EngineLoop:
                 worker.fail_all(EngineFailed(f"The engine failed: {error}"))
             self._publish(worker)
 
+    def _may_end(self, worker: Worker) -> bool:
+        is_all_here = self._gate.num_inside == worker.num_tasks
+        return self._close is not None and is_all_here and (self._close.now or worker.is_empty)
+
     def _receive(self, worker: Worker) -> None:
         """Take all commands; wait for one if there is nothing to do and nothing to tell."""
-        is_all_here = self._gate.num_inside == worker.num_tasks
-        block = not worker.has_work and (self._close is None or not is_all_here)
+        block = not worker.has_work and not self._may_end(worker)
         while True:
             try:
                 command = self._inbox.get(block=block, timeout=worker.wakes_in_s)

@@ -54,6 +54,8 @@ class Room:
         self._parked = parked
         self._chunk = chunk
         self._doubled: dict[Live, _Doubled] = {}
+        self.coming = 0
+        """Bytes that were read from the disk for requests that wait, and are not in the cache yet."""
 
     # Asking.
 
@@ -88,7 +90,7 @@ class Room:
     def charge(self) -> None:
         """Count the live sequences anew, and evict if they have come to be too much."""
         self._parked.sweep()
-        self._cache.reserved = self._runner.live_nbytes
+        self._cache.reserved = self._runner.live_nbytes + self.coming
         free, budget = self._cache.free(), self._cache.budget
         if free is not None and budget is not None and free < budget // _TIGHT:
             self._lend_doubled()

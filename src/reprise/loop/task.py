@@ -55,6 +55,12 @@ class Task:
     resume_at: int = 0
     first_resume_at: int = 0
     """What the cache had on arrival; what it had more on admission came from others while this one waited."""
+    is_loading: bool = False
+    """Whether it waits for what is being read from the disk."""
+    num_loads: int = 0
+    held_before_load: int | None = None
+    """Where it could have resumed before anything was read for it; None: nothing was."""
+    loaded: int = 0
     matched: int = 0
     reason: Reason = Reason.COLD
     continues: Tokens | None = None
@@ -159,7 +165,8 @@ class Task:
             reused=reused,
             prefilled=max(0, computed - reused) if self.admitted_s is not None else 0,
             settled=self.settled,
-            awaited=max(0, reused - self.first_resume_at),
+            loaded=self.loaded,
+            awaited=max(0, reused - self.first_resume_at - self.loaded),
             generated=len(self.generated),
             stored=self.newly_stored,
             reason=self.reason,

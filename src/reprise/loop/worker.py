@@ -21,6 +21,7 @@ from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
 from reprise.engine.load import LoadedModel
 from reprise.engine.runner import LENDS_FROM, Broken, Live, Picked, Runner
 from reprise.loop.admission import Gate
+from reprise.loop.disk import Disk, open_disk
 from reprise.loop.ends import Ends
 from reprise.loop.parked import Parked
 from reprise.loop.picture import picture_of
@@ -48,7 +49,17 @@ _LONGEST_NAP_S = 3600.0
 class Worker:
     """All state of the engine thread. Every method is called on it."""
 
-    def __init__(self, loaded: LoadedModel, settings: Settings, gate: Gate, *, lends_from: int = LENDS_FROM) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        settings: Settings,
+        gate: Gate,
+        *,
+        lends_from: int = LENDS_FROM,
+        disk_block: int | None = None,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`disk_block`: see `open_disk`; `wake` has the loop call `step`, and may be called on any thread."""
         self._settings = settings
         self._gate = gate
         alone = reason_to_run_alone(loaded)
@@ -89,6 +100,8 @@ class Worker:
             counts=self._counts,
             stored=self._stored,
         )
+        disk = open_disk(settings, loaded, footprint, block=disk_block)
+        self._disk = Disk(disk, self.cache, footprint, self._room, self._stored, wake=wake)
         self._is_compact = True
         contexts = [c for c in (settings.max_context, loaded.context) if c is not None]
         gate.limits = self._limits
@@ -109,13 +122,21 @@ class Worker:
 
     @property
     def has_work(self) -> bool:
-        return len(self._tasks) > 0 or not self._is_compact
+        return self._runs or not self._is_compact or self._disk.due_in_s == 0
 
     @property
     def wakes_in_s(self) -> float | None:
-        """When there will be something to tell if nothing comes: a pin ends. None: never."""
+        """When there will be something to do or to tell if nothing comes: to write, or a pin that ends. None: never."""
         until = self.pinning.kept().until
-        return None if until == float("inf") else min(_LONGEST_NAP_S, max(0.0, until - time.monotonic()))
+        naps = [max(0.0, until - time.monotonic())] if until != float("inf") else []
+        due_in_s = self._disk.due_in_s
+        naps += [due_in_s] if due_in_s is not None else []
+        return min([_LONGEST_NAP_S, *naps]) if naps else None
+
+    @property
+    def _runs(self) -> bool:
+        """Whether there is a task that does not wait for the disk."""
+        return any(not task.is_loading for task in self._tasks.values())
 
     def set_clock(self) -> None:
         """Tell the cache what time it is."""
@@ -143,6 +164,7 @@ class Worker:
                 index=4 * ledger.tokens + 512 * ledger.num_nodes,
                 evicted_by_reason=dict(ledger.evicted_by_reason),
             ),
+            disk=self._disk.use(),
         )
 
     # Commands.
@@ -162,7 +184,8 @@ class Worker:
             return
         task.first_resume_at = task.resume_at
         chats = any(len(t.job.prompt) > 1024 for t in self._tasks.values() if t is not task and not t.is_settle)
-        task.is_side = is_side_request(prompt_len=len(job.prompt), resume_at=task.resume_at, has_chats=chats)
+        known = max(task.resume_at, self._disk.reach(task))
+        task.is_side = is_side_request(prompt_len=len(job.prompt), resume_at=known, has_chats=chats)
         if job.purpose is not Purpose.SETTLE:
             self._counts.update(requests=1)
         if task.resume_at == len(job.prompt):
@@ -191,10 +214,12 @@ class Worker:
 
     def forget(self) -> None:
         """Give all memory back now, and not when Python finds what refers to itself."""
+        self._disk.close()
         self._ends.start_anew()
         memory.give_back()
 
     def clear_cache(self, namespace: str | None = None) -> None:
+        self._disk.clear(namespace)
         self.cache.clear(namespace)
         memory.give_back()
 
@@ -205,10 +230,17 @@ class Worker:
         if self._parked.is_spoilt:
             self._ends.start_anew()
         self.set_clock()
+        self._disk.advance()
+        self._work()
+        self._disk.write()
+
+    def _work(self) -> None:
         if not self._tasks:
             self._tidy()
+        if not self._runs:
             return
-        step = decide(picture_of(self._tasks.values(), self._room, self._speed, self.cache.layout), self._limits)
+        runs = [task for task in self._tasks.values() if not task.is_loading]
+        step = decide(picture_of(runs, self._room, self._speed, self.cache.layout), self._limits)
         assert not step.is_idle, "jobs are there, and nothing runs"
         for job_id in step.give_up:
             self.cancel(job_id)
@@ -224,6 +256,8 @@ class Worker:
     # Matching and admission.
 
     def _admit(self, task: Task) -> None:
+        if self._settings.has_prefix_cache and self._disk.begin(task):
+            return  # It is admitted when what the disk has of it is there.
         # One that was paused comes back: what is told of it is how it began.
         is_new = task.admitted_s is None
         prompt = task.prompt
@@ -251,6 +285,9 @@ class Worker:
         if is_new:
             task.admitted_s = time.monotonic()
             task.reused = task.resume_at
+            if task.held_before_load is not None:
+                task.loaded = max(0, task.resume_at - task.held_before_load)
+                self._counts.update(loaded=task.loaded)
             task.settled = self._settled.within(prompt.tokens, task.resume_at)
             self._gate.admitted(task.id)
             self._ends.emit(task, Started(reused=task.resume_at, total=len(prompt)))
@@ -372,8 +409,13 @@ class Worker:
         self._complete(task, FinishReason.LENGTH)
 
     def _complete(self, task: Task, reason: FinishReason) -> None:
+        if task.lease is not None:
+            self.cache.note_answer(task.lease, len(task.generated))
         self._commit_progress(task)
         self._ends.end(task, reason)
+        if self._settings.has_prefix_cache:
+            # However busy the server is: its next turn is restored from few pieces.
+            self.cache.compact_path(task.tokens_to(task.position), namespace=task.job.namespace)
 
     # Commits.
 
@@ -401,12 +443,14 @@ class Worker:
             namespace=task.job.namespace,
             is_side=task.is_side,
             is_wanted=task.is_wanted,
+            stable_at=task.job.prompt.stable_at,
         )
         # The time of a pin begins now, and the pass that led here may have taken long.
         self.set_clock()
         self.pinning.keep(task)
         task.newly_stored += committed.tokens
         task.stored = min(position, len(task.job.prompt))
+        self._disk.note(task, position, kind)
         self._is_compact = False
         self._stored.match_followers(task)
 

@@ -123,15 +123,17 @@ def judge(have: set[Piece], namespace: str, tokens: Ids, limit: int, *, resumes_
     blocks = [key for key in found.keys if not index.entries[key].is_mark]
     marks = [key for key in found.keys if index.entries[key].is_mark]
     assert list(found.keys) == blocks + marks and len(marks) <= 1
-    assert blocks == chain[: len(blocks)]
-    if marks:
-        assert len(blocks) == found.position // BLOCK
-        assert marks[0] == mark_key(
-            index.entries[marks[0]].parent, token_bytes(as_tokens(tokens[len(blocks) * BLOCK : found.position]))
-        )
-    else:
-        assert resumes_anywhere and len(blocks) == -(-found.position // BLOCK)
     assert found.nbytes == sum(index.entries[key].nbytes for key in found.keys) and found.namespace == namespace
+    if resumes_anywhere:
+        last = next(piece for piece in have if entry_for(piece).key == found.keys[-1])
+        assert found.position % BLOCK == 0 or begins(last, namespace, tokens[: found.position])
+        assert len(found.keys) == -(-found.position // BLOCK)
+        return
+    assert blocks == chain[: len(blocks)]
+    assert len(marks) == 1 and len(blocks) == found.position // BLOCK
+    assert marks[0] == mark_key(
+        index.entries[marks[0]].parent, token_bytes(as_tokens(tokens[len(blocks) * BLOCK : found.position]))
+    )
 
 
 @given(have=stores(), queued=stores(), namespace=namespaces, tokens=ids, resumes_anywhere=st.booleans())
@@ -148,7 +150,9 @@ def test_what_is_missing_is_what_nobody_has(
         for k in range(len(tokens) // BLOCK)
         if Piece(namespace, tokens[: (k + 1) * BLOCK], False) not in there
     )
-    is_whole = len(tokens) == 0 or (resumes_anywhere and len(tokens) % BLOCK == 0)
+    whole = len(tokens) // BLOCK * BLOCK
+    has_tail = len(tokens) == whole or any(begins(piece, namespace, tokens) for piece in have)
+    is_whole = len(tokens) == 0 or (resumes_anywhere and has_tail)
     assert missing.needs_mark == (not is_whole and Piece(namespace, tokens, True) not in there)
     assert missing.mark_parent == keys[-1]
     # What is put for it lets the position be resumed.

@@ -41,7 +41,7 @@ class Fetch:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with a record that was missing or did not verify. All before it were given."""
+        """Whether a record was missing or did not verify. All before it are given, and none behind it."""
         with self._state.changed:
             return self._has_failed
 
@@ -61,20 +61,28 @@ class Fetch:
         entry = self._state.inventory.index.entries.get(self._left[0])
         ahead = self._ahead_nbytes + (entry.nbytes if entry is not None else 0)
         # One record at least, however large.
-        return self._left[0] if ahead <= read_ahead_bytes or not self._read else None
+        return self._left[0] if ahead <= read_ahead_bytes or not self._read or self._has_failed else None
 
     def deliver(self, record: Record | None) -> None:
-        """The next record, None if it cannot be had."""
+        """The next record, None if it cannot be had.
+
+        Those behind it are read all the same, and verified: where one file is damaged others often are, and each would
+        be met on another day, when what came before it has been computed again.
+        """
         if self._is_done:
             return
-        if record is None:
-            self._has_failed = True
-            self._end()
-            return
         self._left.popleft()
-        self._read.append(record)
-        self._ahead_nbytes += record.nbytes
+        self._has_failed |= record is None
+        if record is not None and not self._has_failed:
+            self._read.append(record)
+            self._ahead_nbytes += record.nbytes
         if not self._left:
+            self._end()
+
+    def give_up(self) -> None:
+        """Nothing is read any more."""
+        if not self._is_done:
+            self._has_failed = True
             self._end()
 
     def _end(self) -> None:

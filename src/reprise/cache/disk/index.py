@@ -4,10 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
+import numpy as np
+
 from reprise.cache.disk.format import Header
 from reprise.cache.disk.keys import block_key, mark_key, token_bytes
 from reprise.cache.disk.record import Found, Missing
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import Tokens, common_prefix
 
 TOKEN_NBYTES = 4
 
@@ -21,8 +23,8 @@ class Entry:
     root: bytes
     is_mark: bool
     start: int
-    tail: bytes
-    """A mark's tokens; nothing for a block, whose key says enough."""
+    tokens: bytes
+    """Those of the block, or of the mark's tail."""
     nbytes: int
     """Of the record."""
     file_nbytes: int
@@ -36,7 +38,7 @@ def entry_of(header: Header) -> Entry:
         root=header.root,
         is_mark=header.is_mark,
         start=header.start,
-        tail=token_bytes(header.tokens) if header.is_mark else b"",
+        tokens=token_bytes(header.tokens),
         nbytes=header.nbytes,
         file_nbytes=header.file_nbytes,
     )
@@ -59,7 +61,7 @@ class Index:
         self.entries[entry.key] = entry
         self.above[entry.parent].add(entry.key)
         if entry.is_mark:
-            self.tails.setdefault(entry.parent, {}).setdefault(len(entry.tail), {})[entry.tail] = entry.key
+            self.tails.setdefault(entry.parent, {}).setdefault(len(entry.tokens), {})[entry.tokens] = entry.key
 
     def remove(self, key: bytes) -> Entry:
         entry = self.entries.pop(key)
@@ -69,9 +71,9 @@ class Index:
             del self.above[entry.parent]
         if entry.is_mark:
             by_length = self.tails[entry.parent]
-            del by_length[len(entry.tail)][entry.tail]
-            if not by_length[len(entry.tail)]:
-                del by_length[len(entry.tail)]
+            del by_length[len(entry.tokens)][entry.tokens]
+            if not by_length[len(entry.tokens)]:
+                del by_length[len(entry.tokens)]
             if not by_length:
                 del self.tails[entry.parent]
         return entry
@@ -97,20 +99,21 @@ class Index:
 
         O(tokens that are found), and one look-up for each length of tail at a block where no mark agrees.
         """
-        limit = min(limit, len(tokens))
+        limit = max(0, min(limit, len(tokens)))
         wanted = token_bytes(tokens)
         chain = self._chain(wanted, root, limit)
         # A mark above block k ends before block k + 1 does: the first that is found from the end is the furthest.
-        for num_blocks in range(min(len(chain), limit // self.block), -1, -1):
+        for num_blocks in range(len(chain), -1, -1):
             start = num_blocks * self.block
             parent = chain[num_blocks - 1] if num_blocks > 0 else root
-            if self.resumes_anywhere and start < limit and num_blocks < len(chain):
-                return self._found(limit, namespace, chain[: num_blocks + 1])
-            mark = self._longest_mark(parent, wanted[start * TOKEN_NBYTES : limit * TOKEN_NBYTES])
-            if self.resumes_anywhere and (mark is None or mark.tail == b""):
-                return self._found(start, namespace, chain[:num_blocks]) if start > 0 else None
+            rest = wanted[start * TOKEN_NBYTES : limit * TOKEN_NBYTES]
+            if self.resumes_anywhere:
+                key, num = self._most_alike(parent, rest)
+                keys = chain if key is None else (*chain, key)
+                return self._found(start + num, namespace, keys) if start + num > 0 else None
+            mark = self._longest_mark(parent, rest)
             if mark is not None:
-                position = start + len(mark.tail) // TOKEN_NBYTES
+                position = start + len(mark.tokens) // TOKEN_NBYTES
                 return self._found(position, namespace, (*chain[:num_blocks], mark.key))
         return None
 
@@ -124,8 +127,10 @@ class Index:
                 blocks.append((k, parent))
             parent = key
         tail = wanted[len(tokens) // self.block * self.block * TOKEN_NBYTES :]
-        # Every position of a model that resumes anywhere can be resumed, if its entries are there: the tail's are not.
-        is_whole = tail == b"" and (self.resumes_anywhere or len(tokens) == 0)
+        is_whole = len(tokens) == 0
+        if self.resumes_anywhere:
+            # Every position can be resumed if its entries are there, in whatever record.
+            is_whole = self._most_alike(parent, tail)[1] * TOKEN_NBYTES == len(tail)
         mark = mark_key(parent, tail)
         return Missing(
             blocks=tuple(blocks),
@@ -141,7 +146,7 @@ class Index:
             assert key == entry.key, entry
             above.setdefault(entry.parent, set()).add(key)
             if entry.is_mark:
-                tails.setdefault(entry.parent, {}).setdefault(len(entry.tail), {})[entry.tail] = key
+                tails.setdefault(entry.parent, {}).setdefault(len(entry.tokens), {})[entry.tokens] = key
         assert above == self.above, "what stands on what"
         assert tails == self.tails, "the tails of the marks"
 
@@ -154,13 +159,26 @@ class Index:
             yield parent
 
     def _chain(self, wanted: bytes, root: bytes, limit: int) -> tuple[bytes, ...]:
-        """The keys of the blocks that are there without a gap, those that begin behind `limit` left out."""
+        """The keys of the blocks up to `limit` that are there without a gap."""
         chain: list[bytes] = []
         for key in self._keys(wanted, root):
-            if len(chain) * self.block >= limit or key not in self.entries:
+            if (len(chain) + 1) * self.block > limit or key not in self.entries:
                 break
             chain.append(key)
         return tuple(chain)
+
+    def _most_alike(self, parent: bytes, rest: bytes) -> tuple[bytes | None, int]:
+        """What stands on `parent` and agrees with the most tokens of `rest`, and how many these are.
+
+        O(tokens of all that stands there).
+        """
+        best, most = None, 0
+        wanted = np.frombuffer(rest, dtype=np.int32)
+        for key in sorted(self.above.get(parent, ())) if len(wanted) > 0 else ():
+            num = common_prefix(np.frombuffer(self.entries[key].tokens, dtype=np.int32), wanted)
+            if num > most:
+                best, most = key, num
+        return best, most
 
     def _longest_mark(self, parent: bytes, tail: bytes) -> Entry | None:
         by_length = self.tails.get(parent, {})

@@ -28,7 +28,7 @@ class Reader:
         with self._state.changed:
             is_closing = self._state.is_closing
             if is_closing:
-                fetch.deliver(None)
+                fetch.give_up()
             else:
                 self._fetches.append(fetch)
                 self._state.changed.notify_all()
@@ -57,7 +57,7 @@ class Reader:
         with self._state.changed:
             left, self._fetches = self._fetches, []
             for fetch in left:
-                fetch.deliver(None)
+                fetch.give_up()
         for fetch in left:
             fetch.wake()
 

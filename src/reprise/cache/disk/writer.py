@@ -109,7 +109,7 @@ def _entry(record: Record, file_nbytes: int) -> Entry:
         root=record.root,
         is_mark=record.is_mark,
         start=record.start,
-        tail=token_bytes(record.tokens) if record.is_mark else b"",
+        tokens=token_bytes(record.tokens),
         nbytes=record.nbytes,
         file_nbytes=file_nbytes,
     )

@@ -1,0 +1,166 @@
+"""The disk behind the prefix cache, as the loop sees it: with one or without."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from reprise.cache.disk.cache import DiskCache
+from reprise.cache.store import PrefixCache
+from reprise.core.backend import OnDisk
+from reprise.core.errors import DiskUnusable
+from reprise.core.prompt import BoundaryKind
+from reprise.core.settings import Settings
+from reprise.engine.filing import reason_not_to_file, runtime
+from reprise.engine.load import LoadedModel
+from reprise.engine.runner import Footprint
+from reprise.loop.loads import Loads
+from reprise.loop.room import Room
+from reprise.loop.stored import Stored
+from reprise.loop.task import Task
+from reprise.loop.writes import Writes
+
+log = logging.getLogger("reprise.loop")
+
+BLOCK = 512
+"""Tokens of one file, where their entries are not large."""
+
+_LEAST_BLOCK = 64
+_FILE_NBYTES = 32 << 20
+"""More than about this is not copied at once between two steps."""
+
+_LAST_WRITES_S = 10.0
+"""What is stored and not written yet is handed over when the server stops, for so long at most."""
+
+_LAST_FLUSH_S = 20.0
+"""And so long it may take until it stands in files."""
+
+
+def open_disk(
+    settings: Settings, loaded: LoadedModel, footprint: Footprint, *, block: int | None = None
+) -> DiskCache | None:
+    """The disk that the settings ask for, None if they ask for none. Raises DiskUnusable.
+
+    `block`: tokens of a file; None: as fits the model.
+    """
+    if settings.disk_directory is None or not settings.has_prefix_cache:
+        return None
+    reason = reason_not_to_file(loaded.blueprint)
+    if reason is not None:
+        log.warning("The prefixes of %s are not kept on disk: %s.", loaded.name, reason)
+        return None
+    directory = Path(settings.disk_directory).expanduser()
+    if block is None:
+        block = BLOCK
+        while block > _LEAST_BLOCK and block * footprint.full > _FILE_NBYTES:
+            block //= 2
+    max_bytes = settings.disk_bytes.of(_disk_nbytes(directory))
+    least = 2 * (block * footprint.full + footprint.checkpoint)
+    if max_bytes < least:
+        raise DiskUnusable(f"--disk-bytes is {max_bytes:,}; with this model {least:,} are the least.")
+    return DiskCache(
+        directory,
+        # The same weights give other bytes in another version or on another device.
+        fingerprint=f"{loaded.fingerprint} {runtime()}",
+        max_bytes=max_bytes,
+        block=block,
+        resumes_anywhere=loaded.blueprint.layout.resumes_anywhere,
+    )
+
+
+def _disk_nbytes(directory: Path) -> int:
+    """The size of the disk that the directory is on, or will be."""
+    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).total
+
+
+class Disk:
+    """Reads and writes for the loop. Without a disk nothing here does anything."""
+
+    def __init__(
+        self,
+        disk: DiskCache | None,
+        cache: PrefixCache,
+        footprint: Footprint,
+        room: Room,
+        stored: Stored,
+        *,
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake` has the loop take a step; it is called on another thread."""
+        self._disk = disk
+        self._loads = Loads(disk, cache, footprint, room, stored, wake=wake) if disk is not None else None
+        self._writes = Writes(disk, cache, footprint) if disk is not None else None
+
+    # Reading.
+
+    def begin(self, task: Task) -> bool:
+        """Whether a request that is to be admitted has to wait for what is being read for it."""
+        return self._loads is not None and self._loads.begin(task)
+
+    def reach(self, task: Task) -> int:
+        """How far the task's prompt could be resumed from the disk."""
+        return self._loads.reach(task) if self._loads is not None else 0
+
+    def advance(self) -> None:
+        """Take what was read."""
+        if self._loads is not None:
+            self._loads.advance()
+
+    # Writing.
+
+    def note(self, task: Task, position: int, kind: BoundaryKind) -> None:
+        """The path of a task has been stored up to `position`."""
+        if self._writes is not None:
+            self._writes.note(task, position, kind)
+
+    def write(self) -> None:
+        """Write one record, if one is due."""
+        if self._writes is not None:
+            self._writes.write()
+
+    @property
+    def due_in_s(self) -> float | None:
+        """When there will be something to write; None: not before something is stored."""
+        return self._writes.due_in_s if self._writes is not None else None
+
+    # All of it.
+
+    def clear(self, namespace: str | None) -> None:
+        """Remove what is on disk: of one namespace, or of all."""
+        if self._disk is None or self._loads is None or self._writes is None:
+            return
+        self._loads.void(namespace)
+        self._writes.forget(namespace)
+        self._disk.clear(namespace)
+
+    def close(self) -> None:
+        """Write what was stored and is not written yet, as far as a short time allows."""
+        if self._disk is None or self._writes is None:
+            return
+        until_s = time.monotonic() + _LAST_WRITES_S
+        while self._writes.due_in_s is not None and time.monotonic() < until_s:
+            if not self._writes.write(is_closing=True):
+                time.sleep(0.01)  # The writer is behind.
+        self._disk.close(_LAST_FLUSH_S)
+
+    def use(self) -> OnDisk | None:
+        """What is on disk, None without one."""
+        if self._disk is None:
+            return None
+        stats = self._disk.stats()
+        return OnDisk(
+            budget=stats.max_bytes,
+            held=stats.nbytes,
+            others=stats.others_nbytes,
+            files=stats.files,
+            queued=stats.queued_nbytes,
+            written=stats.written_nbytes,
+            read=stats.read_nbytes,
+            evicted=stats.evicted,
+            quarantined=stats.quarantined,
+            errors=stats.errors,
+        )

@@ -1,0 +1,180 @@
+"""Writing to the disk what the cache has stored, soon after and a record at a time.
+
+The engine thread copies the bytes out between two steps and hands them over; another thread writes them. What is
+stored and superseded within seconds is not written at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from reprise.cache.disk.cache import DiskCache
+from reprise.cache.disk.record import Record
+from reprise.cache.lookup import Match
+from reprise.cache.store import PrefixCache
+from reprise.core.kinds import Full, KvKind
+from reprise.core.prompt import BoundaryKind
+from reprise.core.spans import Span
+from reprise.core.tokens import Tokens
+from reprise.engine.filing import filed
+from reprise.engine.runner import Footprint
+from reprise.loop.task import Task
+
+log = logging.getLogger("reprise.loop")
+
+_SOON_S = 2.0
+"""After so long it is known what of a turn nobody will need again."""
+
+_BEHIND_S = 0.05
+"""While the writer is behind, it is looked at again after so long."""
+
+_MOST_NOTED = 1024
+"""Paths that may wait to be written. Of more, the oldest are not."""
+
+_KEPT = frozenset({BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT, BoundaryKind.GENERATION_END})
+"""The kinds of positions that are written wherever they stand. The last one of a path is whatever its kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """A record to be made: of the block ``[start, …)``, or of the mark at `position` with a tail from `start` on.
+
+    The entries are read out of what the cache has for `position`.
+    """
+
+    position: int
+    start: int
+    parent: bytes
+    is_mark: bool
+    kind: BoundaryKind
+
+
+@dataclass(slots=True, eq=False)
+class _Noted:
+    """A path to be written. `ends`: positions worth a mark, beside the landmarks that the path will have by then."""
+
+    tokens: Tokens
+    namespace: str
+    ends: dict[int, BoundaryKind]
+    due_s: float
+    left: deque[_Piece] | None = None
+    """What is left to write, once it has begun."""
+
+
+class Writes:
+    """What is to be written. Used on the engine thread, which never waits for a file."""
+
+    def __init__(self, disk: DiskCache, cache: PrefixCache, footprint: Footprint) -> None:
+        self._disk = disk
+        self._cache = cache
+        self._largest = footprint.full * disk.block + footprint.checkpoint
+        """The bytes of a record, about."""
+        self._noted: OrderedDict[str, _Noted] = OrderedDict()
+
+    def note(self, task: Task, position: int, kind: BoundaryKind) -> None:
+        """The path of a task has been stored up to `position`: it is to be written soon."""
+        if task.is_side:
+            return
+        known = self._noted.get(task.id)
+        ends = {b.position: b.kind for b in task.job.prompt.boundaries if b.kind in _KEPT and 0 < b.position < position}
+        self._noted[task.id] = _Noted(
+            tokens=task.tokens_to(position),
+            namespace=task.job.namespace,
+            ends={**ends, position: kind},
+            due_s=known.due_s if known is not None else time.monotonic() + _SOON_S,
+        )
+        while len(self._noted) > _MOST_NOTED:
+            self._noted.popitem(last=False)
+
+    def forget(self, namespace: str | None) -> None:
+        """Nothing of this namespace (None: of any) is to be written any more."""
+        for name in [name for name, noted in self._noted.items() if namespace in (None, noted.namespace)]:
+            del self._noted[name]
+
+    @property
+    def due_in_s(self) -> float | None:
+        """When there will be something to write; None: not before something is stored."""
+        first = next(iter(self._noted.values()), None)
+        if first is None:
+            return None
+        due_s = max(0.0, first.due_s - time.monotonic())
+        return due_s if self._disk.can_take(self._largest) else max(due_s, _BEHIND_S)
+
+    def write(self, *, is_closing: bool = False) -> bool:
+        """Write one record if one is due and the writer is not behind. Whether there was something to do."""
+        name, noted = next(iter(self._noted.items()), ("", None))
+        if noted is None or not self._disk.can_take(self._largest):
+            return False
+        if noted.due_s > time.monotonic() and not is_closing:
+            return False
+        try:
+            if noted.left is None:
+                noted.left = self._planned(noted)
+            if noted.left and self._put(noted, noted.left.popleft()):
+                return True
+        except Exception:
+            log.exception("a stored prefix could not be written to the disk")
+        del self._noted[name]
+        return True
+
+    def _planned(self, noted: _Noted) -> deque[_Piece]:
+        """All records of a path that the disk lacks, in the order in which they are of use."""
+        match = self._cache.match(noted.tokens, namespace=noted.namespace)
+        block = self._disk.block
+        found: dict[tuple[int, bool], _Piece] = {}
+        for end, kind in sorted(self._ends(noted, match).items()):
+            if end > match.length or self._cache.resume_at(match, limit=end) < end:
+                continue
+            missing = self._disk.missing(noted.tokens[:end], namespace=noted.namespace)
+            for index, parent in missing.blocks:
+                piece = _Piece(position=end, start=index * block, parent=parent, is_mark=False, kind=kind)
+                found.setdefault((piece.start, False), piece)
+            if missing.needs_mark:
+                start, parent = end // block * block, missing.mark_parent
+                found[end, True] = _Piece(position=end, start=start, parent=parent, is_mark=True, kind=kind)
+        return deque(found.values())
+
+    def _ends(self, noted: _Noted, match: Match) -> dict[int, BoundaryKind]:
+        """The positions of a path where somebody may resume one day."""
+        marks = [mark for node in match.walk.nodes for mark in node.landmarks.values() if mark.position <= match.length]
+        standing = {mark.position: mark.kind for mark in marks if not mark.is_superseded and not mark.is_side}
+        last = max(standing, default=0)
+        given_up = {mark.position for mark in marks if mark.position not in standing}
+        ends = {position: kind for position, kind in noted.ends.items() if position not in given_up}
+        if self._cache.layout.resumes_anywhere:
+            # Whoever has the last position has them all.
+            return dict([max(ends.items())]) if ends else {}
+        return ends | {position: kind for position, kind in standing.items() if kind in _KEPT or position == last}
+
+    def _put(self, noted: _Noted, piece: _Piece) -> bool:
+        """Hand one record to the disk. False if the path is not in memory any more: nothing more of it can be."""
+        layout, position = self._cache.layout, piece.position
+        match = self._cache.match(noted.tokens[:position], namespace=noted.namespace)
+        if self._cache.resume_at(match, limit=position) < position:
+            return False
+        own = Span(piece.start, position if piece.is_mark else piece.start + self._disk.block)
+        spans: dict[KvKind, tuple[Span, ...]] = {
+            kind: (own,) for kind in layout.kinds if isinstance(kind, Full) and len(own) > 0
+        }
+        if piece.is_mark:
+            spans |= {kind: kind.needs(position) for kind in layout.kinds if not isinstance(kind, Full)}
+        written = filed(
+            self._cache.read(match, position),
+            spans,
+            kind=piece.kind if piece.is_mark else None,
+            has_snapshot=piece.is_mark and layout.has_snapshots,
+        )
+        make = Record.mark if piece.is_mark else Record.block
+        record = make(
+            root=self._disk.root(noted.namespace),
+            parent=piece.parent,
+            start=piece.start,
+            tokens=noted.tokens[own.start : own.stop],
+            about=written.about,
+            sections=written.sections,
+        )
+        self._disk.put(record)
+        return True

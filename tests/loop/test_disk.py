@@ -1,0 +1,227 @@
+"""A restart is warm: what one engine computed, the next one on the same directory does not compute again."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reprise.core.backend import OnDisk
+from reprise.core.errors import DiskUnusable
+from reprise.core.job import Purpose
+from reprise.core.prompt import Boundary, BoundaryKind
+from reprise.core.record import Reason
+from reprise.core.sizes import Bytes
+from reprise.demo.tiny.build import build_model
+from reprise.engine.runner import LENDS_FROM
+from tests.loop.driving import Engine
+from tests.models.tiny import CONFIGS
+
+BLOCK = 32
+"""Far shorter than the prompts here, so that these are made of blocks and tails."""
+
+Start = Callable[..., Engine]
+
+
+def words(seed: int, num: int) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(512) for _ in range(num)]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts an engine on a directory of this test, and ends the one before."""
+    running: list[Engine] = []
+
+    def begin(model: str | Path = "qwen3_5", **options: Any) -> Engine:
+        for engine in running:
+            engine.close()
+        on_disk = {"disk_bytes": Bytes(1 << 30), "disk_directory": str(tmp_path / "disk"), "disk_block": BLOCK}
+        engine = Engine(model, prefill_chunk=256, **on_disk | options)
+        running[:] = [engine]
+        return engine
+
+    yield begin
+    for engine in running:
+        engine.close()
+
+
+@pytest.mark.parametrize("lends_from", [LENDS_FROM, 50])
+@pytest.mark.parametrize("model", sorted(CONFIGS))
+def test_the_next_turn_after_a_restart_computes_what_is_new(start: Start, model: str, lends_from: int) -> None:
+    engine = start(model, lends_from=lends_from)
+    prompt = words(1, 200)
+    for turn in range(3):
+        answer = engine.run(prompt)
+        assert answer.tokens == engine.cold(prompt)
+        assert answer.computed == (200 if turn == 0 else 13), turn
+        assert answer.end.outcome.loaded == (0 if turn == 0 else answer.end.outcome.reused), turn
+        # The last token of an answer was sampled, but not fed.
+        prompt = [*prompt, *answer.tokens, *words(20 + turn, 12)]
+        engine = start(model, lends_from=lends_from)
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "mamba2"])
+def test_what_the_memory_has_of_a_prompt_is_not_read_again(start: Start, model: str) -> None:
+    engine = start(model)
+    shared = words(2, 150)
+    boundary = [Boundary(150, BoundaryKind.SYSTEM)]
+    long = [*shared, *words(21, 160)]
+    answer = engine.run(long, boundaries=boundary)
+    turn = [*long, *answer.tokens, 5, 6, 7]
+    engine = start(model)
+    branch = [*shared, *words(22, 30)]
+    first = engine.run(branch, boundaries=boundary)
+    assert first.computed == 30 and first.end.outcome.loaded == 150
+    assert first.tokens == engine.cold(branch)
+    read = disk_of(engine).read
+    second = engine.run(turn)
+    assert second.computed == 4, "the last token of an answer was sampled, but not fed"
+    assert second.end.outcome.loaded == second.end.outcome.reused - 150
+    assert second.tokens == engine.cold(turn)
+    if model == "llama":
+        # 318 positions, of which the four blocks below 150 were not read again.
+        assert disk_of(engine).read - read < 1.3 * read
+
+
+def test_requests_for_one_prefix_read_it_once(start: Start) -> None:
+    engine = start()
+    shared = words(3, 300)
+    boundary = [Boundary(300, BoundaryKind.SYSTEM)]
+    engine.run([*shared, 1], boundaries=boundary)
+    engine = start()
+    jobs = [engine.submit([*shared, *words(30 + i, 20)], boundaries=boundary) for i in range(6)]
+    for i, job in enumerate(jobs):
+        assert job.wait().computed == 20
+        assert job.tokens == engine.cold([*shared, *words(30 + i, 20)])
+    held = disk_of(engine)
+    assert held.read < 1.2 * held.held
+
+
+def test_others_go_on_while_files_are_read(start: Start) -> None:
+    engine = start()
+    prompt = words(4, 400)
+    answer = engine.run(prompt)
+    engine = start()
+    jobs = [engine.submit(words(40 + i, 100)) for i in range(3)]
+    jobs.append(engine.submit([*prompt, *answer.tokens, 1, 2]))
+    cancelled = engine.submit([*prompt, *answer.tokens, 3, 4])
+    engine.loop.cancel(cancelled.job.id)
+    for job in jobs:
+        assert job.wait().tokens == engine.cold(job.job.prompt.tokens.tolist())
+    assert jobs[-1].computed == 3
+    cancelled.wait()
+    assert engine.num_leases() == 0
+
+
+def test_namespaces_are_apart_and_a_clear_lasts(start: Start) -> None:
+    engine = start()
+    prompt = words(5, 200)
+    for namespace in ("", "one", "two"):
+        turn = [*prompt, *engine.run(prompt, namespace=namespace).tokens, 1]
+    engine.loop.clear("one").result(30)
+    engine = start()
+    computed = [engine.run(turn, namespace=namespace).computed for namespace in ("", "one", "two", "three")]
+    assert computed == [2, len(turn), 2, len(turn)]
+    engine.loop.clear().result(30)
+    assert disk_of(engine).files == 0
+    engine = start()
+    assert all(engine.run(turn, namespace=namespace).computed == len(turn) for namespace in ("", "one", "two"))
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "mamba2"])
+def test_damaged_files_are_computed_again(start: Start, tmp_path: Path, model: str) -> None:
+    engine = start(model)
+    prompt = words(6, 300)
+    prompt = [*prompt, *engine.run(prompt).tokens, 1]
+    engine.close()
+    files = sorted(tmp_path.rglob("*.kv"))
+    source = random.Random(7)
+    damaged = source.sample(files, len(files) // 3)
+    for file in damaged:
+        data = bytearray(file.read_bytes())
+        data[source.randrange(len(data))] ^= 1 << source.randrange(8)
+        file.write_bytes(data)
+    engine = start(model)
+    answer = engine.run(prompt)
+    assert answer.tokens == engine.cold(prompt)
+    assert disk_of(engine).quarantined == len(damaged)
+    # What was computed again is written again.
+    engine = start(model)
+    assert engine.run([*prompt, *answer.tokens, 1]).computed == 2
+
+
+def test_another_model_and_another_kv_format_find_nothing(start: Start, tmp_path: Path) -> None:
+    prompt = words(8, 200)
+    build_model(tmp_path / "wide", {**CONFIGS["llama"], "head_dim": 32}, vocab_size=512)
+    engine = start(tmp_path / "wide")
+    prompt = [*prompt, *engine.run(prompt).tokens, 1]
+    assert start("llama").run(prompt).computed == len(prompt)
+    for bits in (4, 8):
+        options = {"kv_bits": bits, "kv_group_size": 32}
+        assert start(tmp_path / "wide", **options).run(prompt).computed == len(prompt)
+        engine = start(tmp_path / "wide", **options)
+        turn = [*prompt, *engine.cold(prompt), 1]
+        answer = engine.run(turn)
+        assert (answer.computed, answer.tokens) == (2, engine.cold(turn)), "quantised entries come back"
+    assert start(tmp_path / "wide").run(prompt).end.outcome.loaded > 0
+
+
+def test_a_small_budget_takes_what_fits(start: Start) -> None:
+    """What is read counts, and what does not fit is computed."""
+    for model in ("llama", "qwen3_5"):
+        engine = start(model)
+        prompts = [words(100 + i, 250) for i in range(4)]
+        prompts = [[*prompt, *engine.run(prompt).tokens, 1, 2] for prompt in prompts]
+        need = engine.ask(lambda worker: worker.runner.footprint.live(600, chunk=256))
+        engine = start(model, cache_bytes=2 * need)
+        jobs = [engine.submit(prompt) for prompt in prompts * 2]
+        for job in jobs:
+            assert job.wait().end.error is None
+        engine.check()
+        big = start(model)
+        assert [job.tokens for job in jobs] == [big.cold(prompt) for prompt in prompts * 2]
+
+
+def test_an_engine_that_is_cut_off_has_written_what_it_had(start: Start) -> None:
+    """Without a close: what was stored stands in files seconds later, and the lock is the process's own."""
+    engine = start()
+    prompt = words(10, 200)
+    answer = engine.run(prompt)
+    deadline = time.monotonic() + 30
+    while disk_of(engine).files < 200 // BLOCK + 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    engine.ask(lambda worker: worker._disk._writes._noted.clear())
+    engine = start()
+    assert engine.run([*prompt, *answer.tokens, 1]).computed == 2
+
+
+def test_a_directory_in_use_and_one_too_small_are_refused(start: Start, tmp_path: Path) -> None:
+    start()
+    with pytest.raises(DiskUnusable, match="another"):
+        Engine("qwen3_5", disk_bytes=Bytes(1 << 30), disk_directory=str(tmp_path / "disk"), disk_block=BLOCK)
+    with pytest.raises(DiskUnusable, match="--disk-bytes"):
+        Engine("qwen3_5", disk_bytes=Bytes(1000), disk_directory=str(tmp_path / "small"))
+
+
+def test_a_beginning_that_was_computed_ahead_is_there_after_a_restart(start: Start) -> None:
+    engine = start()
+    prompt = words(11, 120)
+    engine.run(prompt, purpose=Purpose.PREFILL)
+    engine = start()
+    answer = engine.run([*prompt, 1, 2, 3])
+    assert (answer.computed, answer.end.outcome.reason) == (3, Reason.NEW_TOKENS)
+
+
+def test_nothing_is_written_without_a_prefix_cache(start: Start, tmp_path: Path) -> None:
+    start(has_prefix_cache=False).run(words(12, 200))
+    start(has_prefix_cache=False)
+    assert not (tmp_path / "disk").exists()
+
+
+def disk_of(engine: Engine) -> OnDisk:
+    disk = engine.ask(lambda worker: worker.status().disk)
+    assert disk is not None
+    return disk
