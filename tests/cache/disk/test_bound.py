@@ -172,6 +172,14 @@ def test_what_cannot_fit_takes_nothing_with_it(tmp_path: Path) -> None:
         assert cache.stats().files == 1 and cache.stats().evicted == 0 and position(find(cache, [1, 2, 3])) == 3
 
 
+def test_what_stands_on_what_found_no_room_is_not_written(tmp_path: Path) -> None:
+    with opened(tmp_path / "kv", max_bytes=5_000) as cache:
+        block = records_for(cache, [5, 5, 5, 5], nbytes=4_900, has_mark=False)[0]
+        mark = records_for(cache, [5, 5, 5, 5, 6], nbytes=10)[1]
+        assert cache.put(block) and cache.put(mark) and cache.flush(PATIENCE_S)
+        assert cache.stats().files == 0 and cache.stats().queued_nbytes == 0
+
+
 def test_a_path_longer_than_the_disk_keeps_its_beginning(tmp_path: Path) -> None:
     with opened(tmp_path / "kv", max_bytes=6_000, resumes_anywhere=True) as cache:
         path = list(range(60))
@@ -229,6 +237,7 @@ def test_files_of_models_that_nobody_serves_count_and_go_by_age(tmp_path: Path) 
             put_path(cache, [k, k, k])
             assert sum(all_files(tmp_path).values()) <= 8_000
             left = [path.exists() for path in others]
+            assert cache.stats().others_nbytes == 500 + 1_000 * sum(left)
             assert left == sorted(left), "the oldest first"
         assert left == [False] * 6 and (tmp_path / "note.txt").exists()
         cache.check()

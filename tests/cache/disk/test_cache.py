@@ -10,7 +10,7 @@ import pytest
 
 from reprise.cache.disk import writer as writer_module
 from reprise.cache.disk.cache import DiskCache
-from reprise.cache.disk.files import fill_file
+from reprise.cache.disk.files import fill_file, locked, take_lock
 from reprise.cache.disk.record import Found, Record
 from reprise.core.errors import DiskUnusable, RepriseError
 from tests.cache.disk.chains import (
@@ -233,6 +233,27 @@ def test_a_second_cache_on_one_folder_is_refused_until_the_first_is_closed(tmp_p
         cache.close(PATIENCE_S)
         with opened(tmp_path / "kv"):
             pass
+
+
+def test_a_server_that_makes_room_is_waited_for(tmp_path: Path) -> None:
+    """It holds the lock of every folder that it looks at, for a moment."""
+    with opened(tmp_path) as cache:
+        lock = cache._shelf.folder / "lock"
+    done = threading.Event()
+
+    def open_it() -> None:
+        with opened(tmp_path):
+            done.set()
+
+    with locked(tmp_path / "lock"):
+        held = take_lock(lock, waits=False)
+        assert held is not None
+        thread = threading.Thread(target=open_it)
+        thread.start()
+        assert not done.wait(0.1)
+        os.close(held)
+    thread.join(PATIENCE_S)
+    assert done.is_set()
 
 
 def test_a_file_is_complete_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

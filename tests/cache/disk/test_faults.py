@@ -11,6 +11,7 @@ import pytest
 from reprise.cache.disk import room as room_module
 from reprise.cache.disk import writer as writer_module
 from reprise.cache.disk.cache import DiskCache
+from reprise.cache.disk.damage import forget_missing
 from reprise.cache.disk.files import fill_file
 from reprise.cache.disk.shelf import MAX_QUARANTINED
 from reprise.core.errors import DiskUnusable
@@ -179,7 +180,7 @@ def test_a_bodys_damage_is_found_when_it_is_read_and_not_before(tmp_path: Path) 
 
 
 def test_quarantine_keeps_the_latest_few(tmp_path: Path) -> None:
-    with opened(tmp_path) as cache:
+    with opened(tmp_path, clock=Clock()) as cache:
         names: list[str] = []
         for k in range(MAX_QUARANTINED + 3):
             (record,) = put_path(cache, [k, k, k])
@@ -187,9 +188,9 @@ def test_quarantine_keeps_the_latest_few(tmp_path: Path) -> None:
             damage(path, -1)
             assert read_all(cache, find(cache, [k, k, k]))[1].failed  # type: ignore[arg-type]
             names.append(path.name)
-            # As if it had happened long ago: files of one moment may have one time.
+            # As if it had happened some time ago, but after the record was written.
             (latest,) = (tmp_path / "quarantine").glob(f"*{path.name}")
-            os.utime(latest, (1_000 + k, 1_000 + k))
+            os.utime(latest, (2_000_000 + k, 2_000_000 + k))
         kept = {path.name[-67:] for path in (tmp_path / "quarantine").iterdir()}
         assert kept == set(names[-MAX_QUARANTINED:]) and cache.stats().quarantined == len(names)
 
@@ -215,6 +216,15 @@ def test_a_file_that_somebody_removed_is_forgotten(tmp_path: Path) -> None:
         assert fetch.failed and len(taken) == 1 and cache.stats().quarantined == cache.stats().errors == 0
         cache.check()
         assert [r.key for r in put_path(cache, CHAT)] == [put[1].key]
+        assert position(find(cache, CHAT)) == 10
+
+
+def test_a_file_that_is_there_again_is_not_forgotten(tmp_path: Path) -> None:
+    """Evicted while it was to be read, and written again since."""
+    with opened(tmp_path) as cache:
+        put = put_path(cache, CHAT)
+        forget_missing(cache._shelf, cache._state, put[1].key)
+        cache.check()
         assert position(find(cache, CHAT)) == 10
 
 
