@@ -60,6 +60,13 @@ DISK_MUTANTS = (
         _INDEX,
     ),
     _mutant(
+        "index.py",
+        "only one neighbour is compared with a prompt",
+        "row[max(0, at - 1) : at + 1]",
+        "row[at : at + 1]",
+        _INDEX,
+    ),
+    _mutant(
         "order.py",
         "what others stand on may go before them",
         "return self.last_use_ns.get(item[1]) == item[0] and self._is_bare(item[1])",

@@ -1,5 +1,6 @@
 """What is on disk, in memory: which prompts can be resumed where. Touches no file."""
 
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -55,11 +56,14 @@ class Index:
         """Keys of the entries that stand on a key, whether that is there itself or not."""
         self.tails: dict[bytes, dict[int, dict[bytes, bytes]]] = {}
         """Parent → length of the tail in bytes → tail → key of the mark."""
+        self.rows: dict[bytes, list[tuple[bytes, bytes]]] = {}
+        """Parent → tokens and keys of all that stands on it, sorted: those that agree the furthest are neighbours."""
 
     def add(self, entry: Entry) -> None:
         assert entry.key not in self.entries, entry
         self.entries[entry.key] = entry
         self.above[entry.parent].add(entry.key)
+        insort(self.rows.setdefault(entry.parent, []), (entry.tokens, entry.key))
         if entry.is_mark:
             self.tails.setdefault(entry.parent, {}).setdefault(len(entry.tokens), {})[entry.tokens] = entry.key
 
@@ -67,8 +71,10 @@ class Index:
         entry = self.entries.pop(key)
         beside = self.above[entry.parent]
         beside.remove(key)
+        row = self.rows[entry.parent]
+        del row[bisect_left(row, (entry.tokens, key))]
         if not beside:
-            del self.above[entry.parent]
+            del self.above[entry.parent], self.rows[entry.parent]
         if entry.is_mark:
             by_length = self.tails[entry.parent]
             del by_length[len(entry.tokens)][entry.tokens]
@@ -117,6 +123,17 @@ class Index:
                 return self._found(position, namespace, (*chain[:num_blocks], mark.key))
         return None
 
+    def runs(self, root: bytes) -> list[Entry]:
+        """All entries that can be reached from `root`, each behind what it stands on. O(their number)."""
+        found: list[Entry] = []
+        left = sorted(self.above.get(root, ()))
+        while left:
+            entry = self.entries[left.pop()]
+            found.append(entry)
+            if not entry.is_mark:
+                left.extend(sorted(self.above.get(entry.key, ())))
+        return found
+
     def missing(self, tokens: Tokens, *, root: bytes, queued: Set[bytes]) -> Missing:
         """What a path lacks. `queued`: keys that will be there. O(tokens)."""
         wanted = token_bytes(tokens)
@@ -142,13 +159,16 @@ class Index:
         """AssertionError where the tables differ from the entries."""
         above: dict[bytes, set[bytes]] = {}
         tails: dict[bytes, dict[int, dict[bytes, bytes]]] = {}
+        rows: dict[bytes, list[tuple[bytes, bytes]]] = {}
         for key, entry in self.entries.items():
             assert key == entry.key, entry
             above.setdefault(entry.parent, set()).add(key)
+            rows.setdefault(entry.parent, []).append((entry.tokens, key))
             if entry.is_mark:
                 tails.setdefault(entry.parent, {}).setdefault(len(entry.tokens), {})[entry.tokens] = key
         assert above == self.above, "what stands on what"
         assert tails == self.tails, "the tails of the marks"
+        assert {parent: sorted(row) for parent, row in rows.items()} == self.rows, "the sorted rows"
 
     def _keys(self, wanted: bytes, root: bytes) -> Iterator[bytes]:
         """The keys of the whole blocks of these tokens, each computed when it is asked for."""
@@ -170,11 +190,13 @@ class Index:
     def _most_alike(self, parent: bytes, rest: bytes) -> tuple[bytes | None, int]:
         """What stands on `parent` and agrees with the most tokens of `rest`, and how many these are.
 
-        O(tokens of all that stands there).
+        O(log of how many stand there): no other agrees further than the two between which `rest` would stand.
         """
         best, most = None, 0
         wanted = np.frombuffer(rest, dtype=np.int32)
-        for key in sorted(self.above.get(parent, ())) if len(wanted) > 0 else ():
+        row = self.rows.get(parent, [])
+        at = bisect_left(row, (rest, b""))
+        for _, key in row[max(0, at - 1) : at + 1]:
             num = common_prefix(np.frombuffer(self.entries[key].tokens, dtype=np.int32), wanted)
             if num > most:
                 best, most = key, num
