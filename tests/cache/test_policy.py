@@ -42,11 +42,16 @@ def serve(
     kind: BoundaryKind = BoundaryKind.STABLE,
     is_side: bool = False,
     pinned_until: float = 0.0,
+    stable_at: int | None = None,
+    num_answered: float | None = None,
 ) -> int:
     match = cache.match(tokens)
     resume_at = cache.resume_at(match, limit=len(tokens) - 1)
     lease = cache.lease(match, resume_at)
-    cache.commit(tokens, SizedSource(sizes, 1), kind=kind, is_side=is_side, pinned_until=pinned_until)
+    source = SizedSource(sizes, 1)
+    cache.commit(tokens, source, kind=kind, is_side=is_side, pinned_until=pinned_until, stable_at=stable_at)
+    if num_answered is not None:
+        cache.note_answer(lease, num_answered)
     cache.release(lease)
     cache.check()
     return resume_at
@@ -207,6 +212,62 @@ def test_of_what_is_admitted_in_part_the_beginning_is_kept() -> None:
     assert [resumes_at(cache, chat) for chat in chats] == [100, 100]
     assert 0 < resumes_at(cache, once) < 350
     assert 400 - cache.grain.tail < cache.ledger.held <= 400, "nothing was evicted for nothing"
+
+
+@pytest.mark.parametrize("has_tail", [False, True])
+def test_what_next_turns_do_not_have_goes_before_what_they_have(*, has_tail: bool) -> None:
+    sizes = Sizes(full=1)
+    cache = store("cost", sizes, None)
+    chats = {n: (run_of(n, 100), run_of(10 + n, 40)) for n in range(4)}
+    for turn in range(1, 6):
+        for n, (before, tail) in chats.items():
+            kept = join_tokens(before, tail) if has_tail else before
+            lasting = join_tokens(kept, run_of(100 * turn + n, 60))
+            chats[n] = (lasting, run_of(100 * turn + 10 + n, 40))
+            serve(cache, join_tokens(*chats[n]), sizes, kind=BoundaryKind.GENERATION_END, stable_at=len(lasting))
+    cache.make_room(0)
+    for lasting, tail in chats.values():
+        assert resumes_at(cache, join_tokens(lasting, tail)) == len(lasting) + 40, "there is room"
+    # As much has to go as there is behind the stable boundaries.
+    cache.budget = cache.ledger.held - 4 * 40
+    cache.make_room(0)
+    cache.check()
+    whole = [resumes_at(cache, lasting) == len(lasting) for lasting, _ in chats.values()]
+    assert all(whole) is not has_tail
+
+
+def test_an_end_is_cut_at_the_stable_boundary_and_the_rest_is_worth_what_it_was() -> None:
+    sizes = Sizes(full=1)
+    cache = store("cost", sizes, None)
+    tokens = run_of(0, 100)
+    serve(cache, tokens, sizes, kind=BoundaryKind.GENERATION_END, stable_at=70)
+    ends = [100, 84, 70, 54]  # 16 tokens at a time, but not of both sides at once.
+    worths: list[float] = []
+    for end in ends:
+        assert resumes_at(cache, tokens) == end
+        leaf = next(iter(next(iter(cache.roots.values())).children.values()))
+        worths.append(cache.order.policy.worth(cache.facts(leaf.landmarks[end])))
+        cache.evict_one("test")
+        cache.check()
+    assert worths[0] == worths[1] < worths[2] == worths[3]
+
+
+def test_answers_tell_who_comes_back() -> None:
+    sizes = Sizes(full=1)
+    cache = store("cost", sizes, None)
+    # A word is the answer to a task, and a page that to a question of a chat.
+    for n in range(100):
+        chat = run_of(n, 100)
+        serve(cache, chat, sizes, num_answered=2)
+        serve(cache, chat := run_of(1000 + n, 100), sizes, num_answered=300)
+        serve(cache, join_tokens(chat, run_of(2000 + n, 10)), sizes, num_answered=300)
+    policy = cache.order.policy
+    worths: list[float] = []
+    for seed, num_answered in ((5000, 2), (5001, 300), (5002, None)):
+        serve(cache, run_of(seed, 100), sizes, num_answered=num_answered)
+        worths.append(policy.worth(facts(visit=301 + len(worths))))
+    word, page, unknown = worths
+    assert word < unknown < page
 
 
 def test_side_requests_go_before_chats() -> None:

@@ -90,6 +90,23 @@ def test_what_never_comes_back_is_worth_less_than_what_does() -> None:
     assert returns.worth(798) > 5 * returns.worth(797)
 
 
+def test_who_is_known_better_later_is_judged_by_all_until_then() -> None:
+    returns = Returns((1,), num_later=2)
+    # Those of the first place come back after 20, and nobody else; of a third it is never known where they are.
+    for number in range(1, 900):
+        returns.advance()
+        if number > 20 and (number - 20) % 3 == 0:
+            returns.come_back(number - 20)
+        returns.wait(0)
+        if number > 3 and (number - 3) % 3 < 2:
+            returns.specify(number - 3, (number - 3) % 3)
+    always, never, unknown = (returns.worth(number) for number in (891, 892, 893))
+    assert always > unknown > 5 * never
+    assert returns.worth(899) == pytest.approx(returns.worth(898)), "that nothing is known yet says nothing"
+    returns.specify(899, 0)
+    assert returns.worth(899) > returns.worth(898)
+
+
 def test_somebody_comes_back_once() -> None:
     returns = Returns((1,))
     returns.advance()
@@ -147,6 +164,18 @@ def test_a_repeat_goes_on_from_the_one_before() -> None:
     prompt = run_of(0, 200)
     visits = [lineage.arrive(prompt, known=200 * (n > 0), namespace="") for n in range(4)]
     assert [visit.continues for visit in visits] == [None, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("kept", "has_tail"), [(200, True), (180, True), (160, False)])
+def test_whether_a_next_turn_has_what_was_left_is_judged_in_the_middle(kept: int, *, has_tail: bool) -> None:
+    lineage = Lineage()
+    path = run_of(0, 200)
+    number = lineage.arrive(path[:150], known=0, namespace="").number
+    lineage.leave_tail(path, 150, number=number, namespace="")
+    visit = lineage.arrive(join_tokens(path[:kept], run_of(1, 40)), known=0, namespace="")
+    assert visit.continues == number
+    assert visit.has_tail is has_tail
+    assert lineage.arrive(join_tokens(path[:kept], run_of(1, 40)), known=0, namespace="").has_tail is None
 
 
 def test_namespaces_are_strangers() -> None:

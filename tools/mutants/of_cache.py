@@ -11,6 +11,7 @@ _LAWS = (
 )
 _CHECK = ("tests/cache/test_check.py",)
 _POLICY = ("tests/cache/test_policy.py", "tests/simulate")
+_LEARNING = ("tests/cache/test_returns.py",)
 
 
 def _mutant(file: str, name: str, old: str, new: str, tests: tuple[str, ...] = _LAWS) -> Mutant:
@@ -406,6 +407,48 @@ WORTH = (
         "nbytes = landmark.snapshot.nbytes if landmark.snapshot is not None else 0",
         "nbytes = 0",
         _POLICY,
+    ),
+    _mutant(
+        "policy.py",
+        "what next turns never have is worth as much as what they have",
+        "rate *= self._tails_met / (self._tails_met + self._tails_missed)",
+        "pass",
+        _POLICY,
+    ),
+    _mutant(
+        "policy.py",
+        "nothing is learned from answers",
+        "self._turns.specify(number, _place(_ANSWERED, num_tokens * self._unit_tokens))",
+        "pass",
+        _POLICY,
+    ),
+    _mutant(
+        "trimming.py",
+        "an end is cut on both sides of its stable boundary",
+        "return max(start, end.stable_at) if end.stable_at is not None and is_tail(end) else start",
+        "return start",
+        _POLICY,
+    ),
+    _mutant(
+        "removal.py",
+        "an end that was cut is not known to be behind its stable boundary any more",
+        "mark_end(contents, end, stable_at=stable_at)",
+        "mark_end(contents, end)",
+        _POLICY,
+    ),
+    _mutant(
+        "returns.py",
+        "who is not known better is judged by those who never came to be",
+        "rates[..., :1, :] = by_all",
+        "pass",
+        _LEARNING,
+    ),
+    _mutant(
+        "lineage.py",
+        "a next turn always has what was left behind the stable boundary",
+        "return at <= len(hashes) and bool(hashes[at - 1] == self._tail_keys[number % MEMORY])",
+        "return True",
+        _LEARNING,
     ),
     _mutant(
         "tree.py",

@@ -14,6 +14,20 @@ def _mutant(file: str, name: str, old: str, new: str, tests: tuple[str, ...]) ->
 LOOP_MUTANTS = (
     _mutant(
         "worker.py",
+        "nobody tells how long an answer was",
+        "self.cache.note_answer(task.lease, len(task.generated))",
+        "pass",
+        ("tests/loop/test_told.py",),
+    ),
+    _mutant(
+        "worker.py",
+        "nobody tells where the next turn may differ",
+        "stable_at=task.job.prompt.stable_at,",
+        "stable_at=None,",
+        ("tests/loop/test_told.py",),
+    ),
+    _mutant(
+        "worker.py",
         "what a cancelled job computed is lost",
         "if task.live is None or task.position <= task.resume_at:",
         "if task.position > -1:",

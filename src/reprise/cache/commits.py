@@ -38,6 +38,7 @@ def commit(
     is_side: bool,
     pinned_until: float,
     is_wanted: bool,
+    stable_at: int | None,
 ) -> Committed:
     """Make the position ``len(tokens)`` resumable (`PrefixCache.commit`)."""
     position = len(tokens)
@@ -55,6 +56,8 @@ def commit(
         nbytes = sum(source.segment_nbytes(k, len(span)) for k, span in wanted)
         nbytes += source.snapshot_nbytes() if needs_snapshot else 0
         visit = contents.order.policy.number_of(tokens, namespace=namespace)
+        if stable_at is not None and stable_at < position:
+            contents.order.policy.leave_tail(tokens, stable_at, number=visit, namespace=namespace)
         new = _facts_of_new(contents, walked, position, nbytes, kind=kind, visit=visit, is_side=is_side)
         is_wanted |= pinned_until > contents.now_s
         is_whole = nbytes == 0 or _fits(contents, nbytes, None if is_wanted else new)
@@ -77,7 +80,16 @@ def commit(
         for node in nodes:
             pass_by(contents, node, visit)
             node.first_visit = node.first_visit if node.first_visit > 0 else visit
-        _place_landmark(contents, nodes, position, kind, snapshot, is_side=is_side, pinned_until=pinned_until)
+        _place_landmark(
+            contents,
+            nodes,
+            position,
+            kind,
+            snapshot,
+            is_side=is_side,
+            pinned_until=pinned_until,
+            stable_at=stable_at,
+        )
         added = contents.ledger.held - held_before
     finally:
         release(contents, guard)
@@ -165,6 +177,7 @@ def _place_landmark(
     *,
     is_side: bool,
     pinned_until: float,
+    stable_at: int | None,
 ) -> None:
     contents.clock += 1
     for node in nodes:
@@ -183,7 +196,7 @@ def _place_landmark(
         landmark.snapshot = snapshot
         contents.ledger.charge_snapshot(snapshot.nbytes)
     landmark.last_use = contents.clock
-    landmark.is_superseded = False
+    landmark.is_superseded, landmark.stable_at = False, stable_at
     landmark.is_side = landmark.is_side and is_side
     contents.pins.pin(landmark, pinned_until)
     supersede(contents, superseded_on(nodes, position, kind))

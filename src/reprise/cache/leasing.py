@@ -43,8 +43,8 @@ def note_use(contents: Contents, match: Match, position: int) -> None:
                 contents.order.use(landmark)
 
 
-def note_arrival(contents: Contents, match: Match) -> None:
-    """Let the policy know of a request, and look again at everything whose worth that changes."""
+def note_arrival(contents: Contents, match: Match) -> int:
+    """Let the policy know of a request, and look again at everything whose worth that changes. Gives its number."""
     arrival = contents.order.policy.arrive(match.tokens, known=match.length, namespace=match.namespace)
     nodes, last = match.walk.nodes, match.walk.last
     passed = nodes if match.length == last.stop else nodes[:-1]
@@ -58,3 +58,4 @@ def note_arrival(contents: Contents, match: Match) -> None:
                 for landmark in node.landmarks.values():
                     contents.order.place(landmark)
     contents.order.advance(arrival.number)
+    return arrival.number

@@ -32,7 +32,8 @@ class Visit:
 
     `turn`: how many turns came before it. `gap`: prompts since the last of them, None if there is none or if it is a
     branch. `num_new`: tokens that no earlier prompt had. `continues`: the number of the prompt that it goes on from;
-    `num_others`: how many went on from there before it did, `last_other`: the number of the last of them.
+    `num_others`: how many went on from there before it did, `last_other`: the number of the last of them. `has_tail`:
+    whether it has what that one left behind its stable boundary, None if that left nothing there.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Visit:
     continues: int | None
     num_others: int = 0
     last_other: int | None = None
+    has_tail: bool | None = None
 
     @property
     def is_next_turn(self) -> bool:
@@ -58,6 +60,8 @@ class Lineage:
         self._turns = np.zeros(MEMORY, dtype=np.int32)
         self._num_continued = np.zeros(MEMORY, dtype=np.int32)
         self._continued_by = np.zeros(MEMORY, dtype=np.int64)
+        self._tail_at = np.zeros(MEMORY, dtype=np.int64)
+        self._tail_keys = np.zeros(MEMORY, dtype=np.uint64)
         self._keys = np.zeros(_SLOTS, dtype=np.uint64)
         self._numbers = np.zeros(_SLOTS, dtype=np.int64)
         self._factors = np.zeros(0, dtype=np.uint64)
@@ -76,12 +80,13 @@ class Lineage:
         last_other = int(self._continued_by[before_slot]) if num_others > 0 else None
         # Only the first that goes on from there is the next turn; later ones share a beginning with it.
         is_next_turn = before is not None and num_others == 0
+        has_tail = self._has_tail(hashes, before) if before is not None and is_next_turn else None
         turn = 0
         if before is not None:
             turn = int(self._turns[before_slot]) + (1 if is_next_turn else 0)
             self._num_continued[before_slot] += 1
             self._continued_by[before_slot] = number
-        self._turns[slot], self._num_continued[slot] = turn, 0
+        self._turns[slot], self._num_continued[slot], self._tail_at[slot] = turn, 0, 0
         if new_at < len(tokens) or is_next_turn:
             self._mark(hashes, new_at, number)
         return Visit(
@@ -92,7 +97,18 @@ class Lineage:
             continues=before,
             num_others=num_others,
             last_other=last_other,
+            has_tail=has_tail,
         )
+
+    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int, namespace: str) -> None:
+        """Prompt `number` and its answer are stored as far as `tokens` go; from `stable_at` on a next turn may differ.
+
+        Whether it has is judged in the middle: a generation prompt may begin like an answer.
+        """
+        middle = (stable_at + len(tokens) + 1) // 2
+        if self._is_remembered(number):
+            self._tail_at[number % MEMORY] = middle
+            self._tail_keys[number % MEMORY] = self._hashes(tokens[:middle], namespace)[-1]
 
     def number_of(self, tokens: Tokens, *, namespace: str) -> int:
         """The number of the newest remembered prompt that these tokens belong to, 0 if there is none."""
@@ -106,6 +122,12 @@ class Lineage:
     def is_continued(self, number: int) -> bool:
         """Whether a later prompt went on from prompt `number`."""
         return self._is_remembered(number) and bool(self._num_continued[number % MEMORY] > 0)
+
+    def _has_tail(self, hashes: Hashes, number: int) -> bool | None:
+        at = int(self._tail_at[number % MEMORY])
+        if at == 0:
+            return None
+        return at <= len(hashes) and bool(hashes[at - 1] == self._tail_keys[number % MEMORY])
 
     def _is_remembered(self, number: int) -> bool:
         return number > 0 and self.now - number < MEMORY

@@ -17,12 +17,12 @@ def add_landmark(contents: Contents, node: Node, position: int, kind: BoundaryKi
     return landmark
 
 
-def mark_end(contents: Contents, leaf: Node) -> None:
+def mark_end(contents: Contents, leaf: Node, *, stable_at: int | None = None) -> None:
     """Make the end of a leaf evictable again (layouts where every position is resumable)."""
     if leaf.stop in leaf.landmarks:
         return
     end = add_landmark(contents, leaf, leaf.stop, BoundaryKind.INTERVAL, is_side=False)
-    end.last_use, end.num_uses = leaf.last_use, leaf.num_uses
+    end.last_use, end.num_uses, end.stable_at = leaf.last_use, leaf.num_uses, stable_at
     contents.order.use(end)
 
 

@@ -20,6 +20,7 @@ _SHARED = frozenset({BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
 _TURNS = (1, 2, 4, 8)
 _PAUSES = (16, 64, 256, 1024)
 _NEW_TOKENS = (512, 4096, 32768)
+_ANSWERED = (16, 64, 256, 1024)
 """Edges of the classes in which chats are thought alike, in powers of two, four and eight."""
 
 
@@ -30,7 +31,7 @@ class Facts:
     `cost`: the tokens to compute again if it were gone and its position were asked for. `nbytes`: what evicting it
     gives back. `last_use`, `now`: the cache's clock. `num_uses`: how often a request resumed here. `num_branches`: the
     paths that go on from here. `visit`: the number of the prompt that came by last; `first_visit`: that of the first
-    (0: none known). `num_passes`: how many requests came by.
+    (0: none known). `num_passes`: how many requests came by. `is_tail`: it lies behind the stable boundary of its path.
     """
 
     kind: BoundaryKind
@@ -47,6 +48,7 @@ class Facts:
     visit: int = 0
     first_visit: int = 0
     num_passes: int = 0
+    is_tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,14 @@ class Policy(Protocol):
 
     def number_of(self, tokens: Tokens, *, namespace: str) -> int:
         """The number of the prompt that these tokens belong to, 0 if it is not known."""
+        ...
+
+    def answered(self, number: int, num_tokens: float) -> None:
+        """Prompt `number` has its answer, of so many tokens."""
+        ...
+
+    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int, namespace: str) -> None:
+        """Prompt `number` and its answer are stored as far as `tokens`; from `stable_at` on a next turn may differ."""
         ...
 
     def worth(self, facts: Facts) -> float: ...
@@ -101,6 +111,12 @@ class _Unlearned:
 
     def number_of(self, tokens: Tokens, *, namespace: str) -> int:
         return 0
+
+    def answered(self, number: int, num_tokens: float) -> None:
+        pass
+
+    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int, namespace: str) -> None:
+        pass
 
     def admits(self, new: Facts, than: float) -> bool:
         return True
@@ -155,8 +171,10 @@ class ExpectedSaving:
         """`unit_tokens`: how many real tokens one token of the prompts stands for (replayed block hashes)."""
         self._unit_tokens = unit_tokens
         self._lineage = Lineage()
-        self._turns = Returns((len(_TURNS) + 1, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1))
+        self._turns = Returns((len(_TURNS) + 1, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1), num_later=len(_ANSWERED) + 1)
         self._branches = Returns((len(_TURNS) + 1,))
+        # One of each before any was seen.
+        self._tails_met, self._tails_missed = 1, 1
 
     def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
         visit = self._lineage.arrive(tokens, known=known, namespace=namespace)
@@ -165,6 +183,9 @@ class ExpectedSaving:
         if visit.continues is not None:
             if visit.last_other is None:
                 self._turns.come_back(visit.continues)
+                if visit.has_tail is not None:
+                    self._tails_met += visit.has_tail
+                    self._tails_missed += not visit.has_tail
             else:
                 self._branches.come_back(visit.last_other)
             self._branches.wait(_place(_TURNS, visit.num_others))
@@ -178,6 +199,12 @@ class ExpectedSaving:
     def number_of(self, tokens: Tokens, *, namespace: str) -> int:
         return self._lineage.number_of(tokens, namespace=namespace)
 
+    def answered(self, number: int, num_tokens: float) -> None:
+        self._turns.specify(number, _place(_ANSWERED, num_tokens * self._unit_tokens))
+
+    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int, namespace: str) -> None:
+        self._lineage.leave_tail(tokens, stable_at, number=number, namespace=namespace)
+
     def worth(self, facts: Facts) -> float:
         if facts.nbytes == 0:
             return 0.0
@@ -190,6 +217,8 @@ class ExpectedSaving:
             rate = max(rate, self._rate_of_passes(facts))
         if facts.is_side:
             rate *= 0.1
+        if facts.is_tail:
+            rate *= self._tails_met / (self._tails_met + self._tails_missed)
         worth = saved * rate
         return worth if not self._is_left_behind(facts) else -1.0 / (1.0 + worth)
 
@@ -218,7 +247,7 @@ class ExpectedSaving:
         return min(rate, 1 / silence)
 
 
-def _place(edges: tuple[int, ...], value: int) -> int:
+def _place(edges: tuple[int, ...], value: float) -> int:
     return bisect_right(edges, value)
 
 

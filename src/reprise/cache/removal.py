@@ -12,7 +12,7 @@ from reprise.cache.loans import lenders_of, lent_on
 from reprise.cache.marking import drop_landmark, mark_end
 from reprise.cache.policy import Facts
 from reprise.cache.tree import Landmark, Node, cut_pieces, kv_nbytes, subtree
-from reprise.cache.trimming import end_of_use, tail_start, trimmed
+from reprise.cache.trimming import end_of_use, evicted_from, trimmed
 from reprise.core.kinds import Full
 from reprise.core.tokens import own_tokens
 
@@ -116,13 +116,13 @@ def _evict(contents: Contents, landmark: Landmark, reason: str) -> None:
         contents.recall(lender)
     is_end = not node.children and position == node.stop
     if contents.layout.resumes_anywhere:
-        cut = tail_start(node, contents.grain.tail, contents.now_s)
+        cut = evicted_from(landmark, contents.grain.tail, contents.now_s)
         drop_landmark(contents, landmark)
         if is_end:
             # Pins that ran out are the only landmarks inside an edge here.
             for mark in [mark for mark in node.landmarks.values() if mark.position > cut]:
                 drop_landmark(contents, mark)
-            _cut_tail(contents, node, cut)
+            _cut_tail(contents, node, cut, stable_at=landmark.stable_at)
         return
     drop_landmark(contents, landmark)
     _ghosts(node).lose_landmark(position)
@@ -130,7 +130,7 @@ def _evict(contents: Contents, landmark: Landmark, reason: str) -> None:
     prune(contents, node)
 
 
-def _cut_tail(contents: Contents, leaf: Node, stop: int) -> None:
+def _cut_tail(contents: Contents, leaf: Node, stop: int, *, stable_at: int | None) -> None:
     """Drop ``[stop, leaf.stop)``, and make the path's new end evictable."""
     end = leaf
     if stop > leaf.start:
@@ -138,7 +138,7 @@ def _cut_tail(contents: Contents, leaf: Node, stop: int) -> None:
     else:
         end = _remove(contents, leaf)
     if end.parent is not None and not end.children:
-        mark_end(contents, end)
+        mark_end(contents, end, stable_at=stable_at)
 
 
 def _shorten(contents: Contents, leaf: Node, stop: int) -> None:

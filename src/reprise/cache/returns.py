@@ -48,12 +48,14 @@ class _Waiting:
 class Returns:
     """Counts of returns and of waiting, by class and age, and the table of worth made from them.
 
-    A class has a place on each axis of `shape`. Everybody who waits is known by the prompt at which they began to.
+    A class has a place on each axis of `shape`, and perhaps one of `num_later` more, of which it is known later who is
+    where (`specify`); until then one is judged by all of them. Everybody who waits is known by the prompt at which they
+    began to.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._shape = shape
-        size = (int(np.prod(shape)), _STEPS)
+    def __init__(self, shape: tuple[int, ...], *, num_later: int = 0) -> None:
+        self._shape = (*shape, 1 + num_later)
+        size = (int(np.prod(self._shape)), _STEPS)
         self._waiting_now = np.zeros(size)
         self._waited = np.zeros(size)
         self._returned = np.zeros(size)
@@ -76,9 +78,18 @@ class Returns:
 
     def wait(self, *places: int) -> None:
         """From this prompt on somebody of the class at `places` waits; at most one for a prompt."""
-        kind = int(np.ravel_multi_index(places, self._shape))
+        kind = int(np.ravel_multi_index((*places, 0), self._shape))
         self._ring[self._now % MEMORY] = _Waiting(kind)
         self._waiting_now[kind, 0] += 1
+
+    def specify(self, number: int, place: int) -> None:
+        """Whoever has waited since prompt `number` turns out to be at this place of those that are known later."""
+        one = self._ring[number % MEMORY] if self._is_remembered(number) else None
+        if one is not None and one.is_waiting:
+            step = _step_of(self._now - number)
+            self._waiting_now[one.kind, step] -= 1
+            one.kind += 1 + place - one.kind % self._shape[-1]
+            self._waiting_now[one.kind, step] += 1
 
     def come_back(self, number: int) -> None:
         """Whoever has waited since prompt `number` is back."""
@@ -111,25 +122,36 @@ class Returns:
         return number > 0 and self._now - number < MEMORY
 
     def _make_table(self) -> Floats:
-        return index_table(_rates(self._returned, self._waited, self._shape), _WIDTHS)
+        seen, time = self._returned.reshape(*self._shape, _STEPS), self._waited.reshape(*self._shape, _STEPS)
+        by_all = _rates(seen.sum(-2), time.sum(-2))[..., None, :]
+        rates = _learned(seen, time, by_all * _ratios(seen, time, by_all))
+        # Of whom less is known is judged by all, and not by those who never came to be known better.
+        rates[..., :1, :] = by_all
+        return index_table(rates.reshape(-1, _STEPS), _WIDTHS)
 
 
 def _step_of(age: int) -> int:
     return max(0, int(np.searchsorted(_AGES, age, side="right")) - 1)
 
 
-def _rates(returned: Floats, waited: Floats, shape: tuple[int, ...]) -> Floats:
-    """Rates of return by class and age: what was seen, shrunk towards what the marginals make of it."""
-    seen, time = returned.reshape(*shape, -1), waited.reshape(*shape, -1)
-    axes = tuple(range(len(shape)))
+def _rates(seen: Floats, time: Floats) -> Floats:
+    """Rates of return by class and age (the last axis): what was seen, shrunk towards what the marginals make of it."""
+    axes = tuple(range(seen.ndim - 1))
     prior = _PRIOR_RATE / (_AGES + _WIDTHS / 2)
     overall = (seen.sum(axes) + 1) / (time.sum(axes) + 1 / prior)
-    expected = np.broadcast_to(overall, (*shape, _STEPS))
+    expected = np.broadcast_to(overall, seen.shape)
     for axis in axes:
         others = tuple(a for a in axes if a != axis)
         marginal = _learned(seen.sum(others, keepdims=True), time.sum(others, keepdims=True), overall)
         expected = expected * (marginal / overall)
-    return _learned(seen, time, expected).reshape(returned.shape)
+    return _learned(seen, time, expected)
+
+
+def _ratios(seen: Floats, time: Floats, expected: Floats) -> Floats:
+    """By how much each place of the last axis but one comes back more often than expected, all others alike."""
+    others = tuple(range(seen.ndim - 2))
+    overall = (time * expected).sum(others, keepdims=True)
+    return _learned(seen.sum(others, keepdims=True), overall, np.ones_like(overall))
 
 
 def _learned(seen: Floats, time: Floats, expected: Floats) -> Floats:
@@ -157,10 +179,11 @@ def index_table(rates: Floats, widths: Floats) -> Floats:
     # The time spent in a step, by those who enter it: the integral of exp(-rate · t) over it.
     spent = np.cumsum(before * -np.expm1(-hazard) / rates, axis=1)
     spent_before = np.concatenate([np.zeros((len(rates), 1)), spent[:, :-1]], axis=1)
-    used = before[:, :, None] - survival[:, None, :]
-    held = spent[:, None, :] - spent_before[:, :, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(held > 0, used / held, 0.0)
-    # Stops before the start are no stops; one step at least is held.
-    stops_later = np.triu(np.ones(ratio.shape[1:]))
-    return np.maximum((ratio * stops_later).max(axis=2), rates)
+    index = rates.copy()
+    for stop in range(rates.shape[1]):
+        # Held from the start of each step before `stop` to the end of that one.
+        used = before[:, : stop + 1] - survival[:, stop, None]
+        held = spent[:, stop, None] - spent_before[:, : stop + 1]
+        ratio = np.divide(used, held, out=np.zeros_like(used), where=held > 0)
+        index[:, : stop + 1] = np.maximum(index[:, : stop + 1], ratio)
+    return index

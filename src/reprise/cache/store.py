@@ -58,8 +58,15 @@ class PrefixCache(Contents):
         held = leasing.protect(match.walk, position)
         leasing.note_use(self, match, position)
         if is_request:
-            leasing.note_arrival(self, match)
+            held.number = leasing.note_arrival(self, match)
         return held
+
+    def note_answer(self, lease: Lease, num_tokens: float) -> None:
+        """Let the policy know that the request of this lease has its answer, and how long that is.
+
+        In tokens like the prompt's: a fraction where one of those stands for many.
+        """
+        self.order.policy.answered(lease.number, num_tokens)
 
     def release(self, lease: Lease) -> None:
         """Give the lease back, and drop what was kept for it alone. Releasing twice is a bug."""
@@ -91,13 +98,15 @@ class PrefixCache(Contents):
         is_side: bool = False,
         pinned_until: float = 0.0,
         is_wanted: bool = False,
+        stable_at: int | None = None,
     ) -> Committed:
         """Make the position ``len(tokens)`` resumable: copy from `source` what the tree does not have yet.
 
         What cannot fit the budget, even after eviction, is not stored, or only its beginning where every position is
         resumable: the result says so. If `source` raises, nothing was added; what was evicted to make room stays
         evicted. `is_wanted`: a client asked to keep something of this path, so it may take the place of whatever may
-        be evicted; what is pinned itself may, too.
+        be evicted; what is pinned itself may, too. `stable_at`: from there on the next turn may have something else
+        (None: not known).
         """
         return commits.commit(
             self,
@@ -108,6 +117,7 @@ class PrefixCache(Contents):
             is_side=is_side,
             pinned_until=pinned_until,
             is_wanted=is_wanted,
+            stable_at=stable_at,
         )
 
     # Removal.

@@ -30,7 +30,8 @@ class Landmark:
 
     `snapshot` is None for models without snapshots. `last_use` is the cache's clock (a count of requests) when the
     position was made or resumed from; `num_uses` counts the resumes. `is_superseded`: a later tip of the same
-    conversation exists. `version` marks its newest place in the order of eviction.
+    conversation exists. `version` marks its newest place in the order of eviction. `stable_at`: from there on the next
+    turn may have something else (None: not known); kept where every position is resumable, and up to that one matter.
     """
 
     position: int
@@ -42,6 +43,7 @@ class Landmark:
     num_uses: int = 0
     is_superseded: bool = False
     is_side: bool = False
+    stable_at: int | None = None
     pinned_until: float = 0.0
     retained_until: float = 0.0
     """Like `pinned_until`, until a later position of the same path is retained (`reprise.cache.pins`)."""
@@ -56,10 +58,14 @@ class Landmark:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Protects the path from the root to `position` while a request uses it."""
+    """Protects the path from the root to `position` while a request uses it.
+
+    `number`: how the policy knows the request, 0 if nobody asked.
+    """
 
     node: "Node"
     position: int
+    number: int = 0
     is_released: bool = False
 
 

@@ -1,6 +1,6 @@
 """What of an edge is still needed. Pure: entries of windows and chunks are kept for landmarks and leases alone."""
 
-from reprise.cache.tree import Node, Piece, cut_spans
+from reprise.cache.tree import Landmark, Node, Piece, cut_spans
 from reprise.core.kinds import Chunk, Full, KvKind, Window
 from reprise.core.spans import Span, covers, union
 
@@ -46,6 +46,17 @@ def _needed(node: Node, kind: Window | Chunk) -> tuple[Span, ...]:
         stack.extend(below.children.values())
     clipped = (span.clip(node.start, node.stop) for span in spans)
     return union(span for span in clipped if span is not None)
+
+
+def evicted_from(end: Landmark, tail_tokens: int, now_s: float) -> int:
+    """From where on a path is dropped if its end is evicted: not what the next turn has along with what it may not."""
+    start = tail_start(end.node, tail_tokens, now_s)
+    return max(start, end.stable_at) if end.stable_at is not None and is_tail(end) else start
+
+
+def is_tail(end: Landmark) -> bool:
+    """Whether a path ends here behind its stable boundary."""
+    return end.stable_at is not None and end.stable_at < end.position
 
 
 def tail_start(node: Node, tail_tokens: int, now_s: float) -> int:

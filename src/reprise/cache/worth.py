@@ -4,7 +4,7 @@ from bisect import bisect_right
 
 from reprise.cache.policy import Facts
 from reprise.cache.tree import Landmark, Node, Piece
-from reprise.cache.trimming import tail_start
+from reprise.cache.trimming import evicted_from, is_tail
 from reprise.core.kinds import Full, Layout
 from reprise.core.prompt import BoundaryKind
 
@@ -14,7 +14,7 @@ def facts_of(landmark: Landmark, layout: Layout, *, tail: int, clock: int, now_s
     node = landmark.node
     nbytes = landmark.snapshot.nbytes if landmark.snapshot is not None else 0
     is_end = not node.children and landmark.position == node.stop
-    lower = tail_start(node, tail, now_s) if is_end and layout.resumes_anywhere else _landmark_below(landmark)
+    lower = evicted_from(landmark, tail, now_s) if is_end and layout.resumes_anywhere else _landmark_below(landmark)
     standing = lower
     if not layout.resumes_anywhere and not landmark.is_superseded:
         # What is superseded goes first, so it would not be there to resume from.
@@ -46,6 +46,7 @@ def facts_of(landmark: Landmark, layout: Layout, *, tail: int, clock: int, now_s
         visit=node.visit,
         first_visit=node.first_visit,
         num_passes=node.num_uses,
+        is_tail=is_end and layout.resumes_anywhere and is_tail(landmark),
     )
 
 

@@ -48,3 +48,8 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def stable_at(self) -> int | None:
+        """What is before this position survives the next turn; None if that is not known."""
+        return max((b.position for b in self.boundaries if b.kind is BoundaryKind.STABLE), default=None)

@@ -71,6 +71,9 @@ class Replay:
             self._commit(tokens[: mark.position], mark.kind, request)
         if cache.layout.resumes_anywhere:
             self._commit(tokens, BoundaryKind.PROMPT_END, request)
+        answer_length = request.answer_length
+        if answer_length is not None:
+            cache.note_answer(lease, answer_length)
         if request.answer is not None and len(request.answer) > 0:
             self._commit(join_tokens(tokens, request.answer), BoundaryKind.GENERATION_END, request)
         cache.release(lease)
@@ -92,7 +95,8 @@ class Replay:
         self.tally.settled += (len(tokens) - resume_at) * request.unit
 
     def _commit(self, tokens: Tokens, kind: BoundaryKind, request: Request) -> None:
-        self.cache.commit(tokens, self._source, kind=kind, is_side=request.is_side)
+        stable_at = request.prompt.stable_at
+        self.cache.commit(tokens, self._source, kind=kind, is_side=request.is_side, stable_at=stable_at)
 
 
 def _policy(name: str, unit: int) -> Policy:

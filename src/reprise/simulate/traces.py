@@ -37,10 +37,10 @@ class Request:
     """One request of a trace.
 
     `num_tokens`: the real prompt's length, of which each token of `prompt` stands for `unit`. `answer`: what was
-    generated, None where the trace does not tell. `shareable`: how many tokens of `prompt` another prompt can have in
-    common; a block that is cut by the prompt's end is like no other. `block`: the real tokens by which an estimate
-    with the future known counts. `next_known`: the next prompt's beginning, as far as the server knows it once it has
-    answered.
+    generated, `num_answered`: how many real tokens that were, None where the trace does not tell. `shareable`: how many
+    tokens of `prompt` another prompt can have in common; a block that is cut by the prompt's end is like no other.
+    `block`: the real tokens by which an estimate with the future known counts. `next_known`: the next prompt's
+    beginning, as far as the server knows it once it has answered.
     """
 
     prompt: Prompt
@@ -49,11 +49,19 @@ class Request:
     unit: int = 1
     block: int = 8
     answer: Tokens | None = None
+    num_answered: int | None = None
     next_known: Tokens | None = None
     is_side: bool = False
 
     def __post_init__(self) -> None:
         assert 0 < self.shareable <= len(self.prompt) <= self.num_tokens, (self.shareable, self.num_tokens)
+
+    @property
+    def answer_length(self) -> float | None:
+        """How long the answer was in tokens like the prompt's, None where the trace does not tell."""
+        if self.answer is not None:
+            return len(self.answer)
+        return self.num_answered / self.unit if self.num_answered is not None else None
 
 
 def read_trace(
@@ -61,9 +69,10 @@ def read_trace(
 ) -> Iterator[Request]:
     """The requests of a trace file in order.
 
-    JSON lines with `hash_ids`, one for each `block_length` tokens, and `input_length` (Mooncake, FAST'25), or with
-    `tokens` (and perhaps `answer`, token ids, and `boundaries`, pairs of position and kind); or one JSON list of
-    dialogues with `traj` or `messages` (tau-bench). Raises BadRequest with a sentence for anything else.
+    JSON lines with `hash_ids`, one for each `block_length` tokens, `input_length` and perhaps `output_length`
+    (Mooncake, FAST'25), or with `tokens` (and perhaps `answer`, token ids, and `boundaries`, pairs of position and
+    kind); or one JSON list of dialogues with `traj` or `messages` (tau-bench). Raises BadRequest with a sentence for
+    anything else.
     """
     with path.open(encoding="utf-8") as file:
         start = file.read(64).lstrip()
@@ -90,7 +99,7 @@ def read_trace(
 
 def _request(line: Mapping[str, Any], granularity: Granularity, block_length: int) -> Request:
     if "hash_ids" in line:
-        return _from_blocks(line["hash_ids"], int(line["input_length"]), granularity, block_length)
+        return _from_blocks(line, granularity, block_length)
     tokens = as_tokens(line["tokens"])
     if len(tokens) == 0:
         raise ValueError("an empty prompt")
@@ -103,7 +112,9 @@ def _request(line: Mapping[str, Any], granularity: Granularity, block_length: in
     return Request(prompt=prompt, num_tokens=len(tokens), shareable=len(tokens), answer=answer, is_side=is_side)
 
 
-def _from_blocks(ids: Sequence[int], num_tokens: int, granularity: Granularity, block_length: int) -> Request:
+def _from_blocks(line: Mapping[str, Any], granularity: Granularity, block_length: int) -> Request:
+    ids, num_tokens = line["hash_ids"], int(line["input_length"])
+    num_answered = int(line["output_length"]) if "output_length" in line else None
     if num_tokens <= 0 or len(ids) != -(-num_tokens // block_length):
         raise ValueError("as many hashes as blocks are needed")
     whole = num_tokens // block_length
@@ -115,7 +126,14 @@ def _from_blocks(ids: Sequence[int], num_tokens: int, granularity: Granularity, 
     stable = (Boundary(whole, BoundaryKind.STABLE),) if whole > 0 else ()
     prompt = Prompt(tokens=tokens, boundaries=stable)
     shareable = whole if whole > 0 else len(tokens)
-    return Request(prompt=prompt, num_tokens=num_tokens, shareable=shareable, unit=unit, block=block_length)
+    return Request(
+        prompt=prompt,
+        num_tokens=num_tokens,
+        shareable=shareable,
+        unit=unit,
+        block=block_length,
+        num_answered=num_answered,
+    )
 
 
 def block_tokens(ids: Sequence[int], length: int) -> Tokens:

@@ -1,0 +1,42 @@
+"""What the cache's policy is told of a request."""
+
+from reprise.cache.policy import ExpectedSaving
+from reprise.cache.tree import subtree
+from reprise.core.prompt import Boundary, BoundaryKind
+from reprise.loop.worker import Worker
+from tests.loop.driving import Engine
+
+
+class Heard(ExpectedSaving):
+    """Writes down what it hears of answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[tuple[int, float]] = []
+
+    def answered(self, number: int, num_tokens: float) -> None:
+        self.answers.append((number, num_tokens))
+        super().answered(number, num_tokens)
+
+
+def test_how_long_an_answer_was_and_where_the_next_turn_may_differ() -> None:
+    heard = Heard()
+
+    def listen(worker: Worker) -> None:
+        worker.cache.order.policy = heard
+
+    def ends(worker: Worker) -> list[tuple[int, int | None]]:
+        nodes = [node for root in worker.cache.roots.values() for node in subtree(root)]
+        return [(mark.position, mark.stable_at) for node in nodes for mark in node.landmarks.values()]
+
+    engine = Engine("llama")
+    try:
+        engine.ask(listen)
+        engine.run(
+            list(range(100)), num=8, boundaries=[Boundary(40, BoundaryKind.STABLE), Boundary(90, BoundaryKind.STABLE)]
+        )
+        assert heard.answers == [(1, 8)]
+        # The last token of an answer was sampled, but not fed.
+        assert engine.ask(ends) == [(107, 90)]
+    finally:
+        engine.close()
