@@ -186,6 +186,7 @@ def test_quarantine_keeps_the_latest_few(tmp_path: Path) -> None:
             (record,) = put_path(cache, [k, k, k])
             path = cache._shelf.path_of(record.key)
             damage(path, -1)
+            os.utime(path, (1_000_000, 1_000_000))
             assert read_all(cache, find(cache, [k, k, k]))[1].failed  # type: ignore[arg-type]
             names.append(path.name)
             # As if it had happened some time ago, but after the record was written.
