@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from reprise.core.backend import Counts, Held, Status
+from reprise.core.backend import Counts, Held, Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError
 from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Started
 from reprise.core.job import Constraint, Job, Purpose
@@ -74,6 +74,9 @@ class FakeBackend:
         with self._lock:
             is_idle = self._num_open == 0
         return Status(is_idle=is_idle, counts=self.counts, held=Held(kv=100, snapshots=11, budget=1000))
+
+    def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
+        return ()
 
     def clear(self, namespace: str | None = None) -> Future[None]:
         self.is_cleared = True

@@ -1,5 +1,6 @@
 """Cutting at seams and tokenizing piece by piece."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from reprise.chat.pieces import PieceTokenizer
+from reprise.chat.pieces import PieceTokenizer, Spelled
 from reprise.chat.seams import Seams
 from reprise.chat.text_model import TextModel
 from reprise.core.tokens import as_tokens
@@ -77,6 +78,43 @@ def test_sampled_tokens_come_back_where_they_were_sampled_and_only_there(answer:
     assert grown.tokens.tolist()[: len(prompt.tokens) + len(sampled)] == [*prompt.tokens.tolist(), *sampled]
     elsewhere = "<|im_start|>user\nOther<|im_end|>\n<|im_start|>assistant\n" + text + "<|im_end|>\n"
     assert tokenizer.tokenize(elsewhere).tokens.tolist() == MODEL.encode(elsewhere)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    texts=st.lists(
+        st.one_of(st.sampled_from([*SPECIAL, *ADDED]), st.text(alphabet="ab é世\n ", max_size=6)), max_size=12
+    ),
+    odd=st.sets(st.integers(0, 11)),
+    cuts=st.sets(st.integers(0, 60)),
+)
+def test_stored_tokens_are_spelled_again_as_they_were(texts: list[str], odd: set[int], cuts: set[int]) -> None:
+    """However the tokens are cut into runs."""
+    seams = Seams(MODEL.encode, MODEL.splitters)
+    pieces = list(seams.cut("".join(texts)))
+    tokens = [token for i, piece in enumerate(pieces) for token in (spelled_out if i in odd else MODEL.encode)(piece)]
+    tokenizer = PieceTokenizer(MODEL)
+    ends = [0, *sorted(cut for cut in cuts if cut < len(tokens)), len(tokens)]
+    spelled = Spelled()
+    for start, stop in itertools.pairwise(ends):
+        spelled = tokenizer.recall(spelled, tokens[start:stop])
+    tokenizer.recall_end(spelled)
+    assert tokenizer.tokenize("".join(texts)).tokens.tolist() == tokens
+    more = "".join(texts) + "<|im_end|>\n"
+    assert tokenizer.tokenize(more).tokens.tolist() == [*tokens, *MODEL.encode("<|im_end|>\n")]
+
+
+def test_recalling_costs_the_tokenizer_each_piece_once() -> None:
+    model, calls = counting(MODEL)
+    tokenizer = PieceTokenizer(model)
+    calls.clear()
+    text = "<|im_start|>user\n" + "one word and the next " * 2_000 + "<|im_end|>\n"
+    tokens = MODEL.encode(text)
+    spelled = Spelled()
+    for start in range(0, len(tokens), 64):
+        spelled = tokenizer.recall(spelled, tokens[start : start + 64])
+    tokenizer.recall_end(spelled)
+    assert sum(calls) <= 1.1 * len(text) + 200
 
 
 def test_another_text_in_the_same_place_is_tokenized_as_ever() -> None:

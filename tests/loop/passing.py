@@ -1,9 +1,10 @@
 """What a `Backend` passes on to a loop as it is, for those of the tests that stand between the two."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from reprise.core.backend import Status
+from reprise.core.backend import Status, StoredRun
 from reprise.core.pin import Pins
 from reprise.loop import EngineLoop
 
@@ -19,6 +20,9 @@ class Passing:
 
     def status(self) -> Status:
         return self.loop.status()
+
+    def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
+        return self.loop.stored_runs(namespace)
 
     def clear(self, namespace: str | None = None) -> Future[None]:
         return self.loop.clear(namespace)

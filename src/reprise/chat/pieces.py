@@ -65,6 +65,14 @@ class TokenizedText:
         return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelled:
+    """How far a run of tokens was read: the hash of the texts of its whole pieces, and the tokens behind those."""
+
+    chain: int = 0
+    tail: tuple[int, ...] = ()
+
+
 class PieceTokenizer:
     """The tokenizer of a model, with a memory of at most `nbytes` bytes. Safe to use from several threads.
 
@@ -133,6 +141,32 @@ class PieceTokenizer:
         for group, text in zip(groups, texts, strict=True):
             self._sampled.put((chain, text), as_tokens(group))
             chain = _after(chain, text)
+
+    def recall(self, spelled: Spelled, tokens: Sequence[int]) -> Spelled:
+        """Remember the spelling of stored tokens, where it is not the tokenizer's own; gives where they end.
+
+        `spelled`: where the tokens before these end. The last piece may not be whole: `recall_end` is for that.
+        """
+        first, *others = self._groups(tokens) if len(tokens) > 0 else [[]]
+        if spelled.tail and not (first and self._seams.is_seam_token(first[0])):
+            first = [*spelled.tail, *first]
+        elif spelled.tail:
+            others, first = [first, *others], list(spelled.tail)
+        groups = [first, *others]
+        return Spelled(chain=self._recall(spelled.chain, groups[:-1]), tail=tuple(groups[-1]))
+
+    def recall_end(self, spelled: Spelled) -> None:
+        """What was stored ends here: its last piece may be one of a prompt, too."""
+        self._recall(spelled.chain, [list(spelled.tail)] if spelled.tail else [])
+
+    def _recall(self, chain: int, groups: Sequence[list[int]]) -> int:
+        texts = [self._decode(group) for group in groups]
+        is_told_apart = "".join(texts) == self._decode([token for group in groups for token in group])
+        for group, text in zip(groups, texts, strict=True):
+            if is_told_apart and self._is_faithful and self._encode(text) != group:
+                self._sampled.put((chain, text), as_tokens(group))
+            chain = _after(chain, text)
+        return chain
 
     def _pieces(self, text: str) -> Iterator[Piece]:
         chain, char_at, token_at = 0, 0, 0

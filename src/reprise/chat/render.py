@@ -1,7 +1,7 @@
 """The renderer: chat requests to tokens and boundaries, and answers to the beginning of the next prompt."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
@@ -13,7 +13,7 @@ from reprise.chat.explain import Explanation, explain
 from reprise.chat.forms import joined_text
 from reprise.chat.memo import Memo
 from reprise.chat.parts import find_parts
-from reprise.chat.pieces import PieceTokenizer
+from reprise.chat.pieces import PieceTokenizer, Spelled
 from reprise.chat.placement import open_placed
 from reprise.chat.reasoning import ReasoningMemory, as_message
 from reprise.chat.rendered import Rendered
@@ -21,6 +21,7 @@ from reprise.chat.request import ChatRequest, Message
 from reprise.chat.standins import first_user_turns, head_length, known_results, known_turns
 from reprise.chat.template import ChatTemplate, Scene
 from reprise.chat.text_model import TextModel
+from reprise.core.backend import StoredRun
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.record import Outcome
 from reprise.core.tokens import common_prefix, own_tokens
@@ -120,6 +121,16 @@ class Renderer:
         )
         self._keep(rendered)
         return rendered
+
+    def recall(self, runs: Iterable[StoredRun]) -> None:
+        """Learn from prompts that an earlier server stored how it spelled them. Each run comes behind its parent."""
+        ends, inner = {"": Spelled()}, {""}
+        for run in runs:
+            ends[run.name] = self._tokenizer.recall(ends[run.parent], run.tokens.tolist())
+            inner.add(run.parent)
+        for name, spelled in ends.items():
+            if name not in inner:
+                self._tokenizer.recall_end(spelled)
 
     def learn(self, rendered: Rendered, sampled: Sequence[int], answer: Answer | None = None) -> None:
         """A request was answered with these tokens, which mean this answer. Call it before `next_turn`."""

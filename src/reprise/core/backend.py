@@ -1,6 +1,6 @@
 """What the API may ask of the engine side: the seam between HTTP and the loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -8,6 +8,7 @@ from typing import Protocol
 from reprise.core.events import Event
 from reprise.core.job import Job
 from reprise.core.pin import Pins
+from reprise.core.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,15 @@ class OnDisk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """Tokens on disk that follow those of the run called `parent`; "" is the beginning of a prompt."""
+
+    name: str
+    parent: str
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """A consistent picture of the engine side, published by the engine thread after each step."""
 
@@ -111,6 +121,14 @@ class Backend(Protocol):
         """Drop everything from the cache that no running request uses, pins included: of one namespace, or of all.
 
         Raises ShuttingDown.
+        """
+        ...
+
+    def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
+        """The prompts of a namespace that are kept on disk, as a tree of runs, each behind the one that it follows.
+
+        A server that starts knows from them how the model spelled its answers: another spelling of the same text would
+        find nothing of what is behind it.
         """
         ...
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reprise.cache.disk.cache import DiskCache
 from reprise.cache.store import PrefixCache
-from reprise.core.backend import OnDisk
+from reprise.core.backend import OnDisk, StoredRun
 from reprise.core.errors import DiskUnusable
 from reprise.core.prompt import BoundaryKind
 from reprise.core.settings import Settings
@@ -128,6 +128,16 @@ class Disk:
         return self._writes.due_in_s if self._writes is not None else None
 
     # All of it.
+
+    def runs(self, namespace: str) -> list[StoredRun]:
+        """See `Backend.stored_runs`. May be asked on any thread."""
+        if self._disk is None:
+            return []
+        root = self._disk.root(namespace)
+        return [
+            StoredRun(name=key.hex(), parent="" if parent == root else parent.hex(), tokens=tokens)
+            for key, parent, tokens in self._disk.runs(namespace)
+        ]
 
     def clear(self, namespace: str | None) -> None:
         """Remove what is on disk: of one namespace, or of all."""

@@ -10,12 +10,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from reprise.core.backend import Status
+from reprise.core.backend import Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
 from reprise.core.events import Event
 from reprise.core.job import Job
@@ -25,6 +25,7 @@ from reprise.engine.load import LoadedModel, load_model
 from reprise.engine.memory import leave_thread
 from reprise.engine.runner import LENDS_FROM
 from reprise.loop.admission import Gate
+from reprise.loop.disk import Disk
 from reprise.loop.worker import Worker
 
 log = logging.getLogger("reprise.loop")
@@ -90,6 +91,7 @@ class EngineLoop:
         self._is_ready = threading.Event()
         self._failure: Exception | None = None
         self._loaded: LoadedModel | None = None
+        self._disk: Disk | None = None
         self._gate = Gate()
         self._status = Status()
         self._close: _Close | None = None
@@ -131,6 +133,9 @@ class EngineLoop:
 
     def clear(self, namespace: str | None = None) -> Future[None]:
         return self._ask(lambda worker: worker.clear_cache(namespace))
+
+    def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
+        return self._disk.runs(namespace) if self._disk is not None else ()
 
     def pins(self, namespace: str) -> Future[Pins]:
         return self._ask(lambda worker: worker.pinning.listed(namespace))
@@ -193,7 +198,7 @@ class EngineLoop:
             log.exception("the engine could not start")
             self._failure = EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
         else:
-            self._loaded = loaded
+            self._loaded, self._disk = loaded, worker.disk
             self._publish(worker)
             return worker
         finally:

@@ -101,7 +101,7 @@ class Worker:
             stored=self._stored,
         )
         disk = open_disk(settings, loaded, footprint, block=disk_block)
-        self._disk = Disk(disk, self.cache, footprint, self._room, self._stored, wake=wake)
+        self.disk = Disk(disk, self.cache, footprint, self._room, self._stored, wake=wake)
         self._is_compact = True
         contexts = [c for c in (settings.max_context, loaded.context) if c is not None]
         gate.limits = self._limits
@@ -122,14 +122,14 @@ class Worker:
 
     @property
     def has_work(self) -> bool:
-        return self._runs or not self._is_compact or self._disk.due_in_s == 0
+        return self._runs or not self._is_compact or self.disk.due_in_s == 0
 
     @property
     def wakes_in_s(self) -> float | None:
         """When there will be something to do or to tell if nothing comes: to write, or a pin that ends. None: never."""
         until = self.pinning.kept().until
         naps = [max(0.0, until - time.monotonic())] if until != float("inf") else []
-        due_in_s = self._disk.due_in_s
+        due_in_s = self.disk.due_in_s
         naps += [due_in_s] if due_in_s is not None else []
         return min([_LONGEST_NAP_S, *naps]) if naps else None
 
@@ -164,7 +164,7 @@ class Worker:
                 index=4 * ledger.tokens + 512 * ledger.num_nodes,
                 evicted_by_reason=dict(ledger.evicted_by_reason),
             ),
-            disk=self._disk.use(),
+            disk=self.disk.use(),
         )
 
     # Commands.
@@ -184,7 +184,7 @@ class Worker:
             return
         task.first_resume_at = task.resume_at
         chats = any(len(t.job.prompt) > 1024 for t in self._tasks.values() if t is not task and not t.is_settle)
-        known = max(task.resume_at, self._disk.reach(task))
+        known = max(task.resume_at, self.disk.reach(task))
         task.is_side = is_side_request(prompt_len=len(job.prompt), resume_at=known, has_chats=chats)
         if job.purpose is not Purpose.SETTLE:
             self._counts.update(requests=1)
@@ -214,12 +214,12 @@ class Worker:
 
     def forget(self) -> None:
         """Give all memory back now, and not when Python finds what refers to itself."""
-        self._disk.close()
+        self.disk.close()
         self._ends.start_anew()
         memory.give_back()
 
     def clear_cache(self, namespace: str | None = None) -> None:
-        self._disk.clear(namespace)
+        self.disk.clear(namespace)
         self.cache.clear(namespace)
         memory.give_back()
 
@@ -230,9 +230,9 @@ class Worker:
         if self._parked.is_spoilt:
             self._ends.start_anew()
         self.set_clock()
-        self._disk.advance()
+        self.disk.advance()
         self._work()
-        self._disk.write()
+        self.disk.write()
 
     def _work(self) -> None:
         if not self._tasks:
@@ -256,7 +256,7 @@ class Worker:
     # Matching and admission.
 
     def _admit(self, task: Task) -> None:
-        if self._settings.has_prefix_cache and self._disk.begin(task):
+        if self._settings.has_prefix_cache and self.disk.begin(task):
             return  # It is admitted when what the disk has of it is there.
         # One that was paused comes back: what is told of it is how it began.
         is_new = task.admitted_s is None
@@ -450,7 +450,7 @@ class Worker:
         self.pinning.keep(task)
         task.newly_stored += committed.tokens
         task.stored = min(position, len(task.job.prompt))
-        self._disk.note(task, position, kind)
+        self.disk.note(task, position, kind)
         self._is_compact = False
         self._stored.match_followers(task)
 

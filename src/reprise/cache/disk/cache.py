@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
+
 from reprise.cache.disk.clearing import clear
 from reprise.cache.disk.fetch import Fetch
 from reprise.cache.disk.inventory import Inventory
@@ -22,7 +24,7 @@ from reprise.cache.disk.shelf import Shelf
 from reprise.cache.disk.state import State
 from reprise.cache.disk.writer import Writer
 from reprise.core.errors import DiskUnusable
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import Tokens, as_tokens
 
 __all__ = ["DiskCache", "Fetch"]
 
@@ -92,6 +94,15 @@ class DiskCache:
         with self._state.changed:
             index = self._state.inventory.index
             return index.missing(tokens, root=self.root(namespace), queued=self._state.queue.keys())
+
+    def runs(self, namespace: str) -> list[tuple[bytes, bytes, Tokens]]:
+        """The tokens of everything of a namespace that can be found: (key, key of what they follow, tokens).
+
+        Each comes behind what it follows; what follows nothing follows `root(namespace)`. May be asked on any thread.
+        """
+        with self._state.changed:
+            entries = self._state.inventory.index.runs(self.root(namespace))
+        return [(entry.key, entry.parent, as_tokens(np.frombuffer(entry.tokens, dtype=np.int32))) for entry in entries]
 
     def can_take(self, nbytes: int) -> bool:
         """Whether `put` would have room for a record of so many bytes now."""

@@ -1,0 +1,131 @@
+"""A restart between any two turns costs nothing: the same counts as a server that was never stopped."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from reprise.core.sizes import Bytes
+from tests.workloads.serving import Message, Serving, Turn, returned, serving
+from tests.workloads.talk import QUESTIONS, TOOLS, calling, result, system, thoughtful, user
+
+TURNS = 4
+
+
+class Restarting:
+    """A server that may be stopped between two turns, and another one started in its place."""
+
+    def __init__(self, model: Path, options: dict[str, Any], *, restarts: bool) -> None:
+        self._begin = lambda: serving(model, **options)
+        self._restarts = restarts
+        self._running: AbstractContextManager[Serving] | None = None
+
+    def server(self) -> Serving:
+        """The one for the next turn."""
+        if self._running is not None:
+            self._server.wait_until_idle()
+        if self._running is None or self._restarts:
+            self.stop()
+            self._running = self._begin()
+            self._server = self._running.__enter__()
+        return self._server
+
+    def stop(self) -> None:
+        if self._running is not None:
+            self._running.__exit__(None, None, None)
+            self._running = None
+
+    def __enter__(self) -> "Restarting":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def chat(restarting: Restarting) -> list[Turn]:
+    """Questions and answers; the template drops earlier thoughts."""
+    turns: list[Turn] = []
+    messages: list[Message] = [system()]
+    for number in range(TURNS):
+        messages.append(user(QUESTIONS[number]))
+        turns.append(restarting.server().ask(messages, thoughtful(number)))
+        messages.append(returned(turns[-1], has_reasoning=True))
+    return turns
+
+
+def tool_loop(restarting: Restarting) -> list[Turn]:
+    """Calls of tools, whose thoughts stay in the prompt, in the model's own odd spelling."""
+    turns: list[Turn] = []
+    messages: list[Message] = [system(), user("Find out why the count is wrong.")]
+    for step in range(TURNS):
+        turns.append(restarting.server().ask(messages, calling(step), tools=TOOLS))
+        answer = returned(turns[-1], has_reasoning=True)
+        messages += [answer, result(answer, step)]
+    return turns
+
+
+@pytest.mark.parametrize("settles", [True, False])
+@pytest.mark.parametrize("play", [chat, tool_loop])
+@pytest.mark.parametrize("model", ["qwen3_5", "llama", "gemma3_text"])
+def test_turns_with_restarts_between_them(
+    models: dict[str, Path], tmp_path: Path, model: str, play: Callable[[Restarting], list[Turn]], *, settles: bool
+) -> None:
+    options: dict[str, Any] = {"settles": settles, "prefill_chunk": 64}
+    with Restarting(models[model], options, restarts=False) as restarting:
+        expected = play(restarting)
+    on_disk = {"disk_directory": str(tmp_path), "disk_bytes": Bytes(1 << 30)}
+    with Restarting(models[model], options | on_disk, restarts=True) as restarting:
+        turns = play(restarting)
+    assert [turn.message["content"] for turn in turns] == [turn.message["content"] for turn in expected]
+    # The model spells its answers in other ways each time, in more or in fewer tokens.
+    assert [turn.computed for turn in turns] == [turn.computed for turn in expected]
+    assert sum(turn.computed for turn in turns[1:]) < sum(turn.prompt for turn in turns[1:]) / 2
+
+
+@contextmanager
+def started(model: Path, directory: Path) -> Iterator[tuple[httpx.Client, "subprocess.Popen[str]"]]:
+    """`reprise serve` as a process of its own."""
+    command = [sys.executable, "-m", "reprise.cli.main", "serve", str(model), "--port", "0", "--any-model"]
+    command += ["--disk-cache", str(directory), "--disk-bytes", "1GB"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split(" at ")[1].split()[0]
+        try:
+            with httpx.Client(base_url=url, timeout=60) as client:
+                yield client, process
+        finally:
+            process.kill()
+
+
+def test_a_server_that_was_killed_finds_its_chats_again(models: dict[str, Path], tmp_path: Path) -> None:
+    messages: list[Message] = [system(), user(QUESTIONS[0])]
+    body = {"model": "any", "max_tokens": 40, "temperature": 0}
+    with started(models["qwen3_5"], tmp_path) as (client, process):
+        reply = client.post("/v1/chat/completions", json={**body, "messages": messages}).json()
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            health = client.get("/health").json()
+            if health["idle"] and health["disk"]["files"] > 1 and health["disk"]["bytes_queued"] == 0:
+                break
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGKILL)
+    said = reply["choices"][0]["message"]
+    messages += [{"role": "assistant", "content": said["content"]}, user(QUESTIONS[1])]
+    with started(models["qwen3_5"], tmp_path) as (client, process):
+        usage = client.post("/v1/chat/completions", json={**body, "messages": messages}).json()["usage"]
+        health = client.get("/health").json()
+        assert health["loaded"] == usage["prompt_tokens_details"]["cached_tokens"] > 0
+        assert health["disk"]["bytes_read"] > 0 and health["disk"]["errors"] == 0
+        reason = client.get("/v1/cache/requests").json()["data"][0]
+        assert reason["loaded"] == health["loaded"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert not any(path.suffix not in (".kv", ".lock", "") for path in tmp_path.rglob("*"))
