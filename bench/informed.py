@@ -1,7 +1,8 @@
 """What can be known of a trace's returns, apart from our policy: `python -m bench.informed TRACE [--tokens N…]`.
 
 Belady's rule knows each prompt's next turn, which nobody can. Here only the distribution of returns is known: prompts
-are of the classes that the default policy tells apart, and a class gives its blocks up at the age that is best at a
+are of the classes that the default policy tells apart when they come (by their answers it tells them apart further, and
+of that nothing is known here), and a class gives its blocks up at the age that is best at a
 price for memory. That is the best order there is if the budget has to be kept on average alone (Whittle, "Restless
 bandits", 1988), so nothing that knows no more than the classes does better. In two ways:
 

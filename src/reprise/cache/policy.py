@@ -160,7 +160,9 @@ class ExpectedSaving:
 
     Worth = tokens saved by a use × uses expected per prompt of waiting ÷ bytes. How soon a chat comes back is learned
     from the chats themselves, also from those that were evicted (`reprise.cache.returns`), and so is how often another
-    path leaves from what is shared. A chat that has gone on elsewhere leaves ends behind that nobody waits for: these
+    path leaves from what is shared. Once a prompt has its answer, its length tells more: a word is the answer to a task
+    that is done. How often next turns have what stands behind the stable boundary of the last one is learned for all
+    of them together. A chat that has gone on elsewhere leaves ends behind that nobody waits for: these
     have negative worth and go before anything else, the least useful first. New entries that are expected to save
     less than everything stored are not stored, so that prompts which come once do not wash out chats.
     """

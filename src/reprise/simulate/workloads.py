@@ -1,5 +1,6 @@
 """Traces made from nothing: the ways in which chats share a cache, to judge a policy where no trace is at hand."""
 
+import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -114,6 +115,51 @@ def agent_loops(*, num_loops: int, num_steps: int, at_once: int, seed: int = 0) 
                 yield loop.ask()
 
 
+def bursty_agents(*, num_requests: int, num_agents: int, seed: int = 0) -> Iterator[Request]:
+    """Agents that work in bursts, three at a time: short calls of tools that follow each other, ended by a long answer.
+
+    Then an agent sleeps until one in so many is woken up again. A short answer means that it comes back at once.
+    """
+    numbers = np.random.default_rng(seed)
+    random = _Random(np.random.default_rng(seed + 1))
+    system = random.tokens(4000)
+    agents = [Chat(system, Shape(user=150), random) for _ in range(num_agents)]
+    awake: list[int] = []
+    for _ in range(num_requests):
+        while len(awake) < 3:
+            woken = int(numbers.integers(num_agents))
+            if woken not in awake:
+                awake.append(woken)
+        at = int(numbers.integers(len(awake)))
+        agent = agents[awake[at]]
+        is_last = numbers.random() < 0.15
+        agent.shape = Shape(user=150, answer=600 if is_last else int(numbers.integers(10, 60)))
+        if len(agent.history) >= 80:
+            agent.history.clear()
+        yield agent.ask()
+        if is_last:
+            del awake[at]
+
+
+def long_tail_chats(*, num_requests: int, seed: int = 0) -> Iterator[Request]:
+    """Thinking chats that begin all the time: most are over after a turn or two, and few go on for very long.
+
+    Pauses are lognormal about 30 requests long, and a chat that has come far comes back the likelier.
+    """
+    numbers = np.random.default_rng(seed)
+    random = _Random(np.random.default_rng(seed + 1))
+    system = random.tokens(500)
+    due: list[tuple[int, int, Chat]] = []
+    for now in range(num_requests):
+        chat = heapq.heappop(due)[2] if due and due[0][0] <= now else Chat(system, Shape(), random)
+        answer, thinking = (int(size) for size in np.clip(numbers.lognormal(5.3, 0.8, 2), 5, 3000))
+        chat.shape = Shape(user=int(numbers.integers(20, 800)), answer=answer, thinking=thinking)
+        yield chat.ask()
+        num_turns = len(chat.history) // 2
+        if numbers.random() < num_turns / (num_turns + 0.8):
+            heapq.heappush(due, (now + 1 + int(numbers.lognormal(3.4, 1.0)), now, chat))
+
+
 def uniform_documents(*, num_requests: int, num_documents: int, seed: int = 0) -> Iterator[Request]:
     """Questions about documents, each as likely as any other: no policy can know more than another."""
     random = _Random(np.random.default_rng(seed))
@@ -137,6 +183,8 @@ WORKLOADS: dict[str, Callable[[], Iterator[Request]]] = {
     "zipf-chats": lambda: zipf_chats(num_requests=1500, num_chats=200),
     "chats-among-scans": lambda: chats_among_scans(num_requests=1500, num_chats=24),
     "agent-loops": lambda: agent_loops(num_loops=60, num_steps=20, at_once=4),
+    "bursty-agents": lambda: bursty_agents(num_requests=1500, num_agents=40),
+    "long-tail-chats": lambda: long_tail_chats(num_requests=1500),
     "uniform-documents": lambda: uniform_documents(num_requests=1500, num_documents=60),
 }
 """Small instances, for tests and benchmarks."""
