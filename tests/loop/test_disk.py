@@ -2,13 +2,10 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from reprise.core.backend import OnDisk
 from reprise.core.errors import DiskUnusable
 from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
@@ -17,40 +14,13 @@ from reprise.core.sizes import Bytes
 from reprise.demo.tiny.build import build_model
 from reprise.engine.runner import LENDS_FROM
 from tests.loop.driving import Engine
+from tests.loop.restarts import BLOCK, Restarts, disk_of, words
 from tests.models.tiny import CONFIGS
-
-BLOCK = 32
-"""Far shorter than the prompts here, so that these are made of blocks and tails."""
-
-Start = Callable[..., Engine]
-
-
-def words(seed: int, num: int) -> list[int]:
-    source = random.Random(seed)
-    return [source.randrange(512) for _ in range(num)]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts an engine on a directory of this test, and ends the one before."""
-    running: list[Engine] = []
-
-    def begin(model: str | Path = "qwen3_5", **options: Any) -> Engine:
-        for engine in running:
-            engine.close()
-        on_disk = {"disk_bytes": Bytes(1 << 30), "disk_directory": str(tmp_path / "disk"), "disk_block": BLOCK}
-        engine = Engine(model, prefill_chunk=256, **on_disk | options)
-        running[:] = [engine]
-        return engine
-
-    yield begin
-    for engine in running:
-        engine.close()
 
 
 @pytest.mark.parametrize("lends_from", [LENDS_FROM, 50])
 @pytest.mark.parametrize("model", sorted(CONFIGS))
-def test_the_next_turn_after_a_restart_computes_what_is_new(start: Start, model: str, lends_from: int) -> None:
+def test_the_next_turn_after_a_restart_computes_what_is_new(start: Restarts, model: str, lends_from: int) -> None:
     engine = start(model, lends_from=lends_from)
     prompt = words(1, 200)
     for turn in range(3):
@@ -64,7 +34,7 @@ def test_the_next_turn_after_a_restart_computes_what_is_new(start: Start, model:
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "mamba2"])
-def test_what_the_memory_has_of_a_prompt_is_not_read_again(start: Start, model: str) -> None:
+def test_what_the_memory_has_of_a_prompt_is_not_read_again(start: Restarts, model: str) -> None:
     engine = start(model)
     shared = words(2, 150)
     boundary = [Boundary(150, BoundaryKind.SYSTEM)]
@@ -86,7 +56,7 @@ def test_what_the_memory_has_of_a_prompt_is_not_read_again(start: Start, model: 
         assert disk_of(engine).read - read < 1.3 * read
 
 
-def test_requests_for_one_prefix_read_it_once(start: Start) -> None:
+def test_requests_for_one_prefix_read_it_once(start: Restarts) -> None:
     engine = start()
     shared = words(3, 300)
     boundary = [Boundary(300, BoundaryKind.SYSTEM)]
@@ -100,7 +70,7 @@ def test_requests_for_one_prefix_read_it_once(start: Start) -> None:
     assert held.read < 1.2 * held.held
 
 
-def test_others_go_on_while_files_are_read(start: Start) -> None:
+def test_others_go_on_while_files_are_read(start: Restarts) -> None:
     engine = start()
     prompt = words(4, 400)
     answer = engine.run(prompt)
@@ -116,7 +86,7 @@ def test_others_go_on_while_files_are_read(start: Start) -> None:
     assert engine.num_leases() == 0
 
 
-def test_namespaces_are_apart_and_a_clear_lasts(start: Start) -> None:
+def test_namespaces_are_apart_and_a_clear_lasts(start: Restarts) -> None:
     engine = start()
     prompt = words(5, 200)
     for namespace in ("", "one", "two"):
@@ -132,7 +102,7 @@ def test_namespaces_are_apart_and_a_clear_lasts(start: Start) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "mamba2"])
-def test_damaged_files_are_computed_again(start: Start, tmp_path: Path, model: str) -> None:
+def test_damaged_files_are_computed_again(start: Restarts, tmp_path: Path, model: str) -> None:
     engine = start(model)
     prompt = words(6, 300)
     prompt = [*prompt, *engine.run(prompt).tokens, 1]
@@ -147,13 +117,14 @@ def test_damaged_files_are_computed_again(start: Start, tmp_path: Path, model: s
     engine = start(model)
     answer = engine.run(prompt)
     assert answer.tokens == engine.cold(prompt)
-    assert disk_of(engine).quarantined == len(damaged)
+    # What stands on a block that was found to be damaged when opening is not met.
+    assert 0 < disk_of(engine).quarantined <= len(damaged)
     # What was computed again is written again.
     engine = start(model)
     assert engine.run([*prompt, *answer.tokens, 1]).computed == 2
 
 
-def test_another_model_and_another_kv_format_find_nothing(start: Start, tmp_path: Path) -> None:
+def test_another_model_and_another_kv_format_find_nothing(start: Restarts, tmp_path: Path) -> None:
     prompt = words(8, 200)
     build_model(tmp_path / "wide", {**CONFIGS["llama"], "head_dim": 32}, vocab_size=512)
     engine = start(tmp_path / "wide")
@@ -169,7 +140,7 @@ def test_another_model_and_another_kv_format_find_nothing(start: Start, tmp_path
     assert start(tmp_path / "wide").run(prompt).end.outcome.loaded > 0
 
 
-def test_a_small_budget_takes_what_fits(start: Start) -> None:
+def test_a_small_budget_takes_what_fits(start: Restarts) -> None:
     """What is read counts, and what does not fit is computed."""
     for model in ("llama", "qwen3_5"):
         engine = start(model)
@@ -185,7 +156,7 @@ def test_a_small_budget_takes_what_fits(start: Start) -> None:
         assert [job.tokens for job in jobs] == [big.cold(prompt) for prompt in prompts * 2]
 
 
-def test_an_engine_that_is_cut_off_has_written_what_it_had(start: Start) -> None:
+def test_an_engine_that_is_cut_off_has_written_what_it_had(start: Restarts) -> None:
     """Without a close: what was stored stands in files seconds later, and the lock is the process's own."""
     engine = start()
     prompt = words(10, 200)
@@ -193,12 +164,12 @@ def test_an_engine_that_is_cut_off_has_written_what_it_had(start: Start) -> None
     deadline = time.monotonic() + 30
     while disk_of(engine).files < 200 // BLOCK + 1 and time.monotonic() < deadline:
         time.sleep(0.05)
-    engine.ask(lambda worker: worker._disk._writes._noted.clear())
+    engine.ask(lambda worker: worker.disk._writes._noted.clear())
     engine = start()
     assert engine.run([*prompt, *answer.tokens, 1]).computed == 2
 
 
-def test_a_directory_in_use_and_one_too_small_are_refused(start: Start, tmp_path: Path) -> None:
+def test_a_directory_in_use_and_one_too_small_are_refused(start: Restarts, tmp_path: Path) -> None:
     start()
     with pytest.raises(DiskUnusable, match="another"):
         Engine("qwen3_5", disk_bytes=Bytes(1 << 30), disk_directory=str(tmp_path / "disk"), disk_block=BLOCK)
@@ -206,7 +177,7 @@ def test_a_directory_in_use_and_one_too_small_are_refused(start: Start, tmp_path
         Engine("qwen3_5", disk_bytes=Bytes(1000), disk_directory=str(tmp_path / "small"))
 
 
-def test_a_beginning_that_was_computed_ahead_is_there_after_a_restart(start: Start) -> None:
+def test_a_beginning_that_was_computed_ahead_is_there_after_a_restart(start: Restarts) -> None:
     engine = start()
     prompt = words(11, 120)
     engine.run(prompt, purpose=Purpose.PREFILL)
@@ -215,13 +186,7 @@ def test_a_beginning_that_was_computed_ahead_is_there_after_a_restart(start: Sta
     assert (answer.computed, answer.end.outcome.reason) == (3, Reason.NEW_TOKENS)
 
 
-def test_nothing_is_written_without_a_prefix_cache(start: Start, tmp_path: Path) -> None:
+def test_nothing_is_written_without_a_prefix_cache(start: Restarts, tmp_path: Path) -> None:
     start(has_prefix_cache=False).run(words(12, 200))
     start(has_prefix_cache=False)
     assert not (tmp_path / "disk").exists()
-
-
-def disk_of(engine: Engine) -> OnDisk:
-    disk = engine.ask(lambda worker: worker.status().disk)
-    assert disk is not None
-    return disk

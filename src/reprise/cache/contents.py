@@ -47,6 +47,8 @@ class Contents:
         self.grain = grain if grain is not None else Grain()
         self.reserved: int = 0
         """What live sequences hold, less what they lend: that is counted as held by the tree."""
+        self.coming: int = 0
+        """What was read from the disk and is not in the tree yet; set by who reads."""
         self.ledger = Ledger()
         self.roots: dict[str, Node] = {}
         self.clock = 0
@@ -66,7 +68,7 @@ class Contents:
 
     def free(self) -> int | None:
         """Bytes left in the budget (negative when over it), or None without a budget."""
-        return None if self.budget is None else self.budget - self.reserved - self.ledger.held
+        return None if self.budget is None else self.budget - self.reserved - self.coming - self.ledger.held
 
     def protected_nbytes(self) -> int:
         """At least so many bytes stay whatever is evicted, pins aside: full entries and snapshots up to the leases."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from reprise.core.sizes import Amount, Bytes
 
+DISK_BYTES = Bytes(20 * 10**9)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -41,7 +43,7 @@ class Settings:
     """For the prefix cache and the live state of running requests together; None: derived from the device."""
     disk_directory: str | None = None
     """Where prefixes are kept on disk as well; None: nowhere."""
-    disk_bytes: Amount = Bytes(20 * 10**9)
+    disk_bytes: Amount = DISK_BYTES
     """For all that is in that directory; a share is one of the disk's size."""
     warm_file: str | None = None
     """A file of prompts to compute when the server starts (`reprise.api.warm`)."""

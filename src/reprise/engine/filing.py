@@ -7,8 +7,8 @@ a snapshot as one array after the other. Nothing here is executable: a file cann
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ import mlx_lm
 import numpy as np
 
 from reprise.cache.disk.record import Record, Section
-from reprise.cache.lookup import Part, Restore
+from reprise.cache.lookup import Part
 from reprise.core.kinds import Chunk, Full, KvKind, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
@@ -31,14 +31,17 @@ _DTYPES: Mapping[str, mx.Dtype] = {
         *(mx.float16, mx.bfloat16, mx.float32, mx.complex64),
     )
 }
+_FORM = 1
+"""What is written here means something else when this changes: files of another form are not found."""
+
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def runtime() -> str:
-    """What computes: bytes of one version or device are not those of another."""
+    """What computes, and how that is written: bytes of one version or device are not those of another."""
     info = cast(dict[str, Any], mx.device_info())
     device = info.get("architecture") or info.get("device_name") or platform.machine()
-    return f"mlx {mx.__version__} mlx-lm {mlx_lm.__version__} {mx.default_device().type} {device}"
+    return f"form {_FORM} mlx {mx.__version__} mlx-lm {mlx_lm.__version__} {mx.default_device().type} {device}"
 
 
 def reason_not_to_file(blueprint: Blueprint) -> str | None:
@@ -49,47 +52,48 @@ def reason_not_to_file(blueprint: Blueprint) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filed:
-    """What goes into a record: the bytes, and the description that `FiledSource` reads them by."""
-
-    about: Mapping[str, Any]
-    sections: tuple[Section, ...]
-
-
-def filed(
-    restore: Restore, spans: Mapping[KvKind, Iterable[Span]], *, kind: BoundaryKind | None, has_snapshot: bool
-) -> Filed:
-    """The entries of `spans`, which lie within what `restore` gives, and its snapshot, in bytes of their own.
+class Filing:
+    """A record in the making: bytes of their own, and the description that `FiledSource` reads them by.
 
     `kind`: what kind of position it is where somebody can resume, for whoever loads it.
     """
-    sections: list[Section] = []
-    segments: list[dict[str, Any]] = []
-    for layers, wanted in spans.items():
-        for span in wanted:
-            segment = _packed(restore.parts[layers], span)
-            first = len(sections)
-            sections += [_section(stack, len(sections) + i) for i, stack in enumerate(segment.stacks)]
-            segments.append(
-                {
-                    "layers": _described(layers),
-                    "span": [span.start, span.stop],
-                    "stacks": list(range(first, len(sections))),
-                    "places": [list(place) for place in segment.places],
-                }
-            )
-    states: list[list[int | None]] = []
-    if has_snapshot:
-        for arrays in cast(Snapshot, restore.snapshot).states:
-            numbers: list[int | None] = []
-            for array in cast(Sequence[mx.array | None], arrays):
-                numbers.append(None if array is None else len(sections))
-                if array is not None:
-                    sections.append(_section(array, len(sections)))
-            states.append(numbers)
-    about = {"kind": kind, "segments": segments, "states": states if has_snapshot else None}
-    return Filed(about=about, sections=tuple(sections))
+
+    def __init__(self, *, kind: BoundaryKind | None) -> None:
+        self._kind = kind
+        self._sections: list[Section] = []
+        self._segments: list[dict[str, Any]] = []
+        self._states: list[list[int | None]] | None = None
+
+    def add_entries(self, parts: Sequence[Part], layers: KvKind, span: Span) -> None:
+        """Copy the entries of `span`, which lies within what the parts have."""
+        segment = _packed(parts, span)
+        self._segments.append(
+            {
+                "layers": _described(layers),
+                "span": [span.start, span.stop],
+                "stacks": [self._add(stack) for stack in segment.stacks],
+                "places": [list(place) for place in segment.places],
+            }
+        )
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        self._states = [
+            [None if array is None else self._add(array) for array in cast(Sequence[mx.array | None], arrays)]
+            for arrays in snapshot.states
+        ]
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return {"kind": self._kind, "segments": self._segments, "states": self._states}
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        return tuple(self._sections)
+
+    def _add(self, array: mx.array) -> int:
+        """The number of the section that holds a copy of the array."""
+        self._sections.append(_section(array, len(self._sections)))
+        return len(self._sections) - 1
 
 
 def _packed(parts: Sequence[Part], span: Span) -> Segment:
@@ -145,7 +149,8 @@ def _kind(described: Sequence[Any]) -> KvKind:
 class FiledSource:
     """A position read from files, as a source for a commit (`reprise.cache.payload.Source`).
 
-    Records are added in the order of their positions. Every entry is given once: it is not held here as well then.
+    Records (`Filing` makes them) are added in the order of their positions. Every entry is given once: it is not held
+    here as well then.
     """
 
     def __init__(self) -> None:
@@ -164,7 +169,7 @@ class FiledSource:
         return held + (self._snapshot.nbytes if self._snapshot is not None else 0)
 
     def add(self, record: Record) -> None:
-        """Take over what a record holds. Raises ValueError or KeyError if it is not what `filed` writes."""
+        """Take over what a record holds. Raises ValueError or KeyError if it is not what `Filing` writes."""
         arrays = [_array(section) for section in record.sections]
         mx.eval(arrays)
         about = record.about

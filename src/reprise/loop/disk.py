@@ -68,6 +68,8 @@ def open_disk(
         max_bytes=max_bytes,
         block=block,
         resumes_anywhere=loaded.blueprint.layout.resumes_anywhere,
+        # What one step takes over, and what is in memory beside the budget.
+        read_ahead_bytes=2 * _FILE_NBYTES,
     )
 
 
@@ -118,14 +120,15 @@ class Disk:
             self._writes.note(task, position, kind)
 
     def write(self) -> None:
-        """Write one record, if one is due."""
+        """Go on with writing, if something is due."""
         if self._writes is not None:
             self._writes.write()
 
     @property
     def due_in_s(self) -> float | None:
-        """When there will be something to write; None: not before something is stored."""
-        return self._writes.due_in_s if self._writes is not None else None
+        """When there will be something to write or to give up, unless something comes; None: never."""
+        dues = [each.due_in_s for each in (self._loads, self._writes) if each is not None]
+        return min((due_s for due_s in dues if due_s is not None), default=None)
 
     # All of it.
 
@@ -153,8 +156,11 @@ class Disk:
             return
         until_s = time.monotonic() + _LAST_WRITES_S
         while self._writes.due_in_s is not None and time.monotonic() < until_s:
-            if not self._writes.write(is_closing=True):
-                time.sleep(0.01)  # The writer is behind.
+            if self._writes.write(is_closing=True):
+                continue
+            if self._disk.is_paused():
+                break
+            time.sleep(0.01)  # The writer is behind.
         self._disk.close(_LAST_FLUSH_S)
 
     def use(self) -> OnDisk | None:

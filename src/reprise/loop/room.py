@@ -54,8 +54,6 @@ class Room:
         self._parked = parked
         self._chunk = chunk
         self._doubled: dict[Live, _Doubled] = {}
-        self.coming = 0
-        """Bytes that were read from the disk for requests that wait, and are not in the cache yet."""
 
     # Asking.
 
@@ -77,7 +75,8 @@ class Room:
         if cache.budget is None:
             return None
         promised = sum(max(0, self.needed(len(task.prompt)) - _share(task.live)) for task in running if task.live)
-        return cache.budget - cache.reserved - promised - cache.protected_nbytes() + self._doubled_nbytes()
+        taken = cache.reserved + cache.coming + promised + cache.protected_nbytes()
+        return cache.budget - taken + self._doubled_nbytes()
 
     def is_full(self, live: Live) -> bool:
         """Whether a sequence cannot have its next token within the budget, when there is nothing left to give up."""
@@ -90,7 +89,7 @@ class Room:
     def charge(self) -> None:
         """Count the live sequences anew, and evict if they have come to be too much."""
         self._parked.sweep()
-        self._cache.reserved = self._runner.live_nbytes + self.coming
+        self._cache.reserved = self._runner.live_nbytes
         free, budget = self._cache.free(), self._cache.budget
         if free is not None and budget is not None and free < budget // _TIGHT:
             self._lend_doubled()

@@ -58,9 +58,8 @@ class Task:
     is_loading: bool = False
     """Whether it waits for what is being read from the disk."""
     num_loads: int = 0
-    held_before_load: int | None = None
-    """Where it could have resumed before anything was read for it; None: nothing was."""
     loaded: int = 0
+    """How much further it could resume for what was read from the disk while it waited."""
     matched: int = 0
     reason: Reason = Reason.COLD
     continues: Tokens | None = None

@@ -122,7 +122,8 @@ class Worker:
 
     @property
     def has_work(self) -> bool:
-        return self._runs or not self._is_compact or self.disk.due_in_s == 0
+        # Small pieces are joined when no job is there, and not while one waits for the disk.
+        return self._runs or (not self._tasks and not self._is_compact) or self.disk.due_in_s == 0
 
     @property
     def wakes_in_s(self) -> float | None:
@@ -285,9 +286,9 @@ class Worker:
         if is_new:
             task.admitted_s = time.monotonic()
             task.reused = task.resume_at
-            if task.held_before_load is not None:
-                task.loaded = max(0, task.resume_at - task.held_before_load)
-                self._counts.update(loaded=task.loaded)
+            # Some of it may have been evicted again.
+            task.loaded = min(task.loaded, task.resume_at)
+            self._counts.update(loaded=task.loaded)
             task.settled = self._settled.within(prompt.tokens, task.resume_at)
             self._gate.admitted(task.id)
             self._ends.emit(task, Started(reused=task.resume_at, total=len(prompt)))

@@ -19,7 +19,8 @@ from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
 from reprise.core.tokens import Tokens
-from reprise.engine.filing import filed
+from reprise.engine.filing import Filing
+from reprise.engine.payloads import Snapshot
 from reprise.engine.runner import Footprint
 from reprise.loop.task import Task
 
@@ -30,6 +31,9 @@ _SOON_S = 2.0
 
 _BEHIND_S = 0.05
 """While the writer is behind, it is looked at again after so long."""
+
+_AT_ONCE = 32 << 20
+"""Bytes. More than about this is not copied between two steps, but for a snapshot."""
 
 _MOST_NOTED = 1024
 """Paths that may wait to be written. Of more, the oldest are not."""
@@ -52,6 +56,15 @@ class _Piece:
     kind: BoundaryKind
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Making:
+    """A record in the making. `left`: what is still to be copied, a part in each step."""
+
+    piece: _Piece
+    filing: Filing
+    left: deque[tuple[KvKind, Span]]
+
+
 @dataclass(slots=True, eq=False)
 class _Noted:
     """A path to be written. `ends`: positions worth a mark, beside the landmarks that the path will have by then."""
@@ -62,6 +75,7 @@ class _Noted:
     due_s: float
     left: deque[_Piece] | None = None
     """What is left to write, once it has begun."""
+    making: _Making | None = None
 
 
 class Writes:
@@ -70,6 +84,7 @@ class Writes:
     def __init__(self, disk: DiskCache, cache: PrefixCache, footprint: Footprint) -> None:
         self._disk = disk
         self._cache = cache
+        self._footprint = footprint
         self._largest = footprint.full * disk.block + footprint.checkpoint
         """The bytes of a record, about."""
         self._noted: OrderedDict[str, _Noted] = OrderedDict()
@@ -104,21 +119,40 @@ class Writes:
         return due_s if self._disk.can_take(self._largest) else max(due_s, _BEHIND_S)
 
     def write(self, *, is_closing: bool = False) -> bool:
-        """Write one record if one is due and the writer is not behind. Whether there was something to do."""
+        """Copy what is due of one record, if the writer is not behind. Whether there was something to do."""
         name, noted = next(iter(self._noted.items()), ("", None))
         if noted is None or not self._disk.can_take(self._largest):
             return False
         if noted.due_s > time.monotonic() and not is_closing:
             return False
         try:
-            if noted.left is None:
-                noted.left = self._planned(noted)
-            if noted.left and self._put(noted, noted.left.popleft()):
-                return True
+            is_left = self._go_on(noted)
         except Exception:
             log.exception("a stored prefix could not be written to the disk")
-        del self._noted[name]
+            is_left = False
+        if not is_left:
+            del self._noted[name]
         return True
+
+    def _go_on(self, noted: _Noted) -> bool:
+        """Do the next step of writing a path. Whether something is left to do."""
+        is_new = noted.left is None
+        if noted.left is None:
+            noted.left = self._planned(noted)
+        if noted.making is None:
+            if not noted.left:
+                return False
+            noted.making = self._begun(noted.left.popleft())
+        if not self._copy(noted, noted.making):
+            # Something was evicted meanwhile; what is still there is worth as much as before.
+            noted.left = noted.making = None
+            return not is_new
+        if noted.making.left:
+            return True
+        is_taken = self._put(noted, noted.making)
+        noted.making = None
+        # What follows stands on it, for the most part.
+        return is_taken and len(noted.left) > 0
 
     def _planned(self, noted: _Noted) -> deque[_Piece]:
         """All records of a path that the disk lacks, in the order in which they are of use."""
@@ -145,36 +179,55 @@ class Writes:
         given_up = {mark.position for mark in marks if mark.position not in standing}
         ends = {position: kind for position, kind in noted.ends.items() if position not in given_up}
         if self._cache.layout.resumes_anywhere:
-            # Whoever has the last position has them all.
-            return dict([max(ends.items())]) if ends else {}
+            # Whoever has the last position has them all, and an end that was evicted leaves the others.
+            return {min(max(ends), match.length): ends[max(ends)]} if ends else {}
         return ends | {position: kind for position, kind in standing.items() if kind in _KEPT or position == last}
 
-    def _put(self, noted: _Noted, piece: _Piece) -> bool:
-        """Hand one record to the disk. False if the path is not in memory any more: nothing more of it can be."""
+    def _begun(self, piece: _Piece) -> _Making:
         layout, position = self._cache.layout, piece.position
+        own = self._span(piece)
+        left: deque[tuple[KvKind, Span]] = deque()
+        for layers in layout.kinds:
+            if isinstance(layers, Full):
+                spans = (own,) if len(own) > 0 else ()
+            else:
+                spans = layers.needs(position) if piece.is_mark else ()
+            most = max(1, _AT_ONCE // self._footprint.by_kind[layers])
+            for span in spans:
+                cuts = range(span.start, span.stop, most)
+                left += [(layers, Span(start, min(span.stop, start + most))) for start in cuts]
+        return _Making(piece=piece, filing=Filing(kind=piece.kind if piece.is_mark else None), left=left)
+
+    def _span(self, piece: _Piece) -> Span:
+        """The positions that a record stands for."""
+        return Span(piece.start, piece.position if piece.is_mark else piece.start + self._disk.block)
+
+    def _copy(self, noted: _Noted, making: _Making) -> bool:
+        """Copy the next part of a record. False if the path is not in memory any more: then nothing was done."""
+        position = making.piece.position
         match = self._cache.match(noted.tokens[:position], namespace=noted.namespace)
         if self._cache.resume_at(match, limit=position) < position:
             return False
-        own = Span(piece.start, position if piece.is_mark else piece.start + self._disk.block)
-        spans: dict[KvKind, tuple[Span, ...]] = {
-            kind: (own,) for kind in layout.kinds if isinstance(kind, Full) and len(own) > 0
-        }
-        if piece.is_mark:
-            spans |= {kind: kind.needs(position) for kind in layout.kinds if not isinstance(kind, Full)}
-        written = filed(
-            self._cache.read(match, position),
-            spans,
-            kind=piece.kind if piece.is_mark else None,
-            has_snapshot=piece.is_mark and layout.has_snapshots,
-        )
+        restore = self._cache.read(match, position)
+        copied = 0
+        while making.left and copied < _AT_ONCE:
+            layers, span = making.left.popleft()
+            making.filing.add_entries(restore.parts[layers], layers, span)
+            copied += self._footprint.by_kind[layers] * len(span)
+        if making.piece.is_mark and not making.left and isinstance(restore.snapshot, Snapshot):
+            making.filing.add_snapshot(restore.snapshot)
+        return True
+
+    def _put(self, noted: _Noted, making: _Making) -> bool:
+        """Hand a record to the disk. Whether it was taken."""
+        piece, own = making.piece, self._span(making.piece)
         make = Record.mark if piece.is_mark else Record.block
         record = make(
             root=self._disk.root(noted.namespace),
             parent=piece.parent,
             start=piece.start,
             tokens=noted.tokens[own.start : own.stop],
-            about=written.about,
-            sections=written.sections,
+            about=making.filing.about,
+            sections=making.filing.sections,
         )
-        self._disk.put(record)
-        return True
+        return self._disk.put(record)

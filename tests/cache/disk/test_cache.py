@@ -108,6 +108,19 @@ def test_a_full_queue_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.Mon
         assert cache.flush(PATIENCE_S) and cache.can_take(250) and cache.put(mark)
 
 
+def test_a_record_that_is_larger_than_the_queue_is_taken_when_nothing_else_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    with opened(tmp_path / "kv", queue_bytes=10) as cache:
+        first, second, _ = records_for(cache, CHAT)
+        assert cache.can_take(first.nbytes) and cache.put(first)
+        assert not cache.can_take(1) and not cache.put(second)
+        gate.open.set()
+        assert cache.flush(PATIENCE_S) and cache.put(second) and cache.flush(PATIENCE_S)
+        assert cache.stats().files == 2
+
+
 def test_a_record_that_is_larger_than_all_is_not_taken(tmp_path: Path) -> None:
     with opened(tmp_path / "kv", max_bytes=2000) as cache:
         assert not cache.can_take(2001) and cache.can_take(2000)

@@ -109,6 +109,11 @@ class DiskCache:
         with self._state.changed:
             return nbytes <= self._room.max_bytes and self._state.has_room(nbytes)
 
+    def is_paused(self) -> bool:
+        """Whether nothing is written for a while, since writing failed."""
+        with self._state.changed:
+            return self._state.is_paused()
+
     def stats(self) -> DiskStats:
         """What is held, and what was done since the cache was opened."""
         with self._state.changed:

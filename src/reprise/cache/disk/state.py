@@ -54,8 +54,12 @@ class State:
         return self._paused_at is not None and 0 <= self.clock() - self._paused_at < PAUSE_S
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether the queue takes a record of so many bytes now."""
-        return not self.is_closing and not self.is_paused() and self.queued_nbytes + nbytes <= self.queue_bytes
+        """Whether the queue takes a record of so many bytes now.
+
+        An empty queue takes any, or one that is larger would never be written.
+        """
+        fits = not self.queue or self.queued_nbytes + nbytes <= self.queue_bytes
+        return fits and not self.is_closing and not self.is_paused()
 
     def enqueue(self, record: Record) -> None:
         assert record.key not in self.queue, record

@@ -1,0 +1,41 @@
+"""Engines one after the other on one directory, as a server that is started again."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+from reprise.core.backend import OnDisk
+from reprise.core.sizes import Bytes
+from tests.loop.driving import Engine
+
+BLOCK = 32
+"""Far shorter than the prompts of the tests, so that these are made of blocks and tails."""
+
+
+class Restarts:
+    """Starts an engine on a directory, and ends the one before."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._running: Engine | None = None
+
+    def __call__(self, model: str | Path = "qwen3_5", **options: Any) -> Engine:
+        self.end()
+        on_disk = {"disk_bytes": Bytes(1 << 30), "disk_directory": str(self.directory), "disk_block": BLOCK}
+        self._running = Engine(model, **{"prefill_chunk": 256} | on_disk | options)
+        return self._running
+
+    def end(self) -> None:
+        if self._running is not None:
+            self._running.close()
+
+
+def words(seed: int, num: int) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(512) for _ in range(num)]
+
+
+def disk_of(engine: Engine) -> OnDisk:
+    disk = engine.ask(lambda worker: worker.status().disk)
+    assert disk is not None
+    return disk

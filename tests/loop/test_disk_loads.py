@@ -1,0 +1,238 @@
+"""Reading from the disk while others wait, run and leave: within the budget, counted once, and never for ever."""
+
+import errno
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from reprise.cache.disk import reader, writer
+from reprise.core.errors import EngineFailed
+from reprise.core.prompt import Boundary, BoundaryKind
+from reprise.loop import disk as loop_disk
+from reprise.loop import loads
+from reprise.loop.room import Room
+from reprise.loop.worker import Worker
+from tests.loop.driving import Engine, Running
+from tests.loop.restarts import Restarts, disk_of, words
+
+_GRACE_S = 30.0
+
+
+class Held:
+    """A disk that gives nothing until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.goes_on = threading.Event()
+        read = reader.read_record
+
+        def held(*given: object) -> object:
+            assert self.goes_on.wait(_GRACE_S)
+            return read(*given)
+
+        monkeypatch.setattr(reader, "read_record", held)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    disk = Held(monkeypatch)
+    yield disk
+    disk.goes_on.set()
+
+
+def next_turn(engine: Engine, prompt: list[int]) -> list[int]:
+    return [*prompt, *engine.run(prompt).tokens, 1, 2]
+
+
+def wait_until_loading(engine: Engine, num: int) -> None:
+    """Until so many jobs wait for the disk."""
+    for _ in range(1000):
+        if engine.ask(lambda worker: sum(task.is_loading for task in worker._tasks.values())) == num:
+            return
+    raise AssertionError("nothing is being read")
+
+
+def submit_all(engine: Engine, prompts: list[list[int]]) -> list[Running]:
+    """All before the engine looks at the first."""
+    together = threading.Event()
+    engine.loop.call(lambda worker: together.wait(_GRACE_S) and None)
+    jobs = [engine.submit(prompt) for prompt in prompts]
+    together.set()
+    return jobs
+
+
+@pytest.mark.parametrize("lends_from", [10**6, 50])
+@pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
+def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
+    start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str, lends_from: int
+) -> None:
+    engine = start(model)
+    turns = [next_turn(engine, words(100 + i, 400)) for i in range(4)]
+    live = engine.ask(lambda worker: worker.runner.footprint.live(len(turns[0]) + 256, chunk=256))
+    path = engine.ask(lambda worker: worker.runner.footprint.at(len(turns[0])))
+    engine = start(model, cache_bytes=live + path + path // 2, lends_from=lends_from)
+    over: list[int] = []
+    charge = Room.charge
+
+    def charged(room: Room) -> None:
+        charge(room)
+        free = room._cache.free()
+        assert free is not None
+        over.append(-free)
+
+    monkeypatch.setattr(Room, "charge", charged)
+    jobs = submit_all(engine, turns)
+    assert [job.wait().computed for job in jobs] == [3] * 4
+    assert max(over) <= 0
+    assert disk_of(engine).read <= disk_of(engine).held, "nothing is read for nothing"
+    engine.check()
+    big = start(model)
+    assert [job.tokens for job in jobs] == [big.cold(turn) for turn in turns]
+
+
+def test_the_loop_sleeps_while_all_wait_for_the_disk(start: Restarts, held: Held) -> None:
+    engine = start()
+    turn = next_turn(engine, words(1, 200))
+    engine = start()
+    engine.run(words(2, 200))
+    job = engine.submit(turn)
+    wait_until_loading(engine, 1)
+
+    def is_asleep(worker: Worker) -> bool:
+        # Something is stored whose pieces could be joined, and nothing is due to be written.
+        worker._is_compact = False
+        worker.disk._writes._noted.clear()
+        return not worker.has_work and worker.wakes_in_s is not None
+
+    assert engine.ask(is_asleep)
+    held.goes_on.set()
+    assert job.wait().computed == 3
+
+
+def test_a_disk_that_hangs_makes_nobody_wait_for_ever(
+    start: Restarts, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    turn = next_turn(engine, words(3, 200))
+    monkeypatch.setattr(loads, "_STALLED_S", 0.05)
+    engine = start()
+    answer = engine.run(turn)
+    assert (answer.computed, answer.end.outcome.loaded) == (len(turn), 0)
+    assert answer.tokens == engine.cold(turn)
+    # Nor is it asked again for a while.
+    other = engine.run(turn, namespace="other")
+    assert other.computed == len(turn)
+    held.goes_on.set()
+    engine.check()
+    assert engine.ask(lambda worker: worker.cache.coming) == 0
+
+
+def test_what_could_not_be_read_and_another_computed_is_not_told_as_loaded(start: Restarts) -> None:
+    engine = start()
+    turn = next_turn(engine, words(4, 300))
+    engine = start()
+    # Seen when opening, gone when it is read.
+    for file in start.directory.rglob("*.kv"):
+        file.unlink()
+    jobs = submit_all(engine, [turn, turn])
+    outcomes = [job.wait().end.outcome for job in jobs]
+    assert sorted(outcome.prefilled for outcome in outcomes) == [1, len(turn)]
+    assert [outcome.loaded for outcome in outcomes] == [0, 0]
+    assert sorted(outcome.awaited for outcome in outcomes) == [0, len(turn) - 1]
+    assert engine.loop.status().counts.loaded == 0
+
+
+def test_what_is_being_read_counts_also_when_parked_buffers_are_given_up(start: Restarts, held: Held) -> None:
+    engine = start("llama", lends_from=50)
+    turn = next_turn(engine, words(5, 300))
+    engine = start("llama", lends_from=50, cache_bytes=10_000_000)
+    engine.run(words(6, 200))
+    job = engine.submit(turn)
+    wait_until_loading(engine, 1)
+
+    def free_before_and_after(worker: Worker) -> list[int | None]:
+        worker.cache.coming = 100_000
+        worker._room.charge()
+        before = worker.cache.free()
+        worker._parked.give_up()
+        after = worker.cache.free()
+        worker._ends.start_anew()
+        return [before, after, worker.cache.free()]
+
+    before, after, anew = engine.ask(free_before_and_after)
+    assert before is not None and after is not None and before <= after <= 9_900_000 and anew == 9_900_000
+    held.goes_on.set()
+    assert job.wait().tokens == engine.cold(turn)
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3_5"])
+@pytest.mark.parametrize("ending", ["cancel", "clear", "anew", "fail"])
+def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
+    start: Restarts, held: Held, model: str, ending: str
+) -> None:
+    engine = start(model)
+    shared = next_turn(engine, words(7, 300))
+    engine = start(model)
+    jobs = [engine.submit([*shared, i]) for i in range(3)]
+    wait_until_loading(engine, 3)
+    match ending:
+        case "cancel":
+            for job in jobs[:2]:
+                engine.loop.cancel(job.job.id)
+        case "clear":
+            engine.loop.clear().result(_GRACE_S)
+        case "anew":
+            engine.ask(lambda worker: worker._ends.start_anew())
+        case _:
+            engine.ask(lambda worker: worker.fail_all(EngineFailed("a step broke")))
+    held.goes_on.set()
+    for i, job in enumerate(jobs):
+        job.wait()
+        if ending == "clear":
+            assert job.end.outcome.loaded == 0
+        if ending in ("clear", "anew") or (ending == "cancel" and i == 2):
+            assert job.tokens == engine.cold([*shared, i])
+        else:
+            assert job.tokens == []
+    assert engine.num_leases() == 0
+    assert engine.ask(lambda worker: (worker.cache.coming, worker.disk._loads._loads)) == (0, [])
+    assert engine.run([*shared, 9]).tokens == engine.cold([*shared, 9])
+
+
+def test_an_answer_goes_on_while_another_prompt_is_read(start: Restarts, held: Held) -> None:
+    engine = start()
+    turn = next_turn(engine, words(8, 200))
+    engine = start()
+    waiting = engine.submit(turn)
+    wait_until_loading(engine, 1)
+    assert len(engine.run(words(9, 100), num=20).tokens) == 20
+    assert waiting.events == []
+    held.goes_on.set()
+    assert waiting.wait().computed == 3
+
+
+def test_a_shared_beginning_is_read_for_all_who_wait_for_it(start: Restarts, held: Held) -> None:
+    engine = start()
+    system = words(10, 200)
+    boundary = [Boundary(200, BoundaryKind.SYSTEM)]
+    engine.run([*system, 1], boundaries=boundary)
+    engine = start()
+    jobs = [engine.submit([*system, *words(60 + i, 70)], boundaries=boundary) for i in range(3)]
+    wait_until_loading(engine, 3)
+    held.goes_on.set()
+    outcomes = [job.wait().end.outcome for job in jobs]
+    assert [(o.reused, o.prefilled, o.loaded, o.awaited) for o in outcomes] == [(200, 70, 200, 0)] * 3
+
+
+def test_a_full_disk_does_not_hold_up_the_end(start: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer, "begin_file", full)
+    # Else a test could not tell.
+    monkeypatch.setattr(loop_disk, "_LAST_WRITES_S", 10 * _GRACE_S)
+    engine = start()
+    for i in range(3):
+        engine.run(words(70 + i, 200))
+    engine.loop.close(timeout_s=_GRACE_S)
+    assert not engine.loop._thread.is_alive()
