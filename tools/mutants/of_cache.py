@@ -289,14 +289,26 @@ UPKEEP = (
     _mutant(
         "compaction.py",
         "pieces are joined over a hole",
-        "                and pieces[stop].span.start == pieces[stop - 1].span.stop\n",
-        "",
+        "return after.span.start == before.span.stop and lender_of(after)",
+        "return lender_of(after)",
     ),
     _mutant(
         "compaction.py",
         "a path in many parts is never joined while the server is busy",
-        "    if len(chain) >= fewest:\n",
+        "    if len(chain) > 1:\n",
         "    if False:\n",
+    ),
+    _mutant(
+        "compaction.py",
+        "a long piece is copied for a few short ones",
+        " and len(pieces[first].span) <= _tokens(pieces, first + 1, stop)",
+        "",
+    ),
+    _mutant(
+        "compaction.py",
+        "pieces of which few fit into a whole one are never joined",
+        "    if stop < len(pieces) and _adjoin(pieces, stop):\n        return True\n",
+        "",
     ),
     _mutant(
         "compaction.py",

@@ -45,9 +45,10 @@ def compaction_steps(roots: Iterable[Node], *, longest: int, max_entries: int) -
 
 
 def path_steps(path: Sequence[Node], *, longest: int, fewest: int) -> Iterator[Compacted]:
-    """Join what the end of a path, given from the root on, is made of: where it is `fewest` edges or pieces, or more.
+    """Join what the end of a path, given from the root on, is made of: its edges, and pieces where they are many.
 
-    Each entry is copied about once for every `fewest` - 1 times that the path grows. Steps as in `compaction_steps`.
+    `fewest`: how many short pieces are joined at a time, where they do not fill a whole one.
+    An entry is copied a few times in all, however often the path grows. Steps as in `compaction_steps`.
     """
     chain = list(path[-1:])
     while (above := chain[-1].parent) is not None and above.parent is not None and len(above.children) == 1:
@@ -55,7 +56,7 @@ def path_steps(path: Sequence[Node], *, longest: int, fewest: int) -> Iterator[C
     node = chain[-1]
     if node.parent is None:
         return
-    if len(chain) >= fewest:
+    if len(chain) > 1:
         yield Compacted(num_nodes=_merge_chain(node))
     while (found := _joinable(node, longest, fewest=fewest)) is not None:
         before = kv_nbytes(node)
@@ -93,23 +94,38 @@ def _merge_chain(top: Node) -> int:
 
 
 def _joinable(node: Node, longest: int, *, fewest: int = 2) -> tuple[KvKind, int, int] | None:
-    """The first run of `fewest` or more adjacent pieces that fit into one of `longest` tokens, as (kind, first, stop).
+    """The first run of adjacent pieces that fit into one of `longest` tokens and are worth it, as (kind, first, stop).
 
     What is lent joins only what the same sequence lends. Else it would be copied, while the sequence holds it still.
     """
     for kind, pieces in node.pieces.items():
         for first in range(len(pieces) - 1):
             stop = first + 1
-            while (
-                stop < len(pieces)
-                and pieces[stop].span.start == pieces[stop - 1].span.stop
-                and lender_of(pieces[stop]) is lender_of(pieces[first])
-                and pieces[stop].span.stop - pieces[first].span.start <= longest
-            ):
+            while stop < len(pieces) and _adjoin(pieces, stop) and _tokens(pieces, first, stop + 1) <= longest:
                 stop += 1
-            if stop - first >= fewest:
+            if stop - first > 1 and (fewest == 2 or _is_worth(pieces, first, stop, fewest=fewest)):
                 return kind, first, stop
     return None
+
+
+def _is_worth(pieces: Sequence[Piece], first: int, stop: int, *, fewest: int) -> bool:
+    """Whether to join a run that may grow yet: it is full, or of many pieces of which the first is no giant.
+
+    So whatever is copied comes to stand in a piece that is twice as long, or full.
+    """
+    if stop < len(pieces) and _adjoin(pieces, stop):
+        return True
+    return stop - first >= fewest and len(pieces[first].span) <= _tokens(pieces, first + 1, stop)
+
+
+def _adjoin(pieces: Sequence[Piece], at: int) -> bool:
+    """Whether the piece at `at` goes on where the one before ends, in the hands of the same holder."""
+    before, after = pieces[at - 1], pieces[at]
+    return after.span.start == before.span.stop and lender_of(after) is lender_of(before)
+
+
+def _tokens(pieces: Sequence[Piece], first: int, stop: int) -> int:
+    return pieces[stop - 1].span.stop - pieces[first].span.start
 
 
 def _join(node: Node, kind: KvKind, first: int, stop: int) -> int:

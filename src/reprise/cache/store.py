@@ -176,7 +176,7 @@ class PrefixCache(Contents):
         return self._compacted(compaction_steps(self.roots.values(), longest=self.grain.piece, max_entries=max_entries))
 
     def compact_path(self, tokens: Tokens, *, namespace: str = "", fewest: int = 8) -> int:
-        """The same for the end of one path, if that lies in `fewest` small edges or pieces: for busy times.
+        """The same for the end of one path, `fewest` short pieces at a time: for busy times.
 
         So a conversation that grows while the server is never idle is restored from few pieces as well. Copies at most
         a piece of each layer kind at a time. O(edges of the path) if there is nothing to do.
