@@ -1,0 +1,155 @@
+"""Random chats on servers that are stopped, cut off, damaged and started again on one directory."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reprise.core.prompt import Boundary, BoundaryKind
+from reprise.loop.worker import Worker
+from tests.loop.driving import Engine, Running
+from tests.loop.random_chats import RandomChats
+from tests.loop.restarts import Restarts
+
+_PATIENCE_S = 60.0
+_VOCABULARY = 200
+
+
+@dataclass(slots=True, eq=False)
+class RandomRestarts:
+    """Bursts of `RandomChats`, and what may happen to a server and its directory between two of them."""
+
+    begin: Callable[[], Engine]
+    oracle: Engine
+    restarts: Restarts
+    seed: int
+    num_loaded: int = 0
+    num_restarts: int = 0
+    num_damaged: int = 0
+    _removed: bool = False
+
+    def run(self, num_bursts: int) -> None:
+        source = random.Random(self.seed)
+        engine = self.begin()
+        chats = RandomChats(engine=engine, oracle=self.oracle, seed=self.seed, has_room=False)
+        for burst in range(num_bursts):
+            chats.seed = hash((self.seed, burst))
+            chats.run(1)
+            match source.choice(("nothing", "stop", "stop", "cut off", "damage", "remove")):
+                case "stop":
+                    self._end(chats)
+                    chats.engine = self.begin()
+                case "cut off":
+                    chats.engine.ask(_lose_what_is_not_written)
+                    self._end(chats)
+                    chats.engine = self.begin()
+                case "damage":
+                    self._end(chats)
+                    self._damage(source)
+                    chats.engine = self.begin()
+                case "remove":
+                    self._removed = True
+                    for file in self._some_files(source):
+                        file.unlink(missing_ok=True)
+                case _:
+                    pass
+        self._end(chats)
+
+    def _end(self, chats: RandomChats) -> None:
+        self.num_loaded += chats.engine.loop.status().counts.loaded
+        self.num_restarts += 1
+        is_whole = not self._removed
+        chats.engine.ask(lambda worker: check_disk(worker, is_whole=is_whole))
+        self._removed = False
+
+    def _damage(self, source: random.Random) -> None:
+        self.restarts.end()
+        for file in self._some_files(source):
+            content = bytearray(file.read_bytes())
+            content[source.randrange(len(content))] ^= 1 << source.randrange(8)
+            file.write_bytes(content if source.random() < 0.7 else content[: source.randrange(len(content))])
+            self.num_damaged += 1
+
+    def _some_files(self, source: random.Random) -> list[Path]:
+        files = sorted(self.restarts.directory.rglob("*.kv"))
+        return source.sample(files, min(len(files), source.choice((1, 3, len(files) // 2))))
+
+
+def _lose_what_is_not_written(worker: Worker) -> None:
+    """As if the process had been killed."""
+    writes, disk = worker.disk._writes, worker.disk._disk
+    assert writes is not None and disk is not None
+    writes.forget(None)
+    with disk._state.changed:
+        disk._state.drop(list(disk._state.queue.values()))
+
+
+def check_disk(worker: Worker, *, is_whole: bool) -> None:
+    """Nothing is being read, and what is known of the files is so."""
+    loads, disk = worker.disk._loads, worker.disk._disk
+    assert loads is not None and disk is not None
+    assert loads._loads == [] and worker.cache.coming == 0
+    assert disk.flush(_PATIENCE_S)
+    assert not disk._state.held
+    if is_whole:
+        disk.check()
+
+
+@dataclass(slots=True, eq=False)
+class _Chat:
+    """What its last prompt was, where that is stable, and what came of it."""
+
+    prompt: list[int]
+    stable_at: int
+    answer: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class SteadyTwin:
+    """Chats on a server that is stopped and started, and the same ones on one that never is.
+
+    With room for all, both compute the same: the next turn, a new chat with a known system prompt, and a next turn that
+    leaves what was stable (thinking stripped) resume where they would have.
+    """
+
+    begin: Callable[[], Engine]
+    steady: Engine
+    seed: int
+    num_restarts: int = 0
+    num_loaded: int = 0
+    _chats: list[_Chat] = field(default_factory=list[_Chat])
+
+    def run(self, num_steps: int) -> None:
+        source = random.Random(self.seed)
+        engine = self.begin()
+        system = self._words(source, 50)
+        for step in range(num_steps):
+            if source.random() < 0.4:
+                self.num_loaded += engine.loop.status().counts.loaded
+                engine = self.begin()
+                self.num_restarts += 1
+            chat = source.choice(self._chats) if self._chats and source.random() < 0.8 else None
+            if chat is None:
+                chat = _Chat(prompt=list(system), stable_at=len(system), answer=[])
+                self._chats.append(chat)
+                prompt = [*system, *self._words(source, 30)]
+            elif source.random() < 0.4:
+                # Not what came next before: how far both agree is where it is stable.
+                seen = (chat.prompt + chat.answer)[chat.stable_at]
+                stripped = [(seen + 1) % _VOCABULARY, *self._words(source, 20)]
+                prompt = [*chat.prompt[: chat.stable_at], *stripped]
+            else:
+                prompt = [*chat.prompt, *chat.answer, *self._words(source, 20)]
+            chat.prompt, chat.stable_at = prompt, len(prompt) - source.choice((1, 3, 9))
+            here, there = (self._asked(each, chat, len(system)) for each in (engine, self.steady))
+            assert here.tokens == there.tokens, step
+            assert here.computed == there.computed, (step, here.end, there.end)
+            chat.answer = here.tokens
+        self.num_loaded += engine.loop.status().counts.loaded
+
+    def _asked(self, engine: Engine, chat: _Chat, system_at: int) -> Running:
+        boundaries = [Boundary(system_at, BoundaryKind.SYSTEM), Boundary(chat.stable_at, BoundaryKind.STABLE)]
+        return engine.run(chat.prompt, num=10, boundaries=boundaries)
+
+    def _words(self, source: random.Random, num: int) -> list[int]:
+        return [source.randrange(_VOCABULARY) for _ in range(num)]

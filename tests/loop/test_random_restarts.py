@@ -1,0 +1,116 @@
+"""Servers that come and go change no answer, and what was computed once is not computed again after a restart."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reprise.core.sizes import Bytes
+from reprise.demo.tiny.build import build_model
+from reprise.loop import loads, writes
+from tests.loop.driving import Engine
+from tests.loop.random_restarts import RandomRestarts, SteadyTwin
+from tests.loop.restarts import Restarts
+from tests.loop.test_random_chats import _of_zoo
+from tests.models.tiny import CONFIGS
+
+_KINDS = ("llama", "gemma3_text", "qwen3_5", "mamba2", "quantised")
+_ZOO = ("llama4", "qwen3, kept beginning", "recurrent_gemma", "baichuan_m1")
+"""Chunks, windows with a kept beginning, windows and states, and composites."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few tokens are read as well, and what is stored is written at once or much later."""
+    monkeypatch.setattr(loads, "WORTH", 1)
+
+
+def _given(name: str, folder: Path) -> tuple[str | Path, dict[str, Any]]:
+    """The model, and what it is started with."""
+    if name in _ZOO:
+        return "llama", {"load": _of_zoo(name)}
+    if name == "quantised":
+        build_model(folder / "wide", {**CONFIGS["llama"], "head_dim": 32}, vocab_size=512)
+        return folder / "wide", {"kv_bits": 8, "kv_group_size": 32}
+    return name, {}
+
+
+def _random_restarts(start: Restarts, folder: Path, name: str, *, seed: int, num_bursts: int, **options: Any) -> None:
+    model, given = _given(name, folder)
+    oracle = Engine(model, has_prefix_cache=False, **given)
+    small = {"max_batch": 3, "prefill_chunk": 32, "disk_block": 16}
+    run = RandomRestarts(
+        begin=lambda: start(model, **small, **given, **options), oracle=oracle, restarts=start, seed=seed
+    )
+    try:
+        run.run(num_bursts)
+        assert min(run.num_restarts, run.num_loaded) > 0
+    finally:
+        oracle.close()
+
+
+_SMALL = {"cache_bytes": 2_000_000, "disk_bytes": Bytes(2_000_000), "max_queue": 9}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"lends_from": 40}),
+        ("gemma3_text", {"lends_from": 40, **_SMALL}),
+        ("qwen3_5", {}),
+        ("qwen3_5", {"lends_from": 40, **_SMALL}),
+        ("mamba2", {}),
+        ("quantised", _SMALL),
+        ("qwen3, kept beginning", {"lends_from": 40}),
+    ],
+    ids=str,
+)
+def test_answers_are_those_of_cold_runs(
+    start: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(writes, "_SOON_S", 0.0)
+    _random_restarts(start, tmp_path, name, seed=1, num_bursts=8, **options)
+
+
+@pytest.mark.parametrize("name", [*_KINDS, *_ZOO])
+def test_a_restart_costs_no_token(start: Restarts, tmp_path: Path, name: str) -> None:
+    model, given = _given(name, tmp_path)
+    steady = Engine(model, lends_from=60, **given)
+    twin = SteadyTwin(begin=lambda: start(model, disk_block=16, lends_from=60, **given), steady=steady, seed=2)
+    try:
+        twin.run(16)
+        assert twin.num_restarts > 3 and twin.num_loaded > 0
+    finally:
+        steady.close()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("options", [{}, _SMALL, {**_SMALL, "disk_bytes": Bytes(300_000)}], ids=str)
+@pytest.mark.parametrize("name", [*_KINDS, *_ZOO])
+def test_long_runs(
+    start: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+) -> None:
+    for seed in range(6):
+        monkeypatch.setattr(writes, "_SOON_S", (0.0, 60.0)[seed % 2])
+        lends_from = (40, 10**6)[seed % 3 % 2]
+        _random_restarts(start, tmp_path, name, seed=seed, num_bursts=30, lends_from=lends_from, **options)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("lends_from", [60, 10**6])
+@pytest.mark.parametrize("name", [*_KINDS, *_ZOO])
+def test_long_chats_cost_no_token_after_restarts(start: Restarts, tmp_path: Path, name: str, lends_from: int) -> None:
+    model, given = _given(name, tmp_path)
+    for seed in range(5):
+        folder = Restarts(tmp_path / f"disk-{seed}")
+        steady = Engine(model, lends_from=lends_from, **given)
+        twin = SteadyTwin(
+            begin=lambda folder=folder: folder(model, disk_block=16, lends_from=lends_from, **given),
+            steady=steady,
+            seed=seed,
+        )
+        try:
+            twin.run(60)
+        finally:
+            folder.end()
+            steady.close()
