@@ -19,7 +19,7 @@ serve: $(VENV)/.can-run ## serve a model: make serve MODEL=path-or-hub-id
 	$(BIN)/reprise serve "$(MODEL)"
 
 test: $(VENV)/.can-test ## all tests but the long ones
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.can-test ## style, types and the direction of imports
 	$(BIN)/ruff check .
