@@ -29,8 +29,12 @@ BLOCK = 512
 """Tokens of one file, where their entries are not large."""
 
 _LEAST_BLOCK = 64
-_FILE_NBYTES = 32 << 20
-"""More than about this is not copied at once between two steps."""
+_FILE_NBYTES = 8 << 20
+"""Where entries are large, a file has about so many bytes. What a path has behind its last whole block is written again
+with each turn: half a block on average, for each position that is kept."""
+
+_READ_AHEAD_NBYTES = 64 << 20
+"""What one step takes over of what was read, and what is in memory beside the budget."""
 
 _LAST_WRITES_S = 10.0
 """What is stored and not written yet is handed over when the server stops, for so long at most."""
@@ -68,8 +72,7 @@ def open_disk(
         max_bytes=max_bytes,
         block=block,
         resumes_anywhere=loaded.blueprint.layout.resumes_anywhere,
-        # What one step takes over, and what is in memory beside the budget.
-        read_ahead_bytes=2 * _FILE_NBYTES,
+        read_ahead_bytes=_READ_AHEAD_NBYTES,
     )
 
 

@@ -1,0 +1,152 @@
+"""Writing to the disk: nothing twice, a part at a time, and what can still be written when something has gone."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from reprise.cache import removal
+from reprise.cache.lookup import Part, landmark_at
+from reprise.core.kinds import Full, KvKind
+from reprise.core.prompt import Boundary, BoundaryKind
+from reprise.core.sizes import Bytes
+from reprise.core.spans import Span
+from reprise.core.tokens import as_tokens
+from reprise.engine.filing import Filing
+from reprise.loop import disk, writes
+from reprise.loop.worker import Worker
+from tests.loop.restarts import BLOCK, Restarts, disk_of, words
+
+_PATIENCE_S = 30.0
+
+
+def write(worker: Worker) -> bool:
+    """Take one step of writing, and let it come to the disk. False if nothing is left to do."""
+    assert worker.disk._writes is not None and worker.disk._disk is not None
+    is_left = worker.disk._writes.write(is_closing=True)
+    assert worker.disk._disk.flush(_PATIENCE_S)
+    return is_left
+
+
+def write_all(worker: Worker) -> int:
+    """Write what is noted; gives the number of steps."""
+    num = 0
+    while write(worker):
+        num += 1
+    return num
+
+
+@pytest.fixture(autouse=True)
+def written_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writes, "_SOON_S", 3600.0)
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
+def test_no_entry_is_written_twice_but_those_behind_the_last_whole_block(
+    start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    engine = start(model)
+    spans: list[tuple[int, int]] = []
+    add = Filing.add_entries
+
+    def adding(filing: Filing, parts: Sequence[Part], layers: KvKind, span: Span) -> None:
+        if isinstance(layers, Full):
+            spans.append((span.start, span.stop))
+        add(filing, parts, layers, span)
+
+    monkeypatch.setattr(Filing, "add_entries", adding)
+    prompt = words(1, 100)
+    for turn in range(8):
+        stable = Boundary(len(prompt) - 3, BoundaryKind.STABLE)
+        answer = engine.run(prompt, boundaries=[stable])
+        engine.ask(write_all)
+        prompt = [*prompt, *answer.tokens, *words(10 + turn, 30)]
+    whole = [span for span in spans if span[1] - span[0] == BLOCK]
+    assert whole == [(at, at + BLOCK) for at in range(0, whole[-1][1], BLOCK)]
+    tails = [span for span in spans if span not in whole]
+    # Where the template is stable and where the answer ends; one of them may be where a block ends, and have none.
+    assert len(tails) == len(set(tails)) <= 2 * 8
+    assert engine.ask(write_all) == 0
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "gpt_oss"])
+def test_a_record_is_copied_in_parts(start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    engine = start(model)
+    monkeypatch.setattr(writes, "_AT_ONCE", 3000)
+    prompt = words(2, 150)
+    turn = [*prompt, *engine.run(prompt).tokens, 1, 2]
+    num_steps = engine.ask(write_all)
+    assert num_steps > 2 * disk_of(engine).files
+    engine = start(model)
+    answer = engine.run(turn)
+    assert (answer.computed, answer.tokens) == (3, engine.cold(turn))
+
+
+@pytest.mark.parametrize("num_steps", [1, 4, 9])
+def test_a_position_that_was_evicted_while_its_path_is_written_leaves_the_others(
+    start: Restarts, num_steps: int
+) -> None:
+    engine = start("qwen3_5")
+    prompt = words(3, 300)
+    running = engine.run(prompt, boundaries=[Boundary(200, BoundaryKind.SYSTEM)])
+
+    def evict_in_between(worker: Worker) -> None:
+        for _ in range(num_steps):
+            assert write(worker)
+        match = worker.cache.match(as_tokens(prompt))
+        landmark = landmark_at(match.walk, 200)
+        assert landmark is not None
+        removal._evict(worker.cache, landmark, "test")
+        worker.cache.check()
+
+    engine.ask(evict_in_between)
+    engine.ask(write_all)
+    engine = start("qwen3_5")
+    assert engine.run([*prompt, *running.tokens, 1, 2]).computed == 3
+
+
+def test_a_path_whose_end_was_evicted_is_written_as_far_as_it_goes(start: Restarts) -> None:
+    engine = start("llama")
+    prompt = words(4, 3000)
+    running = engine.run(prompt)
+
+    def evict(worker: Worker) -> int:
+        assert worker.cache.evict_one("test")
+        return worker.cache.match(as_tokens(prompt)).length
+
+    length = engine.ask(evict)
+    assert 0 < length < 3000
+    engine = start("llama")
+    turn = [*prompt, *running.tokens, 1, 2]
+    assert engine.run(turn).computed == len(turn) - length
+
+
+def test_a_path_that_the_disk_has_no_room_for_is_not_copied_to_its_end(
+    start: Restarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start("llama", disk_bytes=Bytes(100_000))
+    copied: list[int] = []
+    add = Filing.add_entries
+
+    def adding(filing: Filing, parts: Sequence[Part], layers: KvKind, span: Span) -> None:
+        copied.append(len(span))
+        add(filing, parts, layers, span)
+
+    monkeypatch.setattr(Filing, "add_entries", adding)
+    prompt = words(5, 2000)
+    engine.run(prompt)
+    engine.ask(write_all)
+    held = disk_of(engine)
+    assert 0 < held.files < 2000 // BLOCK // 2 and held.held <= held.budget
+    # The one for which there was no room, and the first that would stand on it.
+    assert len(copied) == held.files + 2
+
+
+def test_files_are_of_fewer_tokens_where_entries_are_large(start: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start("llama", disk_block=None)
+    each = engine.ask(lambda worker: worker.runner.footprint.full)
+    blocks = [engine.ask(lambda worker: worker.disk._disk.block)]
+    for num in (200, 10):
+        monkeypatch.setattr(disk, "_FILE_NBYTES", num * each)
+        engine = start("llama", disk_block=None)
+        blocks.append(engine.ask(lambda worker: worker.disk._disk.block))
+    assert blocks == [512, 128, 64]
