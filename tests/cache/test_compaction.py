@@ -11,7 +11,6 @@ from tests.cache.hash_model import HashSource
 from tests.cache.strategies import EXAMPLES
 from tests.cache.trial import Trial
 
-FEWEST = 4
 TURN = 3
 
 
@@ -31,7 +30,7 @@ def test_a_path_that_is_tidied_as_it_grows_reads_as_before(layout: Layout) -> No
         tokens = chat(turn)
         assert trial.commit(tokens, kind=BoundaryKind.STABLE)
         held = trial.cache.ledger.held
-        trial.cache.compact_path(as_tokens(tokens), fewest=FEWEST)
+        trial.cache.compact_path(as_tokens(tokens))
         assert trial.cache.ledger.held == held
         trial.judge()
         trial.judge_read(tokens, limit=len(tokens))
@@ -45,19 +44,10 @@ def test_few_pieces_are_left_and_little_is_copied() -> None:
     for turn in range(1, turns + 1):
         tokens = as_tokens(chat(turn))
         cache.commit(tokens, HashSource(chat(turn)), kind=BoundaryKind.STABLE)
-        copied += cache.compact_path(tokens, fewest=FEWEST)
-        whole = len(tokens) // (24 - TURN) + 1
-        assert pieces_of(cache, chat(turn))[Full()] <= whole + FEWEST, turn
-    assert copied <= 4 * len(chat(turns)), "an entry is not copied again and again"
-
-
-def test_pieces_of_which_few_fit_into_a_whole_one_are_joined_when_they_fill_it() -> None:
-    cache = PrefixCache(Layout(kinds=(Full(),)), grain=Grain(piece=24, tail=8))
-    for stop in range(6, 601, 6):
-        tokens = tuple(i % 7 for i in range(stop))
-        cache.commit(as_tokens(tokens), HashSource(tokens), kind=BoundaryKind.STABLE)
-        cache.compact_path(as_tokens(tokens), fewest=8)
-        assert pieces_of(cache, tokens)[Full()] <= stop // 24 + 4
+        copied += cache.compact_path(tokens)
+        # Whole ones, and of the rest one for each power of two turns.
+        assert pieces_of(cache, chat(turn))[Full()] <= len(tokens) // 24 + 3, turn
+    assert copied <= 5 * len(chat(turns)), "an entry is not copied again and again"
 
 
 def test_a_long_piece_is_not_copied_for_each_short_one() -> None:
@@ -66,9 +56,9 @@ def test_a_long_piece_is_not_copied_for_each_short_one() -> None:
     copied = 0
     for stop in [1500, *range(1501, 1900)]:
         cache.commit(as_tokens(tokens[:stop]), HashSource(tokens[:stop]), kind=BoundaryKind.STABLE)
-        copied += cache.compact_path(as_tokens(tokens[:stop]), fewest=FEWEST)
-        assert pieces_of(cache, tokens[:stop])[Full()] <= 4 * FEWEST
-    assert copied <= 8 * 400
+        copied += cache.compact_path(as_tokens(tokens[:stop]))
+        assert pieces_of(cache, tokens[:stop])[Full()] <= 10
+    assert copied <= 10 * 400
 
 
 def test_others_paths_are_left_alone() -> None:
@@ -77,8 +67,8 @@ def test_others_paths_are_left_alone() -> None:
     for turn in range(1, 13):
         for tokens in (chat(turn), other[: turn * TURN]):
             cache.commit(as_tokens(tokens), HashSource(tokens), kind=BoundaryKind.STABLE)
-    assert cache.compact_path(as_tokens(chat(12)), fewest=FEWEST) > 0
-    assert cache.compact_path(as_tokens(chat(12)), fewest=FEWEST) == 0
+    assert cache.compact_path(as_tokens(chat(12))) > 0
+    assert cache.compact_path(as_tokens(chat(12))) == 0
     assert pieces_of(cache, chat(12))[Full()] == 1
     assert pieces_of(cache, other)[Full()] == 12
     assert cache.compact_path(as_tokens(chat(1)), namespace="nobody's") == 0

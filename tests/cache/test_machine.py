@@ -82,10 +82,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.trial.cache.compact(max_entries=max_entries)
         assert self.trial.cache.ledger.held == before
 
-    @rule(chat=chats, fewest=st.integers(2, 4))
-    def tidies_a_path(self, chat: Chat, fewest: int) -> None:
+    @rule(chat=chats)
+    def tidies_a_path(self, chat: Chat) -> None:
         before = self.trial.cache.ledger.held
-        self.trial.cache.compact_path(as_tokens(chat[1]), namespace=chat[0], fewest=fewest)
+        self.trial.cache.compact_path(as_tokens(chat[1]), namespace=chat[0])
         assert self.trial.cache.ledger.held == before
 
     @rule()

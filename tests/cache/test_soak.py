@@ -55,7 +55,7 @@ def one_life(rng: random.Random, rounds: int) -> Trial:
             if rng.random() < 0.5:
                 trial.cache.compact(max_entries=rng.randint(1, 50))
             else:
-                trial.cache.compact_path(as_tokens(prompt), namespace=namespace, fewest=rng.randint(2, 4))
+                trial.cache.compact_path(as_tokens(prompt), namespace=namespace)
         elif chance < 0.3:
             trial.evict()
         elif chance < 0.35:

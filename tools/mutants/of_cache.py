@@ -301,19 +301,13 @@ UPKEEP = (
     _mutant(
         "compaction.py",
         "a long piece is copied for a few short ones",
-        " and len(pieces[first].span) <= _tokens(pieces, first + 1, stop)",
-        "",
-    ),
-    _mutant(
-        "compaction.py",
-        "pieces of which few fit into a whole one are never joined",
-        "    if stop < len(pieces) and _adjoin(pieces, stop):\n        return True\n",
-        "",
+        "len(pieces[first].span) <= _tokens(pieces, first + 1, stop)",
+        "stop - first > 2",
     ),
     _mutant(
         "compaction.py",
         "a path is joined at every turn",
-        "_joinable(node, longest, fewest=fewest)) is not None",
+        "_joinable(node, longest, is_growing=True)) is not None",
         "_joinable(node, longest)) is not None",
     ),
     _mutant(

@@ -44,11 +44,11 @@ def compaction_steps(roots: Iterable[Node], *, longest: int, max_entries: int) -
                 yield Compacted(num_entries=copied, nbytes=kv_nbytes(node) - before)
 
 
-def path_steps(path: Sequence[Node], *, longest: int, fewest: int) -> Iterator[Compacted]:
-    """Join what the end of a path, given from the root on, is made of: its edges, and pieces where they are many.
+def path_steps(path: Sequence[Node], *, longest: int) -> Iterator[Compacted]:
+    """Join what the end of a path, given from the root on, is made of: its edges, and pieces with others as long.
 
-    `fewest`: how many short pieces are joined at a time, where they do not fill a whole one.
-    An entry is copied a few times in all, however often the path grows. Steps as in `compaction_steps`.
+    The pieces that are left grow like powers of two, so they are few, and an entry is copied a few times in all however
+    often the path grows. Steps as in `compaction_steps`.
     """
     chain = list(path[-1:])
     while (above := chain[-1].parent) is not None and above.parent is not None and len(above.children) == 1:
@@ -58,7 +58,7 @@ def path_steps(path: Sequence[Node], *, longest: int, fewest: int) -> Iterator[C
         return
     if len(chain) > 1:
         yield Compacted(num_nodes=_merge_chain(node))
-    while (found := _joinable(node, longest, fewest=fewest)) is not None:
+    while (found := _joinable(node, longest, is_growing=True)) is not None:
         before = kv_nbytes(node)
         copied = _join(node, *found)
         yield Compacted(num_entries=copied, nbytes=kv_nbytes(node) - before)
@@ -93,9 +93,10 @@ def _merge_chain(top: Node) -> int:
     return len(chain) - 1
 
 
-def _joinable(node: Node, longest: int, *, fewest: int = 2) -> tuple[KvKind, int, int] | None:
-    """The first run of adjacent pieces that fit into one of `longest` tokens and are worth it, as (kind, first, stop).
+def _joinable(node: Node, longest: int, *, is_growing: bool = False) -> tuple[KvKind, int, int] | None:
+    """The first run of adjacent pieces that fit into one of `longest` tokens, as (kind, first, stop), or None.
 
+    `is_growing`: more will come, and what is joined now may be joined with that again.
     What is lent joins only what the same sequence lends. Else it would be copied, while the sequence holds it still.
     """
     for kind, pieces in node.pieces.items():
@@ -103,19 +104,11 @@ def _joinable(node: Node, longest: int, *, fewest: int = 2) -> tuple[KvKind, int
             stop = first + 1
             while stop < len(pieces) and _adjoin(pieces, stop) and _tokens(pieces, first, stop + 1) <= longest:
                 stop += 1
-            if stop - first > 1 and (fewest == 2 or _is_worth(pieces, first, stop, fewest=fewest)):
+            # Copied once more only where that makes the piece that it stands in twice as long.
+            is_worth = not is_growing or len(pieces[first].span) <= _tokens(pieces, first + 1, stop)
+            if stop - first > 1 and is_worth:
                 return kind, first, stop
     return None
-
-
-def _is_worth(pieces: Sequence[Piece], first: int, stop: int, *, fewest: int) -> bool:
-    """Whether to join a run that may grow yet: it is full, or of many pieces of which the first is no giant.
-
-    So whatever is copied comes to stand in a piece that is twice as long, or full.
-    """
-    if stop < len(pieces) and _adjoin(pieces, stop):
-        return True
-    return stop - first >= fewest and len(pieces[first].span) <= _tokens(pieces, first + 1, stop)
 
 
 def _adjoin(pieces: Sequence[Piece], at: int) -> bool:

@@ -175,8 +175,8 @@ class PrefixCache(Contents):
         """
         return self._compacted(compaction_steps(self.roots.values(), longest=self.grain.piece, max_entries=max_entries))
 
-    def compact_path(self, tokens: Tokens, *, namespace: str = "", fewest: int = 8) -> int:
-        """The same for the end of one path, `fewest` short pieces at a time: for busy times.
+    def compact_path(self, tokens: Tokens, *, namespace: str = "") -> int:
+        """The same for the end of one path, which grows: for busy times.
 
         So a conversation that grows while the server is never idle is restored from few pieces as well. Copies at most
         a piece of each layer kind at a time. O(edges of the path) if there is nothing to do.
@@ -184,7 +184,7 @@ class PrefixCache(Contents):
         root = self.roots.get(namespace)
         if root is None:
             return 0
-        return self._compacted(path_steps(walk(root, tokens).nodes, longest=self.grain.piece, fewest=fewest))
+        return self._compacted(path_steps(walk(root, tokens).nodes, longest=self.grain.piece))
 
     def _compacted(self, steps: Iterable[Compacted]) -> int:
         done = 0
