@@ -6,6 +6,7 @@ _LAYERS = ("tests/engine/test_layers.py",)
 _PAYLOADS = ("tests/engine/test_payloads.py",)
 _COLUMNS = ("tests/engine/test_columns.py",)
 _PARKED = ("tests/loop/test_parked.py", "-k", "branch_of_a_parked")
+_RESTARTS = ("tests/loop/test_disk.py", "-k", "read_again or what_is_new")
 
 
 def _mutant(file: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -158,4 +159,28 @@ PAYLOADS = (
     ),
 )
 
-ENGINE_MUTANTS = (*LAYERS, *PAYLOADS)
+FILING = (
+    _mutant(
+        "engine/filing.py",
+        "what was read begins at the record, and not at the position",
+        "found.append((segment, both.start - own.start, both.stop - own.start))",
+        "found.append((segment, 0, len(both)))",
+        _RESTARTS,
+    ),
+    _mutant(
+        "engine/filing.py",
+        "files lack the snapshot's first layer",
+        "for arrays in snapshot.states\n",
+        "for arrays in snapshot.states[1:]\n",
+        _RESTARTS,
+    ),
+    _mutant(
+        "engine/filing.py",
+        "numbers are read as their machine words",
+        "return words.view(dtype).reshape(section.shape)",
+        "return words.astype(dtype).reshape(section.shape)",
+        _RESTARTS,
+    ),
+)
+
+ENGINE_MUTANTS = (*LAYERS, *PAYLOADS, *FILING)

@@ -6,6 +6,10 @@ _REUSE = ("tests/loop/test_reuse.py", "-k", "llama or qwen3_5")
 _PARKED = ("tests/loop/test_parked.py",)
 _BUDGET = ("tests/loop/test_budget.py", "-k", "llama or taking_over or held_twice")
 
+_LOADS = ("tests/loop/test_disk_loads.py",)
+_WRITES = ("tests/loop/test_disk_writes.py",)
+_RESTARTS = ("tests/loop/test_disk.py", "-k", "read_again or restart")
+
 
 def _mutant(file: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
     return Mutant(name=name, file=f"loop/{file}", old=old, new=new, tests=tests)
@@ -109,5 +113,77 @@ LOOP_MUTANTS = (
         "return free is not None and growth > max(0, free)",
         "return free is not None and growth > 10**15",
         _BUDGET,
+    ),
+    _mutant(
+        "loads.py",
+        "prompts are read for which there is no room beside each other",
+        "return sum(load.needed for load in self._loads) + needed <= room",
+        "return self._footprint.at(position) <= room",
+        _LOADS,
+    ),
+    _mutant("loads.py", "a disk that hangs is waited for", ">= _STALLED_S:", "< 0:", _LOADS),
+    _mutant(
+        "loads.py",
+        "what was cleared while it was read comes back",
+        "load.is_void |= namespace in (None, load.namespace)",
+        "load.is_void |= False",
+        _LOADS,
+    ),
+    _mutant(
+        "loads.py",
+        "all that is reused is told as read from the disk",
+        "task.loaded += max(0, self._resume_at(task) - held)",
+        "task.loaded += self._resume_at(task)",
+        _RESTARTS,
+    ),
+    _mutant(
+        "loads.py",
+        "what waited for a load waits on",
+        "            task.is_loading = False\n",
+        "            task.is_loading = task.num_loads == 0\n",
+        _LOADS,
+    ),
+    _mutant(
+        "writes.py",
+        "what was evicted while a path is written ends it",
+        "return not is_new",
+        "return False",
+        _WRITES,
+    ),
+    _mutant(
+        "writes.py",
+        "a path is copied to its end though the disk takes nothing",
+        "return is_taken and len(noted.left) > 0",
+        "return len(noted.left) > 0",
+        _WRITES,
+    ),
+    _mutant(
+        "writes.py",
+        "a record is copied at once, however large",
+        "while making.left and copied < _AT_ONCE:",
+        "while making.left:",
+        _WRITES,
+    ),
+    _mutant(
+        "writes.py",
+        "positions that all chats share are not written",
+        "if missing.needs_mark:",
+        "if missing.needs_mark and end == len(noted.tokens):",
+        ("tests/loop/test_disk.py", "-k", "llama or read_again or one_prefix"),
+    ),
+    _mutant("disk.py", "a full disk holds up the end", "if self._disk.is_paused():", "if False:", _LOADS),
+    _mutant(
+        "disk.py",
+        "what was not written is lost when the server stops",
+        "while self._writes.due_in_s is not None and",
+        "while False and",
+        _RESTARTS,
+    ),
+    _mutant(
+        "worker.py",
+        "the loop does not sleep while all wait for the disk",
+        "(not self._tasks and not self._is_compact)",
+        "not self._is_compact",
+        _LOADS,
     ),
 )
