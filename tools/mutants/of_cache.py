@@ -226,7 +226,7 @@ STORE = (
     _mutant(
         "removal.py",
         "what is left of a shortened chat can never be evicted",
-        "    if end.parent is not None and not end.children:\n        mark_end(contents, end)\n",
+        "    if end.parent is not None and not end.children:\n        mark_end(contents, end, stable_at=stable_at)\n",
         "",
     ),
     _mutant(
