@@ -16,6 +16,20 @@ def _mutant(file: str, name: str, old: str, new: str, tests: tuple[str, ...]) ->
 
 
 LOOP_MUTANTS = (
+    Mutant(
+        name="pieces that cannot be joined fail the answers of others",
+        file="loop/worker.py",
+        old="        except Exception:\n            # The answer is there",
+        new="        except KeyError:\n            # The answer is there",
+        tests=("tests/loop/test_busy.py",),
+    ),
+    Mutant(
+        name="a chat on a busy server is never tidied",
+        file="loop/worker.py",
+        old="            self.cache.compact_path(tokens, namespace=task.job.namespace)\n",
+        new="            pass\n",
+        tests=("tests/loop/test_busy.py",),
+    ),
     _mutant(
         "worker.py",
         "nobody tells how long an answer was",

@@ -257,7 +257,7 @@ class Worker:
     # Matching and admission.
 
     def _admit(self, task: Task) -> None:
-        if self._settings.has_prefix_cache and self.disk.begin(task):
+        if self.disk.begin(task):
             return  # It is admitted when what the disk has of it is there.
         # One that was paused comes back: what is told of it is how it began.
         is_new = task.admitted_s is None
@@ -413,10 +413,14 @@ class Worker:
         if task.lease is not None:
             self.cache.note_answer(task.lease, len(task.generated))
         self._commit_progress(task)
+        tokens = task.tokens_to(task.position)
         self._ends.end(task, reason)
-        if self._settings.has_prefix_cache:
+        try:
             # However busy the server is: its next turn is restored from few pieces.
-            self.cache.compact_path(task.tokens_to(task.position), namespace=task.job.namespace)
+            self.cache.compact_path(tokens, namespace=task.job.namespace)
+        except Exception:
+            # The answer is there, and each step leaves the books right: it stays as it is.
+            log.exception("what a chat has stored could not be joined")
 
     # Commits.
 
