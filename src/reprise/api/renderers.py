@@ -3,22 +3,21 @@
 from collections.abc import Callable, Iterable
 from threading import Lock
 
-from reprise.chat.render import Renderer, RenderSettings
+from reprise.chat.render import Renderer
 from reprise.chat.text_model import TextModel
 from reprise.core.backend import StoredRun
-from reprise.core.settings import Settings
 
 
 class Renderers:
     """Renderers by namespace, made when they are first needed. Safe to use from several threads.
 
-    There are no more of them than API keys, which bounds their memory. `shared` is that of the namespace "".
+    There are no more of them than API keys, which bounds their memory. `shared` is that of the namespace "", and says
+    how all of them render.
     """
 
     def __init__(
         self,
         text_model: TextModel,
-        settings: Settings,
         *,
         shared: Renderer,
         stored_runs: Callable[[str], Iterable[StoredRun]],
@@ -27,11 +26,7 @@ class Renderers:
         shared.recall(stored_runs(""))
         self._text_model = text_model
         self._stored_runs = stored_runs
-        self._settings = RenderSettings(
-            has_canonical_tokens=settings.canonical_tokens,
-            freezes_date=settings.freeze_template_date,
-            restores_reasoning=settings.restore_reasoning,
-        )
+        self._settings = shared.settings
         self._by_namespace = {"": shared}
         self._lock = Lock()
 

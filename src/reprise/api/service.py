@@ -66,7 +66,7 @@ class ChatService:
         self.backend = backend
         self.settings = settings
         self.limits = Limits() if limits is None else limits
-        self.renderers = Renderers(served.text, settings, shared=served.renderer, stored_runs=backend.stored_runs)
+        self.renderers = Renderers(served.text, shared=served.renderer, stored_runs=backend.stored_runs)
         self._settling = Settling(backend, max_tokens=settings.max_settle)
         self.records = Records(limit=self.limits.max_records)
         self.is_closing = False

@@ -61,21 +61,21 @@ class Renderer:
         *,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self._settings = settings or RenderSettings()
+        self.settings = settings or RenderSettings()
         self._text_model = text_model
         self._clock = clock
         self._template = ChatTemplate(text_model)
         self._tokenizer = PieceTokenizer(
             text_model,
-            is_faithful=not self._settings.has_canonical_tokens,
-            nbytes=self._settings.token_memory_nbytes,
+            is_faithful=not self.settings.has_canonical_tokens,
+            nbytes=self.settings.token_memory_nbytes,
         )
         self._reasoning = ReasoningMemory()
         self._first_moments: Memo[int, datetime] = Memo(nbytes=_NUM_FROZEN_CHATS, size=lambda _key, _moment: 1)
         self._prompt_texts: Memo[str, str] = Memo(
             nbytes=_GENERATION_PROMPTS_NBYTES, size=lambda key, text: 200 + 2 * (len(key) + len(text))
         )
-        self._recent: Memo[int, Rendered] = Memo(nbytes=self._settings.recent_nbytes, size=_rendered_nbytes)
+        self._recent: Memo[int, Rendered] = Memo(nbytes=self.settings.recent_nbytes, size=_rendered_nbytes)
 
     def render(self, request: ChatRequest) -> Rendered:
         """The prompt of a request.
@@ -83,11 +83,11 @@ class Renderer:
         Raises BadRequest (nothing to render, no template) and TemplateFailed with the template's own sentence.
         """
         notes: list[str] = []
-        if self._settings.normalizes:
-            normalized = normalize(request, sorts_tools=self._settings.sorts_tools)
+        if self.settings.normalizes:
+            normalized = normalize(request, sorts_tools=self.settings.sorts_tools)
             request = normalized.request
             notes += normalized.notes
-        if self._settings.restores_reasoning:
+        if self.settings.restores_reasoning:
             restored = self._reasoning.restored(request.messages)
             if restored.num_restored > 0:
                 request = replace(request, messages=restored.messages)
@@ -99,14 +99,14 @@ class Renderer:
         tokenized = self._tokenizer.tokenize(text)
         found = find_boundaries(self._template, scene, self._tokenizer, tokenized)
         dates = self._template.dates
-        if dates.has_dates and not dates.is_controlled and self._settings.freezes_date:
+        if dates.has_dates and not dates.is_controlled and self.settings.freezes_date:
             notes.append("the chat template computes its date format, so its date cannot be frozen")
         prompt_at = self._generation_prompt_at(scene, text)
         parts = find_parts(request, tokenized, self._text_model.eos, text=text, prompt_at=prompt_at)
         # What a message to be continued has opened is in that message; else only the generation prompt can open.
         from_char = parts[-1].chars.start if request.continue_final and parts else prompt_at
         previous = self._previous(request)
-        if self._settings.normalizes and previous is not None:
+        if self.settings.normalizes and previous is not None:
             notes += reordered_tools(previous.request.tools, request.tools)
         rendered = Rendered(
             scene=scene,
@@ -135,7 +135,7 @@ class Renderer:
     def learn(self, rendered: Rendered, sampled: Sequence[int], answer: Answer | None = None) -> None:
         """A request was answered with these tokens, which mean this answer. Call it before `next_turn`."""
         self._tokenizer.learn(rendered.tokenized, sampled)
-        if answer is not None and self._settings.restores_reasoning:
+        if answer is not None and self.settings.restores_reasoning:
             self._reasoning.remember(rendered.request.messages, as_message(answer))
 
     def next_turn(self, rendered: Rendered, answer: Answer, *, branch: Branch) -> Prompt | None:
@@ -166,7 +166,7 @@ class Renderer:
     def _moment(self, messages: Sequence[Message]) -> datetime:
         """The present, or with frozen dates the moment of the chat's first request."""
         now = self._clock()
-        if not self._settings.freezes_date:
+        if not self.settings.freezes_date:
             return now
         key = _start_key(messages, has_head=True)
         first = self._first_moments.get(key)
@@ -210,7 +210,7 @@ class Renderer:
     def _returns_reasoning(self, request: ChatRequest) -> bool:
         """Whether this client sends reasoning back, going by the answers in its history; yes if there are none."""
         answers = [message for message in request.messages if message.get("role") == "assistant"]
-        if self._settings.restores_reasoning or not answers:
+        if self.settings.restores_reasoning or not answers:
             return True
         return any(message.get("reasoning_content") is not None for message in answers)
 
