@@ -221,10 +221,10 @@ class Writes:
     def _put(self, noted: _Noted, making: _Making) -> bool:
         """Hand a record to the disk. Whether it was taken."""
         piece, own = making.piece, self._span(making.piece)
-        make = Record.mark if piece.is_mark else Record.block
-        record = make(
+        record = Record.of(
             root=self._disk.root(noted.namespace),
             parent=piece.parent,
+            is_mark=piece.is_mark,
             start=piece.start,
             tokens=noted.tokens[own.start : own.stop],
             about=making.filing.about,

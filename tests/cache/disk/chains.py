@@ -58,9 +58,10 @@ def records_for(
     root, block = cache.root(namespace), cache.block
     missing = cache.missing(tokens, namespace=namespace)
     records = [
-        Record.block(
+        Record.of(
             root=root,
             parent=parent,
+            is_mark=False,
             start=k * block,
             tokens=tokens[k * block : (k + 1) * block],
             about={"k": k},
@@ -71,9 +72,10 @@ def records_for(
     if has_mark and missing.needs_mark:
         start = len(ids) // block * block
         records.append(
-            Record.mark(
+            Record.of(
                 root=root,
                 parent=missing.mark_parent,
+                is_mark=True,
                 start=start,
                 tokens=tokens[start:],
                 about={"mark": True},

@@ -51,10 +51,10 @@ def sections(draw: st.DrawFn) -> Section:
 def records(draw: st.DrawFn) -> Record:
     is_mark, start = draw(st.booleans()), draw(st.sampled_from([0, 1, 512, 2**31]))
     ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1 if start == 0 or not is_mark else 0, max_size=20))
-    make = Record.mark if is_mark else Record.block
-    return make(
+    return Record.of(
         root=ROOT,
         parent=ROOT if start == 0 else OTHER,
+        is_mark=is_mark,
         start=start,
         tokens=as_tokens(ids),
         about=draw(st.dictionaries(st.text(), json_values, max_size=3)),
@@ -89,7 +89,7 @@ def small(**changes: object) -> Record:
             Section(label="v", dtype="u8", shape=(70,), data=bytes(range(70))),
         ),
     }
-    return Record.block(**(given | changes))  # type: ignore[arg-type]
+    return Record.of(is_mark=False, **(given | changes))  # type: ignore[arg-type]
 
 
 @given(record=records())
@@ -250,7 +250,7 @@ def test_a_record_checks_itself() -> None:
         with pytest.raises(AssertionError):
             small(**wrong)
     with pytest.raises(AssertionError):
-        Record.mark(root=ROOT, parent=ROOT, start=0, tokens=as_tokens([]), about={}, sections=())
+        Record.of(root=ROOT, parent=ROOT, is_mark=True, start=0, tokens=as_tokens([]), about={}, sections=())
     with pytest.raises(AssertionError):
         Record(
             root=ROOT,

@@ -9,7 +9,7 @@ import numpy as np
 
 from reprise.cache.disk.format import Header
 from reprise.cache.disk.keys import block_key, mark_key, token_bytes
-from reprise.cache.disk.record import Found, Missing
+from reprise.cache.disk.record import Found, Missing, Record
 from reprise.core.tokens import Tokens, common_prefix
 
 TOKEN_NBYTES = 4
@@ -31,17 +31,17 @@ class Entry:
     file_nbytes: int
 
 
-def entry_of(header: Header) -> Entry:
-    """The entry of a file with this header."""
+def entry_of(record: Record | Header, *, file_nbytes: int) -> Entry:
+    """The entry of a record, of which the header says enough."""
     return Entry(
-        key=header.key,
-        parent=header.parent,
-        root=header.root,
-        is_mark=header.is_mark,
-        start=header.start,
-        tokens=token_bytes(header.tokens),
-        nbytes=header.nbytes,
-        file_nbytes=header.file_nbytes,
+        key=record.key,
+        parent=record.parent,
+        root=record.root,
+        is_mark=record.is_mark,
+        start=record.start,
+        tokens=token_bytes(record.tokens),
+        nbytes=record.nbytes,
+        file_nbytes=file_nbytes,
     )
 
 

@@ -30,7 +30,7 @@ def take_stock(shelf: Shelf, state: State) -> None:
             put_away_file(shelf, state, seen, str(error))
         else:
             if fits(header, inventory.index.block):
-                inventory.add(entry_of(header), seen.mtime_ns)
+                inventory.add(entry_of(header, file_nbytes=header.file_nbytes), seen.mtime_ns)
             else:
                 inventory.add_stray(Stray(seen=seen, root=header.root))
 
@@ -63,7 +63,7 @@ def check_stock(shelf: Shelf, state: State) -> None:
                 continue
             header = header_of(shelf, seen)
             assert fits(header, inventory.index.block), path
-            entries[header.key] = entry_of(header)
+            entries[header.key] = entry_of(header, file_nbytes=header.file_nbytes)
         assert entries == inventory.index.entries, "the index knows what is there"
         assert inventory.strays.keys() <= files.keys(), "strays are there"
         nbytes = sum(seen.nbytes for seen in files.values())

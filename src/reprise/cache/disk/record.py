@@ -47,47 +47,23 @@ class Record:
         assert (self.start == 0) == (self.parent == self.root), self
 
     @classmethod
-    def block(
+    def of(
         cls,
         *,
         root: bytes,
         parent: bytes,
+        is_mark: bool,
         start: int,
         tokens: Tokens,
         about: Mapping[str, Any],
         sections: tuple[Section, ...],
     ) -> Self:
-        """The block of these tokens, which begins at `start`."""
-        key = key_of(parent, tokens, is_mark=False)
+        """The record of these tokens, with their key: a block begins at `start`, and so does a mark's tail."""
         return cls(
             root=root,
             parent=parent,
-            key=key,
-            is_mark=False,
-            start=start,
-            tokens=own_tokens(tokens),
-            about=about,
-            sections=sections,
-        )
-
-    @classmethod
-    def mark(
-        cls,
-        *,
-        root: bytes,
-        parent: bytes,
-        start: int,
-        tokens: Tokens,
-        about: Mapping[str, Any],
-        sections: tuple[Section, ...],
-    ) -> Self:
-        """The mark at ``start + len(tokens)``: `start` is where the last whole block below it ends."""
-        key = key_of(parent, tokens, is_mark=True)
-        return cls(
-            root=root,
-            parent=parent,
-            key=key,
-            is_mark=True,
+            key=key_of(parent, tokens, is_mark=is_mark),
+            is_mark=is_mark,
             start=start,
             tokens=own_tokens(tokens),
             about=about,

@@ -5,8 +5,7 @@ import os
 
 from reprise.cache.disk.files import begin_file, fill_file, remove_file
 from reprise.cache.disk.format import encode
-from reprise.cache.disk.index import Entry
-from reprise.cache.disk.keys import token_bytes
+from reprise.cache.disk.index import entry_of
 from reprise.cache.disk.record import Record
 from reprise.cache.disk.room import Room
 from reprise.cache.disk.shelf import Shelf
@@ -89,7 +88,7 @@ class Writer:
                     # A damaged file of that name that could not be moved has gone with it.
                     if path in state.inventory.strays:
                         state.inventory.remove_stray(path)
-                    state.inventory.add(_entry(record, encoded.nbytes), at_ns)
+                    state.inventory.add(entry_of(record, file_nbytes=encoded.nbytes), at_ns)
                     state.succeed(encoded.nbytes)
                     state.drop([record])
         finally:
@@ -100,16 +99,3 @@ class Writer:
         with self._state.changed:
             has_parent = record.parent == record.root or record.parent in self._state.inventory.index.entries
             return self._state.queue.get(record.key) is record and has_parent and not self._state.is_closing
-
-
-def _entry(record: Record, file_nbytes: int) -> Entry:
-    return Entry(
-        key=record.key,
-        parent=record.parent,
-        root=record.root,
-        is_mark=record.is_mark,
-        start=record.start,
-        tokens=token_bytes(record.tokens),
-        nbytes=record.nbytes,
-        file_nbytes=file_nbytes,
-    )
