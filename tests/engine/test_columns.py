@@ -1,6 +1,5 @@
 """What a restore reads and writes: the same bytes, as words, each copied once into buffers of their own."""
 
-import gc
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -14,6 +13,7 @@ from reprise.engine.columns import Column, Columns, as_words
 from reprise.engine.layers import FullLayer, QuantizedLayer
 from reprise.engine.payloads import Passing, pack
 from reprise.engine.windows import SinkWindowLayer, WindowLayer
+from tests.holding import active_memory
 
 WIDTHS = [(8, mx.bfloat16, mx.uint64), (2, mx.bfloat16, mx.uint32), (3, mx.float16, mx.uint16), (5, mx.uint8, mx.uint8)]
 
@@ -25,9 +25,7 @@ def bits(array: mx.array) -> bytes:
 @pytest.fixture
 def memory() -> Callable[[], tuple[int, int]]:
     """Bytes held since the test began, and the most since then."""
-    gc.collect()
-    mx.synchronize()
-    before = mx.get_active_memory()
+    before = active_memory()
     mx.reset_peak_memory()
     return lambda: (mx.get_active_memory() - before, mx.get_peak_memory() - before)
 

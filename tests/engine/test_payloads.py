@@ -21,6 +21,7 @@ from reprise.engine.layers import KvLayer
 from reprise.engine.payloads import Segment, arrays_of, count_bytes, map_arrays, pack, save
 from reprise.engine.rows import Rows, RowSource
 from reprise.engine.state import StateLayer
+from tests.holding import active_memory
 from tests.zoo.caches import build_any
 from tools.matrix.sequence import feed, random_prompt
 
@@ -124,9 +125,7 @@ LARGE = 64 * 1024
 @pytest.fixture
 def memory() -> Callable[[], int]:
     """Bytes that are held since the test began."""
-    gc.collect()
-    mx.synchronize()
-    before = mx.get_active_memory()
+    before = active_memory()
     return lambda: mx.get_active_memory() - before
 
 

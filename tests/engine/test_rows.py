@@ -1,5 +1,6 @@
 """Sequences that come together and part: what that takes beside what is there before and after."""
 
+import gc
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -25,6 +26,8 @@ def rows_of(length: int, num: int = 1) -> Rows:
 
 def most_beside(rows: Rows, work: Callable[[], object]) -> int:
     """The most bytes that were in use at once while these rows changed, less what is in use in the end."""
+    # What earlier tests left behind in circles of references would go meanwhile.
+    gc.collect()
     mx.synchronize()
     mx.reset_peak_memory()
     work()

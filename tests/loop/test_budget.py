@@ -10,6 +10,7 @@ from reprise.core.errors import ContextTooLong
 from reprise.core.events import FinishReason
 from reprise.core.job import Purpose
 from reprise.core.tokens import as_tokens
+from tests.holding import active_memory
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
 
@@ -153,7 +154,7 @@ def test_taking_over_holds_little_twice(engines: list[Engine]) -> None:
         match = worker.cache.match(as_tokens(prompt))
         lease = worker.cache.lease(match, len(prompt))
         path = worker.cache.ledger.kv
-        before = mx.get_active_memory()
+        before = active_memory()
         mx.reset_peak_memory()
         worker.cache.budget = worker.cache.reserved + path + path // 4
         live = worker._room.start(match, len(prompt), reserve=len(prompt))

@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.core.events import FinishReason
+from tests.holding import active_memory
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
 
@@ -30,7 +31,7 @@ def unaccounted(engine: Engine, before: int) -> int:
 
 def test_memory_is_what_the_books_say_after_every_way_to_end(engine: Engine) -> None:
     # The allocator's rounding, a few kilobytes for each array.
-    before = engine.ask(lambda worker: mx.get_active_memory())
+    before = engine.ask(lambda worker: active_memory())
     rounding = 150_000
     engine.run(words(700, 300))
     assert unaccounted(engine, before) <= rounding
@@ -58,8 +59,7 @@ def test_an_engine_that_is_closed_leaves_nothing(architecture: str) -> None:
 
 def left_by_an_engine(architecture: str) -> int:
     """What MLX holds more once an engine has come, worked and gone."""
-    gc.collect()
-    before = mx.get_active_memory()
+    before = active_memory()
     gc.disable()
     try:
         engine = Engine(architecture, lends_from=64)

@@ -17,6 +17,7 @@ from reprise.core.tokens import as_tokens
 from reprise.engine.rows import Rows
 from reprise.loop.task import Task
 from reprise.loop.worker import Worker
+from tests.holding import active_memory
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
 from tests.soak.house import house
@@ -142,7 +143,7 @@ def test_out_of_memory_ends_those_it_hits_and_nobody_else(
     prompts = [words(830 + i, 120 + 40 * i) for i in range(3)]
     cold = [engine.cold(prompt) for prompt in prompts]
     engine.loop.clear()
-    before = engine.ask(lambda worker: mx.get_active_memory())
+    before = engine.ask(lambda worker: active_memory())
     times = fail_once(engine, phase, after=1 if phase == "prefill" else 3)
     running = [engine.submit(prompt) for prompt in prompts]
     answers = [each.wait() for each in running]

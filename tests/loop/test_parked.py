@@ -11,6 +11,7 @@ from reprise.cache.tree import subtree
 from reprise.core.events import Finished, Progress, Sampled
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.loop import parked
+from tests.holding import active_memory
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
 
@@ -123,7 +124,7 @@ def test_a_long_conversation_is_held_once() -> None:
     engine = Engine("llama", prefill_chunk=1024)
     try:
         each = engine.ask(lambda worker: worker.runner.footprint.full)
-        before = engine.ask(lambda worker: mx.get_active_memory())
+        before = engine.ask(lambda worker: active_memory())
         prompt = words(470, 7000)
         answer = engine.run(prompt, num=4)
         prompt = [*prompt, *answer.tokens, *words(471, 20)]

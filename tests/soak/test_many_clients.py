@@ -1,6 +1,5 @@
 """Many clients with mixed workloads against one server: no wrong token, nobody stuck, nothing left behind."""
 
-import gc
 import os
 import threading
 import time
@@ -11,6 +10,7 @@ import pytest
 
 from reprise.core.events import FinishReason
 from reprise.core.job import Purpose
+from tests.holding import active_memory
 from tests.soak.clients import Client, Report
 from tests.soak.house import Alone, House, house
 
@@ -62,9 +62,7 @@ def soak(architecture: str, *, num_clients: int, seconds: float, seed: int) -> N
     alone = Alone(architecture)
     # A budget that a fraction of the chats fits in, and a queue that is too short for all clients.
     with house(architecture, cache_bytes=6_000_000, max_queue=num_clients // 3, prefill_chunk=256) as server:
-        # What earlier tests left behind in circles of references would go meanwhile.
-        gc.collect()
-        before = server.engine.ask(lambda worker: mx.get_active_memory())
+        before = server.engine.ask(lambda worker: active_memory())
         report = load(server, num_clients=num_clients, seconds=seconds, seed=seed)
         wait_until_idle(server)
         assert report.failures == []
