@@ -120,8 +120,9 @@ def log_line(record: Record) -> str:
     first = record.outcomes[0]
     reason = first.reason if record.explanation is None else record.explanation.reason
     ttft = "-" if first.ttft_s is None else f"{first.ttft_s:.3f} s"
+    loaded = f" ({first.loaded} of them from disk)" if first.loaded > 0 else ""
     return (
-        f"{record.id} {record.api}: {record.ended}, prompt {first.prompt}, reused {first.reused}, "
+        f"{record.id} {record.api}: {record.ended}, prompt {first.prompt}, reused {first.reused}{loaded}, "
         f"prefilled {first.prefilled} ({reason}), generated {sum(o.generated for o in record.outcomes)}, "
         f"first token {ttft}"
     )

@@ -92,7 +92,7 @@ class Filing:
 
     def _add(self, array: mx.array) -> int:
         """The number of the section that holds a copy of the array."""
-        self._sections.append(_section(array, len(self._sections)))
+        self._sections.append(_section(array))
         return len(self._sections) - 1
 
 
@@ -108,12 +108,12 @@ def _packed(parts: Sequence[Part], span: Span) -> Segment:
     return pack([column.joined(room=0) for column in columns_of(clipped)])
 
 
-def _section(array: mx.array, index: int) -> Section:
+def _section(array: mx.array) -> Section:
     name = str(array.dtype).rsplit(".", 1)[-1]
     flat = array.reshape(1, -1)
     # As words, since numpy has no bfloat16; a copy of its own, which may be freed on any thread.
     data = np.array(as_words(flat) if flat.shape[1] > 0 else mx.zeros((1, 0), dtype=mx.uint8))
-    return Section(label=f"{index}", dtype=name, shape=tuple(array.shape), data=data.reshape(-1).view(np.uint8).data)
+    return Section(dtype=name, shape=tuple(array.shape), data=data.reshape(-1).view(np.uint8).data)
 
 
 def _array(section: Section) -> mx.array:

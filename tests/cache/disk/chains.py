@@ -45,8 +45,8 @@ def sections_of(ids: Sequence[int], nbytes: int) -> tuple[Section, ...]:
     content = np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8).tobytes()
     cut = nbytes // 3
     return (
-        Section(label="a", dtype="uint8", shape=(cut,), data=content[:cut]),
-        Section(label="b", dtype="bfloat16", shape=(nbytes - cut, 1), data=memoryview(content[cut:])),
+        Section(dtype="uint8", shape=(cut,), data=content[:cut]),
+        Section(dtype="bfloat16", shape=(nbytes - cut, 1), data=memoryview(content[cut:])),
     )
 
 
@@ -126,7 +126,7 @@ def content_of(record: Record) -> tuple[Any, ...]:
         (record.root, record.parent, record.key, record.is_mark, record.start),
         record.tokens.tolist(),
         dict(record.about),
-        [(s.label, s.dtype, s.shape, bytes(s.data)) for s in record.sections],
+        [(s.dtype, s.shape, bytes(s.data)) for s in record.sections],
     )
 
 

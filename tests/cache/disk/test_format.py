@@ -44,7 +44,7 @@ def sections(draw: st.DrawFn) -> Section:
         view = lambda b: memoryview(np.frombuffer(b, dtype=np.float32).copy().reshape(-1, 1))  # noqa: E731
     dtype = draw(st.sampled_from(["float16", "bfloat16", "float32", "uint32", "int8", "bool", "complex64", "état"]))
     shape = tuple(draw(st.lists(st.integers(0, 2**40), max_size=4)))
-    return Section(label=draw(st.text(max_size=8)), dtype=dtype, shape=shape, data=view(content))
+    return Section(dtype=dtype, shape=shape, data=view(content))
 
 
 @st.composite
@@ -85,8 +85,8 @@ def small(**changes: object) -> Record:
         "tokens": as_tokens([1, 2, 3]),
         "about": {"x": 1},
         "sections": (
-            Section(label="k", dtype="u8", shape=(3,), data=b"abc"),
-            Section(label="v", dtype="u8", shape=(70,), data=bytes(range(70))),
+            Section(dtype="u8", shape=(3,), data=b"abc"),
+            Section(dtype="u8", shape=(70,), data=bytes(range(70))),
         ),
     }
     return Record.of(is_mark=False, **(given | changes))  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def test_a_body_is_not_read_for_the_header() -> None:
             Counting.num_read += count
             return count
 
-    record = small(sections=(Section(label="k", dtype="u8", shape=(10**6,), data=bytes(10**6)),))
+    record = small(sections=(Section(dtype="u8", shape=(10**6,), data=bytes(10**6)),))
     content = file_of(record)
     read_header(io.BufferedReader(Counting(content), buffer_size=512), len(content))  # type: ignore[arg-type]
     assert Counting.num_read < 10_000

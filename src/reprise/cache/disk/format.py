@@ -47,7 +47,6 @@ class OtherVersion(Exception):
 class SectionPlace:
     """Where a section's bytes lie in the body: ``[offset, offset + nbytes)``."""
 
-    label: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
@@ -105,10 +104,7 @@ def encode(record: Record) -> Encoded:
             "start": record.start,
             "tokens": base64.b64encode(token_bytes(record.tokens)).decode(),
             "about": dict(record.about),
-            "sections": [
-                {"label": p.label, "dtype": p.dtype, "shape": p.shape, "offset": p.offset, "nbytes": p.nbytes}
-                for p in places
-            ],
+            "sections": [{"dtype": p.dtype, "shape": p.shape, "offset": p.offset, "nbytes": p.nbytes} for p in places],
             "body_nbytes": body_nbytes,
             "body_sha256": body_hash.hexdigest(),
         }
@@ -168,8 +164,7 @@ def read_record(file: BufferedReader, file_nbytes: int) -> Record:
         tokens=header.tokens,
         about=header.about,
         sections=tuple(
-            Section(label=p.label, dtype=p.dtype, shape=p.shape, data=view[p.offset : p.offset + p.nbytes])
-            for p in header.sections
+            Section(dtype=p.dtype, shape=p.shape, data=view[p.offset : p.offset + p.nbytes]) for p in header.sections
         ),
     )
 
@@ -183,9 +178,7 @@ def _places(sections: tuple[Section, ...]) -> Iterator[SectionPlace]:
     for section in sections:
         offset = _up(at)
         at = offset + section.nbytes
-        yield SectionPlace(
-            label=section.label, dtype=section.dtype, shape=section.shape, offset=offset, nbytes=section.nbytes
-        )
+        yield SectionPlace(dtype=section.dtype, shape=section.shape, offset=offset, nbytes=section.nbytes)
 
 
 def _body(sections: tuple[Section, ...], places: tuple[SectionPlace, ...]) -> Iterator[Bytes]:
@@ -213,7 +206,6 @@ def _parsed(text: bytes, body_at: int) -> Header:
         about=dict(fields["about"]),
         sections=tuple(
             SectionPlace(
-                label=str(place["label"]),
                 dtype=str(place["dtype"]),
                 shape=tuple(int(size) for size in place["shape"]),
                 offset=int(place["offset"]),

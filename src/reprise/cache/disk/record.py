@@ -10,9 +10,8 @@ from reprise.core.tokens import Tokens, own_tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A named run of bytes, with the type and shape that its writer gives it; nothing here depends on those."""
+    """A run of bytes, with the type and shape that its writer gives it; nothing here depends on those."""
 
-    label: str
     dtype: str
     shape: tuple[int, ...]
     data: bytes | memoryview
