@@ -100,7 +100,7 @@ def test_the_loop_sleeps_while_all_wait_for_the_disk(start: Restarts, held: Held
 
     def is_asleep(worker: Worker) -> bool:
         # Something is stored whose pieces could be joined, and nothing is due to be written.
-        worker._is_compact = False
+        worker._commits.is_compact = False
         worker.disk._writes._noted.clear()
         return not worker.has_work and worker.wakes_in_s is not None
 

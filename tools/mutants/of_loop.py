@@ -16,36 +16,36 @@ def _mutant(file: str, name: str, old: str, new: str, tests: tuple[str, ...]) ->
 
 
 LOOP_MUTANTS = (
-    Mutant(
-        name="pieces that cannot be joined fail the answers of others",
-        file="loop/worker.py",
-        old="        except Exception:\n            # The answer is there",
-        new="        except KeyError:\n            # The answer is there",
-        tests=("tests/loop/test_busy.py",),
-    ),
-    Mutant(
-        name="a chat on a busy server is never tidied",
-        file="loop/worker.py",
-        old="            self.cache.compact_path(tokens, namespace=task.job.namespace)\n",
-        new="            pass\n",
-        tests=("tests/loop/test_busy.py",),
+    _mutant(
+        "passes.py",
+        "pieces that cannot be joined fail the answers of others",
+        "        except Exception:\n            # The answer is there",
+        "        except KeyError:\n            # The answer is there",
+        ("tests/loop/test_busy.py",),
     ),
     _mutant(
-        "worker.py",
+        "passes.py",
+        "a chat on a busy server is never tidied",
+        "            self._cache.compact_path(tokens, namespace=task.job.namespace)\n",
+        "            pass\n",
+        ("tests/loop/test_busy.py",),
+    ),
+    _mutant(
+        "passes.py",
         "nobody tells how long an answer was",
-        "self.cache.note_answer(task.lease, len(task.generated))",
+        "self._cache.note_answer(task.lease, len(task.generated))",
         "pass",
         ("tests/loop/test_told.py",),
     ),
     _mutant(
-        "worker.py",
+        "commits.py",
         "nobody tells where the next turn may differ",
         "stable_at=task.job.prompt.stable_at,",
         "stable_at=None,",
         ("tests/loop/test_told.py",),
     ),
     _mutant(
-        "worker.py",
+        "commits.py",
         "what a cancelled job computed is lost",
         "if task.live is None or task.position <= task.resume_at:",
         "if task.position > -1:",
@@ -196,8 +196,8 @@ LOOP_MUTANTS = (
     _mutant(
         "worker.py",
         "the loop does not sleep while all wait for the disk",
-        "(not self._tasks and not self._is_compact)",
-        "not self._is_compact",
+        "(not self._tasks and not self._commits.is_compact)",
+        "not self._commits.is_compact",
         _LOADS,
     ),
 )

@@ -5,37 +5,37 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from reprise.cache.store import PrefixCache
 from reprise.core.backend import Counts, Held, Status
-from reprise.core.errors import OutOfMemory, RepriseError
-from reprise.core.events import Event, FinishReason, Progress, Started
+from reprise.core.errors import RepriseError
+from reprise.core.events import Event, FinishReason, Started
 from reprise.core.job import Job, Purpose
-from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Reason
 from reprise.core.settings import Settings
-from reprise.core.tokens import as_tokens, join_tokens
 from reprise.engine import memory
 from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
 from reprise.engine.load import LoadedModel
-from reprise.engine.runner import LENDS_FROM, Broken, Live, Picked, Runner
+from reprise.engine.runner import LENDS_FROM, Runner
 from reprise.loop.admission import Gate
+from reprise.loop.commits import Commits
 from reprise.loop.disk import Disk, open_disk
 from reprise.loop.ends import Ends
 from reprise.loop.parked import Parked
+from reprise.loop.passes import Passes
 from reprise.loop.picture import picture_of
 from reprise.loop.pinning import Pinning
+from reprise.loop.pressure import Pressure
 from reprise.loop.room import Room, answer_room
 from reprise.loop.settled import SettledSpans
 from reprise.loop.stored import Stored
-from reprise.loop.task import Paused, Phase, Task
+from reprise.loop.task import Phase, Task
 from reprise.plan.checkpoints import interval_tokens, make_plan
 from reprise.schedule.decide import decide
-from reprise.schedule.limits import Limits, Speed
+from reprise.schedule.limits import Limits
 from reprise.schedule.order import is_side_request
 from reprise.schedule.sharing import relate
-from reprise.schedule.step import Slice, Step
 
 log = logging.getLogger("reprise.loop")
 
@@ -85,7 +85,6 @@ class Worker:
             resumes_anywhere=layout.resumes_anywhere,
         )
         self._room = Room(self.runner, self.cache, self._parked, chunk=chunk)
-        self._speed = Speed()
         self._tasks: dict[str, Task] = {}
         self._settled = SettledSpans()
         self._counts: Counter[str] = Counter()
@@ -102,7 +101,35 @@ class Worker:
         )
         disk = open_disk(settings, loaded, footprint, block=disk_block)
         self.disk = Disk(disk, self.cache, footprint, self._room, self._stored, wake=wake)
-        self._is_compact = True
+        self._commits = Commits(
+            runner=self.runner,
+            cache=self.cache,
+            stored=self._stored,
+            settled=self._settled,
+            pinning=self.pinning,
+            disk=self.disk,
+            is_used=settings.has_prefix_cache,
+        )
+        pressure = Pressure(
+            runner=self.runner,
+            room=self._room,
+            ends=self._ends,
+            commits=self._commits,
+            stored=self._stored,
+            tasks=self._tasks,
+            counts=self._counts,
+        )
+        self._passes = Passes(
+            runner=self.runner,
+            cache=self.cache,
+            room=self._room,
+            gate=gate,
+            ends=self._ends,
+            commits=self._commits,
+            pressure=pressure,
+            tasks=self._tasks,
+            counts=self._counts,
+        )
         contexts = [c for c in (settings.max_context, loaded.context) if c is not None]
         gate.limits = self._limits
         gate.context = min(contexts, default=None)
@@ -123,7 +150,7 @@ class Worker:
     @property
     def has_work(self) -> bool:
         # Small pieces are joined when no job is there, and not while one waits for the disk.
-        return self._runs or (not self._tasks and not self._is_compact) or self.disk.due_in_s == 0
+        return self._runs or (not self._tasks and not self._commits.is_compact) or self.disk.due_in_s == 0
 
     @property
     def wakes_in_s(self) -> float | None:
@@ -199,7 +226,7 @@ class Worker:
         """End the job; what it computed stays in the cache."""
         task = self._tasks.get(job_id)
         if task is not None:
-            self._ends.guarded([task], self._commit_progress)
+            self._ends.guarded([task], self._commits.progress)
         if task is not None and task.phase is not Phase.ENDED:
             self._ends.end(task, FinishReason.CANCELLED)
 
@@ -241,18 +268,18 @@ class Worker:
         if not self._runs:
             return
         runs = [task for task in self._tasks.values() if not task.is_loading]
-        step = decide(picture_of(runs, self._room, self._speed, self.cache.layout), self._limits)
+        step = decide(picture_of(runs, self._room, self._passes.speed, self.cache.layout), self._limits)
         assert not step.is_idle, "jobs are there, and nothing runs"
         for job_id in step.give_up:
             self.cancel(job_id)
         for job_id in step.commit:
-            self._ends.guarded([self._tasks[job_id]], self._commit_progress)
+            self._ends.guarded([self._tasks[job_id]], self._commits.progress)
         for job_id in step.admit:
             self._ends.guarded([self._tasks[job_id]], self._admit)
         if step.prefill:
-            self._run_prefill(step.prefill)
+            self._passes.prefill(step.prefill)
         if step.decode:
-            self._run_decode(step)
+            self._passes.decode(step.decode)
 
     # Matching and admission.
 
@@ -295,7 +322,7 @@ class Worker:
         if task.resume_at < task.end:
             task.move(Phase.PREFILLING)
         elif task.job.purpose is Purpose.GENERATE:
-            self._begin_decode(task)
+            self._passes.begin_decode(task)
         else:
             # Another job has computed all of it while this one waited.
             self._ends.end(task, FinishReason.DONE)
@@ -311,199 +338,13 @@ class Worker:
             return Reason.BRANCHED
         return Reason.NEW_TOKENS if task.resume_at >= task.matched else Reason.NO_SNAPSHOT
 
-    # Prefill.
-
-    def _run_prefill(self, slices: Sequence[Slice]) -> None:
-        num = len(slices[0])
-        tasks = self._with_room(
-            [self._tasks[piece.id] for piece in slices], lambda lives: self._room.make_for_prefill(lives, num)
-        )
-        slices = [piece for piece in slices if any(task.id == piece.id for task in tasks)]
-        if not tasks:
-            return
-        started_s = time.monotonic()
-        chunks = [task.prompt.tokens[piece.start : piece.stop] for task, piece in zip(tasks, slices, strict=True)]
-        if self._ends.guarded_pass(tasks, lambda lives: self.runner.prefill(lives, chunks)) is None:
-            return
-        seconds = time.monotonic() - started_s
-        self._speed = self._speed.after_prefill(num * len(slices), seconds, position=slices[0].start)
-        self._gate.speed = self._speed
-        self._room.charge()
-        for task, piece in zip(tasks, slices, strict=True):
-            if task.is_settle:
-                self._counts.update(settled=len(piece))
-            else:
-                self._counts.update(prefilled=len(piece))
-            self._ends.guarded([task], lambda task, piece=piece: self._after_slice(task, piece))
-
-    def _after_slice(self, task: Task, piece: Slice) -> None:
-        assert task.plan is not None
-        if piece.is_checkpoint and not self.cache.layout.resumes_anywhere:
-            self._commit(task, piece.stop, task.plan.kind_at(piece.stop))
-        if task.paused is None:
-            self._ends.emit(task, Progress(position=piece.stop, total=len(task.job.prompt)))
-        if piece.stop < task.end:
-            return
-        if task.job.purpose is Purpose.GENERATE:
-            self._begin_decode(task)
-            return
-        self._commit(task, piece.stop, task.end_kind)
-        self._note_settled(task)
-        self._ends.end(task, FinishReason.DONE)
-
-    def _begin_decode(self, task: Task) -> None:
-        assert task.live is not None
-        if task.paused is None:
-            self.runner.begin_decode(task.live, task.job)
-        else:
-            self.runner.go_on(task.live, task.paused.decoder, pending=int(task.paused.prompt.tokens[-1]))
-            task.paused = None
-        task.move(Phase.DECODING)
-
-    # Decode.
-
-    def _run_decode(self, step: Step) -> None:
-        started_s = time.monotonic()
-        for group in step.decode:
-            # A prefill slice of the same step may have failed one of them, or have had it paused.
-            tasks = [self._tasks[i] for i in group.ids if i in self._tasks and self._tasks[i].phase is Phase.DECODING]
-            tasks = self._with_room(tasks, self._room.make_for_decode)
-            if len(tasks) == 1 and self._is_full(tasks[0]):
-                self._ends.guarded(tasks, self._stop_for_room)
-                continue
-            if not tasks:
-                continue
-            results = self._ends.guarded_pass(tasks, self.runner.decode)
-            if results is None:
-                continue
-            by_live = {id(task.live): task for task in tasks}
-            for task in tasks:
-                task.group = group.key
-            for result in results:
-                task = by_live[id(result.live)]
-                self._ends.guarded([task], lambda task, result=result: self._after_token(task, result))
-        self._room.charge()
-        self._speed = self._speed.after_decode(time.monotonic() - started_s)
-
-    def _after_token(self, task: Task, result: Picked | Broken) -> None:
-        if isinstance(result, Broken):
-            raise result.error
-        if task.first_token_s is None:
-            task.first_token_s = time.monotonic()
-            if task.live is not None and not task.generated:
-                self._counts.update(prefilled=1)
-        task.generated.append(result.sampled.token)
-        self._counts.update(generated=1)
-        self._ends.emit(task, result.sampled)
-        context = self._gate.context
-        reason = result.reason
-        if reason is None and context is not None and len(task.job.prompt) + len(task.generated) >= context:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            self._speed = self._speed.after_generation(time.monotonic() - task.first_token_s)
-            self._complete(task, reason)
-
-    def _stop_for_room(self, task: Task) -> None:
-        """There will be no room for its next token: its memory is its context. What it has is an answer, if any."""
-        if not task.generated:
-            raise OutOfMemory("There is no room for the first token of an answer. Give --cache-bytes more memory.")
-        self._complete(task, FinishReason.LENGTH)
-
-    def _complete(self, task: Task, reason: FinishReason) -> None:
-        if task.lease is not None:
-            self.cache.note_answer(task.lease, len(task.generated))
-        self._commit_progress(task)
-        tokens = task.tokens_to(task.position)
-        self._ends.end(task, reason)
-        try:
-            # However busy the server is: its next turn is restored from few pieces.
-            self.cache.compact_path(tokens, namespace=task.job.namespace)
-        except Exception:
-            # The answer is there, and each step leaves the books right: it stays as it is.
-            log.exception("what a chat has stored could not be joined")
-
-    # Commits.
-
-    def _commit_progress(self, task: Task) -> None:
-        """Store what the task has computed so far."""
-        if task.live is None or task.position <= task.resume_at:
-            return
-        is_decoding = task.phase is Phase.DECODING
-        self._commit(task, task.position, BoundaryKind.GENERATION_END if is_decoding else BoundaryKind.INTERVAL)
-        self._note_settled(task)
-
-    def _note_settled(self, task: Task) -> None:
-        """A settle is over or given up: a later request is told how much of what it reuses was computed by it."""
-        if task.is_settle:
-            self._settled.add(task.job.prompt.tokens, task.resume_at, task.position)
-
-    def _commit(self, task: Task, position: int, kind: BoundaryKind) -> None:
-        assert task.live is not None and position == task.position, (task.id, position, task.position)
-        if not self._settings.has_prefix_cache:
-            return
-        committed = self.cache.commit(
-            task.tokens_to(position),
-            self.runner.source(task.live),
-            kind=kind,
-            namespace=task.job.namespace,
-            is_side=task.is_side,
-            is_wanted=task.is_wanted,
-            stable_at=task.job.prompt.stable_at,
-        )
-        # The time of a pin begins now, and the pass that led here may have taken long.
-        self.set_clock()
-        self.pinning.keep(task)
-        task.newly_stored += committed.tokens
-        task.stored = min(position, len(task.job.prompt))
-        self.disk.note(task, position, kind)
-        self._is_compact = False
-        self._stored.match_followers(task)
-
-    # Memory.
-
-    def _with_room(self, tasks: Sequence[Task], make: Callable[[list[Live]], bool]) -> list[Task]:
-        """Those of `tasks` that can take their next step: the youngest of all that run wait where there is no room.
-
-        The last one that runs goes on whatever it takes.
-        """
-        going = list(tasks)
-        while going and not make([task.live for task in going if task.live is not None]):
-            running = [task for task in self._tasks.values() if task.live is not None]
-            if self._is_alone(running[0]):
-                break
-            youngest = max(running, key=lambda task: (task.is_settle, task.arrived_s))
-            self._ends.guarded([youngest], self._pause)
-            going = [task for task in going if task.live is not None]
-        return going
-
-    def _is_alone(self, task: Task) -> bool:
-        return all(other is task for other in self._tasks.values() if other.live is not None)
-
-    def _is_full(self, task: Task) -> bool:
-        """Whether nothing else is there to give way, and its next token has no room."""
-        return task.live is not None and self._is_alone(task) and self._room.is_full(task.live)
-
-    def _pause(self, task: Task) -> None:
-        """Give the task's state up, to be computed again when there is room; what the cache can keep of it is kept."""
-        assert task.live is not None
-        log.info("request %s waits for memory at token %d", task.id, task.position)
-        self._commit_progress(task)
-        decoder = self.runner.pause(task.live)
-        if decoder is not None:
-            tokens = join_tokens(task.job.prompt.tokens, as_tokens(task.generated))
-            task.paused = Paused(prompt=Prompt(tokens=tokens, boundaries=task.job.prompt.boundaries), decoder=decoder)
-        task.reached = task.position
-        task.move(Phase.WAITING)
-        self._ends.let_go(task)
-        task.stored = 0
-        self._stored.match(task)
-        self._counts.update(paused=1)
+    # When there is nothing to do.
 
     def _tidy(self) -> None:
         # First, so that a compaction that raises is not tried for ever.
-        self._is_compact = True
+        self._commits.is_compact = True
         copied = self.cache.compact(max_entries=_COMPACT_ENTRIES)
-        self._is_compact = copied == 0
+        self._commits.is_compact = copied == 0
         if copied == 0:
             memory.give_back()
             if log.isEnabledFor(logging.DEBUG):
