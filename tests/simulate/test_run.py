@@ -147,6 +147,16 @@ def test_an_empty_trace_and_an_unknown_policy_are_refused() -> None:
         run_simulation("t", [request_of([1])], budgets=(1,), policies=("fifo",))
 
 
+def test_hashes_and_tokens_in_one_trace_are_refused_where_they_count_differently(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"tokens": [1, 2]}\n{"hash_ids": [1], "input_length": 5}\n')
+    done = CliRunner().invoke(app, ["simulate", str(path), "--tokens", "1k"])
+    assert done.exit_code == 2
+    assert "request 2" in done.stderr and "--granularity token" in done.stderr
+    done = CliRunner().invoke(app, ["simulate", str(path), "--tokens", "1k", "--granularity", "token"])
+    assert done.exit_code == 0, done.output
+
+
 def test_amounts_as_text() -> None:
     assert [count_text(n) for n in (0, 9_999, 12_345, 144_793_823)] == ["0", "9999", "12.3k", "144.79M"]
     assert [nbytes_text(n) for n in (999, 2_000_000_000, 3 * 10**12)] == ["999 B", "2 GB", "3 TB"]
@@ -220,6 +230,15 @@ def test_a_plot_that_cannot_be_is_refused_before_anything_is_simulated(
     assert says in done.stderr and done.stdout == ""
 
 
+def test_a_plot_that_fails_to_be_written_is_one_sentence(trace: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    # A name that no file can have, found when it is opened.
+    to = tmp_path / (300 * "x")
+    done = CliRunner().invoke(app, ["simulate", str(trace), "--tokens", "2k", "--plot", str(to)])
+    assert done.exit_code == 2
+    assert "cannot be written" in done.stderr and "2000" in done.stdout
+
+
 @pytest.mark.parametrize("layout", ["full", "hybrid", "window"])
 def test_the_command_gives_json(trace: Path, layout: str) -> None:
     options = [
@@ -247,6 +266,7 @@ def test_the_command_gives_json(trace: Path, layout: str) -> None:
     ("options", "says"),
     [
         (["--tokens", "many"], "'many'"),
+        (["--tokens", "infM"], "'infM'"),
         (["--tokens", "1M,,2M"], "''"),
         (["--cache-bytes", "50%"], "50%"),
         (["--cache-bytes", "x"], "amount of memory"),

@@ -93,16 +93,34 @@ def test_dialogues_make_a_request_for_each_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ['{"prompt": "hello"}', "[1, 2", "not json", '{"tokens": ["a"]}', '{"tokens": [1], "boundaries": [[1, "x"]]}'],
+    [
+        '{"prompt": "hello"}',
+        "[1, 2",
+        "not json",
+        '{"tokens": ["a"]}',
+        '{"tokens": [99999999999]}',
+        '{"tokens": ' + 100_000 * "[",
+        '{"tokens": [1], "boundaries": [[1, "x"]]}',
+        '{"hash_ids": [1, 2, 3], "input_length": 5}',
+        '{"hash_ids": [1], "input_length": Infinity}',
+        '{"hash_ids": [1], "input_length": 5, "output_length": -1}',
+        "\udcff\udcfe",
+    ],
 )
 def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_text('{"tokens": [1, 2]}\n' + line + "\n")
+    path.write_bytes(b'{"tokens": [1, 2]}\n' + line.encode(errors="surrogateescape") + b"\n")
     with pytest.raises(BadRequest, match=r"t\.jsonl, line 2"):
         list(read_trace(path))
 
 
-@pytest.mark.parametrize("text", ["[1, 2", '[{"x": 1}]', '[{"messages": [{"role": "user"}, 3]}]'])
+def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"tokens": [1, 2]}', encoding="utf-8-sig")
+    assert [request.num_tokens for request in read_trace(path)] == [2]
+
+
+@pytest.mark.parametrize("text", ["[1, 2", 100_000 * "[", '[{"x": 1}]', '[{"messages": [{"role": "user"}, 3]}]'])
 def test_what_is_no_list_of_dialogues_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(text)

@@ -96,7 +96,7 @@ def _tokens(text: str) -> int:
     factor = _SUFFIXES.get(text[-1:], 1)
     try:
         num = int(float(text[:-1] if factor > 1 else text) * factor)
-    except ValueError:
+    except (ValueError, OverflowError):
         num = 0
     if num <= 0:
         refuse(f"{text!r} is not a number of tokens: write for example 0.25M,1M.")

@@ -72,7 +72,7 @@ def _matplotlib_figure() -> Any:
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """Write a PNG of hit share against bytes. Raises PlotUnavailable without matplotlib."""
+    """Write a PNG of hit share against bytes. Raises PlotUnavailable without matplotlib or room for the file."""
     figure = _matplotlib_figure().Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     bounded = [r for r in results if r.budget is not None]
@@ -86,7 +86,10 @@ def draw(results: Sequence[Result], path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
-    figure.savefig(path, format="png")
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise PlotUnavailable(f"The plot cannot be written: {error}") from error
 
 
 def _peer(results: Sequence[Result], result: Result, policy: str) -> Result | None:

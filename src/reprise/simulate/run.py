@@ -53,7 +53,8 @@ def run_simulation(
     compute what is known of the next turn while nobody waits.
 
     The requests are read once and not kept, except for `belady`, which needs 8 bytes for each block of each prompt, and
-    `infinite`, whose store keeps all. Raises BadRequest for a policy that does not exist.
+    `infinite`, whose store keeps all. Raises BadRequest for a policy that does not exist, and for a trace that has both
+    block hashes, replayed as one token each, and token prompts.
     """
     unknown = [policy for policy in policies if policy not in KNOWN]
     if unknown:
@@ -72,6 +73,11 @@ def run_simulation(
     future = FutureKnown(block=first.block) if BELADY in policies else None
     num = prompt = 0
     for request in chain((first,), stream):
+        if request.unit != first.unit:
+            raise BadRequest(
+                f"{name}, request {num + 1}: block hashes and token prompts in one trace are replayed with "
+                "--granularity token alone."
+            )
         for _, _, replay in replays:
             replay.take(request)
         if future is not None:

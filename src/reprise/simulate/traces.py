@@ -23,6 +23,9 @@ BLOCK_TOKENS = 512
 _CHARACTERS = 4
 """Characters of a dialogue's text that make one pseudo-token."""
 
+_MALFORMED = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+"""What reading something raises that is JSON of another shape, or none: numbers too large and endless nesting, too."""
+
 
 class Granularity(StrEnum):
     """What one token of a replayed block trace stands for."""
@@ -74,13 +77,14 @@ def read_trace(
     kind); or one JSON list of dialogues with `traj` or `messages` (tau-bench). Raises BadRequest with a sentence for
     anything else.
     """
-    with path.open(encoding="utf-8") as file:
+    # What is not UTF-8 is replaced, and then no JSON of a request: so it is refused with its line.
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         start = file.read(64).lstrip()
         file.seek(0)
         if start.startswith("["):
             try:
                 dialogues = [_messages(dialogue) for dialogue in json.load(file)]
-            except (KeyError, TypeError, ValueError) as error:
+            except _MALFORMED as error:
                 needs = "each needs `traj` or `messages`, and each message a `role`"
                 raise BadRequest(f"{path} is no list of dialogues: {needs}.") from error
             for messages in dialogues:
@@ -91,8 +95,8 @@ def read_trace(
                 continue
             try:
                 request = _request(json.loads(line), granularity, block_length)
-            except (KeyError, TypeError, ValueError) as error:
-                needs = "it needs `hash_ids` and `input_length`, or `tokens`"
+            except _MALFORMED as error:
+                needs = f"it needs `hash_ids`, one for {block_length} tokens, and `input_length`; or `tokens`"
                 raise BadRequest(f"{path}, line {number}, is no request of a trace: {needs}.") from error
             yield request
 
@@ -117,6 +121,8 @@ def _from_blocks(line: Mapping[str, Any], granularity: Granularity, block_length
     num_answered = int(line["output_length"]) if "output_length" in line else None
     if num_tokens <= 0 or len(ids) != -(-num_tokens // block_length):
         raise ValueError("as many hashes as blocks are needed")
+    if num_answered is not None and num_answered < 0:
+        raise ValueError("an answer of less than nothing")
     whole = num_tokens // block_length
     if granularity is Granularity.BLOCK:
         tokens, unit = block_tokens(ids, 1), block_length
