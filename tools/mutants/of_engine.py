@@ -3,6 +3,7 @@
 from tools.mutants.mutant import Mutant
 
 _LAYERS = ("tests/engine/test_layers.py",)
+_OPAQUE = ("tests/engine/test_opaque.py",)
 _PAYLOADS = ("tests/engine/test_payloads.py",)
 _COLUMNS = ("tests/engine/test_columns.py",)
 _PARKED = ("tests/loop/test_parked.py", "-k", "branch_of_a_parked")
@@ -149,6 +150,20 @@ PAYLOADS = (
         "row = slice(self.row, self.row + 1)",
         "row = slice(0, 1)",
         _PAYLOADS,
+    ),
+    _mutant(
+        "engine/rows.py",
+        "a shared buffer: a model that writes into its state writes into the snapshot",
+        "[copy.copy(array) for array in next(self._recurrent)]",
+        "list(next(self._recurrent))",
+        _PAYLOADS,
+    ),
+    _mutant(
+        "engine/opaque.py",
+        "a shared buffer: a cache of its own goes on with what was saved of it",
+        "[_own(kept) for kept in self.beside]",
+        "self.beside",
+        _OPAQUE,
     ),
     _mutant(
         "engine/loans.py",

@@ -6,7 +6,6 @@ class that is not known. An opaque cache is used as it is, alone, and kept as sn
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,8 @@ from mlx_lm.models.cache import (
 )
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
-from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer
+from reprise.engine.layers import FullLayer, QuantizedLayer
+from reprise.engine.opaque import look_into
 from reprise.engine.state import StateLayer
 from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 
@@ -103,7 +103,10 @@ class Blueprint:
 
     def build(self) -> list[Any]:
         """Fresh layer states, as the model takes them."""
-        return [_build(spec) for spec in self.specs]
+        # Together, since caches of a class not known may share something.
+        prototypes = [spec.prototype for spec in self.leaves if isinstance(spec, OpaqueSpec)]
+        copies = iter(look_into(prototypes).thaw())
+        return [_build(spec, copies) for spec in self.specs]
 
 
 def blueprint_of(model: nn.Module, *, kv_bits: int | None = None, kv_group_size: int = 64) -> Blueprint:
@@ -129,7 +132,7 @@ def _recognise(cache: Any, bits: int | None, group_size: int) -> Spec:
     return OpaqueSpec(cache)
 
 
-def _build(spec: Spec) -> Any:
+def _build(spec: Spec, opaque: Iterator[Any]) -> Any:
     match spec:
         case FullSpec(bits=None):
             return FullLayer()
@@ -142,9 +145,9 @@ def _build(spec: Spec) -> Any:
         case StateSpec(size=size):
             return StateLayer(size)
         case PartsSpec(parts=parts):
-            return CacheList(*(_build(part) for part in parts))
-        case OpaqueSpec(prototype=prototype):
-            return copy.deepcopy(prototype)
+            return CacheList(*(_build(part, opaque) for part in parts))
+        case OpaqueSpec():
+            return next(opaque)
 
 
 def _leaves(specs: Sequence[Spec]) -> Iterator[Spec]:
@@ -166,5 +169,8 @@ def leaf_states(caches: Sequence[Any]) -> list[Any]:
     return found
 
 
-def kv_layers(states: Sequence[Any]) -> list[KvLayer]:
-    return [state for state in states if isinstance(state, KvLayer)]
+def with_leaves(caches: Sequence[Any], leaves: Iterator[Any]) -> list[Any]:
+    """The same caches made of other single layer states, which are taken in the order of `leaf_states`."""
+    return [
+        CacheList(*with_leaves(cache.caches, leaves)) if type(cache) is CacheList else next(leaves) for cache in caches
+    ]

@@ -22,7 +22,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
 from reprise.engine.blueprint import Blueprint, OpaqueSpec
 from reprise.engine.columns import as_words, columns_of
-from reprise.engine.payloads import Segment, Snapshot, pack
+from reprise.engine.payloads import Segment, Snapshot, count_bytes, pack
 
 _DTYPES: Mapping[str, mx.Dtype] = {
     str(dtype).rsplit(".", 1)[-1]: dtype
@@ -183,8 +183,7 @@ class FiledSource:
             self._nbytes_each[kind] = segment.nbytes // len(span)
         if about["states"] is not None:
             states = tuple([None if i is None else arrays[i] for i in numbers] for numbers in about["states"])
-            nbytes = sum(array.nbytes for state in states for array in state if array is not None)
-            self._snapshot = Snapshot(states, nbytes)
+            self._snapshot = Snapshot(states=states, nbytes=count_bytes(states))
         self.kind = BoundaryKind(about["kind"]) if about["kind"] is not None else None
         self.stop = record.start + len(record.tokens)
 

@@ -7,8 +7,7 @@ payload owns its bytes: `mx.array` of a slice is a copy, where a slice itself ke
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ import mlx.core as mx
 
 from reprise.cache.payload import SegmentPayload
 from reprise.engine.columns import as_words
+from reprise.engine.opaque import Frozen, freeze
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,55 +110,33 @@ def pack(planes: Sequence[mx.array]) -> Segment:
     return Segment(tuple(stacks), tuple(places))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
     """The saved states of all layers that have no entries, in the order of the layers.
 
-    A recurrent layer's state is a list of arrays of shape ``(1, …)`` (None: not set yet); an opaque layer's is a copy
-    of the object.
+    A recurrent layer's state is a list of arrays of shape ``(1, …)`` (None: not set yet). Those of classes that are not
+    known are frozen together.
     """
 
-    states: tuple[Any, ...]
+    states: tuple[list[mx.array | None], ...]
+    opaque: Frozen | None = None
     nbytes: int
 
 
-def save(states: Sequence[Any]) -> Snapshot:
-    """A snapshot of copies of these states."""
-    copies = tuple(map_arrays(state, mx.array) for state in states)
-    arrays: list[mx.array] = []
-    for state in copies:
-        map_arrays(state, lambda a: arrays.append(a) or a)
-    mx.eval(arrays)
-    return Snapshot(copies, sum(array.nbytes for array in arrays))
+def save(states: Sequence[Sequence[mx.array | None]], opaque: Sequence[Any] = ()) -> Snapshot:
+    """A snapshot of copies of these recurrent states, and of these objects of classes that are not known."""
+    copies = tuple([None if array is None else mx.array(array) for array in state] for state in states)
+    mx.eval(arrays_of(copies))
+    frozen = freeze(opaque) if len(opaque) > 0 else None
+    nbytes = count_bytes(copies) + (frozen.nbytes if frozen is not None else 0)
+    return Snapshot(states=copies, opaque=frozen, nbytes=nbytes)
 
 
-def count_bytes(states: Sequence[Any]) -> int:
-    """The bytes of all arrays in these states."""
-    sizes: list[int] = []
-    for state in states:
-        map_arrays(state, lambda a: sizes.append(a.nbytes) or a)
-    return sum(sizes)
+def arrays_of(states: Sequence[Sequence[mx.array | None]]) -> list[mx.array]:
+    """Every array in these recurrent states."""
+    return [array for state in states for array in state if array is not None]
 
 
-def arrays_of(state: Any) -> list[mx.array]:
-    """Every array in a state: a list, tuple or dict of arrays, or an object that has them as attributes."""
-    found: list[mx.array] = []
-    map_arrays(state, lambda a: found.append(a) or a)
-    return found
-
-
-def map_arrays(state: Any, change: Callable[[mx.array], mx.array]) -> Any:
-    """A copy of `state` with every array changed: through lists, tuples, dicts and the attributes of objects."""
-    if isinstance(state, mx.array):
-        return change(state)
-    if isinstance(state, list | tuple):
-        items = [map_arrays(item, change) for item in cast(Sequence[Any], state)]
-        return items if isinstance(state, list) else tuple(items)
-    if isinstance(state, dict):
-        return {key: map_arrays(value, change) for key, value in cast(dict[Any, Any], state).items()}
-    if hasattr(state, "__dict__"):
-        twin = copy.copy(state)
-        for name, value in vars(state).items():
-            object.__setattr__(twin, name, map_arrays(value, change))
-        return twin
-    return state
+def count_bytes(states: Sequence[Sequence[mx.array | None]]) -> int:
+    """The bytes of all arrays in these recurrent states."""
+    return sum(array.nbytes for array in arrays_of(states))

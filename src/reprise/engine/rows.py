@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -12,11 +13,12 @@ from mlx import nn
 from reprise.cache.lookup import Part, Restore
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
-from reprise.engine.blueprint import Blueprint, leaf_states
+from reprise.engine.blueprint import Blueprint, leaf_states, with_leaves
 from reprise.engine.choose import Choices
 from reprise.engine.columns import Columns
 from reprise.engine.layers import FullLayer, KvLayer
-from reprise.engine.payloads import Passing, Segment, Snapshot, arrays_of, count_bytes, map_arrays, pack, save
+from reprise.engine.opaque import look_into
+from reprise.engine.payloads import Passing, Segment, Snapshot, arrays_of, count_bytes, pack, save
 from reprise.engine.state import StateLayer
 
 COPIED_AT_ONCE = 32 << 20
@@ -51,6 +53,14 @@ class Rows:
     def _states(self) -> list[Any]:
         return leaf_states(self.caches)
 
+    def _recurrent(self) -> list[list[mx.array | None]]:
+        """The arrays of each recurrent layer."""
+        return [state.arrays for state in self._states() if isinstance(state, StateLayer)]
+
+    def _opaque(self) -> list[Any]:
+        """The states of classes that are not known."""
+        return [state for state in self._states() if not isinstance(state, KvLayer | StateLayer)]
+
     def layers(self, kind: KvKind) -> list[KvLayer]:
         """The layers of this kind, in the order of the model."""
         return [s for s in self._states() if isinstance(s, KvLayer) and s.kind == kind]
@@ -62,26 +72,18 @@ class Rows:
     @property
     def state_nbytes(self) -> int:
         """The bytes of all layers that hold no entries."""
-        return count_bytes([s for s in self._states() if not isinstance(s, KvLayer)])
+        return count_bytes(self._recurrent()) + look_into(self._opaque()).nbytes
 
     @property
     def nbytes(self) -> int:
         """The bytes of all buffers, room to grow included."""
         kept = self.ahead.before.values() if self.ahead is not None else ()
-        held = sum(s.nbytes if isinstance(s, KvLayer | StateLayer) else count_bytes([s]) for s in self._states())
-        return held + sum(array.nbytes for arrays in kept for array in arrays if array is not None)
+        return sum(layer.nbytes for layer in self.kv_layers()) + self.state_nbytes + count_bytes(list(kept))
 
     def arrays(self) -> list[mx.array]:
         """All arrays of all layers: evaluating them computes the states."""
-        found: list[mx.array] = []
-        for state in self._states():
-            if isinstance(state, KvLayer):
-                found.extend(state.state)
-            elif isinstance(state, StateLayer):
-                found.extend(array for array in state.arrays if array is not None)
-            else:
-                found.extend(arrays_of(state))
-        return found
+        entries = [plane for layer in self.kv_layers() for plane in layer.state]
+        return [*entries, *arrays_of(self._recurrent()), *look_into(self._opaque()).arrays]
 
     def reserve(self, length: int) -> None:
         """Sequences will grow to this length: buffers are made that large at once."""
@@ -104,7 +106,9 @@ class Rows:
         `lengths` stay: for everybody else the pass has not been run. `take_ahead` makes it count, `step_back` undoes
         it. Entries are undone by forgetting them. Recurrent state cannot be rewound, so what it was is kept.
         """
-        before = {i: list(s.arrays) for i, s in enumerate(self._states()) if isinstance(s, StateLayer)}
+        before = {
+            i: [copy.copy(a) for a in s.arrays] for i, s in enumerate(self._states()) if isinstance(s, StateLayer)
+        }
         lengths = self.lengths
         logits = self.forward(model, tokens)
         self.lengths = lengths
@@ -144,29 +148,24 @@ class Rows:
         rows.reserve(reserve)
         if restore.position == 0:
             return rows
-        saved = iter(cast(Snapshot, restore.snapshot).states if restore.snapshot is not None else ())
+        saved = _Saved(restore)
         columns = Columns(restore)
         pending: list[mx.array] = []
-        for i, state in enumerate(rows._states()):
+        leaves: list[Any] = []
+        for state in rows._states():
             if not isinstance(state, KvLayer):
-                rows._put_state(i, state, next(saved))
+                leaves.append(saved.give(state))
                 continue
             _load(state, columns, restore.position)
+            leaves.append(state)
             pending += state.state
             if sum(array.nbytes for array in pending) > at_once:
                 mx.eval(pending)
                 pending = []
+        rows.caches = with_leaves(rows.caches, iter(leaves))
         rows.lengths = [restore.position]
         mx.eval(rows.arrays())
         return rows
-
-    def _put_state(self, index: int, state: Any, saved: Any) -> None:
-        if isinstance(state, StateLayer):
-            state.arrays = list(saved)
-            return
-        fresh = map_arrays(saved, mx.array)
-        vars(state).clear()
-        vars(state).update(vars(fresh))
 
     def rewind(self, restore: Restore) -> None:
         """Take one sequence back to an earlier position of its own.
@@ -175,19 +174,20 @@ class Rows:
         layers are made anew from `restore`.
         """
         position = restore.position
-        saved = iter(cast(Snapshot, restore.snapshot).states if restore.snapshot is not None else ())
-        fresh = Rows(self.blueprint)
+        saved = _Saved(restore)
         columns = Columns(restore)
-        for i, (state, new) in enumerate(zip(self._states(), fresh._states(), strict=True)):
+        leaves: list[Any] = []
+        for state, fresh in zip(self._states(), Rows(self.blueprint)._states(), strict=True):
             if isinstance(state, FullLayer):
                 state.rewind(position)
+                leaves.append(state)
                 continue
-            if isinstance(new, KvLayer):
-                _load(new, columns, position)
+            if isinstance(fresh, KvLayer):
+                _load(fresh, columns, position)
+                leaves.append(fresh)
             else:
-                fresh._put_state(i, new, next(saved))
-            vars(state).clear()
-            vars(state).update(vars(new))
+                leaves.append(saved.give(fresh))
+        self.caches = with_leaves(self.caches, iter(leaves))
         self.lengths = [position]
         mx.eval(self.arrays())
 
@@ -223,6 +223,23 @@ class Rows:
         if list(rows) != list(range(self.num_rows)):
             twin.keep_rows(rows)
         return twin
+
+
+class _Saved:
+    """The states of a snapshot, handed out layer by layer."""
+
+    def __init__(self, restore: Restore) -> None:
+        snapshot = cast(Snapshot | None, restore.snapshot)
+        self._recurrent = iter(snapshot.states if snapshot is not None else ())
+        self._opaque = iter(snapshot.opaque.thaw() if snapshot is not None and snapshot.opaque is not None else ())
+
+    def give(self, fresh: Any) -> Any:
+        """The state in the place of this fresh one, as it was saved."""
+        if not isinstance(fresh, StateLayer):
+            return next(self._opaque)
+        # Another object for the same bytes: a model may write into the one it has, and the snapshot stays as it is.
+        fresh.arrays = [copy.copy(array) for array in next(self._recurrent)]
+        return fresh
 
 
 def _load(layer: KvLayer, columns: Columns, position: int) -> None:
@@ -274,11 +291,6 @@ class RowSource:
 
     def snapshot(self) -> Snapshot:
         assert self.rows.ahead is None
-        states: list[Any] = []
-        for state in self.rows._states():
-            if isinstance(state, StateLayer):
-                row = slice(self.row, self.row + 1)
-                states.append([None if a is None else a[row] for a in state.arrays])
-            elif not isinstance(state, KvLayer):
-                states.append(state)
-        return save(states)
+        row = slice(self.row, self.row + 1)
+        recurrent = [[None if a is None else a[row] for a in arrays] for arrays in self.rows._recurrent()]
+        return save(recurrent, self.rows._opaque())
