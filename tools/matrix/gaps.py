@@ -1,5 +1,6 @@
 """How far two computations of the same thing are apart."""
 
+import math
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -24,4 +25,6 @@ class Gap:
     def widened(self, one: mx.array, other: mx.array, where: str) -> "Gap":
         """This gap, or that between these two arrays of log-probabilities if it is larger (or not a number)."""
         difference = largest_difference(one, other)
-        return self if difference <= self.difference else Gap(difference=difference, where=where)
+        if math.isnan(self.difference) or difference <= self.difference:
+            return self
+        return Gap(difference=difference, where=where)

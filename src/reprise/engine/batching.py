@@ -46,7 +46,8 @@ def reason_to_run_alone(loaded: LoadedModel) -> str | None:
     except Exception as error:
         return f"a batch raised {type(error).__name__}: {error}"
     dtype = next((a.dtype for a in _warm(loaded).arrays()), mx.float32)
-    if distance > _TOLERANCE.get(dtype, _TOLERANCE_OF_HALF):
+    # Not `>`: what is no number is wrong too.
+    if not distance <= _TOLERANCE.get(dtype, _TOLERANCE_OF_HALF):
         return f"a batch of different lengths differs from the same sequences alone (distance {distance:.2g})"
     return None
 
@@ -55,7 +56,7 @@ def batch_distance(loaded: LoadedModel) -> float:
     """How far sequences of different lengths in one batch are from the same sequences alone.
 
     They decode together for a few steps and then take a slice of equal length together, as in prefill. Gives the
-    largest total variation distance between the distributions of a token.
+    largest total variation distance between the distributions of a token; not a number if one of them is none.
     """
     random = np.random.default_rng(0)
     most = min(loaded.vocab_size, 1000)
@@ -70,10 +71,8 @@ def batch_distance(loaded: LoadedModel) -> float:
     batch, *others = group
     batch.join(others)
     together = _continue(loaded, batch, prompts)
-    worst = 0.0
-    for row, expected in enumerate(alone):
-        worst = max(worst, float((0.5 * mx.abs(together[row] - expected).sum(axis=-1)).max().item()))
-    return worst
+    # Python's `max` would lose what is no number; MLX's keeps it.
+    return float((0.5 * mx.abs(together - mx.stack(alone)).sum(axis=-1)).max().item())
 
 
 def _distributions(loaded: LoadedModel, prompt: np.ndarray, length: int) -> mx.array:
