@@ -13,7 +13,7 @@ from reprise.core.errors import QueueFull, ShuttingDown
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import BoundaryKind
 from reprise.core.settings import Settings
-from tests.api.servers import HELLO, MODEL, api, says
+from tests.api.servers import HELLO, MODEL, api, running_server, says
 from tests.chat.text_models import text_model
 
 pytestmark = pytest.mark.anyio
@@ -284,13 +284,15 @@ async def test_a_mark_on_the_whole_request_is_at_its_end():
     assert "Hi" in text
 
 
-async def test_a_long_prefill_pings():
-    async with api(limits=Limits(keep_alive_s=0.01)) as a:
-        a.backend.may_prefill.clear()
-        asked = asyncio.create_task(a.client.post(URL, json={**BODY, "stream": True}))
-        await asyncio.sleep(0.1)
-        a.backend.may_prefill.set()
-        kinds = [event["type"] for event in events_of(await asked)]
+def test_a_long_prefill_pings():
+    kinds: list[str] = []
+    with running_server(limits=Limits(keep_alive_s=0.01)) as server, httpx.Client(base_url=server.url) as client:
+        server.backend.may_prefill.clear()
+        with client.stream("POST", URL, json={**BODY, "stream": True}, timeout=60) as response:
+            for line in response.iter_lines():
+                kinds += [line.removeprefix("event: ")] if line.startswith("event: ") else []
+                if kinds.count("ping") == 2:
+                    server.backend.may_prefill.set()
     assert kinds[:3] == ["message_start", "ping", "ping"]
     assert kinds[-1] == "message_stop"
 

@@ -33,7 +33,7 @@ VALUES = st.one_of(
 def client() -> Generator[httpx.Client]:
     with (
         running_server(settings=Settings(model=MODEL, accepts_any_model=True)) as server,
-        httpx.Client(base_url=server.url, timeout=20) as made,
+        httpx.Client(base_url=server.url, timeout=120) as made,
     ):
         yield made
 

@@ -121,11 +121,15 @@ def test_a_plain_prompt_and_a_whole_chat_can_be_pinned(client: httpx.Client) -> 
 
 
 def test_a_pin_ends_with_its_time_though_nothing_happens(client: httpx.Client) -> None:
-    client.post(PIN, json={**HEAD, "ttl": 0.3})
-    health = client.get("/health").json()
+    # A busy machine may take longer to ask than the first of them lasts.
+    for ttl in (0.3, 3, 30):
+        client.post(PIN, json={**HEAD, "ttl": ttl})
+        health = client.get("/health").json()
+        if health["pins"] > 0:
+            break
     assert health["pins"] == 1
     assert health["bytes_pinned"] > 0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while client.get("/health").json()["pins"] > 0:
         assert time.monotonic() < deadline
         time.sleep(0.02)

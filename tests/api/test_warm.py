@@ -49,8 +49,8 @@ def test_the_first_chat_finds_the_system_prompt(tmp_path: Path) -> None:
         ChatService(served=served_model(loop.start(), settings), backend=loop, settings=settings), settings
     )
     try:
-        with httpx.Client(base_url=server.url, timeout=30) as client:
-            deadline = time.monotonic() + 30
+        with httpx.Client(base_url=server.url, timeout=120) as client:
+            deadline = time.monotonic() + 120
             while client.get("/health").json()["prefilled"] == 0 or not client.get("/health").json()["idle"]:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -58,5 +58,5 @@ def test_the_first_chat_finds_the_system_prompt(tmp_path: Path) -> None:
             usage = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 4}).json()["usage"]
     finally:
         server.stop()
-        loop.close(now=True, timeout_s=30)
+        loop.close(now=True, timeout_s=120)
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0.8 * usage["prompt_tokens"]

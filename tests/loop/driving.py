@@ -21,6 +21,9 @@ from tests.models.tiny import tiny_model
 
 T = TypeVar("T")
 GREEDY = Sampling(temperature=0)
+PATIENCE_S = 300.0
+"""Longer than anything takes on the slowest machine: who waits so long has found a bug."""
+
 _ids = itertools.count()
 
 
@@ -42,12 +45,14 @@ class Running:
 
     def wait(self) -> "Running":
         with self.heard:
-            assert self.heard.wait_for(lambda: any(isinstance(e, Finished) for e in self.events), 60), self.job.id
+            is_over = self.heard.wait_for(lambda: any(isinstance(e, Finished) for e in self.events), PATIENCE_S)
+            assert is_over, self.job.id
         return self
 
     def wait_for(self, kind: type[Event]) -> "Running":
         with self.heard:
-            assert self.heard.wait_for(lambda: any(isinstance(e, kind) for e in self.events), 60), self.job.id
+            is_heard = self.heard.wait_for(lambda: any(isinstance(e, kind) for e in self.events), PATIENCE_S)
+            assert is_heard, self.job.id
         return self
 
     @property
@@ -94,7 +99,7 @@ class Engine:
         self.model = self.loop.start()
 
     def close(self) -> None:
-        self.loop.close(timeout_s=60)
+        self.loop.close(timeout_s=PATIENCE_S)
 
     def submit(
         self,
@@ -104,9 +109,12 @@ class Engine:
         boundaries: Iterable[Boundary] = (),
         sampling: Sampling = GREEDY,
         on_event: Callable[[Event], None] | None = None,
+        cancel_when: Callable[[Running], bool] | None = None,
         purpose: Purpose = Purpose.GENERATE,
         **job: Any,
     ) -> Running:
+        """Send a job. `cancel_when` is asked at each of its events, from the first on: whoever asks after submitting
+        may come too late on a busy machine."""
         running = Running(
             Job(
                 id=f"job-{next(_ids)}",
@@ -118,8 +126,15 @@ class Engine:
             ),
             on_event=on_event,
         )
+        if cancel_when is not None:
+            assert on_event is None
+            running.on_event = lambda event: cancel_when(running) and self.loop.cancel(running.job.id)
         self.loop.submit(running.job, running)
         return running
+
+    def submit_all(self, prompts: Iterable[Sequence[int]], **options: Any) -> list[Running]:
+        """Send jobs that are all there before the engine looks at the first."""
+        return self.ask(lambda worker: [self.submit(prompt, **options) for prompt in prompts])
 
     def run(self, tokens: Sequence[int], **options: Any) -> Running:
         running = self.submit(tokens, **options).wait()
@@ -144,7 +159,7 @@ class Engine:
             done.set()
 
         self.loop.call(act)
-        assert done.wait(60)
+        assert done.wait(PATIENCE_S)
         if failures:
             raise failures[0]
         return answers[0]

@@ -99,23 +99,25 @@ class RandomChats:
         purpose = source.choices((Purpose.GENERATE, Purpose.PREFILL, Purpose.SETTLE), (8, 1, 1))[0]
         fate = source.choices(("ends", "is cancelled", "fails"), (8, 3, 1))[0]
         positions = sorted(source.sample(range(len(tokens) + 1), min(len(tokens), source.randint(0, 4))))
+        boundaries = [Boundary(at, source.choice(_KINDS)) for at in positions]
+        watch = _failing(source.randint(1, num)) if fate == "fails" else None
+        pin_for_s = 1e12 if source.random() < 0.02 else None
+        # When it has had so many events: whichever phase that is in.
+        after = source.randint(0, 8) if fate == "is cancelled" else None
         running = self.engine.submit(
             tokens,
             num=num,
-            boundaries=[Boundary(at, source.choice(_KINDS)) for at in positions],
+            boundaries=boundaries,
             sampling=sampling,
             purpose=purpose,
             namespace=namespace,
             thinking=thinking if purpose is Purpose.GENERATE else None,
-            watch=_failing(source.randint(1, num)) if fate == "fails" else None,
-            pin_for_s=1e12 if source.random() < 0.02 else None,
+            watch=watch,
+            pin_for_s=pin_for_s,
+            cancel_when=None if after is None else lambda running: len(running.events) >= after,
         )
-        if fate == "is cancelled":
-            # When it has had so many events: whichever phase that is in.
-            after = source.randint(0, 8)
-            running.on_event = lambda _: len(running.events) >= after and self.engine.loop.cancel(running.job.id)
-            if after == 0:
-                self.engine.loop.cancel(running.job.id)
+        if after == 0:
+            self.engine.loop.cancel(running.job.id)
         return _Asked(
             tokens=tokens,
             num=num,

@@ -6,10 +6,10 @@ import pytest
 
 from reprise.cache.loans import lenders_of
 from reprise.cache.tree import subtree
-from reprise.core.events import Sampled
+from reprise.core.events import Event
 from reprise.engine.layers import FullLayer, KvLayer
 from reprise.loop.worker import Worker
-from tests.loop.driving import Engine
+from tests.loop.driving import Engine, Running
 from tests.loop.test_reuse import words
 
 
@@ -27,18 +27,18 @@ def _lenders(worker: Worker) -> set[object]:
 
 def _breaks_once(engine: Engine, name: str, *, before: Callable[[Worker], None] = lambda worker: None) -> None:
     """Let the next `prefill` or `decode` raise, as it does without memory."""
+    engine.ask(lambda worker: _break_next(worker, name, before=before))
 
-    def arm(worker: Worker) -> None:
-        real = getattr(worker.runner, name)
 
-        def broken(*given: object) -> object:
-            setattr(worker.runner, name, real)
-            before(worker)
-            raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
+def _break_next(worker: Worker, name: str, *, before: Callable[[Worker], None]) -> None:
+    real = getattr(worker.runner, name)
 
-        setattr(worker.runner, name, broken)
+    def broken(*given: object) -> object:
+        setattr(worker.runner, name, real)
+        before(worker)
+        raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
 
-    engine.ask(arm)
+    setattr(worker.runner, name, broken)
 
 
 def _stored(engine: Engine, seed: int) -> list[int]:
@@ -69,10 +69,20 @@ def test_nobody_makes_room_with_what_a_broken_pass_left(engine: Engine) -> None:
         worker.runner.lend = lambda *given: lent.append(given) or lend(*given)  # type: ignore[method-assign]
         room.make = lambda nbytes: room._lend_doubled() is None  # type: ignore[method-assign]
 
-    running = [engine.submit(prompt, num=60) for prompt in prompts]
-    for each in running:
-        each.wait_for(Sampled)
-    _breaks_once(engine, "decode", before=get_short)
+    running: list[Running] = []
+
+    def break_when_both_decode(event: Event) -> None:
+        if len(running) == 2 and all(len(each.tokens) > 3 for each in running) and not broken:
+            broken.append(event)
+            _break_next(worker, "decode", before=get_short)
+
+    broken: list[Event] = []
+    worker = engine.ask(lambda worker: worker)
+    engine.ask(
+        lambda worker: running.extend(
+            engine.submit(prompt, num=60, on_event=break_when_both_decode) for prompt in prompts
+        )
+    )
     assert [each.wait().end.error is not None for each in running] == [True, True]
     assert lent == []
 
@@ -94,8 +104,8 @@ def test_sequences_that_came_together_only_in_part_leave_nothing_behind(
     stored = [engine.run(prompt).tokens for prompt in prompts]
     longer = [[*prompt, *tokens, 5] for prompt, tokens in zip(prompts, stored, strict=True)]
     monkeypatch.setattr(KvLayer, "join", join)
-    failed = [engine.submit(prompt, num=30).wait for prompt in longer]
-    assert any(wait().end.error is not None for wait in failed)
+    # All at once, so that they come together.
+    assert any(running.wait().end.error is not None for running in engine.submit_all(longer, num=30))
     monkeypatch.undo()
     for prompt in longer:
         again = engine.run(prompt)

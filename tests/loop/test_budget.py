@@ -66,7 +66,7 @@ def test_answers_that_outgrow_the_memory_together_take_turns(architecture: str, 
     prompts = [words(700 + i, 180 + 5 * i) for i in range(4)]
     cold = [engine.cold(prompt, num=450) for prompt in prompts]
     over = watch(engine)
-    running = [engine.submit(prompt, num=450) for prompt in prompts]
+    running = engine.submit_all(prompts, num=450)
     assert [each.wait().tokens for each in running] == cold
     assert max(over) <= 0
     # Sliding windows give back what a prefill chunk needed, so that two of them fit to the end.
@@ -117,7 +117,7 @@ def test_the_store_gives_way_to_running_requests(architecture: str, engines: lis
     for i in range(12):
         engine.run(words(740 + i, 200))
     assert engine.loop.status().counts.evictions > 0
-    running = [engine.submit(words(760 + i, 200), num=20) for i in range(6)]
+    running = engine.submit_all([words(760 + i, 200) for i in range(6)], num=20)
     assert all(each.wait().end.reason is FinishReason.LENGTH for each in running)
     assert engine.loop.status().counts.paused == 0
     assert max(over) <= 0

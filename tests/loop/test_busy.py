@@ -5,7 +5,7 @@ import pytest
 from reprise.cache.store import PrefixCache
 from reprise.core.events import Sampled
 from reprise.core.tokens import as_tokens
-from tests.loop.driving import Engine
+from tests.loop.driving import PATIENCE_S, Engine
 from tests.loop.test_reuse import words
 
 TURNS = 12
@@ -33,7 +33,7 @@ def test_turns_beside_a_long_answer_leave_few_pieces(model: str, lends_from: int
         assert engine.loop.status().decoding == 1, "it is still answering"
         assert num_pieces(engine, prompt) <= 5, "some for each power of two turns"
     finally:
-        engine.loop.close(now=True, timeout_s=60)
+        engine.loop.close(now=True, timeout_s=PATIENCE_S)
 
 
 def test_what_cannot_be_joined_costs_nobody_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,11 +91,11 @@ def test_namespaces_are_apart_and_a_clear_lasts(start: Restarts) -> None:
     prompt = words(5, 200)
     for namespace in ("", "one", "two"):
         turn = [*prompt, *engine.run(prompt, namespace=namespace).tokens, 1]
-    engine.loop.clear("one").result(30)
+    engine.loop.clear("one").result(120)
     engine = start()
     computed = [engine.run(turn, namespace=namespace).computed for namespace in ("", "one", "two", "three")]
     assert computed == [2, len(turn), 2, len(turn)]
-    engine.loop.clear().result(30)
+    engine.loop.clear().result(120)
     assert disk_of(engine).files == 0
     engine = start()
     assert all(engine.run(turn, namespace=namespace).computed == len(turn) for namespace in ("", "one", "two"))

@@ -16,7 +16,7 @@ from reprise.loop import disk, writes
 from reprise.loop.worker import Worker
 from tests.loop.restarts import BLOCK, Restarts, disk_of, words
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 120.0
 
 
 def write(worker: Worker) -> bool:

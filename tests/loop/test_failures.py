@@ -10,7 +10,7 @@ from reprise.core.errors import BadRequest, ContextTooLong, EngineFailed, QueueF
 from reprise.core.events import FinishReason, Sampled, Started
 from reprise.core.job import Sampling, Thinking
 from reprise.core.prompt import Boundary, BoundaryKind
-from tests.loop.driving import GREEDY, Engine
+from tests.loop.driving import GREEDY, PATIENCE_S, Engine, Running
 from tests.loop.test_reuse import words
 
 
@@ -63,7 +63,7 @@ def test_a_prompt_longer_than_the_context(engine: Engine) -> None:
 def test_the_queue_is_bounded(engine: Engine) -> None:
     # Four run and three wait; the engine is held up meanwhile.
     hold = threading.Event()
-    engine.loop.call(lambda worker: hold.wait(60) and None)
+    engine.loop.call(lambda worker: hold.wait(PATIENCE_S) and None)
     accepted = [engine.submit(words(240 + i, 20)) for i in range(7)]
     with pytest.raises(QueueFull) as refused:
         engine.submit(words(250, 20))
@@ -76,7 +76,7 @@ def test_the_queue_is_bounded(engine: Engine) -> None:
 
 def test_a_waiting_job_can_be_cancelled(engine: Engine) -> None:
     hold = threading.Event()
-    engine.loop.call(lambda worker: hold.wait(60) and None)
+    engine.loop.call(lambda worker: hold.wait(PATIENCE_S) and None)
     running = engine.submit(words(260, 20))
     assert engine.loop.cancel(running.job.id)
     hold.set()
@@ -89,11 +89,12 @@ def test_a_follower_takes_over_from_a_cancelled_leader(engine: Engine) -> None:
     shared = words(270, 1500)
     prompts = [[*shared, *words(271 + i, 9)] for i in range(3)]
     cold = engine.cold(prompts[1])
-    leader = engine.submit(prompts[0])
-    leader.on_event = lambda event: (
-        engine.loop.cancel(leader.job.id) if not isinstance(event, Started) and leader.progress else None
-    )
-    followers = [engine.submit(prompt) for prompt in prompts[1:]]
+
+    def submit(worker: object) -> list[Running]:
+        leader = engine.submit(prompts[0], cancel_when=lambda leader: len(leader.progress) > 0)
+        return [leader, *(engine.submit(prompt) for prompt in prompts[1:])]
+
+    leader, *followers = engine.ask(submit)
     assert leader.wait().end.reason is FinishReason.CANCELLED
     answers = [follower.wait() for follower in followers]
     assert answers[0].tokens == cold
@@ -166,14 +167,14 @@ def test_a_pin_beyond_all_clocks_ends_nothing(engine: Engine) -> None:
 def test_what_is_cleared_is_gone_when_the_answer_comes(engine: Engine) -> None:
     engine.run(words(291, 60))
     assert engine.loop.status().held.tokens > 0
-    engine.loop.clear().result(60)
+    engine.loop.clear().result(PATIENCE_S)
     assert engine.loop.status().held.tokens == 0
 
 
 def test_who_asked_and_has_gone_changes_nothing(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     engine.run(words(292, 60))
     hold = threading.Event()
-    engine.loop.call(lambda worker: hold.wait(60) and None)
+    engine.loop.call(lambda worker: hold.wait(PATIENCE_S) and None)
     assert engine.loop.clear().cancel()
     hold.set()
     engine.ask(lambda worker: None)

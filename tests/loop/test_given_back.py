@@ -42,8 +42,7 @@ def test_memory_is_what_the_books_say_after_every_way_to_end(engine: Engine) -> 
     seen: list[int] = []
     engine.run(words(710, 300), num=40, watch=lambda token: seen.append(token) or len(seen) == 9)
     assert unaccounted(engine, before) <= rounding
-    gone = engine.submit(words(711, 300), num=500)
-    gone.on_event = lambda event: engine.loop.cancel(gone.job.id) if len(gone.tokens) == 5 else None
+    gone = engine.submit(words(711, 300), num=500, cancel_when=lambda gone: len(gone.tokens) == 5)
     assert gone.wait().end.reason is FinishReason.CANCELLED
     assert unaccounted(engine, before) <= rounding
     engine.loop.clear()

@@ -40,12 +40,16 @@ class Watch:
 
 
 def together(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[Running], Watch]:
+    """The first has a longer answer; when that has begun the others come, all at once."""
     watch = Watch(engine, len(prompts))
-    # Who is there first waits for the others: it decodes for as long as it takes them to come.
-    running = [engine.submit(prompt, num=_TOKENS * (8 if i == 0 else 1)) for i, prompt in enumerate(prompts[:1])]
-    running[0].wait_for(Sampled)
-    running += [engine.submit(prompt, num=_TOKENS, on_event=watch) for prompt in prompts[1:]]
-    return [each.wait() for each in running], watch
+    later: list[Running] = []
+
+    def join(event: Event) -> None:
+        if isinstance(event, Sampled) and not later:
+            later.extend(engine.submit(prompt, num=_TOKENS, on_event=watch) for prompt in prompts[1:])
+
+    first = engine.submit(prompts[0], num=_TOKENS * 8, on_event=join).wait()
+    return [each.wait() for each in (first, *later)], watch
 
 
 def test_a_long_stream_and_short_ones_take_the_bytes_that_each_takes_alone(engine: Engine) -> None:

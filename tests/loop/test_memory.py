@@ -2,7 +2,10 @@
 
 import itertools
 import logging
+import queue
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -10,15 +13,16 @@ import mlx.core as mx
 import pytest
 
 from reprise.core.errors import ContextTooLong, OutOfMemory
-from reprise.core.events import Event, FinishReason, Started
+from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
 from reprise.engine.rows import Rows
 from reprise.loop.task import Task
 from reprise.loop.worker import Worker
+from tests.api.leaving import asking
 from tests.holding import active_memory
-from tests.loop.driving import Engine
+from tests.loop.driving import PATIENCE_S, Engine
 from tests.loop.test_reuse import words
 from tests.soak.house import house
 
@@ -75,8 +79,7 @@ def test_the_store_gives_way_and_then_new_requests_wait(architecture: str) -> No
         evicted = engine.loop.status().counts.evictions
         prompts = [words(820 + i, length) for i in range(6)]
         peak = Peak(engine)
-        running = [engine.submit(prompt, num=8, on_event=peak) for prompt in prompts]
-        answers = [each.wait() for each in running]
+        answers = [each.wait() for each in engine.submit_all(prompts, num=8, on_event=peak)]
         assert all(answer.end.error is None for answer in answers)
         assert 1 < peak.at_once < 6
         # One chunk's growth: its entries in all layers, and the steps in which buffers grow.
@@ -145,8 +148,7 @@ def test_out_of_memory_ends_those_it_hits_and_nobody_else(
     engine.loop.clear()
     before = engine.ask(lambda worker: active_memory())
     times = fail_once(engine, phase, after=1 if phase == "prefill" else 3)
-    running = [engine.submit(prompt) for prompt in prompts]
-    answers = [each.wait() for each in running]
+    answers = [each.wait() for each in engine.submit_all(prompts)]
     assert times() == 1
     hit = [answer for answer in answers if answer.end.error is not None]
     assert hit
@@ -195,36 +197,50 @@ def test_clients_hear_of_it_as_507_and_of_the_impossible_as_400() -> None:
 
 
 def test_a_client_with_a_short_patience_gets_its_answer_after_some_tries() -> None:
-    """Each try goes on where the last one stopped, over HTTP."""
+    """It waits for three chunks of its prompt. Each try goes on where the last one stopped, over HTTP."""
     with house("llama", prefill_chunk=64, settles=False) as server:
-        slow_down(server.engine)
         body = {
             "messages": [{"role": "user", "content": "The bees came back in spring, and we counted them. " * 60}],
             "max_tokens": 4,
             "temperature": 0,
         }
+        loop = server.recorder.loop
+        submit, cancel = loop.submit, loop.cancel
         starts: list[int] = []
-        submit = server.recorder.loop.submit
+        is_answered: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        left: defaultdict[str, threading.Event] = defaultdict(threading.Event)
 
-        def noted(job, sink) -> None:
+        def noted(job: Job, sink: Callable[[Event], None]) -> None:
+            num_chunks = itertools.count(1)
+
             def listen(event: Event) -> None:
+                sink(event)
                 if isinstance(event, Started):
                     starts.append(event.reused)
-                sink(event)
+                elif isinstance(event, Progress) and next(num_chunks) == 3:
+                    is_answered.put(False)
+                    # The next chunk takes until the server has noticed.
+                    assert left[job.id].wait(PATIENCE_S)
+                elif isinstance(event, Finished) and event.reason is not FinishReason.CANCELLED:
+                    is_answered.put(True)
 
             submit(job, listen)
 
-        server.recorder.loop.submit = noted  # type: ignore[method-assign]
+        def cancelled(job_id: str) -> bool:
+            is_known = cancel(job_id)
+            left[job_id].set()
+            return is_known
+
+        loop.submit, loop.cancel = noted, cancelled  # type: ignore[method-assign]
         for _ in range(100):
-            try:
-                answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=httpx.Timeout(60, read=0.5))
-            except httpx.ReadTimeout:
-                wait_until_idle(server.engine)
-                continue
-            break
+            with asking(server.url, "/v1/chat/completions", body) as connection:
+                if is_answered.get(timeout=PATIENCE_S):
+                    assert connection.getresponse().status == 200
+                    break
+            wait_until_idle(server.engine)
         else:
             raise AssertionError("it never came")
-        assert answer.status_code == 200
+        loop.submit, loop.cancel = submit, cancel  # type: ignore[method-assign]
         # Each try begins behind the one before it, and the first at nothing.
         assert len(starts) > 2
         assert starts[0] == 0
@@ -238,23 +254,8 @@ def test_a_client_with_a_short_patience_gets_its_answer_after_some_tries() -> No
         ]
 
 
-def slow_down(engine: Engine) -> None:
-    """A pass of prefill takes at least a twentieth of a second, as with a large model."""
-
-    def plant(worker: Worker) -> None:
-        real = worker.runner.prefill
-
-        def slowly(lives, chunks):
-            time.sleep(0.05)
-            return real(lives, chunks)
-
-        worker.runner.prefill = slowly  # type: ignore[method-assign]
-
-    engine.ask(plant)
-
-
 def wait_until_idle(engine: Engine) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while not engine.loop.status().is_idle:
         assert time.monotonic() < deadline
         time.sleep(0.01)

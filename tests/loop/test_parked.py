@@ -67,8 +67,7 @@ def test_two_requests_on_one_parked_sequence(engine: Engine) -> None:
     answer = engine.run(prompt, num=20)
     prompts = [[*prompt, *answer.tokens, *words(431 + i, 10)] for i in range(3)]
     cold = [engine.cold(p) for p in prompts]
-    together = [engine.submit(p) for p in prompts]
-    assert [running.wait().tokens for running in together] == cold
+    assert [running.wait().tokens for running in engine.submit_all(prompts)] == cold
     engine.check()
 
 
@@ -129,9 +128,11 @@ def test_a_long_conversation_is_held_once() -> None:
         answer = engine.run(prompt, num=4)
         prompt = [*prompt, *answer.tokens, *words(471, 20)]
         at_work: list[int] = []
-        running = engine.submit(prompt, num=4)
-        running.on_event = lambda event: isinstance(event, Sampled) and at_work.append(mx.get_active_memory())
-        running.wait()
+        engine.run(
+            prompt,
+            num=4,
+            on_event=lambda event: at_work.append(mx.get_active_memory()) if isinstance(event, Sampled) else None,
+        )
         held = engine.loop.status().held
         assert max(at_work) - before <= 1.2 * len(prompt) * each
         assert held.kv + held.live <= 1.2 * len(prompt) * each
@@ -229,9 +230,13 @@ def test_clearing_while_a_sequence_runs_changes_no_answer() -> None:
     try:
         prompt = words(510, 600)
         cold = engine.cold(prompt)
-        running = engine.submit(prompt, boundaries=_marks(prompt))
-        running.on_event = lambda event: isinstance(event, Progress) and engine.loop.clear()
-        assert running.wait().tokens == cold
+        cleared: list[object] = []
+        running = engine.run(
+            prompt,
+            boundaries=_marks(prompt),
+            on_event=lambda event: cleared.append(engine.loop.clear()) if isinstance(event, Progress) else None,
+        )
+        assert running.tokens == cold and len(cleared) > 1
         engine.check()
         assert engine.run(prompt).tokens == cold
     finally:

@@ -1,6 +1,5 @@
 """Reuse never changes an answer, and what was computed is reused: random trees, bursts, cancels and failures."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -72,10 +71,7 @@ def test_states_that_grow_in_the_first_tokens() -> None:
         prompts = [[1, 2], [3, 4, 5], list(range(40)), list(range(50, 90))]
         alone = [engine.run(prompt, num=20).tokens for prompt in prompts]
         # All at once, and with nothing left to prefill.
-        hold = threading.Event()
-        engine.loop.call(lambda worker: hold.wait(60) and None)
-        together = [engine.submit(prompt, num=20) for prompt in prompts]
-        hold.set()
+        together = engine.submit_all(prompts, num=20)
         assert [running.wait().tokens for running in together] == alone
     finally:
         engine.close()

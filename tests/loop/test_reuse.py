@@ -1,12 +1,11 @@
 """Warm answers equal cold ones, and what could be reused is: each tiny model, through the loop."""
 
 import random
-import threading
 from collections.abc import Iterator
 
 import pytest
 
-from reprise.core.events import Event, FinishReason, Progress, Started
+from reprise.core.events import FinishReason, Progress, Started
 from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.record import Reason
@@ -92,8 +91,7 @@ def test_parallel_requests_compute_their_shared_prefix_once(engine: Engine) -> N
     shared = words(7, 150)
     prompts = [[*shared, *words(70 + i, 10 + 7 * i)] for i in range(6)]
     cold = [engine.cold(prompt) for prompt in prompts]
-    burst = [engine.submit(prompt) for prompt in prompts]
-    answers = [running.wait() for running in burst]
+    answers = [running.wait() for running in engine.submit_all(prompts)]
     assert [answer.tokens for answer in answers] == cold
     unique = 150 + sum(len(prompt) - 150 for prompt in prompts)
     assert sum(answer.computed for answer in answers) <= unique * 1.02
@@ -104,9 +102,7 @@ def test_parallel_requests_compute_their_shared_prefix_once(engine: Engine) -> N
 
 def test_a_cancelled_prefill_is_not_lost(engine: Engine) -> None:
     prompt = words(8, 1500)
-    running = engine.submit(prompt, on_event=lambda event: None)
-    running.on_event = lambda event: engine.loop.cancel(running.job.id) if not isinstance(event, Started) else None
-    running.wait()
+    running = engine.submit(prompt, cancel_when=lambda running: len(running.progress) > 0).wait()
     assert running.end.reason is FinishReason.CANCELLED
     engine.check()
     computed = running.computed
@@ -134,24 +130,17 @@ def test_a_client_that_always_gives_up_too_early_gets_its_answer_in_the_end(engi
 def _given_up_after(engine: Engine, prompt: list[int], patience: int) -> Running:
     """The request, cancelled when so many tokens of its prompt have been computed and it has no answer yet."""
 
-    def listen(event: Event) -> None:
+    def has_waited(running: Running) -> bool:
         first = next((each for each in running.events if isinstance(each, Started)), None)
-        if isinstance(event, Progress) and first is not None and event.position - first.reused >= patience:
-            engine.loop.cancel(running.job.id)
+        is_prefilling = isinstance(running.events[-1], Progress)
+        return is_prefilling and first is not None and running.progress[-1] - first.reused >= patience
 
-    hold = threading.Event()
-    engine.loop.call(lambda worker: hold.wait(60) and None)
-    running = engine.submit(prompt)
-    running.on_event = listen
-    hold.set()
-    return running.wait()
+    return engine.submit(prompt, cancel_when=has_waited).wait()
 
 
 def test_a_cancelled_decode_is_not_lost(engine: Engine) -> None:
     prompt = words(9, 50)
-    running = engine.submit(prompt, num=5000)
-    running.on_event = lambda event: engine.loop.cancel(running.job.id) if len(running.tokens) == 20 else None
-    running.wait()
+    running = engine.submit(prompt, num=5000, cancel_when=lambda running: len(running.tokens) == 20).wait()
     assert running.end.reason is FinishReason.CANCELLED
     longer = [*prompt, *running.tokens, *words(90, 5)]
     answer = engine.run(longer)

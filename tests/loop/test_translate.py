@@ -48,10 +48,7 @@ def page(seed: int, size: Size) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def burst(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[Running]:
-    """All at once: the engine sees the first when the last is there."""
-    running: list[Running] = []
-    engine.ask(lambda worker: running.extend(engine.submit(prompt, num=6) for prompt in prompts))
-    answers = [each.wait() for each in running]
+    answers = [each.wait() for each in engine.submit_all(prompts, num=6)]
     engine.check()
     return answers
 

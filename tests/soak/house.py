@@ -12,7 +12,7 @@ from reprise.cli.assemble import served_model
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import PATIENCE_S, Engine, Running
 from tests.loop.passing import Passing
 
 TIE = 1e-3
@@ -75,7 +75,7 @@ def house(architecture: str, **settings: Any) -> Iterator[House]:
         yield House(server.url, engine, recorder, service)
     finally:
         server.stop()
-        engine.loop.close(now=True, timeout_s=60)
+        engine.loop.close(now=True, timeout_s=PATIENCE_S)
 
 
 class Alone:

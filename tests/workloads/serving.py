@@ -21,7 +21,7 @@ from tests.workloads.scripted import ScriptedEngine, odd_spelling
 
 Message = dict[str, Any]
 
-_IDLE_S = 30.0
+_IDLE_S = 120.0
 
 
 def spoken(answer: Answer) -> str:
@@ -121,13 +121,13 @@ def serving(model: Path, *, has_channels: bool = False, **settings: Any) -> Iter
     service = ChatService(served=served_model(loaded, chosen), backend=engine, settings=chosen)
     server = ServerThread(service, chosen)
     try:
-        with httpx.Client(base_url=server.url, timeout=60) as client:
+        with httpx.Client(base_url=server.url, timeout=120) as client:
             served = Serving(client=client, engine=engine, service=service, has_channels=has_channels)
             engine.says = served.says
             yield served
     finally:
         server.stop()
-        loop.close(now=True, timeout_s=60)
+        loop.close(now=True, timeout_s=120)
 
 
 def returned(turn: Turn, *, has_reasoning: bool) -> Message:

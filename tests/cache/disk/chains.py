@@ -15,7 +15,7 @@ from reprise.cache.disk.record import Found, Record, Section
 from reprise.core.tokens import as_tokens
 
 BLOCK = 4
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 """Longer than anything takes: who waits so long has found a bug."""
 
 
