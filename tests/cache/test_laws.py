@@ -266,6 +266,22 @@ def test_bytes_that_the_books_give_back_are_given_back(layout: Layout) -> None:
     assert trial.cache.ledger.held == 0
 
 
+@pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
+@pytest.mark.parametrize("leased_at", [10, 20, 30])
+def test_what_is_superseded_stays_for_a_lease_at_it_and_for_no_other(layout: Layout, leased_at: int) -> None:
+    trial = Trial(layout)
+    for length in (10, 20, 30):
+        trial.commit(BASE[:length])
+    assert trial.request(BASE[:31], limit=leased_at) == leased_at
+    protected = trial.cache.protected_nbytes()
+    while trial.cache.evict_one("test"):
+        trial.judge()
+    assert trial.request(BASE, is_held=False, limit=leased_at) == leased_at
+    if not layout.resumes_anywhere:
+        assert trial.cache.num_landmarks == 1
+    assert 0 < protected <= trial.cache.ledger.held or not trial.layout.has_snapshots
+
+
 @pytest.mark.parametrize("leased_at", range(14, len(BASE) + 1))
 def test_a_chat_loses_its_end_down_to_a_lease(leased_at: int) -> None:
     trial = Trial(Layout(kinds=(Full(),)))
@@ -292,7 +308,7 @@ def test_what_a_lease_alone_kept_goes_with_it() -> None:
 def test_window_entries_go_with_the_last_who_needs_them() -> None:
     trial = Trial(Layout(kinds=(Full(), Window(8))))
     for length in (20, 23):
-        trial.commit(BASE[:length])
+        trial.commit(BASE[:length], kind=BoundaryKind.SYSTEM)
     trial.request(BASE[:23], limit=22)
     while trial.cache.evict_one("test"):
         trial.judge()

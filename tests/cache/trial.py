@@ -4,7 +4,7 @@ Driven by Hypothesis (`test_laws.py`, `test_machine.py`) and by a random generat
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reprise.cache.commits import Committed
 from reprise.cache.contents import Grain
@@ -63,6 +63,8 @@ class Trial:
     held: list[Held] = field(default_factory=list[Held])
     promises: dict[tuple[str, tuple[int, ...]], Promise] = field(default_factory=dict)
     evictions: int = 0
+    superseded: set[tuple[str, tuple[int, ...]]] = field(default_factory=set[tuple[str, tuple[int, ...]]])
+    """The landmarks that a newer one had superseded when last looked at."""
 
     def __post_init__(self) -> None:
         self.cache = PrefixCache(self.layout, budget=self.budget, policy=self.policy, grain=GRAIN)
@@ -128,6 +130,7 @@ class Trial:
         assert not any((namespace, kind, (*tokens[: at + 1],)) in before.entries for kind, at in copied) or (
             self.cache.ledger.evictions > evictions
         ), "an entry was copied that was there"
+        self.superseded = self._landmarks(only_superseded=True)
         self.stored.store(namespace, tokens)
         known = self.promises.get((namespace, tuple(tokens)))
         pinned_before = known.pinned_until if known is not None else 0.0
@@ -171,11 +174,15 @@ class Trial:
         evicted = self.cache.ledger.evictions - self.evictions
         self.evictions = self.cache.ledger.evictions
         self._judge_promises(evicted)
-        for held in self.held:
+        landmarks = self._landmarks()
+        for at, held in enumerate(self.held):
             match = self.cache.match(as_tokens(held.tokens), namespace=held.namespace)
             assert self.cache.resume_at(match, limit=held.position) == held.position, "a leased path was evicted"
             if not self.layout.resumes_anywhere:
-                assert held.landmarks <= self._landmarks(), "a landmark of a leased path was evicted"
+                gone = held.landmarks - landmarks
+                assert gone <= self.superseded, "a landmark of a leased path was evicted that nothing had superseded"
+                self.held[at] = replace(held, landmarks=held.landmarks - gone)
+        self.superseded = self._landmarks(only_superseded=True)
 
     def _judge_promises(self, evicted: int) -> None:
         landmarks = self._landmarks()
@@ -248,14 +255,18 @@ class Trial:
                 needed.store(held.namespace, held.tokens[: held.position])
             assert now.entries == needed.entries, "entries stayed that nothing needs, or needed ones went"
 
-    def _landmarks(self) -> set[tuple[str, tuple[int, ...]]]:
+    def _landmarks(self, *, only_superseded: bool = False) -> set[tuple[str, tuple[int, ...]]]:
         found: set[tuple[str, tuple[int, ...]]] = set()
         for namespace, root in self.cache.roots.items():
             stack = [(root, ())]
             while stack:
                 node, prefix = stack.pop()
                 path = (*prefix, *map(int, node.tokens))
-                found.update((namespace, path[:position]) for position in node.landmarks)
+                found.update(
+                    (namespace, path[:position])
+                    for position, mark in node.landmarks.items()
+                    if mark.is_superseded or not only_superseded
+                )
                 stack.extend((child, path) for child in node.children.values())
         return found
 

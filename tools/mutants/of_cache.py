@@ -147,6 +147,24 @@ STORE = (
     ),
     _mutant(
         "removal.py",
+        "what is superseded stays for every lease further on",
+        "if landmark.is_superseded and not contents.layout.resumes_anywhere:",
+        "if False:",
+    ),
+    _mutant(
+        "removal.py",
+        "what is superseded goes from under a lease",
+        "return all(lease.position != landmark.position for lease in node.leases)",
+        "return True",
+    ),
+    _mutant(
+        "tree.py",
+        "superseded snapshots on the way to a lease are thought to stay",
+        "and mark.position <= stop and is_needed:",
+        "and mark.position <= stop:",
+    ),
+    _mutant(
+        "removal.py",
         "leases further down do not count",
         "return below == 0 and all(",
         "return all(",

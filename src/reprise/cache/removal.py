@@ -1,6 +1,7 @@
 """What takes things out of the tree again: eviction for want of room, clearing, and shortening what nobody needs.
 
-Nothing here touches what a lease or a pin protects, but for `forget` (both) and `clear` (pins).
+Nothing here touches what a lease or a pin protects, but for `forget` (both) and `clear` (pins). A lease protects its
+path: all but the superseded landmarks on the way to its position.
 """
 
 from functools import partial
@@ -104,6 +105,10 @@ def _may_evict(contents: Contents, landmark: Landmark) -> bool:
     if landmark.stays_until > contents.now_s:
         return False
     node = landmark.node
+    if landmark.is_superseded and not contents.layout.resumes_anywhere:
+        # Who runs on this path came from further on. If this stayed for the lease, one growing chat would fill the
+        # budget with what it has left behind, and have no room for its next position ever after.
+        return all(lease.position != landmark.position for lease in node.leases)
     below = node.num_leases - len(node.leases)
     return below == 0 and all(lease.position < landmark.position for lease in node.leases)
 

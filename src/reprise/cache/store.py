@@ -1,7 +1,7 @@
 """The prefix cache: what was computed once, for whoever comes next.
 
 One radix tree per namespace, with segments and snapshots as payloads (`reprise.cache.tree`). Lookups change nothing;
-a commit adds only what is not there yet; eviction never touches a leased path; `check()` recomputes the books.
+a commit adds only what is not there yet; eviction takes nothing that a lease needs; `check()` recomputes the books.
 Used by one thread.
 """
 

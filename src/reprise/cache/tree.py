@@ -208,7 +208,10 @@ def split(node: Node, position: int) -> Node:
 
 
 def leased_nbytes(roots: Iterable[Node]) -> int:
-    """The bytes of full-attention entries and snapshots up to the leases. O(leased nodes)."""
+    """The bytes of full-attention entries and snapshots up to the leases, but for superseded ones on the way.
+
+    O(leased nodes).
+    """
     nbytes = 0
     stack = [root for root in roots if root.num_leases > 0]
     while stack:
@@ -219,7 +222,9 @@ def leased_nbytes(roots: Iterable[Node]) -> int:
         for kind, pieces in node.pieces.items():
             if isinstance(kind, Full):
                 nbytes += sum(piece.payload.nbytes for piece in pieces if piece.span.stop <= stop)
+        leased = {lease.position for lease in node.leases}
         for mark in node.landmarks.values():
-            if mark.snapshot is not None and mark.position <= stop:
+            is_needed = not mark.is_superseded or mark.position in leased
+            if mark.snapshot is not None and mark.position <= stop and is_needed:
                 nbytes += mark.snapshot.nbytes
     return nbytes
