@@ -36,6 +36,6 @@ def words(seed: int, num: int) -> list[int]:
 
 
 def disk_of(engine: Engine) -> OnDisk:
-    disk = engine.ask(lambda worker: worker.status().disk)
+    disk = engine.loop.status().disk
     assert disk is not None
     return disk

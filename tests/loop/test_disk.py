@@ -1,11 +1,14 @@
 """A restart is warm: what one engine computed, the next one on the same directory does not compute again."""
 
 import random
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from reprise.cache.disk import writer
 from reprise.core.errors import DiskUnusable
 from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
@@ -13,7 +16,8 @@ from reprise.core.record import Reason
 from reprise.core.sizes import Bytes
 from reprise.demo.tiny.build import build_model
 from reprise.engine.runner import LENDS_FROM
-from tests.loop.driving import Engine
+from reprise.loop import writes
+from tests.loop.driving import PATIENCE_S, Engine
 from tests.loop.restarts import BLOCK, Restarts, disk_of, words
 from tests.models.tiny import CONFIGS
 
@@ -161,12 +165,39 @@ def test_an_engine_that_is_cut_off_has_written_what_it_had(start: Restarts) -> N
     engine = start()
     prompt = words(10, 200)
     answer = engine.run(prompt)
-    deadline = time.monotonic() + 30
-    while disk_of(engine).files < 200 // BLOCK + 1 and time.monotonic() < deadline:
+    deadline = time.monotonic() + PATIENCE_S
+    while engine.ask(lambda worker: worker.disk.due_in_s) is not None:
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    engine.ask(lambda worker: worker.disk._writes._noted.clear())
+    assert engine.ask(lambda worker: worker.disk._disk.flush(PATIENCE_S))
+    assert disk_of(engine).files > 200 // BLOCK
     engine = start()
     assert engine.run([*prompt, *answer.tokens, 1]).computed == 2
+
+
+def test_the_status_tells_what_was_written_while_the_loop_sleeps(
+    start: Restarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    begin = writer.begin_file
+
+    def held(*given: Any) -> int:
+        assert goes_on.wait(PATIENCE_S)
+        return begin(*given)
+
+    monkeypatch.setattr(writes, "_SOON_S", 0.0)
+    monkeypatch.setattr(writer, "begin_file", held)
+    engine = start()
+    engine.run(words(13, 200))
+    while engine.ask(lambda worker: worker.has_work or worker.wakes_in_s is not None):
+        time.sleep(0.01)
+    assert disk_of(engine).queued > 0
+    goes_on.set()
+    deadline = time.monotonic() + PATIENCE_S
+    while disk_of(engine).queued > 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert disk_of(engine).files > 0
 
 
 def test_a_directory_in_use_and_one_too_small_are_refused(start: Restarts, tmp_path: Path) -> None:

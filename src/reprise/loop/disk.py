@@ -167,7 +167,7 @@ class Disk:
         self._disk.close(_LAST_FLUSH_S)
 
     def use(self) -> OnDisk | None:
-        """What is on disk, None without one."""
+        """What is on disk, None without one. May be asked on any thread."""
         if self._disk is None:
             return None
         stats = self._disk.stats()

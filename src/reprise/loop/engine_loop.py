@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from reprise.core.backend import Status, StoredRun
@@ -129,7 +129,9 @@ class EngineLoop:
         return True
 
     def status(self) -> Status:
-        return self._gate.adjust(self._status)
+        # The writer goes on while the loop sleeps, and publishes nothing.
+        on_disk = self._disk.use() if self._disk is not None else None
+        return self._gate.adjust(replace(self._status, disk=on_disk))
 
     def clear(self, namespace: str | None = None) -> Future[None]:
         return self._ask(lambda worker: worker.clear_cache(namespace))

@@ -171,6 +171,7 @@ class Worker:
         self.cache.now_s = time.monotonic()
 
     def status(self) -> Status:
+        """All but what is on disk, which changes while the loop sleeps."""
         self.set_clock()
         kept = self.pinning.kept()
         phases = [task.phase for task in self._tasks.values()]
@@ -192,7 +193,6 @@ class Worker:
                 index=4 * ledger.tokens + 512 * ledger.num_nodes,
                 evicted_by_reason=dict(ledger.evicted_by_reason),
             ),
-            disk=self.disk.use(),
         )
 
     # Commands.
