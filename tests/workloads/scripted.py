@@ -20,6 +20,7 @@ from reprise.demo.oracle import Oracle
 from tests.loop.passing import Passing
 
 Spell = Callable[[str], list[int]]
+_PATIENCE_S = 120.0
 
 
 class Forced:
@@ -80,6 +81,9 @@ class ScriptedEngine(Passing):
     spell: Spell
     vocab_size: int
     says: Callable[[Job], str] = lambda job: ""
+    holds: Callable[[Job, Event], bool] = lambda job, event: False
+    """Where this is so the engine waits, with all that it has to do, until `go_on` is set."""
+    go_on: threading.Event = field(default_factory=threading.Event)
     oracle: Oracle = field(default_factory=Oracle)
     served: list[Served] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -105,6 +109,8 @@ class ScriptedEngine(Passing):
                     )
                 )
             sink(event)
+            if self.holds(job, event):
+                assert self.go_on.wait(_PATIENCE_S)
 
         def constraint() -> Constraint:
             return Forced(script, self.vocab_size)

@@ -1,15 +1,15 @@
 """Settling beside requests, on the hybrid model: when it runs, when it stops, and what /health says meanwhile."""
 
+import itertools
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from reprise.chat.answer import Answer
-from reprise.core.events import FinishReason
-from reprise.core.job import Purpose
+from reprise.core.events import Event, FinishReason, Progress, Sampled
+from reprise.core.job import Job, Purpose
 from tests.workloads.serving import Message, Serving, returned, serving
 from tests.workloads.talk import QUESTIONS, prose, system, thoughtful, user
 
@@ -21,11 +21,24 @@ def settling(models: dict[str, Path]) -> Iterator[Serving]:
 
 
 @pytest.fixture
-def server(settling: Serving) -> Serving:
+def server(settling: Serving) -> Iterator[Serving]:
     settling.wait_until_idle()
     settling.engine.clear()
     settling.engine.served.clear()
-    return settling
+    yield settling
+    release(settling)
+
+
+def hold(server: Serving, purpose: Purpose, kind: type[Event], *, at: int) -> None:
+    """Have the engine wait where a job of this purpose says for the so many-th time that it has come on."""
+    num = itertools.count(1)
+    server.engine.go_on.clear()
+    server.engine.holds = lambda job, event: job.purpose is purpose and isinstance(event, kind) and next(num) == at
+
+
+def release(server: Serving) -> None:
+    server.engine.holds = lambda job, event: False
+    server.engine.go_on.set()
 
 
 def settles(server: Serving) -> list[int]:
@@ -41,9 +54,11 @@ def stripped_chat(server: Serving, num_characters: int) -> list[Message]:
 
 
 def test_health_is_not_idle_until_the_settle_is_done(server: Serving) -> None:
+    hold(server, Purpose.SETTLE, Progress, at=1)
     messages = stripped_chat(server, 400)
-    # At once after the answer, whether the settle is rendered, queued or running.
+    # Whether the settle is rendered, queued or running.
     assert server.health()["idle"] is False
+    release(server)
     server.wait_until_idle()
     assert sum(settles(server)) > 0
     turn = server.ask([*messages, user(QUESTIONS[1])], thoughtful(1))
@@ -65,10 +80,19 @@ def test_the_same_prefix_is_not_settled_twice(server: Serving) -> None:
     assert [computed > 0 for computed in settles(server)] == [True, False]
 
 
-def test_a_request_stops_the_settle_of_another_chat_which_then_goes_on(server: Serving) -> None:
+def test_a_request_stops_the_settle_of_another_chat_which_then_goes_on(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(server, Purpose.SETTLE, Progress, at=2)
+    submit = server.engine.loop.submit
+
+    def arrive(job: Job, sink: Callable[[Event], None]) -> None:
+        submit(job, sink)
+        if job.purpose is Purpose.GENERATE:
+            release(server)
+
     messages = stripped_chat(server, 700)
-    while server.service.backend.status().prefilling == 0 and not settles(server):
-        time.sleep(0.001)
+    monkeypatch.setattr(server.engine.loop, "submit", arrive)
     other = server.ask([user("A short question: is it so?")], thoughtful(1))
     assert other.computed == other.prompt
     server.wait_until_idle()
@@ -78,9 +102,19 @@ def test_a_request_stops_the_settle_of_another_chat_which_then_goes_on(server: S
     assert turn.computed < 0.5 * turn.prompt, (turn, settles(server))
 
 
-def test_an_answer_that_the_client_leaves_is_not_settled(server: Serving) -> None:
+def test_an_answer_that_the_client_leaves_is_not_settled(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     server.answer = Answer(content=prose(), reasoning="So?")
     body = {"messages": [system(), user(QUESTIONS[0])], "stream": True, "max_tokens": 5000}
+    # The server notices before the next token.
+    hold(server, Purpose.GENERATE, Sampled, at=20)
+    cancel = server.engine.loop.cancel
+
+    def leave(job_id: str) -> bool:
+        is_known = cancel(job_id)
+        release(server)
+        return is_known
+
+    monkeypatch.setattr(server.engine.loop, "cancel", leave)
     with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
         for line in response.iter_lines():
             if line.startswith("data: ") and "reasoning_content" in json.loads(line[6:])["choices"][0]["delta"]:
