@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 MLX := $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
 WITH_MLX = $(if $(filter metal,$(MLX)),,$(MLX))
 
-.PHONY: help demo serve test check format bench soak mutants matrix clean
+.PHONY: help demo serve test test-all check format bench mutants matrix clean
 
 help: ## what can be made
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(VENV)/.can-run ## a tiny model, the real server, forty turns of a chat, with and without reuse
 	$(BIN)/reprise demo
@@ -18,8 +18,14 @@ serve: $(VENV)/.can-run ## serve a model: make serve MODEL=path-or-hub-id
 	@test -n "$(MODEL)" || { echo "Say which model: make serve MODEL=path-or-hub-id" >&2; exit 2; }
 	$(BIN)/reprise serve "$(MODEL)"
 
-test: $(VENV)/.can-test ## all tests but the long ones
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# A worker that has nothing left takes tests from another's end: few files have half of all tests.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test: $(VENV)/.can-test ## every layer kind and every API, in three minutes and without downloads
+	$(PYTEST)
+
+test-all: $(VENV)/.can-test ## the rest: long random runs, every model in every mode, real agents from npm
+	$(PYTEST) -m "soak or matrix or agents"
 
 check: $(VENV)/.can-test ## style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -33,9 +39,6 @@ format: $(VENV)/.can-test ## let ruff write the format
 
 bench: $(VENV)/.can-test ## replay workloads, with exact counts and ratios of times
 	$(BIN)/python -m bench
-
-soak: $(VENV)/.can-test ## the long tests
-	$(BIN)/python -m pytest -m soak
 
 mutants: $(VENV)/.can-test ## plant bugs and see each one turn a test red
 	$(BIN)/python -m tools.mutants

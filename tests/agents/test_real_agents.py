@@ -18,6 +18,8 @@ from reprise.demo.tiny.build import QWEN3_5, build_model
 from tests.agents.packages import installed
 from tests.workloads.serving import Serving, serving, spoken
 
+pytestmark = pytest.mark.agents
+
 PACKAGES = {"@anthropic-ai/claude-code": "^2", "@openai/codex": ">=0.50"}
 # What its installation would otherwise make an executable of.
 CLAUDE = Path("@anthropic-ai") / "claude-code" / "cli-wrapper.cjs"

@@ -11,6 +11,8 @@ from reprise.core.settings import Settings
 from tests.api.servers import MODEL, running_server
 from tests.api.test_anthropic_sdk import weather_forecast
 
+pytestmark = pytest.mark.agents
+
 SOURCE = Path(__file__).parent / "node"
 INSTALL_S = 180
 RUN_S = 60

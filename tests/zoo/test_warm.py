@@ -29,7 +29,7 @@ def test_batches_of_each_kind_that_joins() -> None:
         assert even_slices(model, blueprint).is_rounding, name
 
 
-@pytest.mark.soak
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", available())
 def test_all(name: str) -> None:
     assert_warm_is_cold(name, chunks=(1,) if name in CUT_DEPENDENT else CHUNKS)

@@ -83,7 +83,7 @@ def test_one_of_each_composition_is_lively() -> None:
         assert_lively(name)
 
 
-@pytest.mark.soak
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", available())
 def test_all_are_lively(name: str) -> None:
     assert_lively(name)
