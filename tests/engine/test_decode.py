@@ -299,3 +299,20 @@ def test_a_watch_does_not_hear_stop_tokens(bench: Bench) -> None:
     heard: list[Any] = []
     bench.tokens(PROMPT, num=6, stop_tokens=frozenset({plain[0]}), watch=lambda token: bool(heard.append(token)))
     assert heard == []
+
+
+def test_a_grammar_that_is_complete_ends_an_answer_before_its_minimum() -> None:
+    class Complete:
+        """Allows the end of the answer, and nothing else."""
+
+        def allowed(self) -> npt.NDArray[np.uint32]:
+            words = np.zeros(VOCAB // 32, dtype=np.uint32)
+            words[0] = 1 << 3
+            return words
+
+        def accept(self, token: int) -> None:
+            raise AssertionError(token)
+
+    job = a_job(PROMPT, stop_tokens=frozenset({3}), min_tokens=4, constraint=Complete)
+    (only,) = Bench().events(job)
+    assert (only.token, only.is_stop) == (3, True)

@@ -7,7 +7,7 @@ from reprise.api.exchange import Began, Ended, EndReason, Piece, ReplyEvent
 from reprise.chat.answer import Answer, Delta, ToolCallDelta
 from reprise.chat.parse import AnswerParser
 from reprise.core.errors import EngineFailed
-from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Started
+from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Scored, Started
 from reprise.core.record import Outcome
 
 
@@ -38,7 +38,7 @@ class Choice:
         match event:
             case Started():
                 return (Began(choice=self.index, cached=event.reused, prompt=event.total),)
-            case Progress():
+            case Progress() | Scored():
                 return ()
             case Sampled():
                 return self._take_token(event)

@@ -1,4 +1,4 @@
-"""What the engine thread says about a job, in order: Started, Progress…, Sampled…, then one Finished."""
+"""What the engine thread says about a job, in order: Started, Progress and Scored…, Sampled…, then one Finished."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,6 +46,17 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The prompt's tokens ``[start, start + len(tokens))`` with their log-probabilities, where a job asked for them.
+
+    The events of a job follow each other without a gap, from token 1: nothing comes before token 0.
+    """
+
+    start: int
+    tokens: tuple[Sampled, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The last event of a job. `error` is set when `reason` is FAILED."""
 
@@ -54,4 +65,4 @@ class Finished:
     error: RepriseError | None = None
 
 
-Event = Started | Progress | Sampled | Finished
+Event = Started | Progress | Scored | Sampled | Finished

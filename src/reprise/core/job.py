@@ -77,7 +77,8 @@ class Job:
 
     The engine prefills `prompt` from the best position that the cache has, then samples up to `max_tokens` tokens
     (0 for PREFILL and SETTLE) until one of `stop_tokens` or until `watch`, called on the engine thread with each
-    sampled token, returns True. `constraint` makes the grammar of this sequence.
+    sampled token, returns True. Before `min_tokens` none of `stop_tokens` is sampled, unless the grammar allows nothing
+    else. `constraint` makes the grammar of this sequence.
     """
 
     id: str
@@ -86,6 +87,7 @@ class Job:
     namespace: str = ""
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 0
+    min_tokens: int = 0
     stop_tokens: frozenset[int] = frozenset()
     thinking: Thinking | None = None
     watch: Callable[[int], bool] | None = None
@@ -94,6 +96,10 @@ class Job:
     """A name for the conversation, where the client gives one (`prompt_cache_key`)."""
     pin_for_s: float | None = None
     """Keep EXPLICIT boundaries in the cache for so long, counted for each from when it is there; infinity: for ever."""
+    prompt_logprobs: int | None = None
+    """k: log-probabilities of the prompt's tokens too, with those of the k likeliest in each place (`Scored` events).
+
+    They follow from logits, which the cache does not keep: nothing of the prompt is reused then."""
     retain_for_s: float | None = None
     """Keep what the next turn can use of the prompt for so long, counted likewise, or until that turn is retained
     instead."""
@@ -101,5 +107,7 @@ class Job:
     def __post_init__(self) -> None:
         assert len(self.prompt) > 0, "an empty prompt is refused before it becomes a job"
         assert (self.max_tokens > 0) == (self.purpose is Purpose.GENERATE), self.max_tokens
+        assert 0 <= self.min_tokens <= self.max_tokens, (self.min_tokens, self.max_tokens)
+        assert self.prompt_logprobs is None or self.prompt_logprobs >= 0, self.prompt_logprobs
         assert self.pin_for_s is None or self.pin_for_s > 0, self.pin_for_s
         assert self.retain_for_s is None or self.retain_for_s > 0, self.retain_for_s

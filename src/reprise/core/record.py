@@ -17,6 +17,8 @@ class Reason(StrEnum):
     COLD = "cold"
     """The cache held nothing for this prompt's beginning."""
     CACHE_OFF = "cache off"
+    PROMPT_LOGPROBS = "log-probabilities of the prompt"
+    """Asked for by the request: they follow from logits, which the cache does not keep."""
     SYSTEM_CHANGED = "system prompt changed"
     TOOLS_CHANGED = "tools changed"
     TEMPLATE_OPTIONS_CHANGED = "template options changed"

@@ -43,7 +43,7 @@ def choose(decoders: Sequence[Decoder], logits: mx.array, *, num_pending: int = 
     for row, mine in list(shaped.items()):
         decoder = decoders[row]
         try:
-            shaped[row] = decoder.shape(mine)
+            shaped[row] = decoder.shape(mine, num_pending)
             forced = decoder.forced()
         except Exception as error:
             broken[row] = error

@@ -41,7 +41,8 @@ class Decoder:
     @property
     def is_plain(self) -> bool:
         """Whether the likeliest token is taken and nothing else is asked: then a batch can choose in one operation."""
-        return self.is_greedy and not self._is_shaped and not self.wants_logprobs and self.forced() is None
+        asks_nothing = not self._is_shaped and not self.wants_logprobs and not self._holds_back(0)
+        return self.is_greedy and asks_nothing and self.forced() is None
 
     @property
     def is_greedy(self) -> bool:
@@ -79,8 +80,15 @@ class Decoder:
         """The token that has to come next whatever the model says, or None."""
         return self._budget.forced() if self._budget is not None else None
 
-    def shape(self, logits: mx.array) -> mx.array:
+    def _holds_back(self, num_pending: int) -> bool:
+        """Whether the answer may not end with the token behind `num_pending` that are chosen but not accepted."""
+        return len(self.job.stop_tokens) > 0 and len(self.tokens) + num_pending < self.job.min_tokens
+
+    def shape(self, logits: mx.array, num_pending: int = 0) -> mx.array:
         """What the processors and the grammar make of logits of shape ``(vocabulary,)``; lazy."""
+        held = frozenset[int]()
+        if self._holds_back(num_pending):
+            held = frozenset(token for token in self.job.stop_tokens if token < logits.shape[-1])
         if self._processors:
             history = mx.array(self._history[-self._context :])
             for process in self._processors:
@@ -88,7 +96,16 @@ class Decoder:
         if self._constraint is not None:
             allowed = self._constraint.allowed()
             if allowed is not None:
-                logits = mx.where(_unpacked(allowed, logits.shape[-1]), logits, _NEG_INF)
+                mask = _unpacked(allowed, logits.shape[-1])
+                others = mask.copy()
+                others[list(held)] = False
+                if not others.any():
+                    # The text of the grammar is complete: there is nothing to go on with.
+                    held = frozenset()
+                logits = mx.where(mx.array(mask), logits, _NEG_INF)
+        if held:
+            never = mx.full((len(held),), _NEG_INF, dtype=logits.dtype)
+            logits = mx.put_along_axis(logits, mx.array(sorted(held)), never, axis=0)
         return logits
 
     def accept(self, token: int, logprobs: npt.NDArray[np.float32] | None) -> tuple[Sampled, FinishReason | None]:
@@ -197,11 +214,11 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
             )
 
 
-def _unpacked(words: npt.NDArray[np.uint32], size: int) -> mx.array:
+def _unpacked(words: npt.NDArray[np.uint32], size: int) -> npt.NDArray[np.bool_]:
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:size]
     if len(bits) < size:
         bits = np.pad(bits, (0, size - len(bits)))
-    return mx.array(bits.astype(np.bool_))
+    return bits.astype(np.bool_)
 
 
 def _sampled(token: int, logprobs: npt.NDArray[np.float32] | None, num_top: int | None, *, is_stop: bool) -> Sampled:

@@ -23,6 +23,7 @@ from reprise.engine.load import LoadedModel
 from reprise.engine.loans import Loan
 from reprise.engine.payloads import Segment
 from reprise.engine.rows import COPIED_AT_ONCE, Rows, RowSource
+from reprise.engine.score import SCORED_AT_ONCE, PromptScorer
 
 LENDS_FROM = 4096
 """Shorter sequences are copied: that is quick, and their room to grow would weigh more than what lending saves."""
@@ -40,6 +41,8 @@ class Live:
         self.decoder: Decoder | None = None
         self.pending = 0
         """The token that is fed next, while decoding."""
+        self.scorer: PromptScorer | None = None
+        """Who takes the log-probabilities of the prompt, where a job wants them."""
         self.loans: WeakSet[Loan] = WeakSet()
 
     @property
@@ -269,8 +272,19 @@ class Runner:
         rows = self._gather(lives)
         order = {id(live): chunk for live, chunk in zip(lives, chunks, strict=True)}
         tokens = np.stack([order[id(owner)] for owner in rows.owners])
-        rows.forward(self.loaded.model, mx.array(tokens))
-        mx.eval(rows.arrays())
+        scorers = [owner.scorer if isinstance(owner, Live) else None for owner in rows.owners]
+        if all(scorer is None for scorer in scorers):
+            rows.forward(self.loaded.model, mx.array(tokens))
+            mx.eval(rows.arrays())
+            return ()
+        # Logits of a whole chunk would take more memory than anything else: they are looked at a piece at a time.
+        for start in range(0, tokens.shape[1], SCORED_AT_ONCE):
+            positions = list(rows.lengths)
+            logits = rows.forward(self.loaded.model, mx.array(tokens[:, start : start + SCORED_AT_ONCE]))
+            for row, scorer in enumerate(scorers):
+                if scorer is not None:
+                    scorer.take(positions[row], logits[row])
+            mx.eval(rows.arrays())
         return ()
 
     def begin_decode(self, live: Live, job: Job) -> None:

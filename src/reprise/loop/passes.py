@@ -79,7 +79,11 @@ class Passes:
             self._ends.guarded([task], lambda task, piece=piece: self._after_slice(task, piece))
 
     def _after_slice(self, task: Task, piece: Slice) -> None:
-        assert task.plan is not None
+        assert task.plan is not None and task.live is not None
+        scored = task.live.scorer.give() if task.live.scorer is not None else None
+        if scored is not None:
+            task.scored = scored.start + len(scored.tokens)
+            self._ends.emit(task, scored)
         if piece.is_checkpoint and not self._cache.layout.resumes_anywhere:
             self._commits.store(task, piece.stop, task.plan.kind_at(piece.stop))
         if task.paused is None:

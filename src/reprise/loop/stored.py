@@ -24,7 +24,7 @@ class Stored:
             task.reason = Reason.CACHE_OFF
             return
         match = self._cache.match(task.prompt.tokens, namespace=task.job.namespace)
-        task.resume_at = self._cache.resume_at(match, limit=task.end)
+        task.resume_at = self._cache.resume_at(match, limit=task.reusable)
         if task.admitted_s is None:
             task.matched = match.length
         task.stored = max(task.stored, task.resume_at)

@@ -70,6 +70,8 @@ class Task:
     stored: int = 0
     """``[0, stored)`` of the prompt is in the cache, or the cache has refused it."""
     newly_stored: int = 0
+    scored: int = 1
+    """The first token of the prompt whose log-probability is still to be told, where the job wants them."""
     settled: int = 0
     reused: int = 0
     """Where prefill started when it was admitted first."""
@@ -103,6 +105,13 @@ class Task:
         """Where prefill ends: before the last prompt token if that starts a decode."""
         prompt = len(self.prompt)
         return prompt - 1 if self.job.purpose is Purpose.GENERATE else prompt
+
+    @property
+    def reusable(self) -> int:
+        """The furthest position to resume from: the log-probability of a token needs the logits before it."""
+        if self.job.prompt_logprobs is None or self.scored >= len(self.job.prompt):
+            return self.end
+        return min(self.end, self.scored - 1)
 
     @property
     def end_kind(self) -> BoundaryKind:

@@ -18,6 +18,7 @@ from reprise.engine import memory
 from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
 from reprise.engine.load import LoadedModel
 from reprise.engine.runner import LENDS_FROM, Runner
+from reprise.engine.score import PromptScorer
 from reprise.loop.admission import Gate
 from reprise.loop.commits import Commits
 from reprise.loop.disk import Disk, open_disk
@@ -200,7 +201,9 @@ class Worker:
     def arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
         """Queue a job."""
         # Without a cache there is nothing through which one could use what another computed.
-        sharers = self._tasks.values() if self._settings.has_prefix_cache else ()
+        # Nor has a job that reuses nothing.
+        reuses = self._settings.has_prefix_cache and job.prompt_logprobs is None
+        sharers = self._tasks.values() if reuses else ()
         others = {t.id: t.job.prompt.tokens for t in sharers if t.job.namespace == job.namespace}
         task = Task(job=job, sink=sink, arrived_s=arrived_s)
         self._tasks[job.id] = task
@@ -284,20 +287,21 @@ class Worker:
     # Matching and admission.
 
     def _admit(self, task: Task) -> None:
-        if self.disk.begin(task):
+        if task.reusable == task.end and self.disk.begin(task):
             return  # It is admitted when what the disk has of it is there.
         # One that was paused comes back: what is told of it is how it began.
         is_new = task.admitted_s is None
         prompt = task.prompt
         match = self.cache.match(prompt.tokens, namespace=task.job.namespace)
         if self._settings.has_prefix_cache:
-            task.resume_at = self.cache.resume_at(match, limit=task.end)
+            task.resume_at = self.cache.resume_at(match, limit=task.reusable)
         if self._settings.has_prefix_cache and is_new:
             task.matched, task.continues = match.length, match.continues
             task.reason = self._reason(task, self.cache.was_lost(match, task.resume_at))
         task.lease = self.cache.lease(match, task.resume_at, is_request=not task.is_settle)
         reserve = len(prompt) + answer_room(task.job)
         task.live = self._room.start(match, task.resume_at, reserve=reserve)
+        task.live.scorer = self._scorer(task)
         self._room.charge()
         is_branch = match.continues is not None and match.length < len(prompt)
         task.plan = make_plan(
@@ -327,7 +331,13 @@ class Worker:
             # Another job has computed all of it while this one waited.
             self._ends.end(task, FinishReason.DONE)
 
+    def _scorer(self, task: Task) -> PromptScorer | None:
+        is_wanted = task.job.prompt_logprobs is not None and task.scored < len(task.job.prompt)
+        return PromptScorer(task.job, start=task.scored) if is_wanted else None
+
     def _reason(self, task: Task, was_lost: bool) -> Reason:
+        if task.job.prompt_logprobs is not None:
+            return Reason.PROMPT_LOGPROBS
         if task.matched == 0:
             return Reason.EVICTED if was_lost else Reason.COLD
         if task.resume_at >= task.end:

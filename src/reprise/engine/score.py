@@ -1,0 +1,65 @@
+"""Log-probabilities of a prompt's own tokens, taken from the logits of its prefill."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from reprise.core.events import Sampled, Scored
+from reprise.core.job import Job
+
+SCORED_AT_ONCE = 256
+"""Positions whose logits are there at a time: with a large vocabulary they take a megabyte each."""
+
+
+class PromptScorer:
+    """Scores the prompt of one job: token i by the logits behind the tokens ``[0, i)``."""
+
+    def __init__(self, job: Job, *, start: int = 1) -> None:
+        """`start`: the first token that is not scored yet."""
+        assert job.prompt_logprobs is not None and start >= 1, (job.prompt_logprobs, start)
+        self._tokens = job.prompt.tokens
+        self._num_top = job.prompt_logprobs
+        self._start = start
+        self._scored: list[Sampled] = []
+
+    def take(self, position: int, logits: mx.array) -> None:
+        """The logits of the tokens from `position` on, shape ``(n, vocabulary)``. O(n · vocabulary)."""
+        first = self._start + len(self._scored)
+        # Row r says what follows token `position + r`; behind the last token of the prompt nothing is given.
+        stop = min(position + logits.shape[0] + 1, len(self._tokens))
+        assert position < first, "no logits of a prompt that is scored are left out"
+        if stop <= first:
+            return
+        wide = logits[first - position - 1 : stop - position - 1].astype(mx.float32)
+        logprobs = wide - mx.logsumexp(wide, axis=-1, keepdims=True)
+        chosen = mx.array(self._tokens[first:stop].astype(np.int32))[:, None]
+        own = mx.take_along_axis(logprobs, chosen, axis=-1)[:, 0]
+        num_top = min(self._num_top, logits.shape[-1])
+        if num_top == 0:
+            mx.eval(own)
+            self._scored += [
+                _sampled(token, score) for token, score in zip(chosen[:, 0].tolist(), own.tolist(), strict=True)
+            ]
+            return
+        likeliest = mx.argpartition(-logprobs, kth=num_top - 1, axis=-1)[:, :num_top]
+        top = mx.take_along_axis(logprobs, likeliest, axis=-1)
+        mx.eval(own, likeliest, top)
+        for token, score, tokens, scores in zip(
+            chosen[:, 0].tolist(), own.tolist(), likeliest.tolist(), top.tolist(), strict=True
+        ):
+            ordered = sorted(zip(tokens, scores, strict=True), key=lambda pair: -pair[1])
+            self._scored.append(_sampled(token, score, tuple(ordered)))
+
+    def give(self) -> Scored | None:
+        """What was scored since this was asked last; None if nothing was."""
+        if not self._scored:
+            return None
+        scored = Scored(start=self._start, tokens=tuple(self._scored))
+        self._start += len(self._scored)
+        self._scored = []
+        return scored
+
+
+def _sampled(token: int, logprob: float, top: tuple[tuple[int, float], ...] = ()) -> Sampled:
+    return Sampled(token=token, logprob=logprob, top=top)
