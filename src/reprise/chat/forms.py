@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from reprise.chat.call_ids import shortened_ids
 from reprise.chat.request import Message
 
 REASONING = "reasoning_content"
@@ -21,7 +22,8 @@ class Form:
     The API gives tool arguments as text, most templates want them as a mapping, some as text after all. Some templates
     read `content` from a message that has none. `joins_parts`: content that is a list of text parts becomes one text.
     `reasoning_as`: the key under which the template looks for reasoning. `joins_reasoning`: what is said before a tool
-    call becomes part of the reasoning, for templates that refuse to have both.
+    call becomes part of the reasoning, for templates that refuse to have both. `id_length`: ids of tool calls are so
+    many letters and digits; None: they are as the client gave them.
     """
 
     has_text_arguments: bool = False
@@ -29,9 +31,12 @@ class Form:
     joins_parts: bool = False
     reasoning_as: str = REASONING
     joins_reasoning: bool = False
+    id_length: int | None = None
 
 
-def forms(messages: Sequence[Message], *, takes_parts: bool, reasoning_as: str = REASONING) -> tuple[Form, ...]:
+def forms(
+    messages: Sequence[Message], *, takes_parts: bool, reasoning_as: str = REASONING, id_length: int | None = None
+) -> tuple[Form, ...]:
     """The forms worth trying for these messages, the usual one first. Forms that would write the same are left out."""
     joins = not takes_parts
     argument_forms = (False, True) if any(m.get("tool_calls") is not None for m in messages) else (False,)
@@ -44,6 +49,7 @@ def forms(messages: Sequence[Message], *, takes_parts: bool, reasoning_as: str =
             joins_parts=joins,
             reasoning_as=reasoning_as,
             joins_reasoning=joins_reasoning,
+            id_length=id_length,
         )
         for joins_reasoning in reasoning_forms
         for as_text in argument_forms
@@ -53,18 +59,23 @@ def forms(messages: Sequence[Message], *, takes_parts: bool, reasoning_as: str =
 
 def written(messages: Sequence[Message], form: Form) -> list[dict[str, Any]]:
     """The messages in this form; keys without a value are left out, as templates expect."""
-    return [_written_message(message, form) for message in messages]
+    ids: Mapping[str, str] = {} if form.id_length is None else shortened_ids(messages, form.id_length)
+    return [_written_message(message, form, ids) for message in messages]
 
 
 def parsed_arguments(arguments: Any) -> Any:
-    """The mapping that the text of tool arguments stands for; text that is no JSON object stays text."""
+    """The mapping that a call's arguments are. No arguments are an empty one; what is no JSON object is text."""
+    if arguments is None:
+        return {}
     if not isinstance(arguments, str):
-        return arguments
-    try:
-        parsed: Any = json.loads(arguments)
-    except ValueError:
-        return arguments
-    return cast(Any, parsed) if isinstance(parsed, dict) else arguments
+        is_mapping = isinstance(arguments, Mapping)
+        return cast(Any, arguments) if is_mapping else json.dumps(arguments, ensure_ascii=False, default=str)
+    if arguments.strip() == "":
+        return {}
+    value = _json(arguments)
+    # Some clients write the text of the arguments as JSON once more.
+    inner = _json(value) if isinstance(value, str) else value
+    return cast(Any, inner) if isinstance(inner, dict) else arguments
 
 
 def is_text_only(content: Any) -> bool:
@@ -77,6 +88,14 @@ def joined_text(content: Any) -> str:
     if isinstance(content, list):
         return "".join(_part_text(part) or "" for part in cast(list[Any], content))
     return content if isinstance(content, str) else ""
+
+
+def _json(text: str) -> object:
+    """What the text says in JSON; None where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _part_text(part: Any) -> str | None:
@@ -94,7 +113,7 @@ def _thinks_aloud(message: Message) -> bool:
     return has_both and message.get("tool_calls") is not None
 
 
-def _written_message(message: Message, form: Form) -> dict[str, Any]:
+def _written_message(message: Message, form: Form, ids: Mapping[str, str]) -> dict[str, Any]:
     out = {key: value for key, value in message.items() if value is not None}
     if form.joins_reasoning and _thinks_aloud(message):
         out[REASONING] = f"{message[REASONING]}\n\n{joined_text(out.pop('content'))}"
@@ -107,11 +126,13 @@ def _written_message(message: Message, form: Form) -> dict[str, Any]:
         out.setdefault("content", "")
     calls = out.get("tool_calls")
     if calls is not None:
-        out["tool_calls"] = [_written_call(call, form) for call in calls]
+        out["tool_calls"] = [_written_call(call, form, ids) for call in calls]
+    if "tool_call_id" in out:
+        out["tool_call_id"] = ids.get(out["tool_call_id"], out["tool_call_id"])
     return out
 
 
-def _written_call(call: Any, form: Form) -> Any:
+def _written_call(call: Any, form: Form, ids: Mapping[str, str]) -> Any:
     if not isinstance(call, Mapping) or not isinstance(cast(Any, call).get("function"), Mapping):
         return cast(Any, call)
     whole = cast(Mapping[str, Any], call)
@@ -119,4 +140,5 @@ def _written_call(call: Any, form: Form) -> Any:
     arguments = parsed_arguments(function.get("arguments"))
     if form.has_text_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return {**whole, "function": {**function, "arguments": arguments}}
+    call_id = {"id": ids.get(whole["id"], whole["id"])} if "id" in whole else {}
+    return {**whole, **call_id, "function": {**function, "arguments": arguments}}

@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from reprise.chat.call_ids import USUAL_IDS
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.template import ChatTemplate
 from reprise.chat.text_model import TextModel
@@ -17,8 +18,6 @@ from reprise.core.errors import BadRequest
 
 _SYSTEM, _FIRST, _THOUGHT, _REPLY, _SECOND = "Sycamore", "Falcon", "Thimble", "Rowboat", "Saffron"
 _TOOL, _RESULT, _TOLD = "turnstile", "Razorbill", "Tamarind"
-_CALL_ID = "habits001"
-"""Some templates insist on nine letters or digits."""
 
 _DAY, _OTHER_DAY = datetime(2031, 3, 4, 5, 6), datetime(2032, 9, 17, 18, 19)
 
@@ -230,11 +229,11 @@ def _with_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _tool_loop() -> tuple[Message, ...]:
-    call = {"id": _CALL_ID, "type": "function", "function": {"name": _TOOL, "arguments": {"gate": "north"}}}
+    call = {"id": USUAL_IDS[0], "type": "function", "function": {"name": _TOOL, "arguments": {"gate": "north"}}}
     return (
         *_first_turn(),
         {"role": "assistant", "content": "", "reasoning_content": _THOUGHT, "tool_calls": [call]},
-        {"role": "tool", "content": _RESULT, "tool_call_id": _CALL_ID, "name": _TOOL},
+        {"role": "tool", "content": _RESULT, "tool_call_id": USUAL_IDS[0], "name": _TOOL},
     )
 
 

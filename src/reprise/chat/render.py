@@ -11,6 +11,7 @@ from reprise.chat.boundaries import find_boundaries
 from reprise.chat.breakers import normalize, reordered_tools
 from reprise.chat.explain import Explanation, explain
 from reprise.chat.forms import joined_text
+from reprise.chat.history import mended
 from reprise.chat.memo import Memo
 from reprise.chat.parts import find_parts
 from reprise.chat.pieces import PieceTokenizer, Spelled
@@ -82,7 +83,9 @@ class Renderer:
 
         Raises BadRequest (nothing to render, no template) and TemplateFailed with the template's own sentence.
         """
-        notes: list[str] = []
+        history = mended(request.messages)
+        request = replace(request, messages=history.messages)
+        notes = list(history.notes)
         if self.settings.normalizes:
             normalized = normalize(request, sorts_tools=self.settings.sorts_tools)
             request = normalized.request

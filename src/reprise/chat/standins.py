@@ -9,6 +9,7 @@ messages carry is carried on.
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from reprise.chat.call_ids import USUAL_IDS
 from reprise.chat.forms import joined_text
 from reprise.chat.request import ChatRequest, Cut, Message
 
@@ -65,10 +66,8 @@ def next_tool_turns(request: ChatRequest) -> tuple[Messages, ...]:
     if not request.tools:
         return ()
     name = _tool_name(request.tools[0])
-    # Some templates insist on nine letters or digits.
-    call_id = "standin01"
-    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": {"a": "b"}}}
-    result = {"role": "tool", "content": _WORDS[1], "tool_call_id": call_id, "name": name}
+    call = {"id": USUAL_IDS[0], "type": "function", "function": {"name": name, "arguments": {"a": "b"}}}
+    result = {"role": "tool", "content": _WORDS[1], "tool_call_id": USUAL_IDS[0], "name": name}
     base, last = _base_and_answer(request)
     silent = {**last, "tool_calls": [call]}
     spoken = {**last, "content": _continued(last.get("content"), _WORDS[0]), "tool_calls": [call]}

@@ -1,10 +1,10 @@
 """A model's chat template: messages to text, in the form that the template takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
+from reprise.chat.call_ids import ID_LENGTHS, USUAL_IDS, shortened_id
 from reprise.chat.dates import TemplateDates, read_dates
 from reprise.chat.forms import REASONING, REASONING_KEYS, Form, forms, is_text_only, written
 from reprise.chat.request import ChatRequest, Message
@@ -54,6 +54,8 @@ class ChatTemplate:
         self.dates: TemplateDates = read_dates(text_model.template_source)
         self._takes_parts: bool | None = None
         self._reasoning_key: str | None = None
+        self._has_tried_ids = False
+        self._id_length: int | None = None
         if not self._dates_agree():
             self.dates = replace(self.dates, is_controlled=False, formats=())
 
@@ -70,6 +72,14 @@ class ChatTemplate:
         if self._reasoning_key is None:
             self._reasoning_key = next((key for key in REASONING_KEYS if self._reads(key)), REASONING)
         return self._reasoning_key
+
+    @property
+    def id_length(self) -> int | None:
+        """How many letters and digits an id of a tool call must have; None: any id does. Found out by trying, once."""
+        if not self._has_tried_ids:
+            self._id_length = self._try_ids()
+            self._has_tried_ids = True
+        return self._id_length
 
     def open_scene(self, request: ChatRequest, moment: datetime) -> tuple[Scene, str]:
         """Render the request. The scene renders other messages in the same circumstances.
@@ -127,7 +137,7 @@ class ChatTemplate:
 
     def _forms(self, messages: Sequence[Message], *, takes_parts: bool) -> tuple[Form, ...]:
         # Also where no message has reasoning: the stand-ins and answers that are rendered in this scene may.
-        return forms(messages, takes_parts=takes_parts, reasoning_as=self.reasoning_key)
+        return forms(messages, takes_parts=takes_parts, reasoning_as=self.reasoning_key, id_length=self.id_length)
 
     def _refuse(self, request: ChatRequest) -> None:
         if self._render is None:
@@ -162,31 +172,53 @@ class ChatTemplate:
             return False
 
     def _try_parts(self) -> bool:
-        message: Mapping[str, Any] = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
-        scene = Scene(request=ChatRequest(messages=(message,)), moment=datetime(2000, 1, 1), form=Form())
-        try:
-            text = self.text(scene, (message,))
-        except TemplateFailed:
+        text = self._try_plainly(({"role": "user", "content": [{"type": "text", "text": _PROBE}]},), Form())
+        if text is None:
             return False
         # A template that knows only text writes the list itself, quotes and all.
         return text.count(_PROBE) == 1 and "'text'" not in text and '"text"' not in text
 
+    def _try_ids(self) -> int | None:
+        if all(self._takes(_called_and_told(given)) for given in USUAL_IDS):
+            return None
+        for length in ID_LENGTHS:
+            if self._takes(_called_and_told(shortened_id(_PROBE, length))):
+                return length
+        # It refuses tool calls for another reason.
+        return None
+
+    def _takes(self, messages: Sequence[Message]) -> bool:
+        return any(
+            self._try_plainly(messages, form) is not None
+            for form in (*forms(messages, takes_parts=True), *forms(messages, takes_parts=False))
+        )
+
+    def _try_plainly(self, messages: Sequence[Message], form: Form) -> str | None:
+        """The text of these messages in this form, without tools and options; None where they are refused."""
+        request = ChatRequest(messages=tuple(messages))
+        try:
+            return self.text(Scene(request=request, moment=datetime(2000, 1, 1), form=form), messages)
+        except TemplateFailed:
+            return None
+
     def _reads(self, key: str) -> bool:
         """Whether reasoning under this key is written beside a tool call, where templates keep it longest, or last."""
-        asked: Message = {"role": "user", "content": "?"}
-        call = {"id": "reprise01", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
-        called: Message = {"role": "assistant", "content": "", key: _PROBE, "tool_calls": [call]}
-        result: Message = {"role": "tool", "content": "seen", "tool_call_id": "reprise01", "name": "look"}
+        asked, called, result = _called_and_told(USUAL_IDS[0])
+        called = {**called, "content": "", key: _PROBE}
         answered: Message = {"role": "assistant", "content": "!", key: _PROBE}
         for messages in ((asked, called, result), (asked, answered), (asked, answered, asked)):
-            scene = Scene(
-                request=ChatRequest(messages=messages), moment=datetime(2000, 1, 1), form=Form(reasoning_as=key)
-            )
-            for form in forms(messages, takes_parts=True, reasoning_as=key):
-                try:
-                    text = self.text(replace(scene, form=form), messages)
-                except TemplateFailed:
-                    continue
-                if _PROBE in text:
+            for form in forms(messages, takes_parts=True, reasoning_as=key, id_length=self.id_length):
+                text = self._try_plainly(messages, form)
+                if text is not None and _PROBE in text:
                     return True
         return False
+
+
+def _called_and_told(call_id: str) -> tuple[Message, Message, Message]:
+    """A question, a tool call with this id, and its result."""
+    call = {"id": call_id, "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
+    return (
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "seen", "tool_call_id": call_id, "name": "look"},
+    )

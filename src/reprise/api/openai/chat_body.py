@@ -40,7 +40,8 @@ class ContentPart(Body):
 
 class FunctionCall(Body):
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: Any = ""
+    """Text of a JSON object, or what clients make of it: an object, nothing, text that was cut."""
 
 
 class MessageToolCall(Body):

@@ -1,8 +1,7 @@
 """From the body of a chat completion to the internal request."""
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from reprise.api.body import plain, unknown_fields
 from reprise.api.exchange import ServiceRequest
@@ -91,7 +90,7 @@ def _message(message: ChatMessage, where: str) -> Message:
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.function.name, "arguments": parsed(call.function.arguments)},
+                    "function": {"name": call.function.name, "arguments": call.function.arguments},
                 }
                 for call in message.tool_calls
             ]
@@ -130,17 +129,6 @@ def _part_text(part: ContentPart, where: str) -> str:
                 f"This model reads text only, and cannot take a part of type {part.type[:40]!r}. Send text parts.",
                 param=f"{where}.type",
             )
-
-
-def parsed(arguments: str | dict[str, Any]) -> Any:
-    """Tool arguments as templates want them: the JSON object that the text stands for, if it is one."""
-    if isinstance(arguments, dict):
-        return arguments
-    try:
-        value: object = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return cast(object, value) if isinstance(value, dict) else arguments
 
 
 def _tool_choice(body: ChatBody) -> str | Mapping[str, Any]:

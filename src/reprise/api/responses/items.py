@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from reprise.api.openai.chat_request import parsed
 from reprise.api.responses.body import Item, Part
 from reprise.api.responses.tools import custom_arguments, full_name
 from reprise.api.seals import unseal
@@ -82,7 +81,7 @@ class MessageWriter:
         name = full_name(own_name, item.namespace)
         match item.type:
             case "function_call":
-                arguments = parsed(item.arguments or "")
+                arguments = item.arguments
             case "custom_tool_call":
                 arguments = custom_arguments(item.input or "")
             case _:

@@ -1,0 +1,102 @@
+"""Histories as clients send them, made whole: arguments, ids and names of tool calls that are missing or broken.
+
+What is done here depends on the messages alone and not on the template, and each message only on those before it, so a
+chat that grows keeps its prefix.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from reprise.chat.call_ids import shortened_id
+from reprise.chat.forms import parsed_arguments
+from reprise.chat.request import Message
+
+_NUM_MADE_LETTERS = 24
+"""Letters of an id that is made for a call without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mended:
+    """The messages, as many as there were; `notes` say what was done to them."""
+
+    messages: tuple[Message, ...]
+    notes: tuple[str, ...] = ()
+
+
+def mended(messages: Sequence[Message]) -> Mended:
+    """The messages with whole tool calls and results. O(messages)."""
+    mender = _Mender()
+    out = tuple(mender.mend(index, message) for index, message in enumerate(messages))
+    return Mended(messages=out, notes=mender.notes())
+
+
+class _Mender:
+    """Goes through a chat and remembers which calls still want their result."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, str | None] = {}
+        """The calls of the last message with calls that have no result yet: name by id."""
+        self._names: dict[str, str] = {}
+        self._broken: list[int] = []
+        self._nameless: list[int] = []
+        self._orphans: list[int] = []
+
+    def mend(self, index: int, message: Message) -> Message:
+        match message.get("role"):
+            case "assistant" if message.get("tool_calls"):
+                return self._called(index, message)
+            case "tool":
+                return self._told(index, message)
+            case _:
+                return message
+
+    def notes(self) -> tuple[str, ...]:
+        notes: list[str] = []
+        if self._broken:
+            notes.append(f"tool arguments that are not a JSON object, passed as text: message {_listed(self._broken)}")
+        if self._nameless:
+            notes.append(f"tool calls or results without an id, given one by their order: {_listed(self._nameless)}")
+        if self._orphans:
+            notes.append(f"tool results without a call before them: message {_listed(self._orphans)}")
+        return tuple(notes)
+
+    def _called(self, index: int, message: Message) -> Message:
+        calls: list[Any] = []
+        self._open = {}
+        for number, given in enumerate(cast(Sequence[Any], message["tool_calls"])):
+            if not isinstance(given, Mapping) or not isinstance(cast(Any, given).get("function"), Mapping):
+                calls.append(cast(Any, given))
+                continue
+            call = cast(Mapping[str, Any], given)
+            function = cast(Mapping[str, Any], call["function"])
+            arguments = parsed_arguments(function.get("arguments"))
+            if isinstance(arguments, str):
+                self._broken.append(index)
+            call_id, name = call.get("id"), function.get("name")
+            if not isinstance(call_id, str) or call_id == "":
+                call_id = f"call_{shortened_id(f'{index}.{number}', _NUM_MADE_LETTERS)}"
+                self._nameless.append(index)
+            self._open[call_id] = name if isinstance(name, str) else None
+            if isinstance(name, str):
+                self._names[call_id] = name
+            calls.append({**call, "id": call_id, "function": {**function, "arguments": arguments}})
+        return {**message, "tool_calls": calls}
+
+    def _told(self, index: int, message: Message) -> Message:
+        call_id, name = message.get("tool_call_id"), message.get("name")
+        if not isinstance(call_id, str) or call_id == "":
+            fitting = [known for known, called in self._open.items() if name is None or called == name]
+            call_id = next(iter(fitting), None) or next(iter(self._open), None)
+            if call_id is None:
+                call_id = f"call_{shortened_id(str(index), _NUM_MADE_LETTERS)}"
+            self._nameless.append(index)
+        if call_id not in self._names:
+            self._orphans.append(index)
+        self._open.pop(call_id, None)
+        named = {"name": self._names[call_id]} if name is None and call_id in self._names else {}
+        return {**message, **named, "tool_call_id": call_id}
+
+
+def _listed(indices: Sequence[int]) -> str:
+    return ", ".join(str(index) for index in sorted(set(indices)))
