@@ -1,35 +1,62 @@
-"""Packages of the npm registry for tests, fetched once and kept in the user's cache."""
+"""Clients as their users have them, at pinned versions: from npm and PyPI, kept in the user's cache."""
 
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from platformdirs import user_cache_path
 
-_INSTALL_S = 240
+_INSTALL_S = 900
 
 
 def installed(name: str, packages: Mapping[str, str]) -> Path:
-    """A directory with these packages; skips the test, with the reason, where they cannot be had."""
+    """A directory with these npm packages; skips the test, with the reason, where they cannot be had."""
     npm = shutil.which("npm")
     if shutil.which("node") is None or npm is None:
         pytest.skip("node and npm are not installed")
+    project = _directory(name)
+    wanted = json.dumps({"name": name, "private": True, "dependencies": dict(packages)})
+    command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts"]
+    return _made(project, wanted, [command], files={"package.json": wanted})
+
+
+def python_with(name: str, packages: Sequence[str]) -> Path:
+    """The interpreter of an environment of its own with these PyPI packages; skips where they cannot be had."""
+    project = _directory(name)
+    python = project / "venv" / "bin" / "python"
+    commands = [
+        [sys.executable, "-m", "venv", "--clear", str(project / "venv")],
+        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages],
+    ]
+    _made(project, json.dumps([*sys.version_info[:2], *packages]), commands, files={})
+    return python
+
+
+def _directory(name: str) -> Path:
     project = user_cache_path("mlx-reprise-tests") / name
     project.mkdir(parents=True, exist_ok=True)
-    wanted = json.dumps({"name": name, "private": True, "dependencies": dict(packages)})
+    return project
+
+
+def _made(project: Path, wanted: str, commands: Sequence[Sequence[str]], *, files: Mapping[str, str]) -> Path:
+    """The project, with the commands run unless they were for the same `wanted` before."""
     mark = project / "installed.json"
     if mark.exists() and mark.read_text() == wanted:
         return project
-    (project / "package.json").write_text(wanted)
-    command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts"]
-    try:
-        made = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip("npm did not install the packages in time")
-    if made.returncode != 0:
-        pytest.skip(f"npm cannot install the packages: {made.stderr.strip()[-200:]}")
+    for file, text in files.items():
+        (project / file).write_text(text)
+    for command in commands:
+        try:
+            ran = subprocess.run(
+                command, cwd=project, capture_output=True, text=True, timeout=_INSTALL_S, check=False
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"{project.name}: the packages were not installed in time")
+        if ran.returncode != 0:
+            pytest.skip(f"{project.name}: the packages cannot be installed: {ran.stderr.strip()[-200:]}")
     mark.write_text(wanted)
     return project

@@ -178,6 +178,28 @@ async def test_a_template_that_raises():
     assert response.json()["error"]["code"] == "template_failed"
 
 
+async def test_addresses_without_the_version_or_with_it_twice():
+    async with api() as a:
+        for prefix in ("", "/v1", "/v1/v1"):
+            response = await a.client.post(f"{prefix}/chat/completions", json={"messages": HI})
+            assert response.status_code == 200, prefix
+            assert (await a.client.get(f"{prefix}/models/{MODEL}")).json()["id"] == MODEL
+        wrong = await a.client.post("/messages", json={})
+        assert (await a.client.get("/health")).json()["status"] == "ok"
+        assert (await a.client.get("/v1/health")).status_code == 404
+    # In the shape of its API.
+    assert wrong.json()["type"] == "error"
+
+
+async def test_models_in_the_shape_of_who_asks():
+    async with api(headers={"anthropic-version": "2023-06-01"}) as a:
+        listed = (await a.client.get("/v1/models")).json()
+        one = (await a.client.get("/v1/models/tiny-chat")).json()
+    assert listed == {"data": [one], "has_more": False, "first_id": MODEL, "last_id": MODEL}
+    assert (one["type"], one["id"], one["max_input_tokens"]) == ("model", MODEL, 4096)
+    assert one["created_at"] == "2023-11-14T22:13:20Z"
+
+
 async def test_names_of_the_model():
     async with api() as a:
         for name in (MODEL, "tiny-chat", None):

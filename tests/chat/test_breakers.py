@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from reprise.chat.breakers import RULES, normalize, reordered_tools
+from reprise.chat.breakers import RULES, normalize, present_moments, reordered_tools
 from reprise.chat.render import Renderer, RenderSettings
 from reprise.chat.request import ChatRequest, Cut
 from tests.chat.text_models import text_model
@@ -27,10 +27,6 @@ def names_in(text: str) -> list[str]:
     [
         (BILLING.format("0f3a1"), "billing line"),
         ("Hello.\n" + BILLING.format("0f3a1").strip(), "billing line"),
-        ("Today's date: 2026-03-01", "date or time"),
-        ("Today's date is Sunday, March 1", "date or time"),
-        ("The current time is 9:41 am.", "date or time"),
-        ("Current date: 01/03/2026", "date or time"),
         ("Current Working Directory (/home/user/project) Files", "working directory"),
         ("Working directory: C:\\project", "working directory"),
         ("<cwd>/project</cwd>", "working directory"),
@@ -40,6 +36,28 @@ def names_in(text: str) -> list[str]:
 )
 def test_each_rule_finds_what_clients_write(text: str, name: str) -> None:
     assert name in names_in(f"You are a helpful assistant.\n{text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ("Today's date: 2026-03-01", ["date 2026-03-01"]),
+        ("Today's date is Sunday, March 1", ["date Sunday, March 1"]),
+        ("Today is Sunday.", ["date Sunday"]),
+        ("The current time is 9:41 am.", ["clock 9:41 am"]),
+        ("Current date: 01/03/2026", ["date 01/03/2026"]),
+        ("Now: 2026-03-01T09:41:30Z", ["clock 09:41:30", "date 2026-03-01"]),
+        ("Current time: Sun Mar 1 09:41:02 2026", ["clock 09:41:02", "date Sun Mar 1"]),
+        ("timestamp of now=1772358062", ["clock 1772358062"]),
+        ("This time you may 3 times call it, now at version 1.12.30 of 10.2.", []),
+        ("Now decide 4 things, mark 5 of them and march 6 steps.", []),
+        ("Today's ratio is 16:9, the port of the current server is localhost:8080.", []),
+        ("Version 1.2.3 was released on 2024-05-01.", []),
+    ],
+)
+def test_a_date_and_a_time_of_day_are_told_apart_and_quoted(text: str, quoted: list[str]) -> None:
+    found = present_moments(f"You are a helpful assistant.\n{text}")
+    assert [f"{'clock' if moment.is_clock else 'date'} {moment.text}" for moment in found] == quoted
 
 
 @pytest.mark.parametrize(
@@ -82,11 +100,11 @@ def test_what_a_model_may_need_is_named_and_not_changed() -> None:
     normalized = normalize(request, sorts_tools=False)
     assert normalized.request is request
     assert [note.split(" (")[0] for note in normalized.notes] == [
-        "the system prompt holds a date or time",
         "the system prompt holds a working directory",
         "the system prompt holds a git status",
+        "the system prompt holds a date",
     ]
-    assert "2026-03-01" in normalized.notes[0]
+    assert "('2026-03-01')" in normalized.notes[-1]
 
 
 def test_tools_are_sorted_only_if_wanted() -> None:

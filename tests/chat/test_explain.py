@@ -146,6 +146,15 @@ def test_the_date_changed() -> None:
     assert server.reason(chat(system(f"{LONG_SYSTEM} Today is 2026-03-02. {LONG_SYSTEM}"), ASK)) is Reason.DATE_CHANGED
 
 
+@pytest.mark.parametrize("now", ["2026-03-01 09:{:02d}", "9:{:02d} am on March 1", "17723580{:02d}"])
+def test_a_clock_is_told_apart_from_a_date(now: str) -> None:
+    server = Server("strips_thinking")
+    server.ask(chat(system(f"{LONG_SYSTEM} It is {now.format(41)}. {LONG_SYSTEM}"), ASK))
+    _, explanation = server.ask(chat(system(f"{LONG_SYSTEM} It is {now.format(52)}. {LONG_SYSTEM}"), ASK))
+    assert explanation.reason is Reason.CLOCK_CHANGED
+    assert "time of day" in explanation.advice
+
+
 def test_a_value_that_changes_with_every_request() -> None:
     server = Server("strips_thinking")
     server.ask(chat(system(f"{LONG_SYSTEM} billing: cch=a81f7; {LONG_SYSTEM}"), ASK))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 import reprise
 from reprise.api import metrics, pins, prefill, server_routes, tokenize
@@ -18,6 +19,8 @@ from reprise.api.context import Context
 from reprise.api.errors import LastResort, Shapes, install_error_handlers
 from reprise.api.measures import Metrics
 from reprise.api.openai import chat, completions, models
+from reprise.api.paths import CanonicalPaths
+from reprise.api.refusals import Refusals
 from reprise.api.responses import routes as responses
 from reprise.api.responses.store import ResponseStore
 from reprise.api.service import ChatService
@@ -59,4 +62,7 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
             CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
     app.add_middleware(LastResort, shapes=shapes)
+    paths = [route.path for module in routes for route in module.router.routes if isinstance(route, Route)]
+    app.add_middleware(CanonicalPaths, paths=paths)
+    app.add_middleware(Refusals, service=service)
     return app

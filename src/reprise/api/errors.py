@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fastapi import FastAPI, Request
@@ -15,6 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from reprise.core.errors import BadRequest, QueueFull, RepriseError, ShuttingDown
 
 log = logging.getLogger(__name__)
+
+PROBLEMS = "reprise.problems"
+"""The scope's key for the problems that were answered, each with the scope that it was answered in."""
 
 
 class RequestCancelled(RepriseError):
@@ -48,6 +51,8 @@ class Problem:
     message: str
     param: str | None = None
     retry_after_s: int | None = None
+    has_record: bool = False
+    """The request had begun, and its own record says what became of it."""
 
 
 Shape = Callable[[Problem], dict[str, Any]]
@@ -56,6 +61,11 @@ Shape = Callable[[Problem], dict[str, Any]]
 
 def problem_of(error: Exception) -> Problem:
     """The problem that an exception stands for. What is not ours is an internal error without details."""
+    problem = _problem_of(error)
+    return replace(problem, has_record=True) if isinstance(error, RepriseError) and error.has_record else problem
+
+
+def _problem_of(error: Exception) -> Problem:
     match error:
         case QueueFull():
             return Problem(status=error.status, code=error.code, message=str(error), retry_after_s=error.retry_after_s)
@@ -174,8 +184,21 @@ class Shapes:
         return self._by_prefix[max(matching, key=len)] if matching else openai_shape
 
 
+class ProblemResponse(JSONResponse):
+    """A problem as a response. Who put a list under `PROBLEMS` into the scope finds it there when it is sent."""
+
+    def __init__(self, problem: Problem, content: object, *, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(content, status_code=problem.status, headers=headers)
+        self._problem = problem
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._problem.has_record and PROBLEMS in scope:
+            scope[PROBLEMS].append((self._problem, scope))
+        await super().__call__(scope, receive, send)
+
+
 def error_response(problem: Problem, shape: Shape, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    response = JSONResponse(shape(problem), status_code=problem.status, headers=headers)
+    response = ProblemResponse(problem, shape(problem), headers=headers)
     if problem.retry_after_s is not None:
         response.headers["Retry-After"] = str(problem.retry_after_s)
     if problem.status == 401:

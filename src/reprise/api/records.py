@@ -1,6 +1,7 @@
 """What happened to past requests, newest first, bounded."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,11 @@ class Record:
     created: float
     namespace: str
     ended: str
-    """`stop`, `length`, `tool_calls`, `cancelled` or `failed`."""
+    """`stop`, `length`, `tool_calls`, `cancelled`, `failed`, or `refused` before it began."""
     outcomes: tuple[Outcome, ...]
     error: str | None = None
+    status: int | None = None
+    """The HTTP status of a request that was refused."""
     chat: str | None = None
     explanation: Explanation | None = None
     """Where the prompt diverged from the cache, and why."""
@@ -41,6 +44,7 @@ def record_body(record: Record) -> dict[str, Any]:
         "created": round(record.created, 3),
         "ended": record.ended,
         "error": record.error,
+        "status": record.status,
         "chat": record.chat,
         "choices": len(outcomes),
         "notes": list(record.notes),
@@ -63,11 +67,34 @@ def record_body(record: Record) -> dict[str, Any]:
             "prefill_s": first.prefill_s,
             "ttft_s": first.ttft_s,
             "total_s": max(outcome.total_s for outcome in outcomes),
+            "prefill_tokens_per_s": _rounded(prefill_rate(outcomes)),
+            "decode_tokens_per_s": _rounded(decode_rate(outcomes)),
         }
     if record.explanation is not None:
         body["reason"] = str(record.explanation.reason)
         body["explanation"] = explanation_body(record.explanation)
     return body
+
+
+def prefill_rate(outcomes: Sequence[Outcome]) -> float | None:
+    """Prompt tokens computed per second, in the choice that computed most; None where nothing measurable was."""
+    most = max(outcomes, key=lambda outcome: outcome.prefilled)
+    return most.prefilled / most.prefill_s if most.prefilled > 0 and most.prefill_s > 0 else None
+
+
+def decode_rate(outcomes: Sequence[Outcome]) -> float | None:
+    """Tokens per second behind the first one, over all choices; None where there is only that one."""
+    spans = [
+        (outcome.generated - 1, outcome.total_s - outcome.ttft_s)
+        for outcome in outcomes
+        if outcome.ttft_s is not None and outcome.generated > 1
+    ]
+    longest_s = max((seconds for _, seconds in spans), default=0.0)
+    return sum(num for num, _ in spans) / longest_s if longest_s > 0 else None
+
+
+def _rounded(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 1)
 
 
 def explanation_body(explanation: Explanation) -> dict[str, Any]:
@@ -123,9 +150,14 @@ def log_line(record: Record) -> str:
     loaded = f" ({first.loaded} of them from disk)" if first.loaded > 0 else ""
     return (
         f"{record.id} {record.api}: {record.ended}, prompt {first.prompt}, reused {first.reused}{loaded}, "
-        f"prefilled {first.prefilled} ({reason}), generated {sum(o.generated for o in record.outcomes)}, "
+        f"prefilled {first.prefilled} ({reason}{_speed(prefill_rate(record.outcomes))}), "
+        f"generated {sum(o.generated for o in record.outcomes)}{_speed(decode_rate(record.outcomes))}, "
         f"first token {ttft}"
     )
+
+
+def _speed(rate: float | None) -> str:
+    return "" if rate is None else f", {rate:.1f} tokens/s"
 
 
 class Records:
@@ -137,8 +169,16 @@ class Records:
 
     def add(self, record: Record) -> None:
         self._by_id[record.id] = record
+        if record.ended == "refused":
+            self._bound_refusals()
         while len(self._by_id) > self._limit:
             self._by_id.popitem(last=False)
+
+    def _bound_refusals(self) -> None:
+        """Who only asks for what is not there does not push out the records of those who were answered."""
+        refused = [record.id for record in self._by_id.values() if record.ended == "refused"]
+        for record_id in refused[: max(0, len(refused) - max(1, self._limit // 10))]:
+            del self._by_id[record_id]
 
     def get(self, record_id: str, *, namespace: str) -> Record:
         record = self._by_id.get(record_id)

@@ -1,5 +1,6 @@
 """The answer to one request on its way: the events of its jobs, as they come."""
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,14 @@ from reprise.api.errors import RequestCancelled
 from reprise.api.exchange import Began, Ended, ReplyEvent, ServiceRequest, Usage, Waiting
 from reprise.api.inbox import Inbox
 from reprise.api.limits import Limits
+from reprise.api.progress import PrefillProgress
 from reprise.chat.rendered import Rendered
 from reprise.core.backend import Backend
+from reprise.core.errors import RepriseError
 from reprise.core.events import Finished, Progress, Sampled, Started
 from reprise.core.record import Outcome
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,6 +65,7 @@ class Reply:
         self._on_gap = on_gap
         self._cached: dict[int, int] = {}
         self._token_at_s: dict[int, float] = {}
+        self._progress = PrefillProgress(request_id=request.id, since_s=time.monotonic())
 
     async def __aenter__(self) -> Self:
         return self
@@ -69,6 +75,8 @@ class Reply:
     ) -> None:
         if self.error is None and isinstance(error, Exception):
             self.error = error
+        if isinstance(error, RepriseError):
+            error.has_record = True
         self.cancel()
         self._on_close(self)
 
@@ -114,8 +122,10 @@ class Reply:
             index, event = item
             if isinstance(event, Started):
                 position, total = event.reused, event.total
+                self._progress.restart(position=position, now_s=time.monotonic())
             elif isinstance(event, Progress):
                 position, total = event.position, event.total
+                self._log_progress(event)
             elif isinstance(event, Sampled):
                 self._note_gap(index)
             run = self.running[index]
@@ -140,6 +150,11 @@ class Reply:
                     case _:
                         pass
                 yield said
+
+    def _log_progress(self, event: Progress) -> None:
+        line = self._progress.line(position=event.position, total=event.total, now_s=time.monotonic())
+        if line is not None:
+            log.info("%s", line)
 
     def _note_gap(self, index: int) -> None:
         now_s = time.perf_counter()

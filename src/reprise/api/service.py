@@ -12,6 +12,7 @@ The life of a request, as every API uses it::
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -22,6 +23,7 @@ from reprise.api.exchange import EndReason, RawPrompt, ServiceRequest
 from reprise.api.inbox import Inbox
 from reprise.api.jobs import cut_at, job_of, running_of
 from reprise.api.limits import Limits
+from reprise.api.progress import PrefillProgress
 from reprise.api.reading import Reading, reading_of
 from reprise.api.records import Record, Records, log_line, record_of
 from reprise.api.renderers import Renderers
@@ -35,7 +37,7 @@ from reprise.chat.request import ChatRequest
 from reprise.chat.tool_grammar import call_grammar
 from reprise.core.backend import Backend
 from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, ShuttingDown
-from reprise.core.events import Finished, FinishReason
+from reprise.core.events import Finished, FinishReason, Progress
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Outcome
@@ -157,9 +159,15 @@ class ChatService:
         job = Job(id=request_id, prompt=prefix, purpose=Purpose.PREFILL, namespace=namespace, pin_for_s=pin_for_s)
         inbox = Inbox(limit=self.limits.max_unread, on_overflow=lambda: None)
         self.backend.submit(job, inbox.sink(0))
+        progress = PrefillProgress(request_id=request_id, since_s=time.monotonic())
         try:
             while True:
                 item = await inbox.get(self.limits.keep_alive_s)
+                if item is not None and isinstance(item[1], Progress):
+                    event = item[1]
+                    line = progress.line(position=event.position, total=event.total, now_s=time.monotonic())
+                    if line is not None:
+                        log.info("%s", line)
                 if item is None or not isinstance(item[1], Finished):
                     continue
                 if item[1].reason is not FinishReason.DONE:
@@ -273,6 +281,12 @@ class ChatService:
         record = record_of(reply, model=self.served.id, explanation=explanation)
         self.records.add(record)
         log.info("%s", log_line(record))
+        for watcher in self._watchers:
+            watcher.request_ended(record)
+
+    def note_refusal(self, record: Record) -> None:
+        """Keep the record of a request that never began."""
+        self.records.add(record)
         for watcher in self._watchers:
             watcher.request_ended(record)
 

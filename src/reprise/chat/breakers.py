@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from reprise.chat.forms import joined_text
+from reprise.chat.moments import Moment, moments_in
 from reprise.chat.request import ChatRequest, Cut, Message
 from reprise.chat.standins import head_length
 
@@ -27,10 +28,10 @@ class Rule:
     advice: str = ""
 
 
-_DAY = (
-    r"(?:\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{1,2}:\d{2}|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
-    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?\s+\d)"
-)
+_PRESENT = re.compile(r"\b(?:today|current(?:ly)?|now|date|time|clock)\b|as of\b", re.I)
+"""What says that a date is the present one: dates in examples and changelogs stay the same."""
+_NUM_BEFORE = 60
+"""Characters before a date, on its line, in which that is said."""
 
 RULES = (
     Rule(
@@ -38,12 +39,6 @@ RULES = (
         name="billing line",
         pattern=re.compile(r"^[^\S\n]*x-[a-z0-9-]*(?:billing|attribution)-header:[^\n]*(?:\n|\Z)", re.I | re.M),
         is_removed=True,
-    ),
-    Rule(
-        name="date or time",
-        # With a word that says it is the present one: dates in examples and changelogs stay the same.
-        pattern=re.compile(rf"^[^\n]*\b(?:today|current|now|date|time)\b[^\n]*?\b{_DAY}[^\n]*$", re.I | re.M),
-        advice="all behind it is computed again when it changes; the day alone, or the last message, is a better place",
     ),
     Rule(
         name="working directory",
@@ -72,6 +67,7 @@ def normalize(request: ChatRequest, *, sorts_tools: bool) -> Normalized:
     """Leave out of the system prompt what may be left out, name the rest, and sort the tools by name if wanted."""
     head = head_length(request.messages)
     notes = [note for rule in RULES for note in _notes(rule, request.messages[:head])]
+    notes += _moment_notes(request.messages[:head])
     for rule in RULES:
         if rule.is_removed:
             request = _without(request, rule.pattern, head)
@@ -99,6 +95,35 @@ def _notes(rule: Rule, messages: Sequence[Message]) -> list[str]:
             shown = found.group().strip()[:_NUM_SHOWN]
             return [f"the system prompt holds a {rule.name} ({shown!r}): {rule.advice}"]
     return []
+
+
+def present_moments(text: str) -> list[Moment]:
+    """The first date and the first time of day that a text gives as the present one."""
+    found: dict[bool, Moment] = {}
+    for moment in moments_in(text):
+        line_at = text.rfind("\n", 0, moment.start) + 1
+        said = text[max(line_at, moment.start - _NUM_BEFORE) : moment.start]
+        if _PRESENT.search(said) is not None:
+            found.setdefault(moment.is_clock, moment)
+    return [found[is_clock] for is_clock in (True, False) if is_clock in found]
+
+
+_MOMENT_ADVICE = {
+    True: "all behind it is computed again when it changes, with every request; leave it out, or give the day alone",
+    False: "all behind it is computed again when the day changes; the last message is a better place",
+}
+
+
+def _moment_notes(messages: Sequence[Message]) -> list[str]:
+    notes: dict[bool, str] = {}
+    for message in messages:
+        for moment in present_moments(joined_text(message.get("content"))):
+            name = "time of day" if moment.is_clock else "date"
+            notes.setdefault(
+                moment.is_clock,
+                f"the system prompt holds a {name} ({moment.text!r}): {_MOMENT_ADVICE[moment.is_clock]}",
+            )
+    return list(notes.values())
 
 
 def _without(request: ChatRequest, pattern: re.Pattern[str], head: int) -> ChatRequest:

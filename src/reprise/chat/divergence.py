@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reprise.chat.forms import joined_text
+from reprise.chat.moments import moments_in, touches_clock, touches_date
 from reprise.chat.rendered import Part, PartKind, Rendered
 from reprise.chat.request import Message
 from reprise.chat.standins import head_length, last_user_at
@@ -15,12 +16,6 @@ from reprise.core.record import Reason
 _NUM_AROUND = 24
 """Characters before a divergence that are looked at for a date or a changing value."""
 
-_DATE = re.compile(
-    r"\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{1,2}:\d{2}"
-    r"|\d{1,2}\s+(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?,?\s+\d{4}"
-    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?\s+\d{1,2},?\s+\d{4}"
-    r"|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
-)
 _RANDOM = re.compile(r"[0-9A-Za-z_+/=-]{4,}")
 _CHANNEL_OF_THINKING = "<|channel|>analysis"
 _EARLY_TOKENS = 16
@@ -69,19 +64,29 @@ def _classify_head(divergence: Divergence, previous: Rendered | None) -> Reason:
         if tools_differ and (not heads_differ or _is_tools(divergence)):
             return Reason.TOOLS_CHANGED
         if not heads_differ and previous.dates != rendered.dates:
-            return Reason.DATE_CHANGED
+            return _classify_dates(previous.dates, rendered.dates)
         if not heads_differ and not tools_differ:
             options_differ = _options(previous) != _options(rendered)
             return Reason.TEMPLATE_OPTIONS_CHANGED if options_differ else Reason.TEMPLATE_RERENDERED
     before = divergence.shared_text[-_NUM_AROUND:]
     expected, actual = before + divergence.expected_text, before + divergence.actual_text
-    if _touches(_DATE, expected, len(before)) and _touches(_DATE, actual, len(before)):
+    at = len(before)
+    # The later of the two counts: in `2026-03-01 9:41` the minutes alone change from one request to the next.
+    if touches_clock(expected, at) and touches_clock(actual, at):
+        return Reason.CLOCK_CHANGED
+    if touches_date(expected, at) and touches_date(actual, at):
         return Reason.DATE_CHANGED
     if _has_random_word(expected, len(before)) and _has_random_word(actual, len(before)):
         return Reason.BREAKER
     if previous is None and divergence.position < _EARLY_TOKENS:
         return Reason.COLD
     return Reason.TOOLS_CHANGED if _is_tools(divergence) else Reason.SYSTEM_CHANGED
+
+
+def _classify_dates(before: tuple[str, ...], now: tuple[str, ...]) -> Reason:
+    """What of the dates that the template itself writes is another."""
+    days = [[moment.text for moment in moments_in(" ".join(texts)) if not moment.is_clock] for texts in (before, now)]
+    return Reason.CLOCK_CHANGED if days[0] == days[1] else Reason.DATE_CHANGED
 
 
 def _classify_message(divergence: Divergence, index: int, role: str | None) -> Reason:
@@ -171,11 +176,6 @@ def _head(rendered: Rendered) -> list[tuple[Any, str, str]]:
 
 def _options(rendered: Rendered) -> Mapping[str, Any]:
     return rendered.request.template_options
-
-
-def _touches(pattern: re.Pattern[str], text: str, at: int) -> bool:
-    """Whether a match of the pattern holds the character at `at` or ends just before it."""
-    return any(found.start() <= at <= found.end() for found in pattern.finditer(text))
 
 
 def _has_random_word(text: str, at: int) -> bool:

@@ -22,6 +22,10 @@ ADVICE = {
     Reason.TOOLS_CHANGED: "Send the same tools in the same order with every request of a chat.",
     Reason.TEMPLATE_OPTIONS_CHANGED: "Send the same template options (thinking, reasoning effort) throughout a chat.",
     Reason.DATE_CHANGED: "--freeze-template-date keeps the day on which a chat began, where the template writes it.",
+    Reason.CLOCK_CHANGED: (
+        "A time of day at the beginning is another with every request: leave it out, give the day alone, or put it "
+        "into the last message."
+    ),
     Reason.BREAKER: "A value at the beginning changes with every request: leave it out, or put it at the end.",
     Reason.EARLIER_MESSAGE_EDITED: "The chat was edited: what comes after the edit is computed again.",
     Reason.LAST_MESSAGE_EDITED: "The last message was edited: only what comes after it is computed.",

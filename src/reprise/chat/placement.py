@@ -5,7 +5,7 @@ another form, so that what stands before them is the same prompt as without them
 the whole chat.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -13,7 +13,8 @@ from reprise.chat.forms import joined_text
 from reprise.chat.request import ChatRequest, Cut, Message
 from reprise.chat.standins import HEAD_ROLES, head_length
 from reprise.chat.template import ChatTemplate, Scene
-from reprise.core.errors import TemplateFailed
+from reprise.chat.template_fault import explained
+from reprise.core.errors import BadRequest, TemplateFailed
 
 _JOINER = "\n\n"
 
@@ -61,8 +62,21 @@ def open_placed(template: ChatTemplate, request: ChatRequest, moment: datetime) 
         return Placed(scene=scene, text=text, notes=_notes(request, other))
     if placed is None:
         assert refusal is not None
-        raise refusal
+        raise explained(refusal, request.messages, lambda messages: _complaint(template, request, messages, moment))
     return replace(placed, notes=("the chat template leaves out a system message",))
+
+
+def _complaint(
+    template: ChatTemplate, request: ChatRequest, messages: Sequence[Message], moment: datetime
+) -> str | None:
+    continues = request.continue_final and len(messages) == len(request.messages)
+    try:
+        template.open_scene(
+            replace(request, messages=tuple(messages), continue_final=continues, breakpoints=(), cuts=()), moment
+        )
+    except BadRequest as failed:
+        return str(failed)
+    return None
 
 
 def _has_all(request: ChatRequest, text: str) -> bool:

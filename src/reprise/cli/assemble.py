@@ -2,8 +2,13 @@
 
 import logging
 import sys
+import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -16,6 +21,9 @@ from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel
 from reprise.loop import EngineLoop
 
+log = logging.getLogger(__name__)
+
+LOADING_REPORTED_S = 5.0
 _CLOSE_S = 40.0
 
 
@@ -26,7 +34,9 @@ def run_server(settings: Settings) -> None:
     listener = listen(settings.host, settings.port)
     engine = EngineLoop(settings)
     try:
-        served = served_model(engine.start(), settings)
+        with reported_loading(settings.model):
+            loaded = engine.start()
+        served = served_model(loaded, settings)
         run(ChatService(served=served, backend=engine, settings=settings), settings, listener=listener)
     finally:
         listener.close()
@@ -56,6 +66,38 @@ def served_model(loaded: LoadedModel, settings: Settings) -> Served:
         created=int(time.time()),
         accepts_any_name=settings.accepts_any_model,
     )
+
+
+@contextmanager
+def reported_loading(model: str, *, every_s: float = LOADING_REPORTED_S) -> Generator[None]:
+    """Log that a model is being loaded, a line every few seconds while it is, and how long it took."""
+    begun_s = time.monotonic()
+    is_over = threading.Event()
+    weights = weights_nbytes(Path(model))
+    size = f" ({weights / 1e9:.1f} GB)" if weights > 0 else ""
+
+    def report() -> None:
+        while not is_over.wait(every_s):
+            resident = psutil.Process().memory_info().rss
+            log.info(
+                "still loading %s%s: %.0f s, this process holds %.1f GB",
+                model, size, time.monotonic() - begun_s, resident / 1e9,
+            )  # fmt: skip
+
+    log.info("loading %s%s", model, size)
+    reporter = threading.Thread(target=report, name="reprise-loading", daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        reporter.join()
+    log.info("loaded %s in %.1f s", model, time.monotonic() - begun_s)
+
+
+def weights_nbytes(directory: Path) -> int:
+    """What the weights of a model directory take on disk; 0 for what is none (a hub id)."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors")) if directory.is_dir() else 0
 
 
 def _write_log(level: str) -> None:

@@ -7,6 +7,8 @@ class RepriseError(Exception):
     status = 500
     """The HTTP status that fits."""
     code = "internal_error"
+    has_record = False
+    """The request that it ended had begun, so that the request's own record tells of it."""
 
 
 class BadRequest(RepriseError):

@@ -23,6 +23,8 @@ class Reason(StrEnum):
     TOOLS_CHANGED = "tools changed"
     TEMPLATE_OPTIONS_CHANGED = "template options changed"
     DATE_CHANGED = "date changed"
+    CLOCK_CHANGED = "clock changed"
+    """A time of day: another with every request, where a date is another with every day."""
     BREAKER = "value that changes with every request"
     EARLIER_MESSAGE_EDITED = "earlier message edited"
     LAST_MESSAGE_EDITED = "last message edited"

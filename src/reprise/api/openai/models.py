@@ -1,8 +1,9 @@
-"""`GET /v1/models`."""
+"""`GET /v1/models`, in OpenAI's shape, or in Anthropic's where its headers are sent."""
 
+from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from reprise.api.context import InContext
 from reprise.api.errors import ErrorBody
@@ -12,17 +13,25 @@ router = APIRouter(tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX
 
 
 @router.get("/v1/models")
-async def list_models(context: InContext) -> dict[str, Any]:
+async def list_models(request: Request, context: InContext) -> dict[str, Any]:
     """The model that is served."""
-    return {"object": "list", "data": [_model(context.service.served)]}
+    served = context.service.served
+    if _is_anthropic(request):
+        return {"data": [_anthropic_model(served)], "has_more": False, "first_id": served.id, "last_id": served.id}
+    return {"object": "list", "data": [_model(served)]}
 
 
 @router.get("/v1/models/{model_id:path}")
-async def get_model(model_id: str, context: InContext) -> dict[str, Any]:
+async def get_model(model_id: str, request: Request, context: InContext) -> dict[str, Any]:
     """The served model, by its id or the last part of it."""
     served = context.service.served
     served.check_name(model_id)
-    return _model(served)
+    return _anthropic_model(served) if _is_anthropic(request) else _model(served)
+
+
+def _is_anthropic(request: Request) -> bool:
+    """Whether the client speaks Anthropic's API: every request of that has to name its version."""
+    return "anthropic-version" in request.headers
 
 
 def _model(served: Served) -> dict[str, Any]:
@@ -32,4 +41,17 @@ def _model(served: Served) -> dict[str, Any]:
         "created": served.created,
         "owned_by": "reprise",
         "max_model_len": served.context,
+    }
+
+
+def _anthropic_model(served: Served) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": served.id,
+        "display_name": served.id,
+        "created_at": datetime.fromtimestamp(served.created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": served.context,
+        # Prompt and answer share the context.
+        "max_tokens": served.context,
     }

@@ -1,0 +1,63 @@
+"""A chat that its template refuses: the error says so, and which message is meant."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from reprise.chat.render import Renderer
+from reprise.chat.request import ChatRequest, Message
+from reprise.chat.template_fault import refused_message
+from reprise.core.errors import TemplateFailed
+from tests.chat.text_models import text_model
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def refuses(word: str) -> Any:
+    """A renderer whose template raises for a message that holds the word, and for a chat without a user."""
+    known = text_model("strips_thinking")
+    assert known.render is not None
+    render = known.render
+
+    def render_or_raise(messages: Sequence[Message], **options: Any) -> str:
+        if not any(message["role"] == "user" for message in messages):
+            raise ValueError("No user query found in messages.")
+        if any(word in str(message.get("content")) for message in messages):
+            raise ValueError("Tool-call ids must have 9 characters!")
+        return render(messages, **options)
+
+    return Renderer(replace(known, render=render_or_raise))
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_the_message_at_fault_is_named(at: int) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, *(user(str(n)) for n in range(1, 7))]
+    messages[at] = user("a bad word")
+    with pytest.raises(
+        TemplateFailed, match=rf"chat template refused the chat at messages\[{at}\] \(role 'user'\): "
+    ) as e:
+        refuses("bad").render(ChatRequest(messages=tuple(messages)))
+    assert e.value.param == f"messages[{at}]"
+    assert str(e.value).endswith(": Tool-call ids must have 9 characters!")
+
+
+def test_what_the_chat_lacks_is_the_fault_of_no_message() -> None:
+    messages = ({"role": "system", "content": "a"}, {"role": "assistant", "content": "b"})
+    with pytest.raises(TemplateFailed, match="refused the chat: No user query") as e:
+        refuses("bad").render(ChatRequest(messages=messages))
+    assert e.value.param == "messages"
+
+
+def test_a_long_chat_is_looked_at_a_few_times_only() -> None:
+    asked: list[int] = []
+
+    def complaint(messages: Sequence[Message]) -> str | None:
+        asked.append(len(messages))
+        return "no" if len(messages) > 700 else None
+
+    assert refused_message([user("x")] * 1000, complaint, sentence="no") == 700
+    assert len(asked) <= 11
