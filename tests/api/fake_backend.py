@@ -40,6 +40,8 @@ class FakeBackend:
     refuse: RepriseError | None = None
     fail_after: int | None = None
     is_cut_by_grammar: bool = False
+    logprob: float = -0.5
+    """Of every token."""
     jobs: list[Job] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     stored: dict[str, list[Tokens]] = field(default_factory=dict)
@@ -166,8 +168,8 @@ class FakeBackend:
             count += 1
             is_stop = token in job.stop_tokens or (job.watch is not None and job.watch(token))
             wants = job.sampling.logprobs
-            top = () if wants is None else tuple((token + i, -0.5 - i) for i in range(wants))
-            sink(Sampled(token=token, logprob=None if wants is None else -0.5, top=top, is_stop=is_stop))
+            top = () if wants is None else tuple((token + i, self.logprob - i) for i in range(wants))
+            sink(Sampled(token=token, logprob=None if wants is None else self.logprob, top=top, is_stop=is_stop))
             if is_stop:
                 return finish(FinishReason.STOP, count)
             if count == job.max_tokens:

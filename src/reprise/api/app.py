@@ -16,6 +16,7 @@ from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.auth import ApiKeys, Authentication
 from reprise.api.body_limits import BodyLimits
 from reprise.api.context import Context
+from reprise.api.encoding import JsonResponse
 from reprise.api.errors import LastResort, Shapes, install_error_handlers
 from reprise.api.measures import Metrics
 from reprise.api.openai import chat, completions, models
@@ -43,7 +44,14 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         await asyncio.gather(warming, return_exceptions=True)
         await service.close()
 
-    app = FastAPI(title="Reprise", version=reprise.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Reprise",
+        version=reprise.__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        default_response_class=JsonResponse,
+    )
     shapes = Shapes()
     app.state.context = Context(
         service=service, settings=settings, shapes=shapes, metrics=Metrics(service), responses=ResponseStore()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict
@@ -37,7 +38,10 @@ def unknown_fields(body: Body, *, ignored: frozenset[str], refused: Mapping[str,
 
 
 def check_json(value: object, *, max_depth: int) -> None:
-    """Raise BadRequest if JSON is nested deeper than `max_depth` or holds text that is not Unicode. O(size)."""
+    """Raise BadRequest for JSON nested deeper than `max_depth`, and for text and numbers that are none. O(size).
+
+    Text has to be Unicode, and numbers finite: what a client sent may be sent back.
+    """
     level: list[object] = [value]
     for _ in range(max_depth + 1):
         below: list[object] = []
@@ -50,6 +54,10 @@ def check_json(value: object, *, max_depth: int) -> None:
                 below.extend(cast(list[object], item))
             elif isinstance(item, str) and not item.isascii():
                 _check_text(item)
+            elif isinstance(item, float) and not isfinite(item):
+                raise BadRequest(
+                    "The body holds NaN, Infinity or a number beyond 1.8e308; send numbers as JSON has them."
+                )
         if not below:
             return
         level = below

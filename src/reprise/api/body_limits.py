@@ -1,12 +1,15 @@
 """Bodies that are too long or too deep, before they cost anything: a layer around the application."""
 
 import json
+import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reprise.api.body import check_json
 from reprise.api.errors import BodyTooLarge, Shapes, error_response, problem_of
 from reprise.core.errors import BadRequest
+
+_NOT_FINITE = re.compile(rb"NaN|Infinity|[eE]\+?\d{3}|\d{209}")
 
 # A client that is still sending does not read an answer: so much is read and forgotten first.
 _MAX_DRAINED_RATIO = 4
@@ -68,9 +71,10 @@ class BodyLimits:
         return b"".join(chunks)
 
     def _check(self, body: bytes) -> None:
-        # Only what can be wrong is looked at twice: nesting needs brackets, half characters need an escape.
+        # Only what can be wrong is looked at twice: nesting needs brackets, half characters need an escape, and numbers
+        # that are none have a name, an exponent of three digits, or more digits than any needs.
         may_be_deep = body.count(b"[") + body.count(b"{") > self._max_depth
-        if not may_be_deep and b"\\u" not in body:
+        if not may_be_deep and b"\\u" not in body and _NOT_FINITE.search(body) is None:
             return
         try:
             value: object = json.loads(body)

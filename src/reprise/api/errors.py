@@ -9,9 +9,9 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from reprise.api.encoding import JsonResponse
 from reprise.core.errors import BadRequest, QueueFull, RepriseError, ShuttingDown
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Shapes:
         return self._by_prefix[max(matching, key=len)] if matching else openai_shape
 
 
-class ProblemResponse(JSONResponse):
+class ProblemResponse(JsonResponse):
     """A problem as a response. Who put a list under `PROBLEMS` into the scope finds it there when it is sent."""
 
     def __init__(self, problem: Problem, content: object, *, headers: Mapping[str, str] | None = None) -> None:
@@ -197,7 +197,7 @@ class ProblemResponse(JSONResponse):
         await super().__call__(scope, receive, send)
 
 
-def error_response(problem: Problem, shape: Shape, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def error_response(problem: Problem, shape: Shape, headers: Mapping[str, str] | None = None) -> JsonResponse:
     response = ProblemResponse(problem, shape(problem), headers=headers)
     if problem.retry_after_s is not None:
         response.headers["Retry-After"] = str(problem.retry_after_s)
@@ -217,7 +217,7 @@ def log_problem(problem: Problem, error: Exception, *, where: str) -> None:
 def install_error_handlers(app: FastAPI, shapes: Shapes) -> None:
     """Answer every known exception in the shape of the API that was asked."""
 
-    async def answer(request: Request, error: Exception) -> JSONResponse:
+    async def answer(request: Request, error: Exception) -> JsonResponse:
         problem = problem_of(error)
         log_problem(problem, error, where=f"{request.method} {request.url.path}")
         headers = error.headers if isinstance(error, HTTPException) else None

@@ -1,7 +1,6 @@
 """Server-sent events, and work that ends when its client is gone."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
@@ -10,7 +9,8 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from reprise.api.errors import ClientGone, Problem, log_problem, problem_of
+from reprise.api.encoding import NotJson, encode_json
+from reprise.api.errors import ClientGone, Problem, log_problem, openai_shape, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -21,21 +21,17 @@ DONE = "data: [DONE]\n\n"
 
 def data_line(body: object) -> str:
     """An event without a name."""
-    return f"data: {_json(body)}\n\n"
+    return f"data: {encode_json(body)}\n\n"
 
 
 def event_lines(name: str, body: object) -> str:
     """An event with a name."""
-    return f"event: {name}\ndata: {_json(body)}\n\n"
+    return f"event: {name}\ndata: {encode_json(body)}\n\n"
 
 
 def comment_line(text: str) -> str:
     """What clients skip: it keeps the connection alive."""
     return f": {text}\n\n"
-
-
-def _json(body: object) -> str:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -112,6 +108,13 @@ class EventStream(Response):
             except Exception as error:
                 problem = problem_of(error)
                 log_problem(problem, error, where=self._request_id)
-                last = self._on_error(problem).encode()
+                last = self._last_event(problem).encode()
                 await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _last_event(self, problem: Problem) -> str:
+        try:
+            return self._on_error(problem)
+        except NotJson:
+            # What cannot be sent may be in all that the API would say.
+            return data_line(openai_shape(problem))

@@ -6,19 +6,34 @@ so a token does not depend on what else is in the batch.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, apply_xtc, make_logits_processors
+from mlx_lm.sample_utils import make_logits_processors
 
-from reprise.core.errors import BadRequest
+from reprise.core.errors import BadRequest, EngineFailed
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Constraint, Job, Sampling
+from reprise.engine import filters
 
 _NEG_INF = -float("inf")
+
+_COLDEST, _HOTTEST = 1e-9, 1e9
+"""Below the first a temperature is greedy: the noise of the draw is less than what float32 tells logits apart by. Above
+the second all tokens are equally likely."""
+
+_PENALTIES = (1e-20, 1e20)
+"""Repetition penalties that leave logits finite in float32, and their order as it would be."""
+
+_FLOATS = tuple(field.name for field in fields(Sampling) if field.type in (float, "float"))
+
+_LEAST_LOGPROB = -9999.0
+"""What OpenAI's API gives for a token that is as good as impossible."""
 
 
 class Decoder:
@@ -46,7 +61,8 @@ class Decoder:
 
     @property
     def is_greedy(self) -> bool:
-        return self.job.sampling.temperature == 0
+        sampling = self.job.sampling
+        return sampling.temperature < _COLDEST or (sampling.top_k == 1 and sampling.xtc_probability == 0)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -90,6 +106,8 @@ class Decoder:
         if self._holds_back(num_pending):
             held = frozenset(token for token in self.job.stop_tokens if token < logits.shape[-1])
         if self._processors:
+            # Penalties reach beyond what 16 bits hold.
+            logits = logits.astype(mx.float32)
             history = mx.array(self._history[-self._context :])
             for process in self._processors:
                 logits = process(history, logits[None])[0]
@@ -97,6 +115,8 @@ class Decoder:
             allowed = self._constraint.allowed()
             if allowed is not None:
                 mask = _unpacked(allowed, logits.shape[-1])
+                if not mask.any():
+                    raise EngineFailed("The grammar of this request allows no further token.")
                 others = mask.copy()
                 others[list(held)] = False
                 if not others.any():
@@ -133,18 +153,20 @@ def sample(logprobs: mx.array, sampling: Sampling, keys: Sequence[mx.array]) -> 
         pairs = [mx.random.split(key) for key in keys]
         keys = [pair[0] for pair in pairs]
         gates = [mx.random.uniform(key=pair[1]) for pair in pairs]
-    if 0 < sampling.top_p < 1:
-        logprobs = apply_top_p(logprobs, sampling.top_p)
+    if sampling.top_p < 1:
+        logprobs = filters.top_p(logprobs, sampling.top_p)
     if sampling.min_p > 0:
-        logprobs = apply_min_p(logprobs, sampling.min_p, sampling.min_tokens_to_keep)
+        logprobs = filters.min_p(logprobs, sampling.min_p, num_kept=sampling.min_tokens_to_keep)
     if gates:
-        opened = apply_xtc(logprobs, 1.0, sampling.xtc_threshold, [])
+        opened = filters.xtc(logprobs, sampling.xtc_threshold)
         logprobs = mx.where(mx.stack(gates)[:, None] < sampling.xtc_probability, opened, logprobs)
     if 0 < sampling.top_k < logprobs.shape[-1]:
-        logprobs = apply_top_k(logprobs, sampling.top_k)
+        logprobs = filters.top_k(logprobs, sampling.top_k)
+    # From the likeliest down, so that a low temperature makes zeros and infinities of the differences, and no NaN.
+    below = logprobs - mx.max(logprobs, axis=-1, keepdims=True)
     # The largest of logits with Gumbel noise is distributed as their softmax.
     noise = mx.stack([mx.random.gumbel(shape=logprobs.shape[1:], key=key) for key in keys])
-    return mx.argmax(logprobs * (1 / sampling.temperature) + noise, axis=-1)
+    return mx.argmax(below * (1 / min(sampling.temperature, _HOTTEST)) + noise, axis=-1)
 
 
 class _Budget:
@@ -193,19 +215,29 @@ def _ends_with(tail: list[int], run: tuple[int, ...]) -> bool:
 
 
 def _processors(sampling: Sampling) -> list[Callable[[mx.array, mx.array], mx.array]]:
+    least, most = _PENALTIES
+    penalty = min(most, max(least, sampling.repetition_penalty))
+    # mlx-lm takes a context of no tokens for one of all tokens.
     return make_logits_processors(
         logit_bias=dict(sampling.logit_bias) or None,
-        repetition_penalty=None if sampling.repetition_penalty == 1 else sampling.repetition_penalty,
+        repetition_penalty=None if penalty == 1 or sampling.repetition_context_size == 0 else penalty,
         repetition_context_size=sampling.repetition_context_size,
-        presence_penalty=sampling.presence_penalty,
+        presence_penalty=sampling.presence_penalty if sampling.presence_context_size > 0 else None,
         presence_context_size=sampling.presence_context_size,
-        frequency_penalty=sampling.frequency_penalty,
+        frequency_penalty=sampling.frequency_penalty if sampling.frequency_context_size > 0 else None,
         frequency_context_size=sampling.frequency_context_size,
     )
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """BadRequest for a token that the model does not have: an index out of range would be undefined in MLX."""
+    """BadRequest for what no choice can be made with.
+
+    That is a number that is none, and a token that the model does not have: an index out of range is undefined in MLX.
+    """
+    numbers = {name: getattr(sampling, name) for name in _FLOATS} | {"logit_bias": sum(sampling.logit_bias.values())}
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            raise BadRequest(f"{name} is {value}: send a number that is finite.", param=name)
     for token in sampling.logit_bias:
         if not 0 <= token < vocab_size:
             raise BadRequest(
@@ -226,5 +258,19 @@ def _sampled(token: int, logprobs: npt.NDArray[np.float32] | None, num_top: int 
         return Sampled(token=token, is_stop=is_stop)
     num = min(num_top, len(logprobs))
     likeliest = np.argpartition(-logprobs, num - 1)[:num] if num > 0 else np.empty(0, dtype=np.int64)
-    ordered = sorted(((int(t), float(logprobs[t])) for t in likeliest), key=lambda pair: -pair[1])
-    return Sampled(token=token, logprob=float(logprobs[token]), top=tuple(ordered), is_stop=is_stop)
+    top = [(int(t), float(logprobs[t])) for t in likeliest]
+    return sampled_with(token, float(logprobs[token]), top, is_stop=is_stop)
+
+
+def sampled_with(
+    token: int, logprob: float, top: Sequence[tuple[int, float]] = (), *, is_stop: bool = False
+) -> Sampled:
+    """A token with finite log-probabilities; those that cannot come, as a grammar forbids them, are left out of `top`.
+
+    Raises EngineFailed where the model gave no number.
+    """
+    if math.isnan(logprob):
+        raise EngineFailed("The model's output is not a number here, so there are no log-probabilities to give.")
+    possible = [(t, max(value, _LEAST_LOGPROB)) for t, value in top if math.isfinite(value)]
+    ordered = tuple(sorted(possible, key=lambda pair: -pair[1]))
+    return Sampled(token=token, logprob=max(logprob, _LEAST_LOGPROB), top=ordered, is_stop=is_stop)

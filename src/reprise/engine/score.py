@@ -7,6 +7,7 @@ import numpy as np
 
 from reprise.core.events import Sampled, Scored
 from reprise.core.job import Job
+from reprise.engine.decode import sampled_with
 
 SCORED_AT_ONCE = 256
 """Positions whose logits are there at a time: with a large vocabulary they take a megabyte each."""
@@ -39,7 +40,7 @@ class PromptScorer:
         if num_top == 0:
             mx.eval(own)
             self._scored += [
-                _sampled(token, score) for token, score in zip(chosen[:, 0].tolist(), own.tolist(), strict=True)
+                sampled_with(token, score) for token, score in zip(chosen[:, 0].tolist(), own.tolist(), strict=True)
             ]
             return
         likeliest = mx.argpartition(-logprobs, kth=num_top - 1, axis=-1)[:, :num_top]
@@ -48,8 +49,7 @@ class PromptScorer:
         for token, score, tokens, scores in zip(
             chosen[:, 0].tolist(), own.tolist(), likeliest.tolist(), top.tolist(), strict=True
         ):
-            ordered = sorted(zip(tokens, scores, strict=True), key=lambda pair: -pair[1])
-            self._scored.append(_sampled(token, score, tuple(ordered)))
+            self._scored.append(sampled_with(token, score, list(zip(tokens, scores, strict=True))))
 
     def give(self) -> Scored | None:
         """What was scored since this was asked last; None if nothing was."""
@@ -59,7 +59,3 @@ class PromptScorer:
         self._start += len(self._scored)
         self._scored = []
         return scored
-
-
-def _sampled(token: int, logprob: float, top: tuple[tuple[int, float], ...] = ()) -> Sampled:
-    return Sampled(token=token, logprob=logprob, top=top)

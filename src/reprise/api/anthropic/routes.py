@@ -6,13 +6,14 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from reprise.api.anthropic.body import CountBody, MessagesBody
 from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.anthropic.reply import PING, Blocks, Event, message, message_delta, usage_body
 from reprise.api.anthropic.request import asked_of, service_request_of
 from reprise.api.context import Context, InContext, Namespace
+from reprise.api.encoding import JsonResponse
 from reprise.api.exchange import Began, Ended, Piece, ServiceRequest, Waiting
 from reprise.api.reply import Reply
 from reprise.api.sse import EventStream, event_lines, while_connected
@@ -53,7 +54,7 @@ async def create_message(body: MessagesBody, request: Request, context: InContex
     headers = {"request-id": asked.id}
     if body.stream is not True:
         made = await while_connected(request.receive, _whole(context, asked))
-        return JSONResponse(made, headers={**headers, "x-request-id": asked.id})
+        return JsonResponse(made, headers={**headers, "x-request-id": asked.id})
     reply = await service.start(asked)
     return EventStream(
         reply,

@@ -4,9 +4,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from reprise.api.context import Context, InContext, Namespace
+from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, openai_shape
 from reprise.api.exchange import Began, Ended, Piece, ServiceRequest, Waiting
 from reprise.api.openai.chat_body import ChatBody
@@ -35,7 +36,7 @@ async def create_chat_completion(
     )
     if body.stream is not True:
         made = await while_connected(request.receive, _whole(context, asked))
-        return JSONResponse(made, headers={"x-request-id": asked.id})
+        return JsonResponse(made, headers={"x-request-id": asked.id})
     options = body.stream_options
     includes_usage = options is not None and options.include_usage is True
     reply = await service.start(asked)

@@ -5,10 +5,11 @@ from itertools import accumulate
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from reprise.api.batch import Batch, start_batch
 from reprise.api.context import Context, InContext, Namespace
+from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, openai_shape
 from reprise.api.exchange import Ended, Piece, RawPrompt, ServiceRequest, Usage, Waiting
 from reprise.api.openai.chat_reply import Decode, usage_body
@@ -34,7 +35,7 @@ async def create_completion(
     echoes = body.echo is True
     if body.stream is not True:
         made = await while_connected(request.receive, _whole(context, request_id, asked, echoes=echoes))
-        return JSONResponse(made, headers={"x-request-id": request_id})
+        return JsonResponse(made, headers={"x-request-id": request_id})
     options = body.stream_options
     batch = await start_batch(service, asked)
     return EventStream(

@@ -7,9 +7,10 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from reprise.api.context import Context, InContext, Namespace
+from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, Problem
 from reprise.api.exchange import Began, Ended, Piece, ServiceRequest, Waiting
 from reprise.api.reply import Reply
@@ -66,7 +67,7 @@ async def create_response(body: ResponsesBody, request: Request, context: InCont
     request_id = exchange.asked.id
     if body.stream is not True:
         made = await while_connected(request.receive, _whole(exchange))
-        return JSONResponse(made, headers={"x-request-id": request_id})
+        return JsonResponse(made, headers={"x-request-id": request_id})
     reply = await context.service.start(exchange.asked)
     stream = _Stream(exchange)
     return EventStream(reply, stream.tell(reply), request_id=request_id, on_error=stream.failed)
