@@ -229,8 +229,6 @@ async def test_structured_output_is_held_to_its_schema():
             assert a.backend.of(Purpose.GENERATE)[-1].constraint is not None
         wrong = await a.client.post(URL, json={"messages": HI, "guided_regex": "(("})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "guided_regex")
-        both = await a.client.post(URL, json={"messages": HI, "tools": TOOLS, "response_format": wanted})
-        assert (both.status_code, both.json()["error"]["param"]) == (400, "response_format")
 
 
 async def test_unknown_fields_are_noted():

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from reprise.chat import grammar
+from reprise.chat.answer_grammar import answer_grammar
 from reprise.chat.grammar import Grammar, Grammars
 from reprise.chat.parse import AnswerParser
 from reprise.chat.text_model import TextModel
@@ -333,6 +334,48 @@ def test_harmony_thinks_and_answers_in_its_channels() -> None:
             grammars.constraint(wanted, thinking=THINKING)(),
             model.encode(f'{lead}{header}{{"city": "Paris"}}<|call|>'),
         )
+
+
+def test_harmony_calls_or_answers() -> None:
+    model = tokenizer_with(*HARMONY)
+    wanted = answer_grammar(model, grammar.json_object(), tools=[WEATHER], tool_choice="auto")
+    assert wanted is not None
+    make = Grammars(model).constraint(wanted, thinking=THINKING)
+    header = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    for lead in ("", "<|channel|>analysis<|message|>free {<|end|><|start|>assistant"):
+        write(make(), model.encode(lead + "<|channel|>final<|message|>{}"))
+        write(make(), model.encode(f'{lead}{header}{{"city": "Paris"}}<|call|>'))
+
+
+@pytest.mark.parametrize("parser", sorted(FORCED))
+def test_a_call_or_the_output_in_every_format(parser: str) -> None:
+    model = replace(tokenizer_with(*SAMPLES[parser][0]), **tool_fields(parser))
+    output = grammar.json_schema({"const": {"done": True}})
+    wanted = answer_grammar(model, output, tools=[WEATHER], tool_choice="auto", parallel=False)
+    assert wanted is not None
+    make = Grammars(model).constraint(wanted)
+    write(make(), [*model.encode('{"done": true}'), min(model.eos)])
+    kinds: set[bool] = set()
+    for seed in range(12):
+        reader = AnswerParser(model, tools=[WEATHER])
+        for token in random_answer(model, make, seed=seed, patience=30, ending=FORCED[parser]):
+            reader.feed(token)
+        reader.feed(min(model.eos), is_stop=True)
+        reader.finish()
+        assert len(reader.answer.tool_calls) == 1 or json.loads(reader.answer.content or "") == {"done": True}
+        kinds.add(bool(reader.answer.tool_calls))
+    assert kinds == {True, False}
+
+
+def test_output_with_calls_that_no_grammar_has_is_refused_by_its_field() -> None:
+    with pytest.raises(BadRequest, match="Set tool_choice to 'none'") as caught:
+        answer_grammar(
+            replace(MODEL, tool_start=None, parse_tool_call=None),
+            grammar.json_object(),
+            tools=[WEATHER],
+            tool_choice="auto",
+        )
+    assert caught.value.param == "response_format"
 
 
 def test_choices_that_force_nothing() -> None:

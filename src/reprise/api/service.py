@@ -30,11 +30,11 @@ from reprise.api.renderers import Renderers
 from reprise.api.reply import Reply
 from reprise.api.served import Served
 from reprise.api.settling import Settling
+from reprise.chat.answer_grammar import answer_grammar
 from reprise.chat.explain import Explanation
 from reprise.chat.render import Branch
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest
-from reprise.chat.tool_grammar import call_grammar
 from reprise.core.backend import Backend
 from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, ShuttingDown
 from reprise.core.events import Finished, FinishReason, Progress
@@ -216,17 +216,17 @@ class ChatService:
         return rendered, rendered.prompt
 
     async def _constraint(self, request: ServiceRequest, reading: Reading) -> Callable[[], Constraint] | None:
-        """The grammar of the answer: of a forced tool call, or what the request asked for. Compiled off the loop."""
+        """The grammar of the answer: of a tool call, of what the request asked for, or both. Compiled off the loop."""
         grammar, served = request.grammar, self.served
 
         def make() -> Callable[[], Constraint] | None:
-            forced = call_grammar(
+            chosen = answer_grammar(
                 served.text,
+                grammar,
                 tools=reading.tools,
                 tool_choice=reading.tool_choice,
                 parallel=request.allows_parallel_calls,
             )
-            chosen = grammar if forced is None else forced
             return None if chosen is None else served.grammars.constraint(chosen, thinking=reading.thinking)
 
         if grammar is None and reading.tool_choice in ("auto", "none"):

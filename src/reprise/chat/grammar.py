@@ -11,7 +11,7 @@ Formats: JSON schema as llguidance implements it (docs/json_schema.md of its rep
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -34,11 +34,19 @@ class Grammar:
     """What an answer has to be: one entry of llguidance's `grammars`, as JSON text.
 
     `param` names the request's field, for errors. `is_whole` says that the grammar also has the markup around it.
+    `other` is what the answer may be instead.
     """
 
     text: str
     param: str = "response_format"
     is_whole: bool = False
+    other: "Grammar | None" = None
+
+
+def either(first: Grammar, second: Grammar) -> Grammar:
+    """What one of two grammars allows. Mistakes in either are told as the first one's."""
+    assert first.other is None, "alternatives do not nest"
+    return replace(first, other=second)
 
 
 def json_object() -> Grammar:
@@ -158,27 +166,41 @@ def _make_tokenizer(text_model: TextModel, *, param: str) -> LLTokenizer:
 
 
 def _with_lead(text_model: TextModel, grammar: Grammar, *, thinking: Thinking | None) -> str:
-    """The whole grammar: the body, and before it what the model's markup wants there."""
-    body = {"name": "body", **json.loads(grammar.text)}
+    """The whole grammar: the bodies, and before each what the model's markup wants there."""
     if text_model.transitions:
         raise BadRequest(
             "This model answers in messages with headers, which cannot be held to a grammar yet.", param=grammar.param
         )
+    rules: dict[str, str] = {}
+    starts: list[str] = []
+    bodies: list[dict[str, Any]] = []
+    choices = [grammar] if grammar.other is None else [grammar, grammar.other]
+    for number, choice in enumerate(choices):
+        name = f"body{number}"
+        bodies.append({"name": name, **json.loads(choice.text)})
+        starts.append(f"{_lead(text_model, choice, rules, thinking=thinking)} @{name}".strip())
+    lines = ["start: " + " | ".join(starts), *(f"{name}: {rule}" for name, rule in rules.items())]
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *bodies]})
+
+
+def _lead(text_model: TextModel, grammar: Grammar, rules: dict[str, str], *, thinking: Thinking | None) -> str:
+    """Lark for what stands before the body; the rules that it needs are put into `rules`."""
     if grammar.is_whole:
-        top = "start: @body"
-    elif is_harmony(text_model):
-        top = f"start: {harmony_lead(text_model)} {lark_markup(text_model, '<|channel|>final<|message|>')} @body"
-        top += HARMONY_RULES
-    else:
-        opening = text_model.structural_markers[:1]
-        lead = f"({lark_markup(text_model, opening[0])})? " if opening else ""
-        # Templates put up to two newlines between thinking and answer.
-        top = f"start: {lead}NEWLINES @body" if thinking is not None else f"start: {lead}@body"
-        top += "\nNEWLINES: /\\n{0,2}/" if thinking is not None else ""
-    return json.dumps({"grammars": [{"lark_grammar": top}, body]})
+        return ""
+    if is_harmony(text_model):
+        rules["ANALYSIS"] = ANALYSIS
+        return f"{harmony_lead(text_model)} {lark_markup(text_model, '<|channel|>final<|message|>')}"
+    opening = text_model.structural_markers[:1]
+    lead = f"({lark_markup(text_model, opening[0])})? " if opening else ""
+    if thinking is None:
+        return lead
+    # Templates put up to two newlines between thinking and answer.
+    rules["NEWLINES"] = r"/\n{0,2}/"
+    return f"{lead}NEWLINES"
 
 
-HARMONY_RULES = "\nANALYSIS: /(.|\\n)*/"
+ANALYSIS = r"/(.|\n)*/"
+HARMONY_RULES = f"\nANALYSIS: {ANALYSIS}"
 
 
 def harmony_lead(text_model: TextModel) -> str:

@@ -71,11 +71,6 @@ def service_request_of(
     if "tool_calls" in last:
         raise BadRequest("The chat ends with a tool use: send its tool result.", param="messages")
     grammar = _grammar(body)
-    if grammar is not None and asked.chat.tools and asked.tool_choice != "none":
-        raise BadRequest(
-            f"`{grammar.param}` and `tools` cannot be used together, unless `tool_choice` is of type 'none'.",
-            param=grammar.param,
-        )
     choice = body.tool_choice
     return ServiceRequest(
         id=request_id,

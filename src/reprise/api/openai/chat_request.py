@@ -28,11 +28,6 @@ def service_request_of(
         raise BadRequest(f"More than {limits.max_messages} messages.", param="messages")
     if len(tools) > limits.max_tools:
         raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
-    if grammar is not None and tools and tool_choice != "none":
-        raise BadRequest(
-            f"`{grammar.param}` and `tools` cannot be used together, unless `tool_choice` is 'none'.",
-            param=grammar.param,
-        )
     return ServiceRequest(
         id=request_id,
         api="chat",

@@ -41,10 +41,6 @@ def service_request_of(
         raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
     tool_choice = tool_choice_of(body, tools)
     grammar = _grammar(body)
-    if grammar is not None and tools and tool_choice != "none":
-        raise BadRequest(
-            "`text.format` and `tools` cannot be used together, unless `tool_choice` is 'none'.", param="text.format"
-        )
     writer = MessageWriter(body.instructions)
     for item in earlier:
         writer.add(item, "previous_response_id")

@@ -1,0 +1,146 @@
+"""Structured output together with tools: a tool call now, or the JSON at the end, on all APIs."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.api.servers import api, says
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"sky": {"enum": ["blue", "grey"]}},
+    "required": ["sky"],
+    "additionalProperties": False,
+}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+OUTPUT = '{"sky": "blue"}'
+HI = [{"role": "user", "content": "How is the sky?"}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """An API: where a request goes and how its answer is read. `choices` are its ways to say how tools are chosen."""
+
+    url: str
+    body: dict[str, Any]
+    choices: dict[str, Any]
+    read: Callable[[dict[str, Any]], tuple[str | None, list[Any]]]
+    """The text and the arguments of the calls of an answer."""
+
+
+def read_chat(answer: dict[str, Any]) -> tuple[str | None, list[Any]]:
+    message = answer["choices"][0]["message"]
+    calls = [json.loads(call["function"]["arguments"]) for call in message.get("tool_calls") or []]
+    return message["content"], calls
+
+
+def read_response(answer: dict[str, Any]) -> tuple[str | None, list[Any]]:
+    texts = [item["content"][0]["text"] for item in answer["output"] if item["type"] == "message"]
+    calls = [json.loads(item["arguments"]) for item in answer["output"] if item["type"] == "function_call"]
+    return "".join(texts) or None, calls
+
+
+def read_message(answer: dict[str, Any]) -> tuple[str | None, list[Any]]:
+    texts = [block["text"] for block in answer["content"] if block["type"] == "text"]
+    return "".join(texts) or None, [block["input"] for block in answer["content"] if block["type"] == "tool_use"]
+
+
+FUNCTION = {"name": "get_weather", "parameters": PARAMETERS}
+OUTPUT_FORMAT = {"type": "json_schema", "schema": SCHEMA}
+MESSAGES = Dialect(
+    url="/v1/messages",
+    body={
+        "max_tokens": 64,
+        "messages": HI,
+        "tools": [{"name": "get_weather", "input_schema": PARAMETERS}],
+        "output_config": {"format": OUTPUT_FORMAT},
+    },
+    choices={
+        "auto": {"type": "auto"},
+        "none": {"type": "none"},
+        "required": {"type": "any"},
+        "named": {"type": "tool", "name": "get_weather"},
+    },
+    read=read_message,
+)
+DIALECTS = {
+    "chat": Dialect(
+        url="/v1/chat/completions",
+        body={
+            "messages": HI,
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}},
+        },
+        choices={
+            "auto": "auto",
+            "none": "none",
+            "required": "required",
+            "named": {"type": "function", "function": {"name": "get_weather"}},
+        },
+        read=read_chat,
+    ),
+    "responses": Dialect(
+        url="/v1/responses",
+        body={
+            "input": HI,
+            "tools": [{"type": "function", **FUNCTION}],
+            "text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}},
+        },
+        choices={
+            "auto": "auto",
+            "none": "none",
+            "required": "required",
+            "named": {"type": "function", "name": "get_weather"},
+        },
+        read=read_response,
+    ),
+    "messages": MESSAGES,
+    "messages, before": Dialect(
+        url=MESSAGES.url,
+        body={k: v for k, v in MESSAGES.body.items() if k != "output_config"} | {"output_format": OUTPUT_FORMAT},
+        choices=MESSAGES.choices,
+        read=read_message,
+    ),
+}
+
+
+async def asked(name: str, said: str, choice: str | None = None, *, template: str = "strips_thinking") -> Any:
+    """The status of the answer when the model says this, and what the client reads; the engine holds to the grammar."""
+    dialect = DIALECTS[name]
+    chosen = {} if choice is None else {"tool_choice": dialect.choices[choice]}
+    async with api(says(said), template=template) as a:
+        response = await a.client.post(dialect.url, json={**dialect.body, **chosen})
+    return dialect.read(response.json()) if response.status_code == 200 else response.status_code
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("choice", [None, "auto"])
+async def test_the_answer_is_a_call_or_the_output(name: str, choice: str | None) -> None:
+    assert await asked(name, CALL, choice) == (None, [{"city": "Paris"}])
+    assert await asked(name, f"{CALL}\n{CALL}", choice) == (None, [{"city": "Paris"}] * 2)
+    assert await asked(name, OUTPUT, choice) == (OUTPUT, [])
+    for other in ("Blue.", '{"sky": "red"}', OUTPUT + CALL, CALL + OUTPUT):
+        assert await asked(name, other, choice) == 500, other
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+async def test_a_choice_decides_which(name: str) -> None:
+    for choice in ("required", "named"):
+        assert await asked(name, CALL, choice) == (None, [{"city": "Paris"}])
+        assert await asked(name, OUTPUT, choice) == 500
+    assert await asked(name, OUTPUT, "none") == (OUTPUT, [])
+    assert await asked(name, CALL, "none") == 500
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+async def test_thinking_comes_before_either(name: str) -> None:
+    for said, expected in ((CALL, (None, [{"city": "Paris"}])), (OUTPUT, (OUTPUT, []))):
+        assert await asked(name, f"Hm.\n</think>\n\n{said}", template="think_in_prompt") == expected
+        assert await asked(name, f"<think>\nHm.\n</think>\n\n{said}") == expected
+    assert await asked(name, "Hm.\n</think>\n\nBlue.", template="think_in_prompt") == 500
