@@ -40,6 +40,15 @@ def test_a_request_of_a_server_for_a_person() -> None:
         assert "parted at token" in text
         assert "--restore-reasoning" in text
         assert json.loads(run(second.id, "--url", url, "--json")[1]) == server.record(second.id)
+        # Without an id: the last one, and the address without its scheme.
+        assert run("--url", url.removeprefix("http://")) == (0, text)
+        listed = CliRunner().invoke(app, ["requests", "--url", f"{url}/v1/", "--limit", "2"])
+        assert listed.exit_code == 0, listed.output
+        newest, oldest = [line for line in listed.output.splitlines() if "chatcmpl-" in line]
+        assert second.id in newest and first.id in oldest
+        assert f"{second.computed:,}" in newest and "thinking stripped" in newest
+        records = json.loads(CliRunner().invoke(app, ["requests", "--url", url, "--json"]).output)
+        assert [record["id"] for record in records] == [second.id, first.id]
         status, text = run("chatcmpl-nobody", "--url", url)
         assert status == 2
         assert "There is no record of a request" in text
@@ -93,3 +102,19 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     status, text = run("chatcmpl-1", "--url", "http://127.0.0.1:1")
     assert status == 2
     assert "No server answers" in text
+
+
+def test_a_server_that_has_answered_nothing_and_addresses_that_are_none() -> None:
+    with serving(tiny_model("llama")) as server:
+        url = str(server.client.base_url)
+        status, text = run("--url", url)
+        assert status == 2 and "no request yet" in text
+        listed = CliRunner().invoke(app, ["requests", "--url", url])
+        assert (listed.exit_code, listed.output) == (0, "No requests yet.\n")
+        server.client.post("/chat/completions", json={"messages": "hi"})
+        status, text = run("--url", url)
+        assert status == 0
+        assert "refused with status 400" in text and "note: POST /chat/completions" in text
+    for wrong in ("ftp://host", "http://", "host:99999"):
+        status, text = run("--url", wrong)
+        assert status == 2 and "127.0.0.1:8080" in text

@@ -37,6 +37,7 @@ ADVICE = {
     Reason.TEMPLATE_RERENDERED: "The chat template moves text as the chat grows; settling computes that while idle.",
     Reason.BRANCHED: "",
     Reason.NO_SNAPSHOT: "This model resumes only where a snapshot was kept; more memory keeps more of them.",
+    Reason.PROMPT_LOGPROBS: "Log-probabilities of the prompt were asked for, which need all of it to be computed.",
     Reason.EVICTED: "The cache was full: a larger --cache-bytes keeps more chats.",
 }
 

@@ -80,11 +80,10 @@ def reported_loading(model: str, *, every_s: float = LOADING_REPORTED_S) -> Gene
         while not is_over.wait(every_s):
             resident = psutil.Process().memory_info().rss
             log.info(
-                "still loading %s%s: %.0f s, this process holds %.1f GB",
+                "loading %s%s: %.0f s so far, this process holds %.1f GB",
                 model, size, time.monotonic() - begun_s, resident / 1e9,
             )  # fmt: skip
 
-    log.info("loading %s%s", model, size)
     reporter = threading.Thread(target=report, name="reprise-loading", daemon=True)
     reporter.start()
     try:

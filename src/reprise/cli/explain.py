@@ -3,22 +3,25 @@
 import json
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from typer import Option
 
 from reprise.cli.refuse import refusals, refuse
-
-_TIMEOUT_S = 30.0
+from reprise.cli.server_url import DEFAULT_URL, asked
 
 
 def explain(
     *,
-    what: Annotated[str, typer.Argument(metavar="ID|FILE", help="A request of a server, or a request body.")],
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="ID|FILE", help="A request of a server (default: its last one), or a request body."),
+    ] = None,
     other: Annotated[
         Path | None, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The later request body.")
     ] = None,
-    url: Annotated[str, Option(help="The server that answered the request.")] = "http://127.0.0.1:8080",
+    url: Annotated[str, Option(help="The server that answered the request, as host:port or a URL.")] = DEFAULT_URL,
     api_key: Annotated[str | None, Option(help="The server's key.", envvar="REPRISE_API_KEY")] = None,
     model: Annotated[
         str | None, Option(help="For two files: the model whose tokenizer and chat template count.")
@@ -27,10 +30,10 @@ def explain(
 ) -> None:
     """Say why prompt tokens were not reused.
 
-    With the id of a request: asks the server that answered it. With two request bodies in files: says, without a
-    server, where and why the second cannot reuse the first.
+    Without arguments: the last request of the server at --url; `reprise requests` lists them. With the id of a request:
+    that one. With two request bodies in files: says, without a server, where and why the second cannot reuse the first.
     """
-    if other is None:
+    if what is None or other is None:
         record = _record(url, what, api_key)
         typer.echo(json.dumps(record, indent=2) if as_json else "\n".join(_told(record)))
         return
@@ -41,20 +44,13 @@ def explain(
     typer.echo(json.dumps(foreseen, indent=2) if as_json else "\n".join(_foretold(foreseen)))
 
 
-def _record(url: str, request_id: str, api_key: str | None) -> dict[str, Any]:
-    import httpx  # noqa: PLC0415 (slow to import)
-
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    try:
-        response = httpx.get(f"{url.rstrip('/')}/v1/cache/requests/{request_id}", headers=headers, timeout=_TIMEOUT_S)
-        body: dict[str, Any] = response.json()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        refuse(f"No server answers at {url}: {error}.")
-    except ValueError:
-        refuse(f"What answers at {url} is no Reprise server.")
-    if not response.is_success:
-        refuse(str(body.get("error", {}).get("message", f"the server answered {response.status_code}.")))
-    return body
+def _record(url: str, request_id: str | None, api_key: str | None) -> dict[str, Any]:
+    if request_id is not None:
+        return asked(url, f"/v1/cache/requests/{quote(request_id, safe='')}", api_key=api_key)
+    latest: list[dict[str, Any]] = asked(url, "/v1/cache/requests", api_key=api_key, limit=1)["data"]
+    if not latest:
+        refuse("The server has answered no request yet.")
+    return latest[0]
 
 
 def _foresight(model: str, first: Path, second: Path) -> dict[str, Any]:
@@ -77,7 +73,8 @@ def _foresight(model: str, first: Path, second: Path) -> dict[str, Any]:
 
 
 def _told(record: dict[str, Any]) -> list[str]:
-    lines = [f"{record['id']} ({record['api']}): {record['ended']}"]
+    status = f" with status {record['status']}" if record.get("status") is not None else ""
+    lines = [f"{record['id']} ({record['api']}): {record['ended']}{status}"]
     if record.get("error"):
         lines.append(f"error: {record['error']}")
     if "prompt_tokens" in record:

@@ -8,6 +8,7 @@ from reprise import __version__
 from reprise.cli.demo import demo
 from reprise.cli.explain import explain
 from reprise.cli.inspect import inspect
+from reprise.cli.requests import requests
 from reprise.cli.serve import serve
 from reprise.cli.simulate import simulate
 
@@ -22,6 +23,7 @@ app.command()(serve)
 app.command()(inspect)
 app.command()(demo)
 app.command()(explain)
+app.command()(requests)
 app.command()(simulate)
 
 

@@ -1,0 +1,51 @@
+"""Asking a running server: its address as people write it, and one request with a sentence for whatever fails."""
+
+import json
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from reprise.cli.refuse import refuse
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+_TIMEOUT_S = 30.0
+
+
+def server_url(text: str) -> str:
+    """The base URL that a person means: the scheme may be missing, `/v1` or a slash may stand at the end."""
+    text = text.strip()
+    if "://" not in text:
+        text = f"http://{text}"
+    try:
+        parts = urlsplit(text)
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        refuse(f"--url {text!r} is not an address: write for example 127.0.0.1:8080.")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def asked(url: str, path: str, *, api_key: str | None, **query: str | int) -> dict[str, Any]:
+    """The JSON that a running server answers to `GET path`. Ends the command with a sentence where it does not."""
+    import httpx  # noqa: PLC0415 (slow to import)
+
+    base = server_url(url)
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        response = httpx.get(f"{base}{path}", headers=headers, params=query, timeout=_TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        refuse(f"No server answers at {base}: {error}. Start one with `reprise serve`, or give its address with --url.")
+    body = _json_object(response.text)
+    if body is None or not (response.is_success or "error" in body):
+        refuse(f"The server at {base} is not Reprise.")
+    if not response.is_success:
+        refuse(str(body["error"]["message"]))
+    return body
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    try:
+        body: Any = json.loads(text)
+    except ValueError:
+        return None
+    return cast(dict[str, Any], body) if isinstance(body, dict) else None
