@@ -14,7 +14,7 @@ from reprise.api import metrics, pins, prefill, server_routes, tokenize
 from reprise.api.anthropic import routes as messages
 from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.auth import ApiKeys, Authentication
-from reprise.api.body_limits import BodyLimits
+from reprise.api.body_limits import BodyLimits, max_body_nbytes
 from reprise.api.context import Context
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import LastResort, Shapes, install_error_handlers
@@ -62,7 +62,7 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         app.include_router(module.router)
     install_error_handlers(app, shapes)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimits, max_bytes=settings.max_body_bytes, max_depth=service.limits.max_depth, shapes=shapes)
+    app.add_middleware(BodyLimits, max_bytes=max_body_nbytes(settings, service.served.context), shapes=shapes)
     keys = ApiKeys(settings.api_keys, has_namespaces=settings.separates_keys)
     app.add_middleware(Authentication, keys=keys, shapes=shapes)
     if settings.cors_origins:

@@ -37,6 +37,17 @@ class Unauthorized(RepriseError):
     code = "invalid_api_key"
 
 
+class NotJson(BadRequest):
+    code = "not_json"
+
+
+class ServerBusy(RepriseError):
+    """The server holds as much of others' bodies as it may."""
+
+    status = 503
+    code = "server_busy"
+
+
 class BodyTooLarge(RepriseError):
     status = 413
     code = "body_too_large"
@@ -69,6 +80,8 @@ def _problem_of(error: Exception) -> Problem:
     match error:
         case QueueFull():
             return Problem(status=error.status, code=error.code, message=str(error), retry_after_s=error.retry_after_s)
+        case ServerBusy():
+            return Problem(status=error.status, code=error.code, message=str(error), retry_after_s=1)
         case ShuttingDown():
             return Problem(status=error.status, code=error.code, message=str(error), retry_after_s=5)
         case BadRequest():
@@ -104,9 +117,6 @@ def _invalid_body(error: RequestValidationError) -> Problem:
         )
     # A value that fits no branch of a union gives one error for each; the deepest tells most.
     first = max(found, key=lambda e: len(_path(error.body, e)))
-    if first["type"] == "json_invalid":
-        message = f"The body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}."
-        return Problem(status=400, code="not_json", message=message)
     path = _path(error.body, first)
     sentence = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     if not path:

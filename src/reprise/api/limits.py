@@ -9,6 +9,10 @@ class Limits:
 
     max_depth: int = 100
     """Levels of lists and objects in a body."""
+    max_containers: int = 65_536
+    """Lists and objects in a body."""
+    max_commas: int = 100_000
+    """What else a body lists, beside two token ids for each token of the context."""
     max_messages: int = 10_000
     max_tools: int = 512
     max_stops: int = 16

@@ -31,7 +31,7 @@ async def pinned_prefix(body: PrefillBody, service: ChatService, *, namespace: s
     prompt: all of it.
     """
     service.served.check_name(body.model)
-    asked, until = prefix_of(body, service)
+    asked, until = await service.off_loop(lambda: prefix_of(body, service))
     prompt = await service.prefix(asked, namespace=namespace, until=until)
     ends = [b.position for b in prompt.boundaries if b.kind is BoundaryKind.STABLE and b.position > 0]
     end = max(ends, default=len(prompt)) if until is None else len(prompt)

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from reprise.api.body_route import BodyRoute
 from reprise.api.context import InContext, Namespace
 from reprise.api.errors import ErrorBody
 from reprise.api.pin_body import PinBody, UnpinBody, pinned_prefix
@@ -15,7 +16,9 @@ from reprise.core.backend import Backend
 from reprise.core.errors import BadRequest, NotFound, OutOfMemory
 from reprise.core.pin import Pin, Pins, pin_id
 
-router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+router = APIRouter(
+    route_class=BodyRoute, tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
+)
 
 
 @router.post("/v1/cache/pin")

@@ -4,14 +4,18 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from reprise.api.body_route import BodyRoute
 from reprise.api.context import InContext, Namespace
 from reprise.api.errors import ErrorBody
 from reprise.api.prefill_body import PrefillBody
 from reprise.api.service import new_request_id
 from reprise.api.sse import while_connected
 from reprise.api.warm import prefix_of
+from reprise.core.record import Outcome
 
-router = APIRouter(tags=["Tokens"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+router = APIRouter(
+    route_class=BodyRoute, tags=["Tokens"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
+)
 
 
 @router.post("/v1/prefill")
@@ -19,11 +23,14 @@ async def prefill(body: PrefillBody, request: Request, context: InContext, names
     """Compute the prompt into the prefix cache; nothing is sampled. The counts are tokens."""
     service = context.service
     service.served.check_name(body.model)
-    prompt, until = prefix_of(body, service)
     request_id = new_request_id("prefill")
-    prefix = await service.prefix(prompt, namespace=namespace, until=until)
-    work = service.prefill(prefix, request_id=request_id, namespace=namespace)
-    outcome = await while_connected(request.receive, work)
+
+    async def compute() -> Outcome:
+        prompt, until = await service.off_loop(lambda: prefix_of(body, service))
+        prefix = await service.prefix(prompt, namespace=namespace, until=until)
+        return await service.prefill(prefix, request_id=request_id, namespace=namespace)
+
+    outcome = await while_connected(request.receive, compute())
     return {
         "id": request_id,
         "object": "prefill",

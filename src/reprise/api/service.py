@@ -11,10 +11,8 @@ The life of a request, as every API uses it::
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -23,6 +21,7 @@ from reprise.api.exchange import EndReason, RawPrompt, ServiceRequest
 from reprise.api.inbox import Inbox
 from reprise.api.jobs import cut_at, job_of, running_of
 from reprise.api.limits import Limits
+from reprise.api.off_loop import OffLoop, Stage
 from reprise.api.progress import PrefillProgress
 from reprise.api.reading import Reading, reading_of
 from reprise.api.records import Record, Records, log_line, record_of
@@ -72,9 +71,8 @@ class ChatService:
         self._settling = Settling(backend, max_tokens=settings.max_settle)
         self.records = Records(limit=self.limits.max_records)
         self.is_closing = False
-        self._pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="render")
+        self.threads = OffLoop()
         self._open: dict[str, Reply] = {}
-        self._num_rendering = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: list[Watcher] = []
 
@@ -85,7 +83,7 @@ class ChatService:
     @property
     def is_idle(self) -> bool:
         """Nothing queued, running or settling, and nothing about to be."""
-        return not self._open and self._num_rendering == 0 and not self._tasks and self.backend.status().is_idle
+        return not self._open and self.threads.is_idle and not self._tasks and self.backend.status().is_idle
 
     async def start(self, request: ServiceRequest) -> Reply:
         """Render the prompt and queue the request's jobs.
@@ -195,7 +193,7 @@ class ChatService:
         for reply in tuple(self._open.values()):
             reply.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.threads.shutdown()
 
     async def _prompt(self, prompt: ChatRequest | RawPrompt, *, namespace: str) -> tuple[Rendered | None, Prompt]:
         if self.is_closing:
@@ -204,13 +202,7 @@ class ChatService:
             if len(prompt.tokens) == 0:
                 raise BadRequest("The prompt is empty. Send at least one token.", param="prompt")
             return None, Prompt(tokens=prompt.tokens)
-        if self._num_rendering >= self.settings.max_queue:
-            raise QueueFull(f"{self._num_rendering} requests are being prepared already. Try again in a moment.")
-        self._num_rendering += 1
-        try:
-            rendered = await self.render(prompt, namespace=namespace)
-        finally:
-            self._num_rendering -= 1
+        rendered = await self.render(prompt, namespace=namespace)
         if len(rendered.prompt) == 0:
             raise BadRequest("The chat renders to an empty prompt. Send at least one message with text.")
         return rendered, rendered.prompt
@@ -240,7 +232,7 @@ class ChatService:
             return
         answer = choice.answer
         renderer = self.renderers.of(reply.request.namespace)
-        await self.off_loop(lambda: renderer.learn(rendered, choice.tokens, answer))
+        await self.threads.run(Stage.END, lambda: renderer.learn(rendered, choice.tokens, answer))
 
     def _close_reply(self, reply: Reply) -> None:
         self._in_background(self._settle_up(reply))
@@ -263,8 +255,9 @@ class ChatService:
             return
         ended = reply.ended[0]
         branch: Branch = "tool" if ended.reason is EndReason.TOOL_CALLS else "user"
-        prompt = await self.off_loop(
-            lambda: self.renderers.of(reply.request.namespace).next_turn(rendered, ended.answer, branch=branch)
+        prompt = await self.threads.run(
+            Stage.AFTER,
+            lambda: self.renderers.of(reply.request.namespace).next_turn(rendered, ended.answer, branch=branch),
         )
         if prompt is None or len(prompt) == 0:
             return
@@ -275,8 +268,8 @@ class ChatService:
         request, rendered, outcomes = reply.request, reply.rendered, reply.outcomes
         explanation: Explanation | None = None
         if rendered is not None and outcomes:
-            explanation = await self.off_loop(
-                lambda: self.renderers.of(request.namespace).explain(rendered, outcomes[0])
+            explanation = await self.threads.run(
+                Stage.AFTER, lambda: self.renderers.of(request.namespace).explain(rendered, outcomes[0])
             )
         record = record_of(reply, model=self.served.id, explanation=explanation)
         self.records.add(record)
@@ -295,8 +288,16 @@ class ChatService:
             watcher.token_came(gap_s)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """Do work that takes a while (rendering, tokenizing) on another thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        """Do the work that a request begins with (reading it, rendering, tokenizing) on another thread.
+
+        Raises QueueFull and ShuttingDown. If the caller is cancelled, the work stops as soon as it looks up.
+        """
+        if self.is_closing:
+            raise ShuttingDown("The server is shutting down. Try again in a moment.")
+        num_open = self.threads.num_open(Stage.BEGIN)
+        if num_open >= self.settings.max_queue:
+            raise QueueFull(f"{num_open} requests are being prepared already. Try again in a moment.")
+        return await self.threads.run(Stage.BEGIN, work)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -2,17 +2,22 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from reprise.api.body import Body
+from reprise.api.body_route import BodyRoute
 from reprise.api.context import InContext, Namespace
 from reprise.api.errors import ErrorBody
 from reprise.api.openai.chat_body import ChatMessage, ToolSpec
 from reprise.api.openai.chat_request import chat_of
 from reprise.api.openai.completions_body import checked_tokens, text_tokens
+from reprise.api.service import ChatService
+from reprise.api.sse import while_connected
 from reprise.core.errors import BadRequest
 
-router = APIRouter(tags=["Tokens"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+router = APIRouter(
+    route_class=BodyRoute, tags=["Tokens"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
+)
 
 
 class TokenizeBody(Body):
@@ -34,25 +39,29 @@ class DetokenizeBody(Body):
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def tokenize(body: TokenizeBody, request: Request, context: InContext, namespace: Namespace) -> dict[str, Any]:
     """The tokens of a text or a chat, as the model would read them."""
     service = context.service
     service.served.check_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("Send either `prompt` or `messages`.", param="prompt")
+    tokens = await while_connected(request.receive, _tokens(body, service, namespace))
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": service.served.context}
+
+
+async def _tokens(body: TokenizeBody, service: ChatService, namespace: str) -> list[int]:
     if body.prompt is not None:
-        text = body.prompt
-        adds_bos = body.add_special_tokens is not False
-        tokens = await service.off_loop(lambda: text_tokens(text, service.served, adds_bos=adds_bos))
-    else:
-        chat = chat_of(
+        text, adds_bos = body.prompt, body.add_special_tokens is not False
+        return await service.off_loop(lambda: text_tokens(text, service.served, adds_bos=adds_bos))
+    chat = await service.off_loop(
+        lambda: chat_of(
             body.messages or [],
             tools=body.tools or [],
             template_options=body.chat_template_kwargs or {},
             continue_final=body.continue_final_message is True,
         )
-        tokens = (await service.render(chat, namespace=namespace)).prompt.tokens.tolist()
-    return {"tokens": tokens, "count": len(tokens), "max_model_len": service.served.context}
+    )
+    return (await service.render(chat, namespace=namespace)).prompt.tokens.tolist()
 
 
 @router.post("/detokenize")
@@ -62,5 +71,8 @@ async def detokenize(body: DetokenizeBody, context: InContext) -> dict[str, Any]
     service.served.check_name(body.model)
     if not body.tokens:
         return {"prompt": ""}
-    tokens = checked_tokens(body.tokens, service.served, param="tokens").tolist()
-    return {"prompt": await service.off_loop(lambda: service.served.text.decode(tokens))}
+
+    def text() -> str:
+        return service.served.text.decode(checked_tokens(body.tokens, service.served, param="tokens").tolist())
+
+    return {"prompt": await service.off_loop(text)}

@@ -7,6 +7,7 @@ The file is plain text (one system prompt), a JSON object, or JSON lines; an obj
 import json
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,7 +77,7 @@ async def warm_up(service: ChatService, bodies: Sequence[PrefillBody]) -> None:
     """Compute the prompts one after the other. One that fails is said in the log, and the next is tried."""
     for number, body in enumerate(bodies, start=1):
         try:
-            prompt, until = prefix_of(body, service)
+            prompt, until = await service.off_loop(partial(prefix_of, body, service))
             prefix = await service.prefix(prompt, until=until)
             outcome = await service.prefill(prefix, request_id=new_request_id("warm"))
         except RepriseError as error:

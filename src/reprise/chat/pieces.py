@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from reprise.chat.long_text import encode_long
 from reprise.chat.memo import Memo
 from reprise.chat.seams import Seams
 from reprise.chat.text_model import TextModel
+from reprise.core.abandon import stop_if_abandoned
 from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens
 
 _ENTRY_NBYTES = 300
@@ -171,6 +173,7 @@ class PieceTokenizer:
     def _pieces(self, text: str) -> Iterator[Piece]:
         chain, char_at, token_at = 0, 0, 0
         for part in self._seams.cut(text):
+            stop_if_abandoned()
             tokens = self._tokens(chain, part)
             yield Piece(text=part, tokens=tokens, chain=chain, char_at=char_at, token_at=token_at)
             chain = _after(chain, part)
@@ -183,7 +186,7 @@ class PieceTokenizer:
             return sampled
         known = self._canonical.get(part)
         if known is None:
-            known = as_tokens(self._encode(part))
+            known = as_tokens(encode_long(self._encode, part))
             self._canonical.put(part, known)
         return known
 

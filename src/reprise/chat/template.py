@@ -9,6 +9,7 @@ from reprise.chat.dates import TemplateDates, read_dates
 from reprise.chat.forms import REASONING, REASONING_KEYS, Form, forms, is_text_only, written
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
+from reprise.core.abandon import stop_if_abandoned
 from reprise.core.errors import BadRequest, TemplateFailed
 
 _RESERVED = frozenset(
@@ -110,6 +111,7 @@ class ChatTemplate:
         Raises TemplateFailed.
         """
         assert self._render is not None, "checked when the scene was opened"
+        stop_if_abandoned()
         request = scene.request
         try:
             return self._render(

@@ -51,8 +51,13 @@ def serve(
         Option(help="A web origin that may call the server. May be given several times.", rich_help_panel=_SERVER),
     ] = None,
     max_body: Annotated[
-        str, Option(metavar="BYTES", help="The longest request body.", rich_help_panel=_SERVER)
-    ] = "32MiB",
+        str | None,
+        Option(
+            metavar="BYTES",
+            help="The longest request body, as 32MiB. Default: follows from the context window.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     max_tokens: Annotated[int, Option(min=1, help="For requests that do not say.", rich_help_panel=_ANSWERS)] = 4096,
     thinking_budget: Annotated[
         int | None,
@@ -150,7 +155,7 @@ def serve(
         separates_keys=key_namespaces,
         accepts_any_model=any_model,
         cors_origins=tuple(cors_origin or ()),
-        max_body_bytes=num_bytes("--max-body", max_body),
+        max_body_bytes=num_bytes("--max-body", max_body) if max_body is not None else None,
         max_tokens=max_tokens,
         thinking_budget=thinking_budget,
         max_context=max_context,

@@ -25,8 +25,8 @@ class Settings:
     """Serve requests that name another model, instead of refusing them."""
     cors_origins: tuple[str, ...] = ()
     """Web origins whose pages may call the server; empty: none."""
-    max_body_bytes: int = 32 * 1024 * 1024
-    """A longer request body is refused."""
+    max_body_bytes: int | None = None
+    """A longer request body is refused; None: what a prompt that fits the context may need."""
 
     max_tokens: int = 4096
     """For requests that do not say."""
@@ -74,7 +74,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         assert 0 <= self.port <= 65535, self.port
-        assert self.max_body_bytes > 0, self.max_body_bytes
+        assert self.max_body_bytes is None or self.max_body_bytes > 0, self.max_body_bytes
         assert self.max_tokens > 0, self.max_tokens
         assert self.thinking_budget is None or self.thinking_budget >= 0, self.thinking_budget
         assert self.max_context is None or self.max_context > 0, self.max_context

@@ -12,9 +12,10 @@ from reprise.api.anthropic.body import CountBody, MessagesBody
 from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.anthropic.reply import PING, Blocks, Event, message, message_delta, usage_body
 from reprise.api.anthropic.request import asked_of, service_request_of
+from reprise.api.body_route import BodyRoute
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
-from reprise.api.exchange import Began, Ended, Piece, ServiceRequest, Waiting
+from reprise.api.exchange import Began, Ended, Piece, Waiting
 from reprise.api.reply import Reply
 from reprise.api.sse import EventStream, event_lines, while_connected
 
@@ -36,46 +37,56 @@ class AnthropicErrorBody(BaseModel):
 
 
 router = APIRouter(
-    tags=["Anthropic"], responses={"4XX": {"model": AnthropicErrorBody}, "5XX": {"model": AnthropicErrorBody}}
+    route_class=BodyRoute,
+    tags=["Anthropic"],
+    responses={"4XX": {"model": AnthropicErrorBody}, "5XX": {"model": AnthropicErrorBody}},
 )
 
 
 @router.post(PREFIX, response_model=None)
 async def create_message(body: MessagesBody, request: Request, context: InContext, namespace: Namespace) -> Response:
     """Answer a chat."""
-    service = context.service
-    asked = service_request_of(
-        body,
-        request_id=f"msg_{uuid4().hex}",
-        namespace=namespace,
-        served=service.served,
-        limits=service.limits,
-    )
-    headers = {"request-id": asked.id}
     if body.stream is not True:
-        made = await while_connected(request.receive, _whole(context, asked))
-        return JsonResponse(made, headers={**headers, "x-request-id": asked.id})
-    reply = await service.start(asked)
+        made = await while_connected(request.receive, _whole(context, body, namespace))
+        return JsonResponse(made, headers={"request-id": made["id"], "x-request-id": made["id"]})
+    reply = await while_connected(request.receive, _start_reply(context, body, namespace))
     return EventStream(
         reply,
         _tell(context, reply),
-        request_id=asked.id,
+        request_id=reply.request.id,
         on_error=lambda problem: _lines(anthropic_shape(problem)),
-        headers=headers,
+        headers={"request-id": reply.request.id},
     )
 
 
+async def _start_reply(context: Context, body: MessagesBody, namespace: str) -> Reply:
+    service = context.service
+    asked = await service.off_loop(
+        lambda: service_request_of(
+            body,
+            request_id=f"msg_{uuid4().hex}",
+            namespace=namespace,
+            served=service.served,
+            limits=service.limits,
+        )
+    )
+    return await service.start(asked)
+
+
 @router.post(f"{PREFIX}/count_tokens")
-async def count_tokens(body: CountBody, context: InContext) -> dict[str, Any]:
+async def count_tokens(body: CountBody, request: Request, context: InContext) -> dict[str, Any]:
     """How many tokens the prompt of such a request has."""
     service = context.service
-    asked = asked_of(body, served=service.served, limits=service.limits)
-    rendered = await service.render(asked.chat)
-    return {"input_tokens": len(rendered.prompt)}
+
+    async def count() -> int:
+        asked = await service.off_loop(lambda: asked_of(body, served=service.served, limits=service.limits))
+        return len((await service.render(asked.chat)).prompt)
+
+    return {"input_tokens": await while_connected(request.receive, count())}
 
 
-async def _whole(context: Context, asked: ServiceRequest) -> dict[str, Any]:
-    reply = await context.service.start(asked)
+async def _whole(context: Context, body: MessagesBody, namespace: str) -> dict[str, Any]:
+    reply = await _start_reply(context, body, namespace)
     blocks = Blocks()
     async with reply:
         async for event in reply.events():
@@ -84,7 +95,7 @@ async def _whole(context: Context, asked: ServiceRequest) -> dict[str, Any]:
     blocks.finish()
     (ended,) = reply.ended
     usage = usage_body(reply.usage, num_stored=reply.usage.stored)
-    return message(asked.id, context.service.served.id, usage, content=blocks.content, ended=ended)
+    return message(reply.request.id, context.service.served.id, usage, content=blocks.content, ended=ended)
 
 
 async def _tell(context: Context, reply: Reply) -> AsyncGenerator[str, None]:

@@ -6,10 +6,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from reprise.api.body_route import BodyRoute
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, openai_shape
-from reprise.api.exchange import Began, Ended, Piece, ServiceRequest, Waiting
+from reprise.api.exchange import Began, Ended, Piece, Waiting
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.chat_reply import Head, completion, end_chunk, piece_chunks, role_chunk, usage_chunk
 from reprise.api.openai.chat_request import service_request_of
@@ -18,7 +19,9 @@ from reprise.api.service import new_request_id
 from reprise.api.sse import DONE, EventStream, comment_line, data_line, while_connected
 from reprise.core.events import Sampled
 
-router = APIRouter(tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+router = APIRouter(
+    route_class=BodyRoute, tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
+)
 
 
 @router.post("/v1/chat/completions", response_model=None)
@@ -26,30 +29,36 @@ async def create_chat_completion(
     body: ChatBody, request: Request, context: InContext, namespace: Namespace
 ) -> Response:
     """Answer a chat."""
-    service = context.service
-    asked = service_request_of(
-        body,
-        request_id=new_request_id("chatcmpl"),
-        namespace=namespace,
-        served=service.served,
-        limits=service.limits,
-    )
     if body.stream is not True:
-        made = await while_connected(request.receive, _whole(context, asked))
-        return JsonResponse(made, headers={"x-request-id": asked.id})
+        made = await while_connected(request.receive, _whole(context, body, namespace))
+        return JsonResponse(made, headers={"x-request-id": made["id"]})
     options = body.stream_options
     includes_usage = options is not None and options.include_usage is True
-    reply = await service.start(asked)
+    reply = await while_connected(request.receive, _start(context, body, namespace))
     return EventStream(
         reply,
         _tell(context, reply, includes_usage=includes_usage),
-        request_id=asked.id,
+        request_id=reply.request.id,
         on_error=lambda problem: data_line(openai_shape(problem)),
     )
 
 
-async def _whole(context: Context, asked: ServiceRequest) -> dict[str, Any]:
-    reply = await context.service.start(asked)
+async def _start(context: Context, body: ChatBody, namespace: str) -> Reply:
+    service = context.service
+    asked = await service.off_loop(
+        lambda: service_request_of(
+            body,
+            request_id=new_request_id("chatcmpl"),
+            namespace=namespace,
+            served=service.served,
+            limits=service.limits,
+        )
+    )
+    return await service.start(asked)
+
+
+async def _whole(context: Context, body: ChatBody, namespace: str) -> dict[str, Any]:
+    reply = await _start(context, body, namespace)
     tokens: list[list[Sampled]] = [[] for _ in reply.running]
     async with reply:
         async for event in reply.events():

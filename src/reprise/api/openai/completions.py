@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from reprise.api.batch import Batch, start_batch
+from reprise.api.body_route import BodyRoute
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, openai_shape
@@ -19,7 +20,9 @@ from reprise.api.sse import DONE, EventStream, comment_line, data_line, while_co
 from reprise.chat.answer import ContentDelta
 from reprise.core.events import Sampled
 
-router = APIRouter(tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+router = APIRouter(
+    route_class=BodyRoute, tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
+)
 
 
 @router.post("/v1/completions", response_model=None)
@@ -27,17 +30,13 @@ async def create_completion(
     body: CompletionsBody, request: Request, context: InContext, namespace: Namespace
 ) -> Response:
     """Go on with a text."""
-    service = context.service
-    request_id = new_request_id("cmpl")
-    asked = service_requests_of(
-        body, request_id=request_id, namespace=namespace, served=service.served, limits=service.limits
-    )
     echoes = body.echo is True
+    request_id = new_request_id("cmpl")
     if body.stream is not True:
-        made = await while_connected(request.receive, _whole(context, request_id, asked, echoes=echoes))
+        made = await while_connected(request.receive, _whole(context, request_id, body, namespace, echoes=echoes))
         return JsonResponse(made, headers={"x-request-id": request_id})
     options = body.stream_options
-    batch = await start_batch(service, asked)
+    batch = await while_connected(request.receive, _start(context, request_id, body, namespace))
     return EventStream(
         batch,
         _tell(
@@ -52,9 +51,22 @@ async def create_completion(
     )
 
 
-async def _whole(context: Context, request_id: str, asked: Sequence[ServiceRequest], *, echoes: bool) -> dict[str, Any]:
+async def _start(context: Context, request_id: str, body: CompletionsBody, namespace: str) -> Batch:
+    service = context.service
+    asked = await service.off_loop(
+        lambda: service_requests_of(
+            body, request_id=request_id, namespace=namespace, served=service.served, limits=service.limits
+        )
+    )
+    return await start_batch(service, asked)
+
+
+async def _whole(
+    context: Context, request_id: str, body: CompletionsBody, namespace: str, *, echoes: bool
+) -> dict[str, Any]:
     decode = context.service.served.text.decode
-    batch = await start_batch(context.service, asked)
+    batch = await _start(context, request_id, body, namespace)
+    asked = [reply.request for reply in batch.replies]
     tokens: dict[int, list[Sampled]] = {}
     choices: list[dict[str, Any]] = []
     async with batch:

@@ -11,6 +11,7 @@ from reprise.api.openai.chat_body import StreamOptions
 from reprise.api.openai.retention import Retention, retained_for_s
 from reprise.api.openai.sampling import SamplingFields, num_choices_of, sampling_of, stops_of
 from reprise.api.served import Served
+from reprise.chat.long_text import encode_long
 from reprise.core.errors import BadRequest
 from reprise.core.tokens import Tokens, as_tokens
 
@@ -33,6 +34,10 @@ class CompletionsBody(SamplingFields):
     prompt_cache_retention: Retention | None = None
 
 
+def _num_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> int:
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+
+
 def prompts_of(prompt: str | list[str] | list[int] | list[list[int]], served: Served) -> tuple[Tokens, ...]:
     """The tokens of each prompt. Raises BadRequest for an empty one, and for tokens that are none."""
     if isinstance(prompt, str):
@@ -48,7 +53,7 @@ def prompts_of(prompt: str | list[str] | list[int] | list[list[int]], served: Se
 
 def text_tokens(text: str, served: Served, *, adds_bos: bool = True) -> list[int]:
     """The tokens of a plain text, with the tokenizer's own beginning if `adds_bos` and it has one."""
-    tokens = served.text.encode(text)
+    tokens = encode_long(served.text.encode, text)
     if adds_bos and served.text.adds_bos and served.text.bos is not None and tokens[:1] != [served.text.bos]:
         return [served.text.bos, *tokens]
     return tokens
@@ -76,10 +81,11 @@ def service_requests_of(
         )
     if body.echo is True and body.logprobs is not None:
         raise BadRequest("`echo` with `logprobs` is not supported: prompts have no log-probabilities.", param="echo")
-    prompts = prompts_of(body.prompt, served)
     num_choices = num_choices_of(body, limits)
-    if len(prompts) * num_choices > limits.max_choices:
+    # Counted before the first is tokenized.
+    if _num_prompts(body.prompt) * num_choices > limits.max_choices:
         raise BadRequest(f"More than {limits.max_choices} answers: send fewer prompts at once.", param="prompt")
+    prompts = prompts_of(body.prompt, served)
     return tuple(
         ServiceRequest(
             id=request_id if len(prompts) == 1 else f"{request_id}-p{number}",

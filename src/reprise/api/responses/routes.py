@@ -9,6 +9,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from reprise.api.body_route import BodyRoute
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, Problem
@@ -22,7 +23,9 @@ from reprise.api.responses.store import Stored, stored
 from reprise.api.responses.tools import callees
 from reprise.api.sse import EventStream, comment_line, event_lines, while_connected
 
-router = APIRouter(tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+router = APIRouter(
+    route_class=BodyRoute, tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
+)
 
 _SEALED = "reasoning.encrypted_content"
 
@@ -63,14 +66,12 @@ class _Exchange:
 @router.post("/v1/responses", response_model=None)
 async def create_response(body: ResponsesBody, request: Request, context: InContext, namespace: Namespace) -> Response:
     """Answer a chat."""
-    exchange = _exchange(body, context, namespace)
-    request_id = exchange.asked.id
     if body.stream is not True:
-        made = await while_connected(request.receive, _whole(exchange))
-        return JsonResponse(made, headers={"x-request-id": request_id})
-    reply = await context.service.start(exchange.asked)
+        made = await while_connected(request.receive, _whole(body, context, namespace))
+        return JsonResponse(made, headers={"x-request-id": made["id"]})
+    exchange, reply = await while_connected(request.receive, _start(body, context, namespace))
     stream = _Stream(exchange)
-    return EventStream(reply, stream.tell(reply), request_id=request_id, on_error=stream.failed)
+    return EventStream(reply, stream.tell(reply), request_id=exchange.asked.id, on_error=stream.failed)
 
 
 @router.get("/v1/responses/{response_id}")
@@ -101,9 +102,15 @@ async def list_input_items(response_id: str, context: InContext, namespace: Name
     }
 
 
-def _exchange(body: ResponsesBody, context: Context, namespace: str) -> _Exchange:
-    service, previous_id = context.service, body.previous_response_id
+async def _start(body: ResponsesBody, context: Context, namespace: str) -> tuple[_Exchange, Reply]:
+    previous_id = body.previous_response_id
     previous = None if previous_id is None else context.responses.get(previous_id, namespace=namespace)
+    exchange = await context.service.off_loop(lambda: _exchange(body, context, previous, namespace))
+    return exchange, await context.service.start(exchange.asked)
+
+
+def _exchange(body: ResponsesBody, context: Context, previous: Stored | None, namespace: str) -> _Exchange:
+    service = context.service
     earlier = () if previous is None else tuple(Item.model_validate(item) for item in previous.chat)
     asked = service_request_of(
         body,
@@ -129,8 +136,8 @@ def _exchange(body: ResponsesBody, context: Context, namespace: str) -> _Exchang
     )
 
 
-async def _whole(exchange: _Exchange) -> dict[str, Any]:
-    reply = await exchange.context.service.start(exchange.asked)
+async def _whole(body: ResponsesBody, context: Context, namespace: str) -> dict[str, Any]:
+    exchange, reply = await _start(body, context, namespace)
     async with reply:
         async for event in reply.events():
             if isinstance(event, Piece):

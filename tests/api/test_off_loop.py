@@ -1,0 +1,58 @@
+"""Work on other threads: an answer that ends waits for nothing that begins, and who has gone holds nothing."""
+
+import asyncio
+import threading
+
+import pytest
+
+from reprise.api.off_loop import OffLoop, Stage
+from reprise.core.abandon import stop_if_abandoned
+
+pytestmark = pytest.mark.anyio
+
+
+async def settled(threads: OffLoop) -> None:
+    while not threads.is_idle:
+        await asyncio.sleep(0.001)
+
+
+async def test_an_end_does_not_wait_for_beginnings():
+    threads, may_go = OffLoop(), threading.Event()
+    begun = [asyncio.create_task(threads.run(Stage.BEGIN, may_go.wait)) for _ in range(20)]
+    try:
+        await asyncio.wait_for(threads.run(Stage.END, lambda: None), 60)
+        assert threads.num_open(Stage.BEGIN) == 20
+        assert not threads.is_idle
+    finally:
+        may_go.set()
+    await asyncio.gather(*begun)
+    assert threads.is_idle
+    threads.shutdown()
+
+
+async def test_abandoned_work_stops_and_what_waits_is_dropped():
+    threads, started, done = OffLoop(), threading.Event(), []
+
+    def endless() -> None:
+        started.set()
+        while True:
+            stop_if_abandoned()
+
+    begun = [asyncio.create_task(threads.run(Stage.BEGIN, endless)) for _ in range(20)]
+    last = asyncio.create_task(threads.run(Stage.BEGIN, lambda: done.append(1)))
+    while not started.is_set():
+        await asyncio.sleep(0.001)
+    for task in begun:
+        task.cancel()
+    await asyncio.wait_for(last, 60)
+    await asyncio.wait_for(settled(threads), 60)
+    assert done == [1]
+    threads.shutdown()
+
+
+async def test_work_of_others_is_not_abandoned():
+    threads = OffLoop()
+    for _ in range(4):
+        await threads.run(Stage.BEGIN, stop_if_abandoned)
+    stop_if_abandoned()
+    threads.shutdown()
