@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from reprise.cache.disk import writer
 from reprise.core.errors import DiskUnusable
 from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.record import Reason
 from reprise.core.sizes import Bytes
 from reprise.demo.tiny.build import build_model
+from reprise.disk.directory import ModelDirectory
 from reprise.engine.runner import LENDS_FROM
 from reprise.loop import writes
 from tests.loop.driving import PATIENCE_S, Engine
@@ -179,14 +179,14 @@ def test_the_status_tells_what_was_written_while_the_loop_sleeps(
     start: Restarts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
-    begin = writer.begin_file
+    begin = ModelDirectory.begin
 
     def held(*given: Any) -> int:
         assert goes_on.wait(PATIENCE_S)
         return begin(*given)
 
     monkeypatch.setattr(writes, "_SOON_S", 0.0)
-    monkeypatch.setattr(writer, "begin_file", held)
+    monkeypatch.setattr(ModelDirectory, "begin", held)
     engine = start()
     engine.run(words(13, 200))
     while engine.ask(lambda worker: worker.has_work or worker.wakes_in_s is not None):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from reprise.cache.disk import reader, writer
 from reprise.core.errors import EngineFailed
 from reprise.core.prompt import Boundary, BoundaryKind
+from reprise.disk.directory import ModelDirectory
 from reprise.loop import disk as loop_disk
 from reprise.loop import loads
 from reprise.loop.room import Room
@@ -24,13 +24,13 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.goes_on = threading.Event()
-        read = reader.read_record
+        read = ModelDirectory.read
 
         def held(*given: object) -> object:
             assert self.goes_on.wait(_GRACE_S)
             return read(*given)
 
-        monkeypatch.setattr(reader, "read_record", held)
+        monkeypatch.setattr(ModelDirectory, "read", held)
         # However long a test takes, this disk does not count as one that hangs.
         monkeypatch.setattr(loads, "_STALLED_S", 10 * _GRACE_S)
 
@@ -221,7 +221,7 @@ def test_a_full_disk_does_not_hold_up_the_end(start: Restarts, monkeypatch: pyte
     def full(*given: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(writer, "begin_file", full)
+    monkeypatch.setattr(ModelDirectory, "begin", full)
     # Else a test could not tell.
     monkeypatch.setattr(loop_disk, "_LAST_WRITES_S", 10 * _GRACE_S)
     engine = start()

@@ -11,7 +11,7 @@ from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
 from reprise.core.spans import Span
 from reprise.core.tokens import as_tokens
-from reprise.engine.filing import Filing
+from reprise.engine.records import RecordEncoder
 from reprise.loop import disk, writes
 from reprise.loop.worker import Worker
 from tests.loop.restarts import BLOCK, Restarts, disk_of, words
@@ -46,14 +46,14 @@ def test_no_entry_is_written_twice_but_those_behind_the_last_whole_block(
 ) -> None:
     engine = start(model)
     spans: list[tuple[int, int]] = []
-    add = Filing.add_entries
+    add = RecordEncoder.add_entries
 
-    def adding(filing: Filing, parts: Sequence[Part], layers: KvKind, span: Span) -> None:
+    def adding(encoder: RecordEncoder, parts: Sequence[Part], layers: KvKind, span: Span) -> None:
         if isinstance(layers, Full):
             spans.append((span.start, span.stop))
-        add(filing, parts, layers, span)
+        add(encoder, parts, layers, span)
 
-    monkeypatch.setattr(Filing, "add_entries", adding)
+    monkeypatch.setattr(RecordEncoder, "add_entries", adding)
     prompt = words(1, 100)
     for turn in range(8):
         stable = Boundary(len(prompt) - 3, BoundaryKind.STABLE)
@@ -125,13 +125,13 @@ def test_a_path_that_the_disk_has_no_room_for_is_not_copied_to_its_end(
 ) -> None:
     engine = start("llama", disk_bytes=Bytes(100_000))
     copied: list[int] = []
-    add = Filing.add_entries
+    add = RecordEncoder.add_entries
 
-    def adding(filing: Filing, parts: Sequence[Part], layers: KvKind, span: Span) -> None:
+    def adding(encoder: RecordEncoder, parts: Sequence[Part], layers: KvKind, span: Span) -> None:
         copied.append(len(span))
-        add(filing, parts, layers, span)
+        add(encoder, parts, layers, span)
 
-    monkeypatch.setattr(Filing, "add_entries", adding)
+    monkeypatch.setattr(RecordEncoder, "add_entries", adding)
     prompt = words(5, 2000)
     engine.run(prompt)
     engine.ask(write_all)

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from reprise.cache.disk.cache import DiskCache
 from reprise.cache.store import PrefixCache
 from reprise.core.backend import OnDisk, StoredRun
 from reprise.core.errors import DiskUnusable
 from reprise.core.prompt import BoundaryKind
 from reprise.core.settings import Settings
-from reprise.engine.filing import reason_not_to_file, runtime
+from reprise.disk.cache import DiskCache
 from reprise.engine.load import LoadedModel
+from reprise.engine.records import runtime_id, why_not_persistable
 from reprise.engine.runner import Footprint
 from reprise.loop.loads import Loads
 from reprise.loop.room import Room
@@ -52,7 +52,7 @@ def open_disk(
     """
     if settings.disk_directory is None or not settings.has_prefix_cache:
         return None
-    reason = reason_not_to_file(loaded.blueprint)
+    reason = why_not_persistable(loaded.blueprint)
     if reason is not None:
         log.warning("The prefixes of %s are not kept on disk: %s.", loaded.name, reason)
         return None
@@ -68,7 +68,7 @@ def open_disk(
     return DiskCache(
         directory,
         # The same weights give other bytes in another version or on another device.
-        fingerprint=f"{loaded.fingerprint} {runtime()}",
+        fingerprint=f"{loaded.fingerprint} {runtime_id()}",
         max_bytes=max_bytes,
         block=block,
         resumes_anywhere=loaded.blueprint.layout.resumes_anywhere,
@@ -166,7 +166,7 @@ class Disk:
             time.sleep(0.01)  # The writer is behind.
         self._disk.close(_LAST_FLUSH_S)
 
-    def use(self) -> OnDisk | None:
+    def stats(self) -> OnDisk | None:
         """What is on disk, None without one. May be asked on any thread."""
         if self._disk is None:
             return None

@@ -130,7 +130,7 @@ class EngineLoop:
 
     def status(self) -> Status:
         # The writer goes on while the loop sleeps, and publishes nothing.
-        on_disk = self._disk.use() if self._disk is not None else None
+        on_disk = self._disk.stats() if self._disk is not None else None
         return self._gate.adjust(replace(self._status, disk=on_disk))
 
     def clear(self, namespace: str | None = None) -> Future[None]:

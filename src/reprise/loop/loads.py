@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from reprise.cache.disk.cache import DiskCache, Fetch
 from reprise.cache.store import PrefixCache
 from reprise.core.kinds import Full
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
-from reprise.engine.filing import FiledSource
+from reprise.disk.cache import DiskCache, Fetch
+from reprise.engine.records import RecordSource
 from reprise.engine.runner import Footprint
 from reprise.loop.room import Room
 from reprise.loop.stored import Stored
@@ -46,7 +46,7 @@ class _Load:
     namespace: str
     first_key: bytes
     fetch: Fetch
-    source: FiledSource
+    source: RecordSource
     needed: int
     """Bytes with which the first of them can be admitted."""
     heard_s: float
@@ -110,7 +110,7 @@ class Loads:
             task.num_loads += 1
             self._disk.touch(found)
             fetch = self._disk.fetch(replace(found, keys=keys), self._wake)
-            load = _Load(tokens[: found.position], namespace, keys[0], fetch, FiledSource(), needed, time.monotonic())
+            load = _Load(tokens[: found.position], namespace, keys[0], fetch, RecordSource(), needed, time.monotonic())
             load.tasks.append(task)
             self._loads.append(load)
         elif self._loads:

@@ -11,16 +11,16 @@ import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from reprise.cache.disk.cache import DiskCache
-from reprise.cache.disk.record import Record
 from reprise.cache.lookup import Match
 from reprise.cache.store import PrefixCache
 from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
 from reprise.core.tokens import Tokens
-from reprise.engine.filing import Filing
+from reprise.disk.cache import DiskCache
+from reprise.disk.record import DiskRecord
 from reprise.engine.payloads import Snapshot
+from reprise.engine.records import RecordEncoder
 from reprise.engine.runner import Footprint
 from reprise.loop.task import Task
 
@@ -52,7 +52,7 @@ class _Piece:
     position: int
     start: int
     parent: bytes
-    is_mark: bool
+    is_tail: bool
     kind: BoundaryKind
 
 
@@ -61,7 +61,7 @@ class _Making:
     """A record in the making. `left`: what is still to be copied, a part in each step."""
 
     piece: _Piece
-    filing: Filing
+    encoder: RecordEncoder
     left: deque[tuple[KvKind, Span]]
 
 
@@ -164,11 +164,11 @@ class Writes:
                 continue
             missing = self._disk.missing(noted.tokens[:end], namespace=noted.namespace)
             for index, parent in missing.blocks:
-                piece = _Piece(position=end, start=index * block, parent=parent, is_mark=False, kind=kind)
+                piece = _Piece(position=end, start=index * block, parent=parent, is_tail=False, kind=kind)
                 found.setdefault((piece.start, False), piece)
-            if missing.needs_mark:
-                start, parent = end // block * block, missing.mark_parent
-                found[end, True] = _Piece(position=end, start=start, parent=parent, is_mark=True, kind=kind)
+            if missing.needs_tail:
+                start, parent = end // block * block, missing.tail_parent
+                found[end, True] = _Piece(position=end, start=start, parent=parent, is_tail=True, kind=kind)
         return deque(found.values())
 
     def _ends(self, noted: _Noted, match: Match) -> dict[int, BoundaryKind]:
@@ -191,16 +191,16 @@ class Writes:
             if isinstance(layers, Full):
                 spans = (own,) if len(own) > 0 else ()
             else:
-                spans = layers.needs(position) if piece.is_mark else ()
+                spans = layers.needs(position) if piece.is_tail else ()
             most = max(1, _AT_ONCE // self._footprint.by_kind[layers])
             for span in spans:
                 cuts = range(span.start, span.stop, most)
                 left += [(layers, Span(start, min(span.stop, start + most))) for start in cuts]
-        return _Making(piece=piece, filing=Filing(kind=piece.kind if piece.is_mark else None), left=left)
+        return _Making(piece=piece, encoder=RecordEncoder(kind=piece.kind if piece.is_tail else None), left=left)
 
     def _span(self, piece: _Piece) -> Span:
         """The positions that a record stands for."""
-        return Span(piece.start, piece.position if piece.is_mark else piece.start + self._disk.block)
+        return Span(piece.start, piece.position if piece.is_tail else piece.start + self._disk.block)
 
     def _copy(self, noted: _Noted, making: _Making) -> bool:
         """Copy the next part of a record. False if the path is not in memory any more: then nothing was done."""
@@ -212,22 +212,22 @@ class Writes:
         copied = 0
         while making.left and copied < _AT_ONCE:
             layers, span = making.left.popleft()
-            making.filing.add_entries(restore.parts[layers], layers, span)
+            making.encoder.add_entries(restore.parts[layers], layers, span)
             copied += self._footprint.by_kind[layers] * len(span)
-        if making.piece.is_mark and not making.left and isinstance(restore.snapshot, Snapshot):
-            making.filing.add_snapshot(restore.snapshot)
+        if making.piece.is_tail and not making.left and isinstance(restore.snapshot, Snapshot):
+            making.encoder.add_snapshot(restore.snapshot)
         return True
 
     def _put(self, noted: _Noted, making: _Making) -> bool:
         """Hand a record to the disk. Whether it was taken."""
         piece, own = making.piece, self._span(making.piece)
-        record = Record.of(
+        record = DiskRecord.of(
             root=self._disk.root(noted.namespace),
             parent=piece.parent,
-            is_mark=piece.is_mark,
+            is_tail=piece.is_tail,
             start=piece.start,
             tokens=noted.tokens[own.start : own.stop],
-            about=making.filing.about,
-            sections=making.filing.sections,
+            about=making.encoder.about,
+            sections=making.encoder.sections,
         )
         return self._disk.put(record)

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from reprise.cache.disk import clearing
-from reprise.cache.disk import writer as writer_module
-from reprise.cache.disk.files import fill_file, remove_file
-from reprise.cache.disk.record import Found
-from tests.cache.disk.chains import (
+from reprise.disk.directory import ModelDirectory
+from reprise.disk.record import DiskMatch
+from tests.disk.chains import (
     PATIENCE_S,
     all_files,
     damage,
@@ -56,16 +54,18 @@ def test_the_beginning_of_a_path_goes_first(tmp_path: Path, monkeypatch: pytest.
     """If the process dies halfway, nothing that is left can be found."""
     removed: list[Path] = []
 
-    def noting(path: Path) -> None:
-        removed.append(path)
-        remove_file(path)
+    remove = ModelDirectory.remove
 
-    monkeypatch.setattr(clearing, "remove_file", noting)
+    def noting(directory: ModelDirectory, path: Path) -> None:
+        removed.append(path)
+        remove(directory, path)
+
     with opened(tmp_path) as cache:
         put = put_path(cache, CHAT)
         put += put_path(cache, [*CHAT[:8], 7])
+        monkeypatch.setattr(ModelDirectory, "remove", noting)
         cache.clear("")
-        assert removed[:2] == [cache._shelf.path_of(record.key) for record in put[:2]] and len(removed) == 4
+        assert removed[:2] == [cache.directory.path_of(record.key) for record in put[:2]] and len(removed) == 4
 
 
 @pytest.mark.parametrize("is_put_again", [False, True])
@@ -74,12 +74,14 @@ def test_what_is_queued_or_being_written_does_not_appear(
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
-    def fill(descriptor, encoded) -> None:
-        fill_file(descriptor, encoded)
+    write = ModelDirectory.fill
+
+    def fill(directory, descriptor, encoded) -> None:
+        write(directory, descriptor, encoded)
         reached.set()
         assert go_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(writer_module, "fill_file", fill)
+    monkeypatch.setattr(ModelDirectory, "fill", fill)
     with opened(tmp_path) as cache:
         for record in (*records_for(cache, CHAT), *records_for(cache, CHAT, namespace="b")):
             assert cache.put(record)
@@ -96,7 +98,7 @@ def test_what_is_queued_or_being_written_does_not_appear(
         assert cache.stats().files == 3 + len(again) and cache.stats().errors == 0
         # Of two writes of one key only the one that was asked for after the clearing counts.
         for record in again:
-            found = Found(position=4, namespace="", keys=(record.key,), nbytes=1)
+            found = DiskMatch(position=4, namespace="", keys=(record.key,), nbytes=1)
             assert [read.about for read in read_all(cache, found)[0]] == [{"again": True}]
         assert not [path for path in all_files(tmp_path) if path.suffix == ".tmp"]
 
@@ -119,17 +121,16 @@ def test_quarantine_and_what_cannot_be_told_apart_go_too(tmp_path: Path) -> None
     with opened(tmp_path, block=8) as cache:
         put_path(cache, list(range(13)), namespace="b")
         put_path(cache, list(range(13)))
-        folder = cache._shelf.folder
-        other_block = [cache._shelf.path_of(k) for k in find(cache, list(range(13))).keys]  # type: ignore[union-attr]
-    content = bytearray(record_files(tmp_path)[0].read_bytes())
-    content[8:12] = (99).to_bytes(4, "little")
+        folder = cache.directory.folder
+        other_block = [cache.directory.path_of(k) for k in find(cache, list(range(13))).keys]  # type: ignore[union-attr]
+    content = b"REPRIS\r\n" + bytes(500)  # As version 1 began.
     future = folder / "ab" / f"{'ab' * 32}.kv"
     future.parent.mkdir(exist_ok=True)
     future.write_bytes(content)
     with opened(tmp_path) as cache, opened(tmp_path, fingerprint="other") as other:
         for each in (cache, other):
             (record,) = put_path(each, [1, 2, 3], namespace="c")
-            damage(each._shelf.path_of(record.key), -1)
+            damage(each.directory.path_of(record.key), -1)
             assert read_all(each, find(each, [1, 2, 3], namespace="c"))[1].failed  # type: ignore[arg-type]
         assert len(list((tmp_path / "quarantine").iterdir())) == 2
         cache.clear("")
@@ -145,13 +146,13 @@ def test_quarantine_and_what_cannot_be_told_apart_go_too(tmp_path: Path) -> None
 def test_what_cannot_be_removed_is_said_and_never_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(path: Path) -> None:
+    def refuse(directory: ModelDirectory, path: Path) -> None:
         raise PermissionError(errno.EACCES, "no", str(path))
 
     with opened(tmp_path) as cache:
         (record,) = put_path(cache, [1, 2, 3])
         with monkeypatch.context() as patch:
-            patch.setattr(clearing, "remove_file", refuse)
+            patch.setattr(ModelDirectory, "remove", refuse)
             cache.clear("")
         assert find(cache, [1, 2, 3]) is None and cache.stats().errors == 1 and record.key.hex() in caplog.text
         cache.check()

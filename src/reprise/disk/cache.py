@@ -1,4 +1,4 @@
-"""The disk tier of the prefix cache: what a restart finds again, in a bounded directory.
+"""The disk tier's face: what a restart finds again, in a bounded directory.
 
 Used by one thread, which never waits for a file, but for opening, clearing, flushing and closing; a writer and a reader
 work behind it.
@@ -12,19 +12,12 @@ from threading import Thread
 
 import numpy as np
 
-from reprise.cache.disk.clearing import clear
-from reprise.cache.disk.fetch import Fetch
-from reprise.cache.disk.inventory import Inventory
-from reprise.cache.disk.keys import root_key
-from reprise.cache.disk.opening import check_stock, take_stock
-from reprise.cache.disk.reader import Reader
-from reprise.cache.disk.record import DiskStats, Found, Missing, Record
-from reprise.cache.disk.room import Room
-from reprise.cache.disk.shelf import Shelf
-from reprise.cache.disk.state import State
-from reprise.cache.disk.writer import Writer
-from reprise.core.errors import DiskUnusable
 from reprise.core.tokens import Tokens, as_tokens
+from reprise.disk.directory import ModelDirectory
+from reprise.disk.reader import Fetch, RecordReader
+from reprise.disk.record import DiskMatch, DiskRecord, DiskStats, MissingRecords, root_key
+from reprise.disk.store import RecordStore
+from reprise.disk.writer import RecordWriter
 
 __all__ = ["DiskCache", "Fetch"]
 
@@ -37,7 +30,7 @@ class DiskCache:
     """Records of one model (`fingerprint`) below `directory`, which never holds more than `max_bytes` in all.
 
     `block`: tokens of a block. `resumes_anywhere`: every position can be resumed if its blocks are there, without a
-    mark. Raises DiskUnusable if the directory cannot be used or another process has this model's part of it.
+    tail record. Raises DiskUnusable if the directory cannot be used or another process has this model's part of it.
     """
 
     def __init__(
@@ -54,24 +47,15 @@ class DiskCache:
     ) -> None:
         assert min(max_bytes, block, queue_bytes, read_ahead_bytes) > 0
         self.block = block
+        self.directory = ModelDirectory(directory, fingerprint=fingerprint)
         self._fingerprint = fingerprint
-        self._shelf = Shelf(directory, fingerprint=fingerprint)
-        inventory = Inventory(block=block, resumes_anywhere=resumes_anywhere)
-        self._state = State(inventory, queue_bytes=queue_bytes, clock=clock)
-        self._room = Room(self._shelf, self._state, max_bytes=max_bytes)
-        try:
-            take_stock(self._shelf, self._state)
-            with self._shelf.directory_locked() as now_ns:
-                self._room.make(0, beside=b"", now_ns=now_ns)
-        except OSError as error:
-            self._shelf.release()
-            raise DiskUnusable(
-                f"The cache directory {directory} cannot be used ({error.strerror}): choose one that is yours alone."
-            ) from error
-        self._reader = Reader(self._shelf, self._state, read_ahead_bytes=read_ahead_bytes)
-        writer = Writer(self._shelf, self._state, self._room)
+        self._store = RecordStore(
+            self.directory, max_bytes=max_bytes, block=block, resumes_anywhere=resumes_anywhere, clock=clock
+        )
+        self._writer = RecordWriter(self._store, queue_bytes=queue_bytes)
+        self._reader = RecordReader(self._store, read_ahead_bytes=read_ahead_bytes)
         self._threads = [
-            Thread(target=writer.run, name="reprise-disk-writer", daemon=True),
+            Thread(target=self._writer.run, name="reprise-disk-writer", daemon=True),
             Thread(target=self._reader.run, name="reprise-disk-reader", daemon=True),
         ]
         for thread in self._threads:
@@ -83,114 +67,114 @@ class DiskCache:
 
     # Questions. They change nothing and read no file.
 
-    def find(self, tokens: Tokens, *, namespace: str, limit: int) -> Found | None:
+    def find(self, tokens: Tokens, *, namespace: str, limit: int) -> DiskMatch | None:
         """The largest position ≤ `limit` that can be resumed from what is on disk, None if there is none."""
-        with self._state.changed:
-            index = self._state.inventory.index
-            return index.find(tokens, root=self.root(namespace), namespace=namespace, limit=limit)
+        with self._store.changed:
+            return self._store.index.find(tokens, root=self.root(namespace), namespace=namespace, limit=limit)
 
-    def missing(self, tokens: Tokens, *, namespace: str) -> Missing:
+    def missing(self, tokens: Tokens, *, namespace: str) -> MissingRecords:
         """What must be put so that the position ``len(tokens)`` can be resumed; what is queued counts as there."""
-        with self._state.changed:
-            index = self._state.inventory.index
-            return index.missing(tokens, root=self.root(namespace), queued=self._state.queue.keys())
+        with self._store.changed:
+            return self._store.index.missing(tokens, root=self.root(namespace), queued=self._writer.queue.keys())
 
     def runs(self, namespace: str) -> list[tuple[bytes, bytes, Tokens]]:
         """The tokens of everything of a namespace that can be found: (key, key of what they follow, tokens).
 
         Each comes behind what it follows; what follows nothing follows `root(namespace)`. May be asked on any thread.
         """
-        with self._state.changed:
-            entries = self._state.inventory.index.runs(self.root(namespace))
+        with self._store.changed:
+            entries = self._store.index.runs(self.root(namespace))
         return [(entry.key, entry.parent, as_tokens(np.frombuffer(entry.tokens, dtype=np.int32))) for entry in entries]
 
     def can_take(self, nbytes: int) -> bool:
         """Whether `put` would have room for a record of so many bytes now."""
-        with self._state.changed:
-            return nbytes <= self._room.max_bytes and self._state.has_room(nbytes)
+        with self._store.changed:
+            return self._writer.has_room(nbytes)
 
     def is_paused(self) -> bool:
         """Whether nothing is written for a while, since writing failed."""
-        with self._state.changed:
-            return self._state.is_paused()
+        with self._store.changed:
+            return self._writer.is_paused()
 
     def stats(self) -> DiskStats:
         """What is held, and what was done since the cache was opened."""
-        with self._state.changed:
-            inventory, tally = self._state.inventory, self._state.tally
+        store = self._store
+        with store.changed:
             return DiskStats(
-                files=len(inventory.index.entries),
-                nbytes=inventory.nbytes,
-                others_nbytes=self._room.surroundings.nbytes,
-                max_bytes=self._room.max_bytes,
-                queued_nbytes=self._state.queued_nbytes,
-                written_nbytes=tally.written_nbytes,
-                read_nbytes=tally.read_nbytes,
-                evicted=tally.evicted,
-                quarantined=tally.quarantined,
-                errors=tally.errors,
+                files=len(store.index.entries),
+                nbytes=store.index.nbytes,
+                others_nbytes=store.others_nbytes,
+                max_bytes=store.max_bytes,
+                queued_nbytes=self._writer.queued_nbytes,
+                written_nbytes=store.counters.written_nbytes,
+                read_nbytes=store.counters.read_nbytes,
+                evicted=store.counters.evicted,
+                quarantined=store.counters.quarantined,
+                errors=store.counters.errors,
             )
 
     # Changes. What they ask of the disk is done by other threads.
 
-    def put(self, record: Record) -> bool:
+    def put(self, record: DiskRecord) -> bool:
         """Queue the record for writing. Whether it was taken; nothing happened if not.
 
         Not taken is what is there or queued, what stands on something that is neither, and what `can_take` refuses.
         """
-        key, parent, state = record.key, record.parent, self._state
-        with state.changed:
-            entries = state.inventory.index.entries
-            if key in entries or key in state.queue:
+        key, parent, store, queue = record.key, record.parent, self._store, self._writer.queue
+        with store.changed:
+            if key in store.index.entries or key in queue:
                 return False
-            if parent != record.root and parent not in entries and parent not in state.queue:
+            if parent != record.root and parent not in store.index.entries and parent not in queue:
                 return False
-            if not self.can_take(record.nbytes):
+            if not self._writer.has_room(record.nbytes):
                 return False
-            state.enqueue(record)
+            self._writer.add(record)
             # Else it could be the oldest of all, and go just before something is to stand on it.
-            state.inventory.use(parent, state.moment())
+            store.index.use(parent, store.moment())
             return True
 
-    def fetch(self, found: Found, wake: Callable[[], None]) -> Fetch:
+    def fetch(self, found: DiskMatch, wake: Callable[[], None]) -> Fetch:
         """Read the records of `found`. `wake` is called on another thread whenever there is something new."""
-        fetch = Fetch(self._state, found.keys, wake)
+        fetch = Fetch(self._store, found.keys, wake)
         self._reader.begin(fetch)
         return fetch
 
-    def touch(self, found: Found) -> None:
+    def touch(self, found: DiskMatch) -> None:
         """Note that these records are used now."""
-        with self._state.changed:
-            if self._state.is_closing:
+        store = self._store
+        with store.changed:
+            if store.is_closing:
                 return
             # What others stand on is the younger, so that the order by age alone takes the end of a path first.
             for key in reversed(found.keys):
-                self._state.inventory.use(key, self._state.moment())
-            self._state.changed.notify_all()
+                store.index.use(key, store.moment())
+            store.changed.notify_all()
 
     def clear(self, namespace: str | None) -> None:
         """Remove everything of a namespace, None: of this model. It has gone from the disk when this returns.
 
         That includes what cannot be told apart: this model's files in quarantine and those of other versions.
         """
-        clear(self._shelf, self._state, self.root(namespace) if namespace is not None else None)
+        root = self.root(namespace) if namespace is not None else None
+        # What is being written right now is in the queue no more, so that its writer removes it.
+        with self.directory.names:
+            with self._store.changed:
+                self._writer.drop(lambda record: root in (None, record.root))
+            self._store.clear(root)
 
     # The end, and the books.
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued is written or given up. Whether that was so in time."""
-        state = self._state
-        with state.changed:
-            return state.changed.wait_for(
-                lambda: not (state.queue or state.inventory.unwritten_uses or state.is_writing), timeout_s
-            )
+        with self._store.changed:
+            return self._store.changed.wait_for(self._writer.is_done, timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Write what is queued, as far as the time allows, and let others use the folder. Twice changes nothing."""
         self.flush(timeout_s)
-        with self._state.changed:
-            self._state.is_closing = True
-            self._state.drop(list(self._state.queue.values()))
+        with self._store.changed:
+            self._store.is_closing = True
+            self._writer.drop(lambda record: True)
         for thread in self._threads:
             thread.join(timeout_s)
         if any(thread.is_alive() for thread in self._threads):
@@ -198,8 +182,10 @@ class DiskCache:
             log.warning("The disk cache did not answer in time, and is left to itself.")
             return
         self._reader.close()
-        self._shelf.release()
+        self.directory.release()
 
     def check(self) -> None:
         """Compare what is known with the folder, after `flush`; AssertionError on any difference. Reads all headers."""
-        check_stock(self._shelf, self._state)
+        with self._store.changed:
+            assert sum(record.nbytes for record in self._writer.queue.values()) == self._writer.queued_nbytes
+        self._store.check()

@@ -4,16 +4,17 @@ import os
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
-from reprise.cache.disk import writer as writer_module
-from reprise.cache.disk.cache import DiskCache
-from reprise.cache.disk.files import fill_file, locked, take_lock
-from reprise.cache.disk.record import Found, Record
 from reprise.core.errors import DiskUnusable, RepriseError
-from tests.cache.disk.chains import (
+from reprise.disk.cache import DiskCache
+from reprise.disk.directory import ModelDirectory
+from reprise.disk.record import DiskMatch, DiskRecord
+from tests.disk.chains import (
     PATIENCE_S,
     all_files,
     content_of,
@@ -35,12 +36,14 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
-        monkeypatch.setattr(writer_module, "fill_file", self._fill)
+        fill = ModelDirectory.fill
 
-    def _fill(self, descriptor, encoded) -> None:
-        self.reached.set()
-        assert self.open.wait(PATIENCE_S)
-        fill_file(descriptor, encoded)
+        def held(directory: ModelDirectory, descriptor: int, encoded: Any) -> None:
+            self.reached.set()
+            assert self.open.wait(PATIENCE_S)
+            fill(directory, descriptor, encoded)
+
+        monkeypatch.setattr(ModelDirectory, "fill", held)
 
 
 @pytest.mark.parametrize("resumes_anywhere", [False, True])
@@ -134,12 +137,12 @@ def test_only_what_is_needed_is_read_ahead(tmp_path: Path) -> None:
         fetch = cache.fetch(find(cache, [0] * 40), woken.release)  # type: ignore[arg-type]
         other = find(cache, [0] * 40)
         assert other is not None
-        taken: list[Record] = []
+        taken: list[DiskRecord] = []
         while not fetch.is_done:
             assert woken.acquire(timeout=PATIENCE_S)
             for _ in range(3):
                 # A fetch that is full does not keep others waiting; and meanwhile this one could read too much.
-                assert len(read_all(cache, Found(position=4, namespace="", keys=other.keys[:1], nbytes=1))[0]) == 1
+                assert len(read_all(cache, DiskMatch(position=4, namespace="", keys=other.keys[:1], nbytes=1))[0]) == 1
             some = fetch.take()
             assert len(some) <= 2
             taken += some
@@ -163,7 +166,9 @@ def test_a_cancelled_fetch_gives_nothing_and_holds_nothing(tmp_path: Path) -> No
         fetch.cancel()
         fetch.cancel()
         assert fetch.is_done and fetch.take() == [] and not fetch.failed
-        assert not cache._state.held
+        cache.clear(None)
+        cache.check()
+        assert cache.stats().files == 0
 
 
 def test_who_cannot_be_woken_stops_nobody(tmp_path: Path) -> None:
@@ -224,7 +229,7 @@ def test_nobody_else_can_read(tmp_path: Path) -> None:
 def test_a_folder_of_ours_that_is_open_to_others_is_closed_and_the_directory_left_alone(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with opened(tmp_path) as cache:
-        folder = cache._shelf.folder
+        folder = cache.directory.folder
     folder.chmod(0o777)
     with opened(tmp_path):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -251,20 +256,17 @@ def test_a_second_cache_on_one_folder_is_refused_until_the_first_is_closed(tmp_p
 def test_a_server_that_makes_room_is_waited_for(tmp_path: Path) -> None:
     """It holds the lock of every folder that it looks at, for a moment."""
     with opened(tmp_path) as cache:
-        lock = cache._shelf.folder / "lock"
+        lock = cache.directory.folder / "lock"
     done = threading.Event()
 
     def open_it() -> None:
         with opened(tmp_path):
             done.set()
 
-    with locked(tmp_path / "lock"):
-        held = take_lock(lock, waits=False)
-        assert held is not None
+    with FileLock(tmp_path / "lock"), FileLock(lock):
         thread = threading.Thread(target=open_it)
         thread.start()
         assert not done.wait(0.1)
-        os.close(held)
     thread.join(PATIENCE_S)
     assert done.is_set()
 
@@ -282,7 +284,7 @@ def test_a_file_is_complete_on_disk_before_it_has_its_name(tmp_path: Path, monke
 
     monkeypatch.setattr(Path, "replace", noted)
     with opened(tmp_path / "kv") as cache:
-        put_path(cache, [1, 2, 3, 4], has_mark=False)
+        put_path(cache, [1, 2, 3, 4], has_tail=False)
         (path,) = record_files(tmp_path)
     size = path.stat().st_size
     assert events == [("synced", size), ("named", size)] and path.parent.name == path.name[:2]

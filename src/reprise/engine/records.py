@@ -15,11 +15,11 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 
-from reprise.cache.disk.record import Record, Section
 from reprise.cache.lookup import Part
 from reprise.core.kinds import Chunk, Full, KvKind, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
+from reprise.disk.record import DiskRecord, Section
 from reprise.engine.blueprint import Blueprint, OpaqueSpec
 from reprise.engine.columns import as_words, columns_of
 from reprise.engine.payloads import Segment, Snapshot, count_bytes, pack
@@ -31,20 +31,20 @@ _DTYPES: Mapping[str, mx.Dtype] = {
         *(mx.float16, mx.bfloat16, mx.float32, mx.complex64),
     )
 }
-_FORM = 1
+_FORM = 2
 """What is written here means something else when this changes: files of another form are not found."""
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-def runtime() -> str:
+def runtime_id() -> str:
     """What computes, and how that is written: bytes of one version or device are not those of another."""
     info = cast(dict[str, Any], mx.device_info())
     device = info.get("architecture") or info.get("device_name") or platform.machine()
     return f"form {_FORM} mlx {mx.__version__} mlx-lm {mlx_lm.__version__} {mx.default_device().type} {device}"
 
 
-def reason_not_to_file(blueprint: Blueprint) -> str | None:
+def why_not_persistable(blueprint: Blueprint) -> str | None:
     """Why the states of a model cannot be written to files, None if they can."""
     for spec in blueprint.leaves:
         if isinstance(spec, OpaqueSpec):
@@ -52,8 +52,8 @@ def reason_not_to_file(blueprint: Blueprint) -> str | None:
     return None
 
 
-class Filing:
-    """A record in the making: bytes of their own, and the description that `FiledSource` reads them by.
+class RecordEncoder:
+    """A record in the making: bytes of their own, and the description that `RecordSource` reads them by.
 
     `kind`: what kind of position it is where somebody can resume, for whoever loads it.
     """
@@ -146,11 +146,11 @@ def _kind(described: Sequence[Any]) -> KvKind:
             raise ValueError(f"no kind of layer is called {described}")
 
 
-class FiledSource:
+class RecordSource:
     """A position read from files, as a source for a commit (`reprise.cache.payload.Source`).
 
-    Records (`Filing` makes them) are added in the order of their positions. Every entry is given once: it is not held
-    here as well then.
+    Records (`RecordEncoder` makes them) are added in the order of their positions. Every entry is given once: it is
+    not held here as well then.
     """
 
     def __init__(self) -> None:
@@ -168,8 +168,8 @@ class FiledSource:
         held = sum(segment.nbytes for each in self._segments.values() for _, segment in each)
         return held + (self._snapshot.nbytes if self._snapshot is not None else 0)
 
-    def add(self, record: Record) -> None:
-        """Take over what a record holds. Raises ValueError or KeyError if it is not what `Filing` writes."""
+    def add(self, record: DiskRecord) -> None:
+        """Take over what a record holds. Raises ValueError or KeyError if it is not what `RecordEncoder` writes."""
         arrays = [_array(section) for section in record.sections]
         mx.eval(arrays)
         about = record.about

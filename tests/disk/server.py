@@ -6,11 +6,11 @@ It says "open" when it has the folder and "written" after each path; "refused: â
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from reprise.cache.disk.cache import DiskCache
 from reprise.core.errors import DiskUnusable
-from tests.cache.disk.chains import BLOCK, put_path
+from reprise.disk.cache import DiskCache
+from tests.disk.chains import BLOCK, put_path
 
 
 def main() -> None:

@@ -1,18 +1,17 @@
 """Prompts as chains of records, for tests; and a cache on a directory, closed at the end."""
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reprise.cache.disk.cache import DiskCache
-from reprise.cache.disk.fetch import Fetch
-from reprise.cache.disk.files import listing
-from reprise.cache.disk.record import Found, Record, Section
 from reprise.core.tokens import as_tokens
+from reprise.disk.cache import DiskCache, Fetch
+from reprise.disk.record import DiskMatch, DiskRecord, Section
 
 BLOCK = 4
 PATIENCE_S = 120.0
@@ -43,25 +42,25 @@ def sections_of(ids: Sequence[int], nbytes: int) -> tuple[Section, ...]:
     """Bytes that belong to these tokens, so that any mix-up shows."""
     seed = int(np.frombuffer(as_tokens(ids).tobytes() + bytes(4), dtype=np.uint8).sum()) + len(ids) * 7919
     content = np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8).tobytes()
-    cut = nbytes // 3
+    cut = nbytes - nbytes * 2 // 3 // 2 * 2
     return (
         Section(dtype="uint8", shape=(cut,), data=content[:cut]),
-        Section(dtype="bfloat16", shape=(nbytes - cut, 1), data=memoryview(content[cut:])),
+        Section(dtype="bfloat16", shape=((nbytes - cut) // 2, 1), data=memoryview(content[cut:])),
     )
 
 
 def records_for(
-    cache: DiskCache, ids: Sequence[int], *, namespace: str = "", nbytes: int = 100, has_mark: bool = True
-) -> list[Record]:
+    cache: DiskCache, ids: Sequence[int], *, namespace: str = "", nbytes: int = 100, has_tail: bool = True
+) -> list[DiskRecord]:
     """What the cache says is missing for this path, as records in order."""
     tokens = as_tokens(ids)
     root, block = cache.root(namespace), cache.block
     missing = cache.missing(tokens, namespace=namespace)
     records = [
-        Record.of(
+        DiskRecord.of(
             root=root,
             parent=parent,
-            is_mark=False,
+            is_tail=False,
             start=k * block,
             tokens=tokens[k * block : (k + 1) * block],
             about={"k": k},
@@ -69,13 +68,13 @@ def records_for(
         )
         for k, parent in missing.blocks
     ]
-    if has_mark and missing.needs_mark:
+    if has_tail and missing.needs_tail:
         start = len(ids) // block * block
         records.append(
-            Record.of(
+            DiskRecord.of(
                 root=root,
-                parent=missing.mark_parent,
-                is_mark=True,
+                parent=missing.tail_parent,
+                is_tail=True,
                 start=start,
                 tokens=tokens[start:],
                 about={"mark": True},
@@ -85,7 +84,7 @@ def records_for(
     return records
 
 
-def put_path(cache: DiskCache, ids: Sequence[int], **how: Any) -> list[Record]:
+def put_path(cache: DiskCache, ids: Sequence[int], **how: Any) -> list[DiskRecord]:
     """Put what is missing for this path, and wait until it is written. Gives what was put."""
     records = records_for(cache, ids, **how)
     for record in records:
@@ -94,19 +93,24 @@ def put_path(cache: DiskCache, ids: Sequence[int], **how: Any) -> list[Record]:
     return records
 
 
-def find(cache: DiskCache, ids: Sequence[int], *, namespace: str = "", limit: int | None = None) -> Found | None:
+def find(cache: DiskCache, ids: Sequence[int], *, namespace: str = "", limit: int | None = None) -> DiskMatch | None:
     return cache.find(as_tokens(ids), namespace=namespace, limit=len(ids) if limit is None else limit)
 
 
-def position(found: Found | None) -> int:
+def keys_in(cache: DiskCache, namespace: str = "") -> set[bytes]:
+    """The keys of everything of a namespace that can be found."""
+    return {key for key, _, _ in cache.runs(namespace)}
+
+
+def position(found: DiskMatch | None) -> int:
     return 0 if found is None else found.position
 
 
-def read_all(cache: DiskCache, found: Found) -> tuple[list[Record], Fetch]:
+def read_all(cache: DiskCache, found: DiskMatch) -> tuple[list[DiskRecord], Fetch]:
     """Take everything that a fetch gives, as it comes."""
     woken = threading.Event()
     fetch = cache.fetch(found, woken.set)
-    taken: list[Record] = []
+    taken: list[DiskRecord] = []
     is_done = False
     while not is_done:
         assert woken.wait(PATIENCE_S), "a fetch that says nothing"
@@ -116,14 +120,14 @@ def read_all(cache: DiskCache, found: Found) -> tuple[list[Record], Fetch]:
     return taken, fetch
 
 
-def same(a: Record, b: Record) -> bool:
+def same(a: DiskRecord, b: DiskRecord) -> bool:
     """Whether two records say the same, byte for byte."""
     return content_of(a) == content_of(b)
 
 
-def content_of(record: Record) -> tuple[Any, ...]:
+def content_of(record: DiskRecord) -> tuple[Any, ...]:
     return (
-        (record.root, record.parent, record.key, record.is_mark, record.start),
+        (record.root, record.parent, record.key, record.is_tail, record.start),
         record.tokens.tolist(),
         dict(record.about),
         [(s.dtype, s.shape, bytes(s.data)) for s in record.sections],
@@ -133,11 +137,12 @@ def content_of(record: Record) -> tuple[Any, ...]:
 def all_files(directory: Path) -> dict[Path, int]:
     """Every file below a directory, with its size."""
     found: dict[Path, int] = {}
-    unseen = [directory]
-    while unseen:
-        files, folders = listing(unseen.pop())
-        found |= {seen.path: seen.nbytes for seen in files}
-        unseen += folders
+    for folder, _, names in os.walk(directory):
+        for path in (Path(folder, name) for name in names):
+            # It may go meanwhile.
+            with suppress(FileNotFoundError):
+                if not path.is_symlink():
+                    found[path] = path.stat().st_size
     return found
 
 

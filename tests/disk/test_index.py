@@ -6,11 +6,11 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.cache.disk import index as index_module
-from reprise.cache.disk.index import Entry, Index
-from reprise.cache.disk.keys import block_key, mark_key, root_key, token_bytes
 from reprise.core.tokens import as_tokens
-from tests.cache.disk.chains import BLOCK, find, opened, position, put_path
+from reprise.disk import index as index_module
+from reprise.disk.index import DiskIndex, IndexEntry
+from reprise.disk.record import block_key, root_key, tail_key, token_bytes
+from tests.disk.chains import BLOCK, find, opened, position, put_path
 
 Ids = tuple[int, ...]
 ROOTS = {name: root_key(fingerprint="model", namespace=name) for name in ("", "other")}
@@ -25,11 +25,11 @@ class Piece:
 
     namespace: str
     prefix: Ids
-    is_mark: bool
+    is_tail: bool
 
 
-pieces = st.builds(Piece, namespace=namespaces, prefix=ids, is_mark=st.booleans()).filter(
-    lambda piece: len(piece.prefix) > 0 and (piece.is_mark or len(piece.prefix) % BLOCK == 0)
+pieces = st.builds(Piece, namespace=namespaces, prefix=ids, is_tail=st.booleans()).filter(
+    lambda piece: len(piece.prefix) > 0 and (piece.is_tail or len(piece.prefix) % BLOCK == 0)
 )
 
 
@@ -40,17 +40,17 @@ def naive_keys(namespace: str, prefix: Ids) -> list[bytes]:
     return keys
 
 
-def entry_for(piece: Piece) -> Entry:
+def entry_for(piece: Piece) -> IndexEntry:
     keys = naive_keys(piece.namespace, piece.prefix)
     tail = token_bytes(as_tokens(piece.prefix[len(piece.prefix) // BLOCK * BLOCK :]))
-    parent = keys[-1] if piece.is_mark else keys[-2]
-    return Entry(
-        key=mark_key(parent, tail) if piece.is_mark else keys[-1],
+    parent = keys[-1] if piece.is_tail else keys[-2]
+    return IndexEntry(
+        key=tail_key(parent, tail) if piece.is_tail else keys[-1],
         parent=parent,
         root=ROOTS[piece.namespace],
-        is_mark=piece.is_mark,
-        start=len(piece.prefix) // BLOCK * BLOCK if piece.is_mark else len(piece.prefix) - BLOCK,
-        tokens=tail if piece.is_mark else token_bytes(as_tokens(piece.prefix[-BLOCK:])),
+        is_tail=piece.is_tail,
+        start=len(piece.prefix) // BLOCK * BLOCK if piece.is_tail else len(piece.prefix) - BLOCK,
+        tokens=tail if piece.is_tail else token_bytes(as_tokens(piece.prefix[-BLOCK:])),
         nbytes=len(piece.prefix),
         file_nbytes=1000 + len(piece.prefix),
     )
@@ -77,13 +77,13 @@ def begins(piece: Piece, namespace: str, path: Ids) -> bool:
     whole = len(path) // BLOCK * BLOCK
     if piece.namespace != namespace or piece.prefix[: len(path)] != path:
         return False
-    return len(piece.prefix) <= whole + BLOCK and (not piece.is_mark or len(piece.prefix) // BLOCK * BLOCK == whole)
+    return len(piece.prefix) <= whole + BLOCK and (not piece.is_tail or len(piece.prefix) // BLOCK * BLOCK == whole)
 
 
-def filled(have: set[Piece], *, resumes_anywhere: bool) -> Index:
-    index = Index(block=BLOCK, resumes_anywhere=resumes_anywhere)
-    for piece in have:
-        index.add(entry_for(piece))
+def filled(have: set[Piece], *, resumes_anywhere: bool) -> DiskIndex:
+    index = DiskIndex(block=BLOCK, resumes_anywhere=resumes_anywhere)
+    for at_ns, piece in enumerate(sorted(have, key=repr)):
+        index.add(entry_for(piece), at_ns)
     index.check()
     return index
 
@@ -120,8 +120,8 @@ def judge(have: set[Piece], namespace: str, tokens: Ids, limit: int, *, resumes_
     if found is None:
         return
     chain = naive_keys(namespace, tokens)[1:]
-    blocks = [key for key in found.keys if not index.entries[key].is_mark]
-    marks = [key for key in found.keys if index.entries[key].is_mark]
+    blocks = [key for key in found.keys if not index.entries[key].is_tail]
+    marks = [key for key in found.keys if index.entries[key].is_tail]
     assert list(found.keys) == blocks + marks and len(marks) <= 1
     assert found.nbytes == sum(index.entries[key].nbytes for key in found.keys) and found.namespace == namespace
     if resumes_anywhere:
@@ -131,7 +131,7 @@ def judge(have: set[Piece], namespace: str, tokens: Ids, limit: int, *, resumes_
         return
     assert blocks == chain[: len(blocks)]
     assert len(marks) == 1 and len(blocks) == found.position // BLOCK
-    assert marks[0] == mark_key(
+    assert marks[0] == tail_key(
         index.entries[marks[0]].parent, token_bytes(as_tokens(tokens[len(blocks) * BLOCK : found.position]))
     )
 
@@ -153,11 +153,11 @@ def test_what_is_missing_is_what_nobody_has(
     whole = len(tokens) // BLOCK * BLOCK
     has_tail = len(tokens) == whole or any(begins(piece, namespace, tokens) for piece in have)
     is_whole = len(tokens) == 0 or (resumes_anywhere and has_tail)
-    assert missing.needs_mark == (not is_whole and Piece(namespace, tokens, True) not in there)
-    assert missing.mark_parent == keys[-1]
+    assert missing.needs_tail == (not is_whole and Piece(namespace, tokens, True) not in there)
+    assert missing.tail_parent == keys[-1]
     # What is put for it lets the position be resumed.
     wanted = {Piece(namespace, tokens[: (k + 1) * BLOCK], False) for k, _ in missing.blocks}
-    wanted |= {Piece(namespace, tokens, True)} if missing.needs_mark else set()
+    wanted |= {Piece(namespace, tokens, True)} if missing.needs_tail else set()
     assert oracle(there | wanted, namespace, tokens, len(tokens), resumes_anywhere=resumes_anywhere) == len(tokens)
 
 
@@ -170,7 +170,7 @@ def test_an_index_that_lost_entries_is_as_if_they_had_never_been(have: set[Piece
         assert index.remove(entry_for(piece).key) == entry_for(piece)
     index.check()
     fresh = filled(have - removed, resumes_anywhere=False)
-    assert index.entries == fresh.entries and index.above == fresh.above and index.tails == fresh.tails
+    assert index.entries == fresh.entries and index.nbytes == fresh.nbytes
 
 
 def test_the_bytes_of_a_path_are_counted_once() -> None:

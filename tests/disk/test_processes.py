@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from reprise.cache.disk.format import read_record
 from reprise.core.errors import DiskUnusable
-from tests.cache.disk.chains import all_files, find, opened, put_path, read_all, record_files
+from reprise.disk.format import read_record
+from tests.disk.chains import all_files, find, opened, put_path, read_all, record_files
 
 
 @contextmanager

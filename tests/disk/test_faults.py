@@ -3,19 +3,16 @@
 import errno
 import logging
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
-from reprise.cache.disk import room as room_module
-from reprise.cache.disk import writer as writer_module
-from reprise.cache.disk.cache import DiskCache
-from reprise.cache.disk.damage import forget_missing
-from reprise.cache.disk.files import fill_file
-from reprise.cache.disk.shelf import MAX_QUARANTINED
 from reprise.core.errors import DiskUnusable
-from tests.cache.disk.chains import (
+from reprise.disk.cache import DiskCache
+from reprise.disk.directory import MAX_QUARANTINED, ModelDirectory
+from tests.disk.chains import (
     PATIENCE_S,
     Clock,
     all_files,
@@ -33,7 +30,7 @@ CHAT = list(range(10))
 
 
 def broken(code: int):
-    def fill(descriptor: int, encoded: object) -> None:
+    def fill(directory: object, descriptor: int, encoded: object) -> None:
         os.write(descriptor, b"half")
         os.close(descriptor)
         raise OSError(code, os.strerror(code))
@@ -45,10 +42,10 @@ def broken(code: int):
 def test_a_write_that_fails_is_said_once_and_tried_again_after_a_minute(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = Clock()
+    clock, fill = Clock(), ModelDirectory.fill
     with opened(tmp_path, clock=clock) as cache:
         kept = put_path(cache, CHAT)
-        monkeypatch.setattr(writer_module, "fill_file", broken(code))
+        monkeypatch.setattr(ModelDirectory, "fill", broken(code))
         for num_errors in (1, 2):
             lost = records_for(cache, [7] * 9)
             assert cache.put(lost[0])
@@ -62,7 +59,7 @@ def test_a_write_that_fails_is_said_once_and_tried_again_after_a_minute(
             clock.now_s += 59.0
             assert not cache.put(lost[0])
             clock.now_s += 1.0
-        monkeypatch.setattr(writer_module, "fill_file", fill_file)
+        monkeypatch.setattr(ModelDirectory, "fill", fill)
         put_path(cache, [7] * 9)
         assert position(find(cache, [7] * 9)) == 9 and cache.stats().errors == 2
         cache.check()
@@ -74,7 +71,7 @@ def test_a_clock_that_is_set_back_ends_the_pause(tmp_path: Path, monkeypatch: py
     clock = Clock()
     with opened(tmp_path, clock=clock) as cache:
         with monkeypatch.context() as patch:
-            patch.setattr(writer_module, "fill_file", broken(errno.ENOSPC))
+            patch.setattr(ModelDirectory, "fill", broken(errno.ENOSPC))
             put_path(cache, [1, 2, 3])
         assert not cache.can_take(1)
         clock.now_s -= 86_400.0
@@ -84,12 +81,12 @@ def test_a_clock_that_is_set_back_ends_the_pause(tmp_path: Path, monkeypatch: py
 def test_a_full_disk_gives_up_what_waits_behind_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
-    def fill(descriptor: int, encoded: object) -> None:
+    def fill(directory: object, descriptor: int, encoded: object) -> None:
         reached.set()
         assert go_on.wait(PATIENCE_S)
-        broken(errno.ENOSPC)(descriptor, encoded)
+        broken(errno.ENOSPC)(directory, descriptor, encoded)
 
-    monkeypatch.setattr(writer_module, "fill_file", fill)
+    monkeypatch.setattr(ModelDirectory, "fill", fill)
     with opened(tmp_path) as cache:
         for record in records_for(cache, CHAT):
             assert cache.put(record)
@@ -111,15 +108,19 @@ def test_a_record_that_cannot_be_written_as_json_is_left_out(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_removed_stays_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> None:
-        raise PermissionError(errno.EACCES, "no")
+    remove = ModelDirectory.remove
+
+    def refuse(directory: ModelDirectory, path: Path) -> None:
+        if path.suffix == ".kv":
+            raise PermissionError(errno.EACCES, "no")
+        remove(directory, path)
 
     with opened(tmp_path, max_bytes=4_000) as cache:
         for k in range(5):
             put_path(cache, [k, k, k])
         num = cache.stats().files
         with monkeypatch.context() as patch:
-            patch.setattr(room_module, "remove_file", refuse)
+            patch.setattr(ModelDirectory, "remove", refuse)
             put_path(cache, [9, 9, 9])
         assert cache.stats().files == num and cache.stats().errors == 1 and find(cache, [9, 9, 9]) is None
         assert sum(all_files(tmp_path).values()) <= 4_000
@@ -133,7 +134,7 @@ def test_a_damaged_file_ends_a_fetch_and_goes_into_quarantine(
 ) -> None:
     with opened(tmp_path) as cache:
         put = put_path(cache, CHAT)
-        path = cache._shelf.path_of(put[which].key)
+        path = cache.directory.path_of(put[which].key)
         damage(path, at)
         taken, fetch = read_all(cache, find(cache, CHAT))  # type: ignore[arg-type]
         assert fetch.failed and [r.key for r in taken] == [r.key for r in put[:which]]
@@ -149,7 +150,7 @@ def test_a_damaged_file_ends_a_fetch_and_goes_into_quarantine(
 def test_damage_to_a_header_is_noticed_when_opening(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         put = put_path(cache, CHAT)
-        paths = [cache._shelf.path_of(record.key) for record in put]
+        paths = [cache.directory.path_of(record.key) for record in put]
     damage(paths[0], 100)
     paths[1].write_bytes(paths[1].read_bytes()[:-1])
     paths[2].rename(paths[2].with_name(f"{'0' * 64}.kv"))
@@ -164,8 +165,8 @@ def test_a_record_under_another_s_name_is_not_taken_for_it(tmp_path: Path) -> No
     with opened(tmp_path) as cache:
         (one,) = put_path(cache, [1, 2, 3])
         (two,) = put_path(cache, [1, 2, 4])
-        content = cache._shelf.path_of(two.key).read_bytes()
-        cache._shelf.path_of(one.key).write_bytes(content)
+        content = cache.directory.path_of(two.key).read_bytes()
+        cache.directory.path_of(one.key).write_bytes(content)
         taken, fetch = read_all(cache, find(cache, [1, 2, 3]))  # type: ignore[arg-type]
         assert taken == [] and fetch.failed and cache.stats().quarantined == 1
 
@@ -173,7 +174,7 @@ def test_a_record_under_another_s_name_is_not_taken_for_it(tmp_path: Path) -> No
 def test_a_bodys_damage_is_found_when_it_is_read_and_not_before(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         put = put_path(cache, CHAT)
-        damage(cache._shelf.path_of(put[1].key), -1)
+        damage(cache.directory.path_of(put[1].key), -1)
     with opened(tmp_path) as cache:
         assert cache.stats().quarantined == 0 and position(find(cache, CHAT)) == 10
         assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
@@ -184,7 +185,7 @@ def test_quarantine_keeps_the_latest_few(tmp_path: Path) -> None:
         names: list[str] = []
         for k in range(MAX_QUARANTINED + 3):
             (record,) = put_path(cache, [k, k, k])
-            path = cache._shelf.path_of(record.key)
+            path = cache.directory.path_of(record.key)
             damage(path, -1)
             os.utime(path, (1_000_000, 1_000_000))
             assert read_all(cache, find(cache, [k, k, k]))[1].failed  # type: ignore[arg-type]
@@ -200,10 +201,10 @@ def test_what_cannot_be_put_into_quarantine_stays_and_counts(tmp_path: Path) -> 
     (tmp_path / "quarantine").write_text("in the way")
     with opened(tmp_path) as cache:
         (record,) = put_path(cache, [1, 2, 3])
-        damage(cache._shelf.path_of(record.key), -1)
+        damage(cache.directory.path_of(record.key), -1)
         assert read_all(cache, find(cache, [1, 2, 3]))[1].failed  # type: ignore[arg-type]
         assert find(cache, [1, 2, 3]) is None and cache.stats().errors == 1
-        assert cache.stats().nbytes == cache._shelf.path_of(record.key).stat().st_size
+        assert cache.stats().nbytes == cache.directory.path_of(record.key).stat().st_size
         put_path(cache, [1, 2, 3])
         assert not read_all(cache, find(cache, [1, 2, 3]))[1].failed, "written over it"  # type: ignore[arg-type]
         cache.check()
@@ -212,7 +213,7 @@ def test_what_cannot_be_put_into_quarantine_stays_and_counts(tmp_path: Path) -> 
 def test_a_file_that_somebody_removed_is_forgotten(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         put = put_path(cache, CHAT)
-        cache._shelf.path_of(put[1].key).unlink()
+        cache.directory.path_of(put[1].key).unlink()
         taken, fetch = read_all(cache, find(cache, CHAT))  # type: ignore[arg-type]
         assert fetch.failed and len(taken) == 1 and cache.stats().quarantined == cache.stats().errors == 0
         cache.check()
@@ -220,11 +221,19 @@ def test_a_file_that_somebody_removed_is_forgotten(tmp_path: Path) -> None:
         assert position(find(cache, CHAT)) == 10
 
 
-def test_a_file_that_is_there_again_is_not_forgotten(tmp_path: Path) -> None:
+def test_a_file_that_is_there_again_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evicted while it was to be read, and written again since."""
     with opened(tmp_path) as cache:
         put = put_path(cache, CHAT)
-        forget_missing(cache._shelf, cache._state, put[1].key)
+        read = ModelDirectory.read
+
+        def late(directory: ModelDirectory, key: bytes) -> object:
+            if key == put[1].key:
+                raise FileNotFoundError(errno.ENOENT, "not yet")
+            return read(directory, key)
+
+        monkeypatch.setattr(ModelDirectory, "read", late)
+        assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
         cache.check()
         assert position(find(cache, CHAT)) == 10
 
@@ -252,13 +261,13 @@ def test_a_file_that_cannot_be_opened_just_now_stays(tmp_path: Path, monkeypatch
 
 
 def test_whatever_goes_wrong_while_reading_the_reader_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(file: object, nbytes: int) -> None:
+    def fail(directory: object, key: bytes) -> None:
         raise RuntimeError("a bug")
 
     with opened(tmp_path) as cache:
         put_path(cache, CHAT)
         with monkeypatch.context() as patch:
-            patch.setattr("reprise.cache.disk.reader.read_record", fail)
+            patch.setattr(ModelDirectory, "read", fail)
             assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
         put_path(cache, CHAT)
         assert len(read_all(cache, find(cache, CHAT))[0]) == 3  # type: ignore[arg-type]
@@ -269,17 +278,77 @@ def test_a_directory_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatc
         raise PermissionError(errno.EACCES, "no")
 
     with monkeypatch.context() as patch:
-        patch.setattr("reprise.cache.disk.surroundings.listing", refuse)
+        patch.setattr(os, "scandir", refuse)
         with pytest.raises(DiskUnusable, match="cannot be used"):
             DiskCache(tmp_path, fingerprint="model", max_bytes=10**6, resumes_anywhere=True)
     with opened(tmp_path):
         pass
 
 
+def test_a_folder_that_vanished_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path / "kv") as cache:
+        put_path(cache, CHAT)
+        shutil.rmtree(tmp_path / "kv")
+        put_path(cache, [7] * 9)
+        assert "made again" in caplog.text and cache.stats().errors == 0
+        assert find(cache, CHAT) is None and position(find(cache, [7] * 9)) == 9
+        cache.check()
+        put_path(cache, CHAT)
+        assert len(read_all(cache, find(cache, CHAT))[0]) == 3  # type: ignore[arg-type]
+        with pytest.raises(DiskUnusable, match="Another server"), opened(tmp_path / "kv"):
+            pass
+
+
+def test_a_folder_that_vanished_while_it_is_read_is_forgotten(tmp_path: Path) -> None:
+    with opened(tmp_path / "kv") as cache:
+        put_path(cache, CHAT)
+        put_path(cache, [7] * 9)
+        shutil.rmtree(tmp_path / "kv")
+        assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
+        assert find(cache, [7] * 9) is None and cache.stats().files == cache.stats().nbytes == 0
+
+
+def test_a_vanished_folder_that_another_server_has_made_is_left_to_it(tmp_path: Path) -> None:
+    with opened(tmp_path / "kv") as cache:
+        put_path(cache, CHAT)
+        shutil.rmtree(tmp_path / "kv")
+        with opened(tmp_path / "kv") as other:
+            put_path(other, [3] * 5)
+            before = all_files(tmp_path)
+            lost = records_for(cache, [7] * 9)
+            assert cache.put(lost[0]) and cache.flush(PATIENCE_S)
+            assert cache.stats().errors == 1 and not cache.can_take(1)
+            assert all_files(tmp_path) == before
+            other.check()
+
+
+def test_a_folder_in_a_record_s_place_is_passed_over(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        lost = records_for(cache, CHAT)[0]
+        path = cache.directory.path_of(lost.key)
+        path.mkdir(parents=True)
+        (path / "note.txt").write_text("mine")
+        other = records_for(cache, [7] * 9)[0]
+        cache.directory.path_of(other.key).parent.write_text("in the way")
+        for record in (lost, other):
+            assert cache.put(record) and cache.flush(PATIENCE_S)
+            assert cache.can_take(1), "nothing has to wait for it"
+        (last,) = put_path(cache, [1, 2, 3])
+        assert len(read_all(cache, find(cache, [1, 2, 3]))[0]) == 1  # type: ignore[arg-type]
+        cache.directory.path_of(last.key).unlink()
+        cache.directory.path_of(last.key).mkdir()
+        assert read_all(cache, find(cache, [1, 2, 3]))[1].failed  # type: ignore[arg-type]
+        assert find(cache, [1, 2, 3]) is None
+    with opened(tmp_path) as cache:
+        assert (path / "note.txt").read_text() == "mine"
+        put_path(cache, [5, 6, 7])
+        assert position(find(cache, [5, 6, 7])) == 3
+
+
 def test_what_could_not_be_finished_is_removed_when_opening(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         (record,) = put_path(cache, [1, 2, 3])
-        left = cache._shelf.temporary_of(record.key)
+        left = cache.directory.temporary_of(record.key)
     left.write_bytes(bytes(10**4))
     with opened(tmp_path) as cache:
         assert not left.exists() and cache.stats().files == 1

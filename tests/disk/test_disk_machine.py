@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from reprise.cache.disk.cache import DiskCache
-from reprise.cache.disk.record import Found, Record
-from tests.cache.disk.chains import (
+from reprise.disk.cache import DiskCache
+from reprise.disk.record import DiskMatch, DiskRecord
+from tests.disk.chains import (
     BLOCK,
     PATIENCE_S,
     Clock,
@@ -20,9 +20,10 @@ from tests.cache.disk.chains import (
     find,
     position,
     read_all,
+    record_files,
     records_for,
 )
-from tests.cache.disk.test_index import Piece, oracle
+from tests.disk.test_index import Piece, oracle
 
 Ids = tuple[int, ...]
 
@@ -37,7 +38,7 @@ class DiskMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="kv"))
         self.clock = Clock()
         self.resumes_anywhere, self.max_bytes = resumes_anywhere, max_bytes
-        self.put: dict[bytes, tuple[Piece, Record]] = {}
+        self.put: dict[bytes, tuple[Piece, DiskRecord]] = {}
         """Everything that should be there, but for what had to make room."""
         self.sick: set[bytes] = set()
         """Records whose bodies were damaged, and nobody has noticed."""
@@ -54,11 +55,11 @@ class DiskMachine(RuleBasedStateMachine):
             clock=self.clock,
         )
 
-    @rule(ids=prompts, namespace=namespaces, nbytes=st.sampled_from([0, 1, 100, 900]))
+    @rule(ids=prompts, namespace=namespaces, nbytes=st.sampled_from([0, 2, 100, 900]))
     def a_path_is_put(self, ids: Ids, namespace: str, nbytes: int) -> None:
         for record in records_for(self.cache, ids, namespace=namespace, nbytes=nbytes):
             if self.cache.put(record):
-                piece = Piece(namespace, ids[: record.position], record.is_mark)
+                piece = Piece(namespace, ids[: record.position], record.is_tail)
                 self.put[record.key] = (piece, record)
 
     @rule(ids=prompts, namespace=namespaces)
@@ -77,7 +78,7 @@ class DiskMachine(RuleBasedStateMachine):
         if found is not None:
             self.read(found)
 
-    def read(self, found: Found) -> None:
+    def read(self, found: DiskMatch) -> None:
         taken, fetch = read_all(self.cache, found)
         healthy = list(found.keys)
         for number, key in enumerate(found.keys):
@@ -101,11 +102,10 @@ class DiskMachine(RuleBasedStateMachine):
         if not self.put:
             return
         key = sorted(self.put)[number % len(self.put)]
-        path = self.cache._shelf.path_of(key)
+        path = self.cache.directory.path_of(key)
         content = path.read_bytes()
         body_nbytes = sum(section.nbytes for section in self.put[key][1].sections)
-        header_nbytes = 20 + int.from_bytes(content[12:20], "little") + 32
-        # Not the zeros between header and body, nor those between the sections: they hold nothing.
+        header_nbytes = 8 + int.from_bytes(content[:8], "little")
         in_body = at % 2 == 1 and body_nbytes > 0
         damage(path, len(content) - 1 if in_body else at % header_nbytes)
         # A version that nobody knows is no damage, and such a file is only as good as none.
@@ -118,7 +118,7 @@ class DiskMachine(RuleBasedStateMachine):
         if not self.put:
             return
         key = sorted(self.put)[number % len(self.put)]
-        path = self.cache._shelf.path_of(key)
+        path = self.cache.directory.path_of(key)
         if is_removed:
             path.unlink()
         else:
@@ -138,7 +138,7 @@ class DiskMachine(RuleBasedStateMachine):
                 self.lose(key)
                 self.open()
             else:
-                self.read(Found(position=1, namespace="", keys=(key,), nbytes=1))
+                self.read(DiskMatch(position=1, namespace="", keys=(key,), nbytes=1))
 
     @rule(namespace=st.sampled_from(["", "other", None]))
     def it_is_cleared(self, namespace: str | None) -> None:
@@ -160,7 +160,7 @@ class DiskMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         """Wait for the writer, and forget what made room or found none: nothing on which something stands."""
         assert self.cache.flush(PATIENCE_S)
-        there = self.cache._state.inventory.index.entries.keys()
+        there = {bytes.fromhex(path.stem) for path in record_files(self.directory)}
         gone = self.put.keys() - there
         for key in gone:
             record = self.put[key][1]

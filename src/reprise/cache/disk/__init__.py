@@ -1,1 +1,0 @@
-"""The disk tier of the prefix cache: records of bytes in a bounded directory, addressed by what they depend on."""

@@ -1,0 +1,1 @@
+"""The disk tier: what the prefix cache would lose with the process, in a bounded directory."""

@@ -1,0 +1,313 @@
+"""What is on disk, in memory: which prompts can be resumed where, who goes next, and bytes. Touches no file."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from sortedcontainers import SortedList
+
+from reprise.core.tokens import Tokens, common_prefix
+from reprise.disk.directory import FileInfo
+from reprise.disk.format import RecordHeader
+from reprise.disk.record import DiskMatch, DiskRecord, MissingRecords, block_key, tail_key, token_bytes
+
+TOKEN_NBYTES = 4
+_NOTHING: SortedList[tuple[bytes, bytes]] = SortedList()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry:
+    """What the index knows of one record's file."""
+
+    key: bytes
+    parent: bytes
+    root: bytes
+    is_tail: bool
+    start: int
+    tokens: bytes
+    """Those of the block, or of the tail."""
+    nbytes: int
+    """Of the record."""
+    file_nbytes: int
+
+
+def entry_of(record: DiskRecord | RecordHeader, *, file_nbytes: int) -> IndexEntry:
+    """The entry of a record, of which the header says enough."""
+    return IndexEntry(
+        key=record.key,
+        parent=record.parent,
+        root=record.root,
+        is_tail=record.is_tail,
+        start=record.start,
+        tokens=token_bytes(record.tokens),
+        nbytes=record.nbytes,
+        file_nbytes=file_nbytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnusableFile:
+    """A file in our folder that cannot be used: of another format version, or of blocks of another size."""
+
+    info: FileInfo
+    root: bytes | None
+    """What it hangs on, if its header could be read."""
+
+
+class DiskIndex:
+    """The entries by key, by what they stand on, and in the order in which they go; their bytes are counted here alone.
+
+    That order: the least recently used first, and none before what stands on it.
+    """
+
+    def __init__(self, *, block: int, resumes_anywhere: bool) -> None:
+        self.block = block
+        self.resumes_anywhere = resumes_anywhere
+        self.entries: dict[bytes, IndexEntry] = {}
+        self.unusable: dict[Path, UnusableFile] = {}
+        self.nbytes = 0
+        """Of all files in the folder."""
+        self.unwritten_uses: dict[bytes, int] = {}
+        """Times of use (ns) that the files do not show yet, by key."""
+        self.last_use_ns: dict[bytes, int] = {}
+        self._children: dict[bytes, set[bytes]] = defaultdict(set)
+        """Keys of the entries that stand on a key, whether that is there itself or not."""
+        self._tails: dict[bytes, dict[int, dict[bytes, bytes]]] = {}
+        """Parent → length of the tail in bytes → tail → key of the tail record."""
+        self._rows: dict[bytes, SortedList[tuple[bytes, bytes]]] = {}
+        """Parent → tokens and keys of all that stands on it, sorted: those that agree the furthest are neighbours."""
+        self._leaves: SortedList[tuple[int, bytes]] = SortedList()
+        """Time of the last use and key of the entries on which nothing stands."""
+        self._latest_ns = 0
+
+    # Changes.
+
+    def moment(self, now_s: float) -> int:
+        """The time as a number that is larger than all before, in nanoseconds: no two uses are at the same time.
+
+        A clock that was set back does not turn the order around.
+        """
+        self._latest_ns = max(round(now_s * 1e9), self._latest_ns + 1)
+        return self._latest_ns
+
+    def add(self, entry: IndexEntry, at_ns: int) -> None:
+        """The record is there; its file's time is `at_ns`."""
+        assert entry.key not in self.entries, entry
+        self.entries[entry.key] = entry
+        if entry.parent not in self._children and entry.parent in self.last_use_ns:
+            self._leaves.remove((self.last_use_ns[entry.parent], entry.parent))
+        self._children[entry.parent].add(entry.key)
+        self._rows.setdefault(entry.parent, SortedList()).add((entry.tokens, entry.key))
+        if entry.is_tail:
+            self._tails.setdefault(entry.parent, {}).setdefault(len(entry.tokens), {})[entry.tokens] = entry.key
+        self._set_use(entry.key, at_ns)
+        self.nbytes += entry.file_nbytes
+        self._latest_ns = max(self._latest_ns, at_ns)
+
+    def remove(self, key: bytes) -> IndexEntry:
+        """The record is there no more. Its last use counts for what it stood on."""
+        entry = self.entries.pop(key)
+        at_ns = self.last_use_ns.pop(key)
+        if key not in self._children:
+            self._leaves.remove((at_ns, key))
+        self.nbytes -= entry.file_nbytes
+        self.unwritten_uses.pop(key, None)
+        self._rows[entry.parent].remove((entry.tokens, key))
+        beside = self._children[entry.parent]
+        beside.remove(key)
+        if not beside:
+            del self._children[entry.parent], self._rows[entry.parent]
+            if entry.parent in self.last_use_ns:
+                self._leaves.add((self.last_use_ns[entry.parent], entry.parent))
+        if entry.is_tail:
+            by_length = self._tails[entry.parent]
+            del by_length[len(entry.tokens)][entry.tokens]
+            if not by_length[len(entry.tokens)]:
+                del by_length[len(entry.tokens)]
+            if not by_length:
+                del self._tails[entry.parent]
+        if at_ns > self.last_use_ns.get(entry.parent, at_ns):
+            self.use(entry.parent, at_ns)
+        return entry
+
+    def use(self, key: bytes, at_ns: int) -> None:
+        """The record was used; nothing happens if it is not there."""
+        if key in self.entries:
+            self._set_use(key, at_ns)
+            self.unwritten_uses[key] = at_ns
+
+    def _set_use(self, key: bytes, at_ns: int) -> None:
+        if key not in self._children:
+            if key in self.last_use_ns:
+                self._leaves.remove((self.last_use_ns[key], key))
+            self._leaves.add((at_ns, key))
+        self.last_use_ns[key] = at_ns
+
+    def add_unusable(self, file: UnusableFile) -> None:
+        assert file.info.path not in self.unusable, file
+        self.unusable[file.info.path] = file
+        self.nbytes += file.info.nbytes
+
+    def remove_unusable(self, path: Path) -> None:
+        self.nbytes -= self.unusable.pop(path).info.nbytes
+
+    def remove_all(self) -> None:
+        """Nothing is there any more."""
+        for key in self.keys_of(None):
+            self.remove(key)
+        for path in list(self.unusable):
+            self.remove_unusable(path)
+
+    # Who goes next.
+
+    def oldest(self, keep: Set[bytes]) -> tuple[int, bytes] | None:
+        """The record that goes next and its time, those in `keep` left out; None if there is none. O(|keep|)."""
+        return next((leaf for leaf in self._leaves if leaf[1] not in keep), None)
+
+    def oldest_unusable(self) -> UnusableFile | None:
+        return min(self.unusable.values(), key=lambda file: file.info.mtime_ns, default=None)
+
+    def keys_of(self, root: bytes | None) -> list[bytes]:
+        """The keys of the records of a namespace (None: of all), what others stand on first. O(records)."""
+        entries = [entry for entry in self.entries.values() if root is None or entry.root == root]
+        entries.sort(key=lambda entry: (entry.start, entry.is_tail))
+        return [entry.key for entry in entries]
+
+    # Questions.
+
+    def path_nbytes(self, keys: Set[bytes]) -> int:
+        """File bytes of these entries and of all that they stand on, each counted once. O(their number)."""
+        seen: set[bytes] = set()
+        nbytes = 0
+        for key in keys:
+            at = key
+            while at not in seen and (entry := self.entries.get(at)) is not None:
+                seen.add(at)
+                nbytes += entry.file_nbytes
+                at = entry.parent
+        return nbytes
+
+    def find(self, tokens: Tokens, *, root: bytes, namespace: str, limit: int) -> DiskMatch | None:
+        """The largest position ≤ `limit` that can be resumed from what is there, or None.
+
+        O(tokens that are found), and one look-up for each length of tail at a block where no tail agrees.
+        """
+        limit = max(0, min(limit, len(tokens)))
+        wanted = token_bytes(tokens)
+        blocks = self._chain(wanted, root, limit)
+        # A tail above block k ends before block k + 1 does: the first that is found from the end is the furthest.
+        for num_blocks in range(len(blocks), -1, -1):
+            start = num_blocks * self.block
+            parent = blocks[num_blocks - 1] if num_blocks > 0 else root
+            rest = wanted[start * TOKEN_NBYTES : limit * TOKEN_NBYTES]
+            if self.resumes_anywhere:
+                key, num = self._most_alike(parent, rest)
+                keys = blocks if key is None else (*blocks, key)
+                return self._found(start + num, namespace, keys) if start + num > 0 else None
+            tail = self._longest_tail(parent, rest)
+            if tail is not None:
+                position = start + len(tail.tokens) // TOKEN_NBYTES
+                return self._found(position, namespace, (*blocks[:num_blocks], tail.key))
+        return None
+
+    def runs(self, root: bytes) -> list[IndexEntry]:
+        """All entries that can be reached from `root`, each behind what it stands on. O(their number)."""
+        found: list[IndexEntry] = []
+        left = sorted(self._children.get(root, ()))
+        while left:
+            entry = self.entries[left.pop()]
+            found.append(entry)
+            if not entry.is_tail:
+                left.extend(sorted(self._children.get(entry.key, ())))
+        return found
+
+    def missing(self, tokens: Tokens, *, root: bytes, queued: Set[bytes]) -> MissingRecords:
+        """What a path lacks. `queued`: keys that will be there. O(tokens)."""
+        wanted = token_bytes(tokens)
+        blocks: list[tuple[int, bytes]] = []
+        parent = root
+        for k, key in enumerate(self._keys(wanted, root)):
+            if key not in self.entries and key not in queued:
+                blocks.append((k, parent))
+            parent = key
+        tail = wanted[len(tokens) // self.block * self.block * TOKEN_NBYTES :]
+        is_whole = len(tokens) == 0
+        if self.resumes_anywhere:
+            # Every position can be resumed if its entries are there, in whatever record.
+            is_whole = self._most_alike(parent, tail)[1] * TOKEN_NBYTES == len(tail)
+        key = tail_key(parent, tail)
+        return MissingRecords(
+            blocks=tuple(blocks),
+            needs_tail=not is_whole and key not in self.entries and key not in queued,
+            tail_parent=parent,
+        )
+
+    def check(self) -> None:
+        """AssertionError where the tables, the order or the byte count differ from the entries."""
+        children: dict[bytes, set[bytes]] = {}
+        tails: dict[bytes, dict[int, dict[bytes, bytes]]] = {}
+        rows: dict[bytes, list[tuple[bytes, bytes]]] = {}
+        for key, entry in self.entries.items():
+            assert key == entry.key, entry
+            children.setdefault(entry.parent, set()).add(key)
+            rows.setdefault(entry.parent, []).append((entry.tokens, key))
+            if entry.is_tail:
+                tails.setdefault(entry.parent, {}).setdefault(len(entry.tokens), {})[entry.tokens] = key
+        assert children == self._children, "what stands on what"
+        assert tails == self._tails, "the tails"
+        known = {parent: list(row) for parent, row in self._rows.items()}
+        assert {parent: sorted(row) for parent, row in rows.items()} == known, "the sorted rows"
+        assert self.last_use_ns.keys() == self.entries.keys(), "the order knows what is there"
+        leaves = sorted((at_ns, key) for key, at_ns in self.last_use_ns.items() if key not in children)
+        assert list(self._leaves) == leaves, "whatever could go stands in the order"
+        nbytes = sum(entry.file_nbytes for entry in self.entries.values())
+        nbytes += sum(file.info.nbytes for file in self.unusable.values())
+        assert nbytes == self.nbytes, (nbytes, self.nbytes)
+        assert self.unwritten_uses.keys() <= self.entries.keys()
+
+    def _keys(self, wanted: bytes, root: bytes) -> Iterator[bytes]:
+        """The keys of the whole blocks of these tokens, each computed when it is asked for."""
+        step = self.block * TOKEN_NBYTES
+        parent = root
+        for at in range(0, len(wanted) - step + 1, step):
+            parent = block_key(parent, wanted[at : at + step])
+            yield parent
+
+    def _chain(self, wanted: bytes, root: bytes, limit: int) -> tuple[bytes, ...]:
+        """The keys of the blocks up to `limit` that are there without a gap."""
+        chain: list[bytes] = []
+        for key in self._keys(wanted, root):
+            if (len(chain) + 1) * self.block > limit or key not in self.entries:
+                break
+            chain.append(key)
+        return tuple(chain)
+
+    def _most_alike(self, parent: bytes, rest: bytes) -> tuple[bytes | None, int]:
+        """What stands on `parent` and agrees with the most tokens of `rest`, and how many these are.
+
+        O(log of how many stand there): no other agrees further than the two between which `rest` would stand.
+        """
+        best, most = None, 0
+        wanted = np.frombuffer(rest, dtype=np.int32)
+        row = self._rows.get(parent, _NOTHING)
+        at = row.bisect_left((rest, b""))
+        for _, key in row[max(0, at - 1) : at + 1]:
+            num = common_prefix(np.frombuffer(self.entries[key].tokens, dtype=np.int32), wanted)
+            if num > most:
+                best, most = key, num
+        return best, most
+
+    def _longest_tail(self, parent: bytes, tail: bytes) -> IndexEntry | None:
+        by_length = self._tails.get(parent, {})
+        for nbytes in sorted(by_length, reverse=True):
+            if nbytes <= len(tail) and (key := by_length[nbytes].get(tail[:nbytes])) is not None:
+                return self.entries[key]
+        return None
+
+    def _found(self, position: int, namespace: str, keys: tuple[bytes, ...]) -> DiskMatch:
+        nbytes = sum(self.entries[key].nbytes for key in keys)
+        return DiskMatch(position=position, namespace=namespace, keys=keys, nbytes=nbytes)

@@ -1,0 +1,173 @@
+"""The thread that reads and verifies, a bounded number of bytes ahead of who takes what was read."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from reprise.disk.record import DiskRecord
+from reprise.disk.store import RecordStore
+
+log = logging.getLogger(__name__)
+
+
+class Fetch:
+    """Records on their way from disk, in order. `DiskCache.fetch` makes them; any thread may use one."""
+
+    def __init__(self, store: RecordStore, keys: Sequence[bytes], wake: Callable[[], None]) -> None:
+        self._store = store
+        self._held = tuple(keys)
+        self._left = deque(keys)
+        self._read: deque[DiskRecord] = deque()
+        self._ahead_nbytes = 0
+        self._wake = wake
+        self._is_done = False
+        self._has_failed = False
+        with store.changed:
+            store.hold(self._held)
+
+    def take(self, max_nbytes: int | None = None) -> list[DiskRecord]:
+        """The records that were read since the last call, in order: of at most so many bytes, but one at least."""
+        taken: list[DiskRecord] = []
+        nbytes = 0
+        with self._store.changed:
+            while self._read and (not taken or max_nbytes is None or nbytes + self._read[0].nbytes <= max_nbytes):
+                taken.append(self._read.popleft())
+                nbytes += taken[-1].nbytes
+            self._ahead_nbytes -= nbytes
+            self._store.changed.notify_all()
+        return taken
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` would give something now."""
+        with self._store.changed:
+            return len(self._read) > 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will be read: what `take` gives after this was asked is the rest."""
+        with self._store.changed:
+            return self._is_done
+
+    @property
+    def failed(self) -> bool:
+        """Whether a record was missing or did not verify. All before it are given, and none behind it."""
+        with self._store.changed:
+            return self._has_failed
+
+    def cancel(self) -> None:
+        """Read no more, and forget what was not taken. Nothing happens if it is over."""
+        with self._store.changed:
+            if not self._is_done:
+                self._end()
+            self._read.clear()
+            self._ahead_nbytes = 0
+
+    # For the reader's thread, which holds `store.changed`.
+
+    def next_key(self, read_ahead_bytes: int) -> bytes | None:
+        """The record to be read next, None if enough is read or nothing is left."""
+        if self._is_done:
+            return None
+        entry = self._store.index.entries.get(self._left[0])
+        ahead = self._ahead_nbytes + (entry.nbytes if entry is not None else 0)
+        # One record at least, however large.
+        return self._left[0] if ahead <= read_ahead_bytes or not self._read or self._has_failed else None
+
+    def deliver(self, record: DiskRecord | None) -> None:
+        """The next record, None if it cannot be had.
+
+        Those behind it are read all the same, and verified: where one file is damaged others often are, and each would
+        be met on another day, when what came before it has been computed again.
+        """
+        if self._is_done:
+            return
+        self._left.popleft()
+        self._has_failed |= record is None
+        if record is not None and not self._has_failed:
+            self._read.append(record)
+            self._ahead_nbytes += record.nbytes
+        if not self._left:
+            self._end()
+
+    def give_up(self) -> None:
+        """Nothing is read any more."""
+        if not self._is_done:
+            self._has_failed = True
+            self._end()
+
+    def _end(self) -> None:
+        self._is_done = True
+        self._left.clear()
+        self._store.let_go(self._held)
+        self._store.changed.notify_all()
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_done
+
+    def wake(self) -> None:
+        """Tell the taker, without holding anything."""
+        try:
+            self._wake()
+        except Exception:
+            log.exception("who waits for records from the disk could not be told")
+
+
+class RecordReader:
+    """Reads for all fetches in turn, a record at a time, until the cache closes."""
+
+    def __init__(self, store: RecordStore, *, read_ahead_bytes: int) -> None:
+        self._store = store
+        self._read_ahead_bytes = read_ahead_bytes
+        self._fetches: list[Fetch] = []
+
+    def begin(self, fetch: Fetch) -> None:
+        """Read for this fetch, too. Once the cache is closed, a fetch fails at once."""
+        with self._store.changed:
+            is_closing = self._store.is_closing
+            if is_closing:
+                fetch.give_up()
+            else:
+                self._fetches.append(fetch)
+                self._store.changed.notify_all()
+        if is_closing:
+            fetch.wake()
+
+    def run(self) -> None:
+        store = self._store
+        while True:
+            with store.changed:
+                chosen = None
+                while chosen is None and not store.is_closing:
+                    chosen = self._choose()
+                    if chosen is None:
+                        store.changed.wait()
+            if chosen is None:
+                return
+            fetch, key = chosen
+            record = store.read(key)
+            with store.changed:
+                fetch.deliver(record)
+            fetch.wake()
+
+    def close(self) -> None:
+        """End what is under way: the thread is gone."""
+        with self._store.changed:
+            left, self._fetches = self._fetches, []
+            for fetch in left:
+                fetch.give_up()
+        for fetch in left:
+            fetch.wake()
+
+    def _choose(self) -> tuple[Fetch, bytes] | None:
+        """Whose turn it is and what is to be read, None if there is nothing to do."""
+        self._fetches = [fetch for fetch in self._fetches if not fetch.is_over]
+        for fetch in self._fetches:
+            key = fetch.next_key(self._read_ahead_bytes)
+            if key is not None:
+                # To the end of the row: nobody waits for all of another's records.
+                self._fetches.remove(fetch)
+                self._fetches.append(fetch)
+                return fetch, key
+        return None

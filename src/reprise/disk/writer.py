@@ -1,0 +1,119 @@
+"""The thread that writes: records from a queue, and the times of use."""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from reprise.disk.record import DiskRecord
+from reprise.disk.store import RecordStore
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 60.0
+"""After a write that failed nothing is written for so long."""
+
+
+class RecordWriter:
+    """The queue, and who writes it: one record at a time until the cache closes. Whatever fails, the thread goes on.
+
+    What is not said to be otherwise is for those who hold `store.changed`.
+    """
+
+    def __init__(self, store: RecordStore, *, queue_bytes: int) -> None:
+        self._store = store
+        self.queue: dict[bytes, DiskRecord] = {}
+        """To be written, in this order; a record stays until it is on disk or given up."""
+        self.queued_nbytes = 0
+        self._queue_bytes = queue_bytes
+        self._is_writing = False
+        self._paused_at: float | None = None
+        self._has_warned = False
+
+    # The queue.
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether the queue takes a record of so many bytes now.
+
+        An empty queue takes any, or one that is larger would never be written.
+        """
+        fits = not self.queue or self.queued_nbytes + nbytes <= self._queue_bytes
+        return fits and nbytes <= self._store.max_bytes and not self._store.is_closing and not self.is_paused()
+
+    def add(self, record: DiskRecord) -> None:
+        assert record.key not in self.queue, record
+        self.queue[record.key] = record
+        self.queued_nbytes += record.nbytes
+        self._store.changed.notify_all()
+
+    def drop(self, is_dropped: Callable[[DiskRecord], bool]) -> None:
+        """These are not to be written any more, whether they still wait or not."""
+        self._drop([record for record in self.queue.values() if is_dropped(record)])
+
+    def _drop(self, records: Iterable[DiskRecord]) -> None:
+        for record in records:
+            if self.queue.get(record.key) is record:
+                del self.queue[record.key]
+                self.queued_nbytes -= record.nbytes
+        self._store.changed.notify_all()
+
+    def is_paused(self) -> bool:
+        """Whether nothing is written for a while, since writing failed."""
+        # A clock that was set back ends the pause, too.
+        return self._paused_at is not None and 0 <= self._store.clock() - self._paused_at < PAUSE_S
+
+    def is_done(self) -> bool:
+        """Whether nothing is left to do."""
+        return not (self.queue or self._store.index.unwritten_uses or self._is_writing)
+
+    # The thread, which holds nothing.
+
+    def run(self) -> None:
+        store = self._store
+        while True:
+            with store.changed:
+                self._is_writing = False
+                store.changed.notify_all()
+                store.changed.wait_for(lambda: store.is_closing or self.queue or store.index.unwritten_uses)
+                if store.is_closing:
+                    return
+                self._is_writing = True
+                record = next(iter(self.queue.values()), None)
+                uses, store.index.unwritten_uses = store.index.unwritten_uses, {}
+            store.show_uses(uses)
+            if record is not None:
+                self._write(record)
+
+    def _write(self, record: DiskRecord) -> None:
+        changed = self._store.changed
+        try:
+            # Of two writes of one key, the one that was asked for last counts.
+            is_written = self._store.write(record, is_wanted=lambda: self.queue.get(record.key) is record)
+        except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+            log.warning("Something else lies where a record would be written, which is left out: %s", error)
+            with changed:
+                self._store.counters.errors += 1
+        except OSError as error:
+            with changed:
+                self._fail(error)
+        except Exception:
+            log.exception("a record of the disk cache cannot be written, and is left out")
+            with changed:
+                self._store.counters.errors += 1
+        else:
+            if is_written:
+                with changed:
+                    self._paused_at, self._has_warned = None, False
+        finally:
+            with changed:
+                self._drop([record])
+
+    def _fail(self, error: OSError) -> None:
+        """A write failed: what waits is given up, since it would fill the memory meanwhile, and new writes wait."""
+        self._drop(list(self.queue.values()))
+        self._paused_at = self._store.clock()
+        self._store.counters.errors += 1
+        if not self._has_warned:
+            log.warning(
+                "The disk cache cannot be written (%s): it is still read, and writing is tried again each minute.",
+                error.strerror,
+            )
+        self._has_warned = True
