@@ -11,6 +11,7 @@ from reprise.api.responses.body import Item
 from reprise.api.responses.items import MessageWriter
 from reprise.api.responses.store import ResponseStore, stored
 from reprise.api.seals import seal
+from reprise.api.unread import UnreadParts
 from reprise.core.errors import NotFound
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
@@ -176,7 +177,7 @@ async def test_items_reach_the_template():
 
 
 def test_what_follows_each_other_is_one_assistant_message():
-    writer = MessageWriter(None)
+    writer = MessageWriter(None, UnreadParts(None))
     given: list[dict[str, Any]] = [
         {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "A"}]},
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},

@@ -85,7 +85,7 @@ class Renderer:
         """
         history = mended(request.messages)
         request = replace(request, messages=history.messages)
-        notes = list(history.notes)
+        notes = [*request.notes, *history.notes]
         if self.settings.normalizes:
             normalized = normalize(request, sorts_tools=self.settings.sorts_tools)
             request = normalized.request

@@ -30,6 +30,7 @@ class ChatRequest:
     name (`enable_thinking`, `reasoning_effort`, …). `continue_final` says that the last message is an assistant
     message whose text the model goes on with. `breakpoints` are explicit checkpoints (`cache_control`): the number of
     messages before each (0: after the tools and before any message). `cuts` are explicit checkpoints within a message.
+    `notes` say what was done to the client's messages, for the record.
     """
 
     messages: tuple[Message, ...]
@@ -39,3 +40,4 @@ class ChatRequest:
     continue_final: bool = False
     breakpoints: tuple[int, ...] = ()
     cuts: tuple[Cut, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from reprise.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, Tool
-from reprise.api.anthropic.transcript import Transcript, Writer
+from reprise.api.anthropic.transcript import Transcript, Writer, speaker_of
 from reprise.api.body import unknown_fields
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.served import Served
+from reprise.api.unread import UnreadParts, newest_question_at
 from reprise.chat.grammar import Grammar, json_schema
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest
@@ -90,12 +91,12 @@ def service_request_of(
 
 
 def _transcript(body: CountBody, tools: list[Tool]) -> Transcript:
-    writer = Writer()
+    writer = Writer(UnreadParts(newest_question_at([speaker_of(message) for message in body.messages])))
     writer.add_tool_marks([tool.cache_control for tool in tools])
     if body.system is not None and len(body.system) > 0:
         writer.add_system(body.system)
     for at, message in enumerate(body.messages):
-        writer.add_message(message, f"messages[{at}]")
+        writer.add_message(message, at)
     return writer.finish(body.cache_control)
 
 

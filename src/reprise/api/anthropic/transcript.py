@@ -11,6 +11,7 @@ from typing import Any
 from reprise.api.anthropic.body import Block, CacheControl, MessageBody
 from reprise.api.anthropic.content import block_text, content_text
 from reprise.api.seals import is_signed
+from reprise.api.unread import Speaker, UnreadParts
 from reprise.chat.request import Cut, Message
 from reprise.core.errors import BadRequest
 
@@ -41,7 +42,9 @@ class _Mark:
 class Writer:
     """Writes a transcript, message by message. Raises BadRequest for what a text model cannot read."""
 
-    def __init__(self) -> None:
+    def __init__(self, unread: UnreadParts) -> None:
+        self._unread = unread
+        self._message_at: int | None = None
         self._messages: list[dict[str, Any]] = []
         self._marks: list[_Mark] = []
         self._ttls: list[float] = []
@@ -58,11 +61,12 @@ class Writer:
         """The system prompt."""
         blocks = [Block(type="text", text=system)] if isinstance(system, str) else system
         for at, block in enumerate(blocks):
-            self._add_text("system", block_text(block, f"system[{at}]"), joiner="\n")
+            self._add_text("system", self._text(block, f"system[{at}]"), joiner="\n")
             self._mark(block.cache_control)
 
-    def add_message(self, message: MessageBody, where: str) -> None:
-        content = message.content
+    def add_message(self, message: MessageBody, message_at: int) -> None:
+        self._message_at = message_at
+        content, where = message.content, f"messages[{message_at}]"
         blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
         places = [f"{where}.content[{at}]" for at in range(len(blocks))]
         match message.role:
@@ -72,7 +76,9 @@ class Writer:
                 self._add_user(blocks, places, where)
             case "system":
                 # The chat's own system prompt ends before the first message.
-                self._messages.append({"role": "system", "content": content_text(content, f"{where}.content")})
+                self._messages.append(
+                    {"role": "system", "content": content_text(content, f"{where}.content", self._left_out)}
+                )
                 for block in blocks:
                     self._mark(block.cache_control)
 
@@ -110,7 +116,13 @@ class Writer:
             notes.append(f"thinking blocks with a signature of another server, taken as they are: {self._num_foreign}")
         if self._num_unreadable > 0:
             notes.append(f"thinking blocks without readable text, left out: {self._num_unreadable}")
-        return tuple(notes)
+        return (*notes, *self._unread.notes)
+
+    def _text(self, block: Block, where: str) -> str:
+        return block_text(block, where, self._left_out)
+
+    def _left_out(self, kind: str, where: str) -> str:
+        return self._unread.text(kind, message_at=self._message_at, where=where)
 
     def _mark(self, mark: CacheControl | None) -> None:
         if mark is None:
@@ -134,13 +146,13 @@ class Writer:
                 self._add_result(block, place)
         for block, place in zip(blocks, places, strict=True):
             if block.type != "tool_result":
-                self._add_text("user", block_text(block, place), joiner="\n")
+                self._add_text("user", self._text(block, place), joiner="\n")
                 self._mark(block.cache_control)
 
     def _add_result(self, block: Block, place: str) -> None:
         if block.tool_use_id is None:
             raise BadRequest("A tool result needs the `tool_use_id` of its call.", param=f"{place}.tool_use_id")
-        text = content_text(block.content, f"{place}.content")
+        text = content_text(block.content, f"{place}.content", self._left_out)
         if block.is_error is True and not text.lower().startswith("error"):
             # Templates have no other place for it.
             text = f"Error: {text}"
@@ -164,7 +176,7 @@ class Writer:
                     message.setdefault("tool_calls", []).append(self._call(block, place))
                     self._mark(block.cache_control)
                 case _:
-                    message["content"] = (message["content"] or "") + block_text(block, place)
+                    message["content"] = (message["content"] or "") + self._text(block, place)
                     self._mark(block.cache_control)
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""
@@ -185,3 +197,9 @@ class Writer:
         self._tool_names[block.id] = block.name
         function = {"name": block.name, "arguments": {} if block.input is None else block.input}
         return {"id": block.id, "type": "function", "function": function}
+
+
+def speaker_of(message: MessageBody) -> Speaker:
+    """Who says a message: one with tool results is the tool's, whatever else the user's client put into it."""
+    has_result = isinstance(message.content, list) and any(block.type == "tool_result" for block in message.content)
+    return "tool" if message.role == "user" and has_result else message.role

@@ -36,6 +36,7 @@ class ContentPart(Body):
     type: str
     text: str | None = None
     refusal: str | None = None
+    thinking: "str | list[ContentPart] | None" = None
 
 
 class FunctionCall(Body):

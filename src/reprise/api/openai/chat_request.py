@@ -10,9 +10,21 @@ from reprise.api.openai.chat_body import IGNORED, REFUSED, ChatBody, ChatMessage
 from reprise.api.openai.retention import retained_for_s
 from reprise.api.openai.sampling import num_choices_of, sampling_of, stops_of
 from reprise.api.served import Served
+from reprise.api.unread import Speaker, UnreadParts, newest_question_at
 from reprise.chat.grammar import Grammar, choice, context_free, json_object, json_schema, regex
 from reprise.chat.request import ChatRequest, Message
 from reprise.core.errors import BadRequest
+
+_SPEAKERS: Mapping[str, Speaker] = {
+    # To templates a developer is the system: the name is OpenAI's alone.
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
+"""Types of the parts of an assistant message that are its reasoning."""
 
 
 def service_request_of(
@@ -62,23 +74,22 @@ def chat_of(
     documents: Sequence[Mapping[str, Any]] = (),
 ) -> ChatRequest:
     """The chat of a body. Raises BadRequest naming the message at fault."""
+    unread = UnreadParts(newest_question_at([_SPEAKERS[message.role] for message in messages]))
     return ChatRequest(
-        messages=tuple(_message(message, f"messages[{at}]") for at, message in enumerate(messages)),
+        messages=tuple(_message(message, at, unread) for at, message in enumerate(messages)),
         # Only the fields that the client sent: templates print tools whole.
         tools=tuple(tool.model_dump(exclude_unset=True) for tool in tools),
         documents=tuple(documents),
         template_options=template_options,
         continue_final=continue_final,
+        notes=unread.notes,
     )
 
 
-def _message(message: ChatMessage, where: str) -> Message:
-    # To templates a developer is the system: the name is OpenAI's alone.
-    role = "system" if message.role == "developer" else message.role
-    made: dict[str, Any] = {"role": role, "content": _content(message.content, f"{where}.content")}
+def _message(message: ChatMessage, at: int, unread: UnreadParts) -> Message:
+    role: str = _SPEAKERS[message.role]
+    made: dict[str, Any] = {"role": role, "content": _content(message, at, unread)}
     if role == "assistant":
-        if made["content"] is None and not message.tool_calls and _reasoning(message) is None:
-            raise BadRequest("An assistant message needs content or tool calls.", param=f"{where}.content")
         made["reasoning_content"] = _reasoning(message)
         if message.tool_calls:
             made["tool_calls"] = [
@@ -89,41 +100,56 @@ def _message(message: ChatMessage, where: str) -> Message:
                 }
                 for call in message.tool_calls
             ]
-    elif made["content"] is None:
-        raise BadRequest(f"A {message.role} message needs content.", param=f"{where}.content")
-    if role == "tool":
+        elif made["content"] is None:
+            made["content"] = ""
+    elif role == "tool":
         made["tool_call_id"] = message.tool_call_id
+        made["content"] = made["content"] or ""
+    elif made["content"] is None:
+        raise BadRequest(f"A {message.role} message needs content.", param=f"messages[{at}].content")
     made["name"] = message.name
     return plain(made) | {"content": made["content"]}
 
 
 def _reasoning(message: ChatMessage) -> str | None:
-    return message.reasoning if message.reasoning_content is None else message.reasoning_content
+    given = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if given is not None or not isinstance(message.content, list):
+        return given
+    thoughts = [_thought(part) for part in message.content if part.type in _THOUGHTS]
+    return "\n".join(thought for thought in thoughts if thought) or None
 
 
-def _content(content: str | list[ContentPart] | None, where: str) -> str | list[dict[str, Any]] | None:
+def _thought(part: ContentPart) -> str:
+    if isinstance(part.thinking, list):
+        return "".join(inner.text or "" for inner in part.thinking)
+    return part.thinking or part.text or ""
+
+
+def _content(message: ChatMessage, at: int, unread: UnreadParts) -> str | list[dict[str, Any]] | None:
+    content, where = message.content, f"messages[{at}].content"
     if not isinstance(content, list):
         return content
-    parts = [_part_text(part, f"{where}[{at}]") for at, part in enumerate(content)]
+    texts = [
+        _part_text(part, at, f"{where}[{number}]", unread)
+        for number, part in enumerate(content)
+        if message.role != "assistant" or part.type not in _THOUGHTS
+    ]
     # One part is the same as its text, also to templates that would write parts in another way.
-    if len(parts) <= 1:
-        return "".join(parts)
-    return [{"type": "text", "text": text} for text in parts]
+    if len(texts) <= 1:
+        return "".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
 
 
-def _part_text(part: ContentPart, where: str) -> str:
+def _part_text(part: ContentPart, at: int, where: str, unread: UnreadParts) -> str:
     match part.type:
         case "text" | "input_text" | "output_text" if part.text is not None:
             return part.text
         case "refusal" if part.refusal is not None:
             return part.refusal
-        case "text" | "refusal":
+        case "text" | "input_text" | "output_text" | "refusal":
             raise BadRequest(f"A part of type {part.type!r} needs its text.", param=where)
         case _:
-            raise BadRequest(
-                f"This model reads text only, and cannot take a part of type {part.type[:40]!r}. Send text parts.",
-                param=f"{where}.type",
-            )
+            return unread.text(part.type, message_at=at, where=f"{where}.type")
 
 
 def _tool_choice(body: ChatBody) -> str | Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from reprise.api.responses.body import Item, Part
 from reprise.api.responses.tools import custom_arguments, full_name
 from reprise.api.seals import unseal
+from reprise.api.unread import Speaker, UnreadParts
 from reprise.chat.request import Message
 from reprise.core.errors import BadRequest
 
@@ -21,10 +22,12 @@ LOCAL_SHELL = "local_shell"
 class MessageWriter:
     """Writes the messages of a chat, item by item. Raises BadRequest for what a text model cannot read."""
 
-    def __init__(self, instructions: str | None) -> None:
+    def __init__(self, instructions: str | None, unread: UnreadParts) -> None:
         self._messages: list[dict[str, Any]] = []
         self._tool_names: dict[str, str] = {}
         self._skipped: Counter[str] = Counter()
+        self._unread = unread
+        self._num_items = 0
         if instructions:
             self._messages.append({"role": "system", "content": instructions})
 
@@ -35,7 +38,8 @@ class MessageWriter:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was left out."""
-        return tuple(f"items of type {kind} left out: {count}" for kind, count in self._skipped.items())
+        skipped = (f"items of type {kind} left out: {count}" for kind, count in self._skipped.items())
+        return (*skipped, *self._unread.notes)
 
     def add(self, item: Item, where: str) -> None:
         match item.type:
@@ -51,6 +55,7 @@ class MessageWriter:
                 raise BadRequest("Items are not kept by their ids: send the item itself.", param=where)
             case _:
                 self._skipped[item.type[:40]] += 1
+        self._num_items += 1
 
     def _add_message(self, item: Item, where: str) -> None:
         if item.role is None:
@@ -59,14 +64,14 @@ class MessageWriter:
             raise BadRequest("A message needs content.", param=f"{where}.content")
         if item.role == "assistant":
             message = self._assistant(lacks=())
-            message["content"] = (message["content"] or "") + _text(item.content, f"{where}.content", joiner="")
+            message["content"] = (message["content"] or "") + self._text(item.content, f"{where}.content", joiner="")
             return
         # To templates a developer is the system: the name is OpenAI's alone.
         role = "system" if item.role == "developer" else item.role
-        self._messages.append({"role": role, "content": _text(item.content, f"{where}.content", joiner="\n")})
+        self._messages.append({"role": role, "content": self._text(item.content, f"{where}.content", joiner="\n")})
 
     def _add_reasoning(self, item: Item, where: str) -> None:
-        reasoning = _reasoning(item, where)
+        reasoning = self._reasoning(item, where)
         if reasoning is None:
             self._skipped["reasoning without readable text"] += 1
             return
@@ -97,7 +102,7 @@ class MessageWriter:
             raise BadRequest("A tool output needs the `call_id` of its call.", param=f"{where}.call_id")
         if item.output is None:
             raise BadRequest("A tool output needs `output`.", param=f"{where}.output")
-        text = _text(item.output, f"{where}.output", joiner="\n")
+        text = self._text(item.output, f"{where}.output", joiner="\n")
         result = {"role": "tool", "tool_call_id": call_id, "content": text}
         name = self._tool_names.get(call_id)
         self._messages.append(result if name is None else {**result, "name": name})
@@ -109,36 +114,37 @@ class MessageWriter:
             self._messages.append({"role": "assistant", "content": None})
         return self._messages[-1]
 
+    def _reasoning(self, item: Item, where: str) -> str | None:
+        """The text of a reasoning item: its own, the sealed one, or else the summary."""
+        if item.content:
+            return self._text(item.content, f"{where}.content", joiner="\n")
+        sealed = None if item.encrypted_content is None else unseal(item.encrypted_content)
+        if sealed is not None:
+            return sealed
+        return self._text(item.summary, f"{where}.summary", joiner="\n") if item.summary else None
 
-def _reasoning(item: Item, where: str) -> str | None:
-    """The text of a reasoning item: its own, the sealed one, or else the summary."""
-    if item.content:
-        return _text(item.content, f"{where}.content", joiner="\n")
-    sealed = None if item.encrypted_content is None else unseal(item.encrypted_content)
-    if sealed is not None:
-        return sealed
-    return _text(item.summary, f"{where}.summary", joiner="\n") if item.summary else None
+    def _text(self, content: str | Sequence[Part], where: str, *, joiner: str) -> str:
+        if isinstance(content, str):
+            return content
+        return joiner.join(self._part_text(part, f"{where}[{at}]") for at, part in enumerate(content))
+
+    def _part_text(self, part: Part, where: str) -> str:
+        match part.type:
+            case "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" if part.text is not None:
+                return part.text
+            case "refusal" if part.refusal is not None:
+                return part.refusal
+            case "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" | "refusal":
+                raise BadRequest(f"A part of type {part.type!r} needs its text.", param=where)
+            case _:
+                return self._unread.text(part.type, message_at=self._num_items, where=f"{where}.type")
 
 
-def _text(content: str | Sequence[Part], where: str, *, joiner: str) -> str:
-    if isinstance(content, str):
-        return content
-    return joiner.join(_part_text(part, f"{where}[{at}]") for at, part in enumerate(content))
-
-
-def _part_text(part: Part, where: str) -> str:
-    match part.type:
-        case "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" if part.text is not None:
-            return part.text
-        case "refusal" if part.refusal is not None:
-            return part.refusal
-        case "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" | "refusal":
-            raise BadRequest(f"A part of type {part.type!r} needs its text.", param=where)
-        case _:
-            raise BadRequest(
-                f"This model reads text only, and cannot take a part of type {part.type[:40]!r}. Send text parts.",
-                param=f"{where}.type",
-            )
+def speaker_of(item: Item) -> Speaker:
+    """Who says an item."""
+    if item.type == "message":
+        return "user" if item.role is None else "system" if item.role == "developer" else item.role
+    return "tool" if item.type.endswith("_output") else "assistant"
 
 
 def item_nbytes(item: dict[str, Any]) -> int:

@@ -8,9 +8,10 @@ from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.openai.retention import retained_for_s
 from reprise.api.responses.body import IGNORED, REFUSED, Item, ResponsesBody
-from reprise.api.responses.items import MessageWriter
+from reprise.api.responses.items import MessageWriter, speaker_of
 from reprise.api.responses.tools import hosted_tools, own_tools, tool_choice_of
 from reprise.api.served import Served
+from reprise.api.unread import Speaker, UnreadParts, newest_question_at
 from reprise.chat.grammar import Grammar, json_object, json_schema
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest
@@ -41,7 +42,8 @@ def service_request_of(
         raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
     tool_choice = tool_choice_of(body, tools)
     grammar = _grammar(body)
-    writer = MessageWriter(body.instructions)
+    speakers: list[Speaker] = [speaker_of(item) for item in (*earlier, *input_items(body))]
+    writer = MessageWriter(body.instructions, UnreadParts(newest_question_at(speakers)))
     for item in earlier:
         writer.add(item, "previous_response_id")
     for at, item in enumerate(input_items(body)):
