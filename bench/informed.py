@@ -13,6 +13,7 @@ and still of the whole trace from its first prompt on, where a policy has to lea
 
 import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reprise.cache.lineage import Lineage
-from reprise.simulate.offline import block_keys
+from reprise.core.tokens import Tokens
 from reprise.simulate.traces import Granularity, read_trace
 
 _AGES = np.unique(np.round(2.0 ** (np.arange(0, 64) / 4)).astype(np.int64))
@@ -47,6 +48,14 @@ class Waits:
     block: int
 
 
+def _keys(tokens: Tokens) -> Iterator[int]:
+    """A key for each block of a prompt, of the block and all before it."""
+    key = 0
+    for token in tokens.tolist():
+        key = hash((key, token))
+        yield key
+
+
 def waits_of(path: Path) -> Waits:
     """The waits of a trace of block hashes."""
     lineage, last = Lineage(), dict[int, int]()
@@ -58,7 +67,7 @@ def waits_of(path: Path) -> Waits:
         pause = 0 if visit.gap is None else 1 + int(np.searchsorted((16, 64, 256, 1024), visit.gap, side="right"))
         new = int(np.searchsorted((512, 4096, 32768), visit.num_new * block, side="right"))
         turn = int(np.searchsorted((1, 2, 4, 8), visit.turn, side="right"))
-        for at, key in enumerate(block_keys(tokens, 1)):
+        for at, key in enumerate(_keys(tokens)):
             if key in last:
                 next_use[last[key]] = num
             last[key] = len(kinds)

@@ -41,9 +41,15 @@ def simulate(
     plot: Annotated[Path | None, Option(dir_okay=False, help="Write hit share against bytes to this PNG.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print results as JSON.")] = False,
 ) -> None:
-    """Replay traces of requests against the real prefix cache, with payloads of given sizes and no model."""
+    """Replay traces of requests against the real prefix cache, with payloads of given sizes and no model.
+
+    A trace is a file of JSON lines, one request each, in order: {"input_length": 700, "hash_ids": [0, 7]} with one hash
+    for 512 tokens, or {"tokens": [1, 2, 3], "answer": [4, 5]}; or one JSON list of dialogues, {"messages": [{"role":
+    "user", "content": "…"}, …]}. docs/simulate.md describes them. `belady` is a bound that no policy exceeds.
+    """
     from rich.console import Console  # noqa: PLC0415 - quick start
 
+    from reprise.cli.simulate_progress import Progress  # noqa: PLC0415
     from reprise.simulate.report import check_plot, draw, table_of  # noqa: PLC0415
     from reprise.simulate.run import run_simulation  # noqa: PLC0415
     from reprise.simulate.traces import read_trace  # noqa: PLC0415
@@ -53,21 +59,20 @@ def simulate(
     budgets = _byte_budgets(cache_bytes) if cache_bytes is not None else _token_budgets(tokens, kv_bytes)
     sizes = _sizes(layout, kv_bytes, snapshot_tokens, window)
     policies = tuple(name.strip() for name in policy.split(","))
-    status = Console(stderr=True)
+    progress = Progress(Console(stderr=True))
     with refusals():
         if plot is not None:
             check_plot(plot)
         for trace in traces:
-            with status.status(f"{trace.name}: reading") as line:
+            with progress.of(trace.name):
                 results = run_simulation(
                     trace.name,
                     islice(read_trace(trace, granularity=granularity, block_length=block_tokens), limit),
                     budgets=budgets,
                     policies=policies,
                     sizes=sizes,
-                    on_progress=lambda done, line=line, name=trace.name: (
-                        line.update(f"{name}: {done:,} requests") if done % 100 == 0 else None
-                    ),
+                    on_progress=lambda done: progress.tell(f"{done:,} requests"),
+                    on_stage=progress.tell,
                 )
             if as_json:
                 typer.echo(json.dumps([asdict(result) | {"hit_share": result.hit_share} for result in results]))

@@ -1,55 +1,63 @@
 """What could have been reused by somebody who knew the future: bounds to judge a policy by.
 
-Entries are blocks of the prompts (those of the trace, or 8 tokens). With a budget of so many blocks, Belady's
+Entries are whole blocks of the prompts (those of the trace, or 8 tokens). With a budget of so many blocks, Belady's
 rule ("A study of replacement algorithms for a virtual-storage computer", 1966) evicts the block that is used again
 last. A block is used no later than those behind it, so the rule keeps prefixes whole, and its hits are the most that
 a store of blocks can have. For models that resume anywhere; others can have less.
+
+A store of tokens reuses, with each request, less than a block more than the whole blocks that it holds. That much is
+added, as far as earlier paths have it in common with the prompt. So the figure is a bound that no policy exceeds; it is
+above the optimum by less than a block for each request.
 """
 
 import heapq
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from reprise.core.tokens import Tokens, join_tokens
+from reprise.core.tokens import Tokens, common_prefix, join_tokens, own_tokens
 from reprise.simulate.traces import Request
 
 _NEVER = 1 << 62
 
 
 class FutureKnown:
-    """A trace as block numbers, kept whole: 8 bytes for each block of each prompt and answer."""
+    """A trace as block numbers, kept whole: 8 bytes for each block of each prompt and answer, and each block once."""
 
     def __init__(self, *, block: int) -> None:
         """`block`: real tokens of a block."""
         self._block = block
-        self._numbers: dict[int, int] = {}
+        self._paths = _Paths()
         self._blocks = array("q")
         self._stops = array("q")
         self._num_asked = array("q")
-        self._lengths = array("q")
+        self._unbounded = 0
+        self._partial = 0
 
     def add(self, request: Request) -> None:
         """The next request of the trace. Its answer is stored behind the prompt, and nobody has asked for it."""
         tokens, length = request.prompt.tokens, max(1, self._block // request.unit)
+        # The last token is always computed: its logits start the decode.
+        shared = min(self._paths.shared(tokens, length) * request.unit, request.num_tokens - 1)
+        self._unbounded += shared
+        self._partial += min((length - 1) * request.unit, shared)
         path = tokens if request.answer is None else join_tokens(tokens, request.answer)
-        for key in block_keys(path, length):
-            self._blocks.append(self._numbers.setdefault(key, len(self._numbers)))
+        self._blocks.extend(self._paths.add(path, length))
         self._stops.append(len(self._blocks))
-        self._num_asked.append(-(-len(tokens) // length))
-        self._lengths.append(request.num_tokens)
+        self._num_asked.append(len(tokens) // length)
 
     def reused_without_bound(self) -> int:
         """Tokens reused if nothing is ever evicted."""
-        return self.reused(len(self._numbers))
+        return self._unbounded
 
     def reused_within(self, budget_tokens: int) -> int:
-        """Tokens reused by Belady's rule within a budget in tokens."""
-        return self.reused(budget_tokens // self._block)
+        """The most tokens that any policy can reuse within a budget in tokens."""
+        whole = self._hits(budget_tokens // self._block) * self._block
+        return min(whole + self._partial, self._unbounded)
 
-    def reused(self, num_blocks: int) -> int:
-        """Tokens reused by Belady's rule with room for so many blocks. O(blocks of the trace · log)."""
+    def _hits(self, num_blocks: int) -> int:
+        """Blocks reused by Belady's rule with room for so many. O(blocks of the trace · log)."""
         next_use = self._next_uses()
         stored: dict[int, int] = {}
         order: list[tuple[int, int, int]] = []
@@ -59,7 +67,7 @@ class FutureKnown:
             hit = 0
             while hit < self._num_asked[at] and blocks[hit] in stored:
                 hit += 1
-            total += min(hit * self._block, self._lengths[at] - 1)
+            total += hit
             for depth, block in enumerate(blocks):
                 use = next_use[start + depth]
                 stored[block] = use
@@ -83,10 +91,46 @@ class FutureKnown:
         return uses
 
 
-def block_keys(tokens: Tokens, length: int) -> Iterable[int]:
-    """A key for each block of a prompt, of the block and everything before it; a block that is cut counts."""
-    key = 0
-    for start in range(0, len(tokens), length):
-        block = np.ascontiguousarray(tokens[start : start + length])
-        key = hash((key, block.tobytes()))
-        yield key
+class _Paths:
+    """Every path seen, as a tree of blocks: each block once, under the number of the one before it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, bytes], int] = {}
+        self._beginnings: dict[tuple[int, int], list[Tokens]] = {}
+        """By the block before and the first token: what paths go on with there, cut ends included."""
+
+    def shared(self, tokens: Tokens, length: int) -> int:
+        """How many tokens some earlier path begins with as well."""
+        before, start = _ROOT, 0
+        while start + length <= len(tokens):
+            number = self._numbers.get((before, _bytes(tokens[start : start + length])))
+            if number is None:
+                break
+            before, start = number, start + length
+        rest = tokens[start : start + length]
+        if len(rest) == 0:
+            return start
+        known = self._beginnings.get((before, int(rest[0])), ())
+        return start + max((common_prefix(other, rest) for other in known), default=0)
+
+    def add(self, tokens: Tokens, length: int) -> list[int]:
+        """The numbers of the path's whole blocks."""
+        numbers: list[int] = []
+        before = _ROOT
+        for start in range(0, len(tokens), length):
+            block = tokens[start : start + length]
+            key = (before, _bytes(block))
+            if key not in self._numbers:
+                self._numbers[key] = len(self._numbers)
+                self._beginnings.setdefault((before, int(block[0])), []).append(own_tokens(block))
+            before = self._numbers[key]
+            if len(block) == length:
+                numbers.append(before)
+        return numbers
+
+
+_ROOT = -1
+
+
+def _bytes(tokens: Tokens) -> bytes:
+    return np.ascontiguousarray(tokens).tobytes()

@@ -48,9 +48,10 @@ def run_simulation(
     sizes: Sizes | None = None,
     settles: bool = False,
     on_progress: Callable[[int], None] = lambda done: None,
+    on_stage: Callable[[str], None] = lambda stage: None,
 ) -> tuple[Result, ...]:
-    """Replay the requests of one trace. Budgets in bytes; `on_progress` is told the number of requests done; `settles`:
-    compute what is known of the next turn while nobody waits.
+    """Replay the requests of one trace. Budgets in bytes; `on_progress` is told the number of requests done, and
+    `on_stage` what begins behind the last one; `settles`: compute what is known of the next turn while nobody waits.
 
     The requests are read once and not kept, except for `belady`, which needs 8 bytes for each block of each prompt, and
     `infinite`, whose store keeps all. Raises BadRequest for a policy that does not exist, and for a trace that has both
@@ -94,6 +95,8 @@ def run_simulation(
         for policy, budget, replay in replays
     ]
     if future is not None:
-        results += [result(BELADY, b, future.reused_within(b // sizes.full)) for b in budgets]
+        for budget in budgets:
+            on_stage(f"the bound with the future known, within {budget // sizes.full:,} tokens")
+            results.append(result(BELADY, budget, future.reused_within(budget // sizes.full)))
     order = list(policies)
     return tuple(sorted(results, key=lambda r: (r.budget is None, r.budget or 0, order.index(r.policy))))
