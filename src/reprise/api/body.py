@@ -69,7 +69,9 @@ def check_numbers(value: object) -> None:
             elif isinstance(item, list):
                 below.extend(cast(list[object], item))
             elif isinstance(item, float) and not isfinite(item):
-                raise BadRequest("The body has a number beyond 1.8e308. Send a smaller one.")
+                raise BadRequest(
+                    "The body holds NaN, Infinity or a number beyond 1.8e308; send numbers as JSON has them."
+                )
         level = below
 
 

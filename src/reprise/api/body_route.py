@@ -14,7 +14,7 @@ from starlette.responses import Response
 from reprise.api.body import check_numbers
 from reprise.api.body_limits import RELEASE_BODY
 from reprise.api.context import Context
-from reprise.api.errors import NotJson
+from reprise.api.errors import InvalidJson
 from reprise.api.json_shape import json_shape
 from reprise.api.limits import Limits
 from reprise.api.off_loop import Stage
@@ -35,9 +35,9 @@ def parse_body(raw: bytes, adapter: TypeAdapter[BaseModel], *, limits: Limits, c
     """
     _check_shape(raw, limits=limits, context=context)
     try:
-        value: object = from_json(raw.removeprefix(_BOM), allow_inf_nan=False)
+        value: object = from_json(raw.removeprefix(_BOM))
     except ValueError as error:
-        raise NotJson(f"The body is not valid JSON: {error}.") from None
+        raise InvalidJson(f"The body is not valid JSON: {error}.") from None
     check_numbers(value)
     try:
         return adapter.validate_python(value)

@@ -37,7 +37,7 @@ class Unauthorized(RepriseError):
     code = "invalid_api_key"
 
 
-class NotJson(BadRequest):
+class InvalidJson(BadRequest):
     code = "not_json"
 
 
