@@ -23,6 +23,12 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "cors_origins": (["--cors-origin", "http://localhost:3000"], ("http://localhost:3000",)),
     "max_body_bytes": (["--max-body", "1MB"], 1_000_000),
     "max_tokens": (["--max-tokens", "7"], 7),
+    "temperature": (["--temp", "0"], 0.0),
+    "top_p": (["--top-p", "0.9"], 0.9),
+    "top_k": (["--top-k", "0"], 0),
+    "min_p": (["--min-p", "0.05"], 0.05),
+    "chat_template": (["--chat-template", "{{ messages }}"], "{{ messages }}"),
+    "chat_template_args": (["--chat-template-args", '{"enable_thinking": false}'], {"enable_thinking": False}),
     "thinking_budget": (["--thinking-budget", "0"], 0),
     "max_context": (["--max-context", "999"], 999),
     "kv_bits": (["--kv-bits", "8"], 8),
@@ -106,3 +112,25 @@ def test_the_readme_names_no_option_that_is_not_there() -> None:
     known = {word for words, _ in OPTIONS.values() for word in words if word.startswith("--")}
     named = set(re.findall(r"--[a-z-]+[a-z]", readme))
     assert named <= known | {"--help", "--api-key-file", "--json"}, named - known
+
+
+def test_a_chat_template_comes_from_a_file_too(tmp_path: Path, served: list[Settings]) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages[0].content }}")
+    CliRunner().invoke(app, ["serve", "somewhere", "--chat-template", str(file)])
+    assert served[0].chat_template == "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--chat-template", "nowhere.jinja"], "neither a file"),
+        (["--chat-template-args", "{"], "not JSON"),
+        (["--chat-template-args", "[1]"], "JSON object"),
+        (["--top-p", "0"], "above 0"),
+    ],
+)
+def test_what_is_no_template_is_refused(words: list[str], sentence: str, served: list[Settings]) -> None:
+    refused = CliRunner().invoke(app, ["serve", "somewhere", *words], env={"COLUMNS": "200"})
+    assert (refused.exit_code, served) == (2, [])
+    assert sentence in re.sub(r"\x1b\[[0-9;]*m", "", refused.output)

@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 from reprise.core.errors import BadRequest
@@ -27,6 +27,12 @@ def _stop_at_first_error(schema: object) -> None:
             _stop_at_first_error(inner)
 
 
+def _not_zero(bound: int) -> int:
+    if bound == 0:
+        raise ValueError("has to be at least 1, or -1 for all that the context leaves")
+    return bound
+
+
 class Body(BaseModel):
     """A JSON object. Types are exact; fields that are not named here are kept aside, see `unknown_fields`."""
 
@@ -37,6 +43,15 @@ class Body(BaseModel):
         schema = handler(source)
         _stop_at_first_error(schema)
         return schema
+
+
+AnswerBound = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
+"""Tokens of an answer; -1: as many as there is room for, as if nothing had been said."""
+
+
+def answer_bound(bound: int | None) -> int | None:
+    """The bound that a request sets itself; None: it sets none."""
+    return None if bound == -1 else bound
 
 
 def unknown_fields(body: Body, *, ignored: frozenset[str], refused: Mapping[str, str]) -> tuple[str, ...]:

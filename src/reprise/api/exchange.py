@@ -8,6 +8,7 @@ from typing import Any
 from reprise.chat.answer import Answer, Delta
 from reprise.chat.grammar import Grammar
 from reprise.chat.request import ChatRequest
+from reprise.core.defaults import Origin
 from reprise.core.events import Sampled
 from reprise.core.job import Sampling
 from reprise.core.record import Outcome
@@ -26,8 +27,9 @@ class ServiceRequest:
     """One request, whatever API it came through.
 
     `prompt` is a chat to render or a raw prompt. `num_choices` answers are sampled from it. `max_tokens` None: the
-    server's default; what does not fit the context is cut (`EndReason.LENGTH`). `stops` end the content (not the
-    reasoning) before the string. `tool_choice` is OpenAI's (`"auto"`, `"none"`, `"required"` or a named function).
+    server's default, or what the context leaves; what does not fit is cut (`EndReason.LENGTH`). `stops` end the content
+    (not the reasoning) before the string. `tool_choice` is OpenAI's (`"auto"`, `"none"`, `"required"` or a named
+    function).
     """
 
     id: str
@@ -35,8 +37,16 @@ class ServiceRequest:
     """The API's name in records: `chat`, `completions`, `messages`, `responses`."""
     prompt: ChatRequest | RawPrompt
     sampling: Sampling = field(default_factory=Sampling)
+    origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
+    """Who chose the parameters of `sampling`, by name."""
     num_choices: int = 1
     max_tokens: int | None = None
+    min_tokens: int = 0
+    """The answer does not end before so many tokens."""
+    ignores_eos: bool = False
+    """The model cannot end its answer: `max_tokens`, `stops` and `stop_tokens` do."""
+    stop_tokens: frozenset[int] = frozenset()
+    """Tokens that end the answer beside the model's own."""
     stops: tuple[str, ...] = ()
     thinking_budget: int | None = None
     """Reasoning tokens; None: the server's default."""

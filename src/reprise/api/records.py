@@ -1,12 +1,13 @@
 """What happened to past requests, newest first, bounded."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from reprise.api.errors import RequestCancelled
 from reprise.api.reply import Reply
+from reprise.api.used import Used
 from reprise.chat.explain import Explanation
 from reprise.core.errors import NotFound
 from reprise.core.record import Outcome
@@ -31,6 +32,8 @@ class Record:
     explanation: Explanation | None = None
     """Where the prompt diverged from the cache, and why."""
     notes: tuple[str, ...] = ()
+    used: Mapping[str, Used] = field(default_factory=dict[str, Used])
+    """The sampling parameters and who chose them."""
 
 
 def record_body(record: Record) -> dict[str, Any]:
@@ -48,6 +51,7 @@ def record_body(record: Record) -> dict[str, Any]:
         "chat": record.chat,
         "choices": len(outcomes),
         "notes": list(record.notes),
+        "sampling": {name: {"value": used.value, "from": str(used.origin)} for name, used in record.used.items()},
     }
     if outcomes:
         first = min(outcomes, key=lambda outcome: outcome.reused)
@@ -129,6 +133,7 @@ def record_of(reply: Reply, *, model: str, explanation: Explanation | None) -> R
         chat=request.chat,
         explanation=explanation,
         notes=(*request.notes, *(() if rendered is None else rendered.notes)),
+        used=reply.used,
     )
 
 

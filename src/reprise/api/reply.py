@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -13,6 +13,7 @@ from reprise.api.exchange import Began, Ended, ReplyEvent, ServiceRequest, Usage
 from reprise.api.inbox import Inbox
 from reprise.api.limits import Limits
 from reprise.api.progress import PrefillProgress
+from reprise.api.used import Used
 from reprise.chat.rendered import Rendered
 from reprise.core.backend import Backend
 from reprise.core.errors import RepriseError
@@ -43,6 +44,7 @@ class Reply:
         *,
         rendered: Rendered | None,
         num_prompt: int,
+        used: Mapping[str, Used] | None = None,
         running: Sequence[Running],
         backend: Backend,
         limits: Limits,
@@ -53,6 +55,8 @@ class Reply:
         self.request = request
         self.rendered = rendered
         self.num_prompt = num_prompt
+        self.used = {} if used is None else dict(used)
+        """The sampling parameters, for the record."""
         self.running = tuple(running)
         self.inbox = Inbox(limit=limits.max_unread, on_overflow=self.cancel)
         self.created = time.time()

@@ -1,12 +1,18 @@
 """The model that a server serves, as the API sees it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import Any
 
 from reprise.chat.grammar import Grammars
 from reprise.chat.render import Renderer
 from reprise.chat.text_model import TextModel
-from reprise.core.errors import ContextTooLong, UnknownModel
+from reprise.core.defaults import SamplingDefaults
+from reprise.core.errors import UnknownModel, prompt_too_long
+
+ENDLESS = 32_768
+"""Tokens of an answer that nobody bounds, by a model whose context is not known: one that repeats itself has to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,6 +27,10 @@ class Served:
     renderer: Renderer
     grammars: Grammars
     context: int | None = None
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """Of requests that do not say."""
+    template_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """For the chat template, where a request does not say otherwise."""
     created: int = 0
     accepts_any_name: bool = False
 
@@ -33,15 +43,14 @@ class Served:
             "or start the server with --any-model."
         )
 
-    def answer_room(self, num_prompt: int, wanted: int) -> int:
-        """How many of the `wanted` tokens fit after a prompt. Raises ContextTooLong if not even one does."""
+    def answer_room(self, num_prompt: int, wanted: int | None) -> int:
+        """How many of the `wanted` tokens (None: as many as there are) fit after a prompt.
+
+        Raises ContextTooLong if not even one does.
+        """
         if self.context is None:
-            return wanted
+            return ENDLESS if wanted is None else wanted
         room = self.context - num_prompt
         if room < 1:
-            raise ContextTooLong(
-                f"The prompt has {num_prompt} tokens; this model takes {self.context}, prompt and answer together. "
-                "Shorten the chat.",
-                param="messages",
-            )
-        return min(wanted, room)
+            raise prompt_too_long(num_prompt, self.context)
+        return room if wanted is None else min(wanted, room)

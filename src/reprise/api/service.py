@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -29,6 +30,7 @@ from reprise.api.renderers import Renderers
 from reprise.api.reply import Reply
 from reprise.api.served import Served
 from reprise.api.settling import Settling
+from reprise.api.used import used_of
 from reprise.chat.answer_grammar import answer_grammar
 from reprise.chat.explain import Explanation
 from reprise.chat.render import Branch
@@ -91,8 +93,8 @@ class ChatService:
         Raises BadRequest (TemplateFailed, ContextTooLong), QueueFull, ShuttingDown; then nothing was queued.
         """
         rendered, prompt = await self._prompt(request.prompt, namespace=request.namespace)
-        wanted = self.settings.max_tokens if request.max_tokens is None else request.max_tokens
-        room = self.served.answer_room(len(prompt), wanted)
+        bound = self.settings.max_tokens if request.max_tokens is None else request.max_tokens
+        room = self.served.answer_room(len(prompt), bound)
         reading = reading_of(
             request,
             self.served.text,
@@ -105,6 +107,7 @@ class ChatService:
             request,
             rendered=rendered,
             num_prompt=len(prompt),
+            used=used_of(request, max_tokens=room, has_flag=self.settings.max_tokens is not None),
             running=[running_of(request, reading, index) for index in range(request.num_choices)],
             backend=self.backend,
             limits=self.limits,
@@ -134,6 +137,8 @@ class ChatService:
 
     async def render(self, chat: ChatRequest, *, namespace: str = "") -> Rendered:
         """The chat as the model would see it, off the event loop; nothing is computed."""
+        if self.served.template_options:
+            chat = replace(chat, template_options={**self.served.template_options, **chat.template_options})
         return await self.off_loop(lambda: self.renderers.of(namespace).render(chat))
 
     async def prefix(

@@ -21,7 +21,7 @@ from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.standins import first_user_turns, head_length, known_results, known_turns
 from reprise.chat.template import ChatTemplate, Scene
-from reprise.chat.text_model import TextModel
+from reprise.chat.text_model import TextModel, refuse_if_too_long
 from reprise.core.backend import StoredRun
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.record import Outcome
@@ -48,6 +48,8 @@ class RenderSettings:
     restores_reasoning: bool = False
     normalizes: bool = True
     sorts_tools: bool = False
+    context: int | None = None
+    """Tokens of prompt and answer together; a text that cannot be so few is refused before it is tokenized."""
     token_memory_nbytes: int = 64 << 20
     recent_nbytes: int = 64 << 20
 
@@ -81,7 +83,8 @@ class Renderer:
     def render(self, request: ChatRequest) -> Rendered:
         """The prompt of a request.
 
-        Raises BadRequest (nothing to render, no template) and TemplateFailed with the template's own sentence.
+        Raises BadRequest (nothing to render, no template), ContextTooLong, and TemplateFailed with the template's own
+        sentence.
         """
         history = mended(request.messages)
         request = replace(request, messages=history.messages)
@@ -99,6 +102,7 @@ class Renderer:
         placed = open_placed(self._template, request, moment)
         scene, text, request = placed.scene, placed.text, placed.scene.request
         notes += placed.notes
+        refuse_if_too_long(text, self._text_model, context=self.settings.context)
         tokenized = self._tokenizer.tokenize(text)
         found = find_boundaries(self._template, scene, self._tokenizer, tokenized)
         dates = self._template.dates

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from reprise.chat.extent import TokenExtent
+from reprise.core.errors import prompt_too_long
+
 
 class Detokenizer(Protocol):
     """Streaming detokenizer with the interface of mlx-lm's: text comes in whole characters."""
@@ -57,5 +60,18 @@ class TextModel:
     tokenizer_json: Callable[[], str] | None = None
     """Gives the definition of a fast tokenizer (`tokenizer.json`, as the tokenizer stands, without padding and
     truncation), for grammars; None: there is none."""
+    extent: TokenExtent | None = None
+    """How much text a token can stand for; None: nothing is known of that."""
     adds_bos: bool = False
     """The tokenizer puts `bos` before a plain text. Chat templates write it themselves."""
+
+
+def refuse_if_too_long(text: str, text_model: TextModel, *, context: int | None, param: str = "messages") -> None:
+    """Raise ContextTooLong for a prompt whose text alone shows that it is longer than the context."""
+    # A character has four bytes at most, and a token one at least.
+    if context is None or text_model.extent is None or 4 * len(text) <= context:
+        return
+    least = text_model.extent.least_tokens(text)
+    if least > context:
+        note = f" It has {len(text)} characters, and was not tokenized: it is at least so many tokens."
+        raise prompt_too_long(least, context, note=note, param=param)

@@ -17,6 +17,7 @@ from reprise.api.served import Served
 from reprise.api.service import ChatService
 from reprise.chat.grammar import Grammars
 from reprise.chat.render import Renderer, RenderSettings
+from reprise.core.defaults import Number, SamplingDefaults
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel
 from reprise.loop import EngineLoop
@@ -59,10 +60,13 @@ def served_model(loaded: LoadedModel, settings: Settings) -> Served:
                 restores_reasoning=settings.restore_reasoning,
                 normalizes=settings.normalizes,
                 sorts_tools=settings.stable_tools,
+                context=min(bounds, default=None),
             ),
         ),
         grammars=Grammars(loaded.text),
-        context=min(bounds) if bounds else None,
+        context=min(bounds, default=None),
+        sampling=SamplingDefaults(by_flag=_sampling_flags(settings), by_model=loaded.sampling),
+        template_options=settings.chat_template_args,
         created=int(time.time()),
         accepts_any_name=settings.accepts_any_model,
     )
@@ -97,6 +101,16 @@ def reported_loading(model: str, *, every_s: float = LOADING_REPORTED_S) -> Gene
 def weights_nbytes(directory: Path) -> int:
     """What the weights of a model directory take on disk; 0 for what is none (a hub id)."""
     return sum(file.stat().st_size for file in directory.glob("*.safetensors")) if directory.is_dir() else 0
+
+
+def _sampling_flags(settings: Settings) -> dict[str, Number]:
+    flags = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
+        "min_p": settings.min_p,
+    }
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def _write_log(level: str) -> None:

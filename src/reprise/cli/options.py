@@ -1,5 +1,9 @@
 """What the values of options are checked for, before anything is loaded."""
 
+import json
+from pathlib import Path
+from typing import Any, cast
+
 import typer
 
 from reprise.core.settings import KV_BITS, KV_GROUP_SIZES
@@ -36,3 +40,33 @@ def check_kv_bits(value: int | None) -> int | None:
 def check_kv_group_size(value: int) -> int:
     one_of(value, KV_GROUP_SIZES)
     return value
+
+
+def above_zero(value: float | None) -> float | None:
+    """Raises typer.BadParameter for zero and less."""
+    if value is not None and value <= 0:
+        raise typer.BadParameter("Give a number above 0.")
+    return value
+
+
+def template_source(option: str, given: str) -> str:
+    """The Jinja source of a chat template that is given as a file or as itself. Raises typer.BadParameter."""
+    if "{%" in given or "{{" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(
+            f"{given!r} is neither a file that can be read nor a Jinja template.", param_hint=f"'{option}'"
+        ) from error
+
+
+def template_options(option: str, text: str) -> dict[str, Any]:
+    """The options of a chat template, given as a JSON object. Raises typer.BadParameter."""
+    try:
+        value: object = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"This is not JSON: {error}.", param_hint=f"'{option}'") from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter("Give a JSON object.", param_hint=f"'{option}'")
+    return cast(dict[str, Any], value)

@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from reprise.cli.options import amount, check_kv_bits, check_kv_group_size, num_bytes, one_of
+from reprise.cli.options import (
+    above_zero,
+    amount,
+    check_kv_bits,
+    check_kv_group_size,
+    num_bytes,
+    one_of,
+    template_options,
+    template_source,
+)
 from reprise.cli.refuse import refusals, refuse
 from reprise.core.settings import KV_BITS, KV_GROUP_SIZES, LOG_LEVELS, Settings
 
@@ -58,7 +67,60 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = None,
-    max_tokens: Annotated[int, Option(min=1, help="For requests that do not say.", rich_help_panel=_ANSWERS)] = 4096,
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="The longest answer to requests that don't set it; without it, what the context leaves.",
+            rich_help_panel=_ANSWERS,
+        ),
+    ] = None,
+    temp: Annotated[
+        float | None,
+        Option(
+            min=0,
+            max=100,
+            help="Temperature for requests that don't set it; without it, the model's own. So are the next three.",
+            rich_help_panel=_ANSWERS,
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        Option(
+            help="Sample from the likeliest tokens that have this share.",
+            callback=above_zero,
+            max=1,
+            rich_help_panel=_ANSWERS,
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None, Option(min=0, help="Sample from so many likeliest tokens; 0: from all.", rich_help_panel=_ANSWERS)
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        Option(
+            min=0,
+            max=1,
+            help="Leave out tokens less likely than this share of the likeliest.",
+            rich_help_panel=_ANSWERS,
+        ),
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        Option(
+            metavar="TEMPLATE",
+            help="A Jinja chat template instead of the model's own: a file, or the template itself.",
+            rich_help_panel=_ANSWERS,
+        ),
+    ] = None,
+    chat_template_args: Annotated[
+        str | None,
+        Option(
+            metavar="JSON",
+            help="Template options for requests that don't set them, as '{\"enable_thinking\": false}'.",
+            rich_help_panel=_ANSWERS,
+        ),
+    ] = None,
     thinking_budget: Annotated[
         int | None,
         Option(min=0, help="Reasoning tokens at most, for requests that do not say.", rich_help_panel=_ANSWERS),
@@ -157,6 +219,14 @@ def serve(
         cors_origins=tuple(cors_origin or ()),
         max_body_bytes=num_bytes("--max-body", max_body) if max_body is not None else None,
         max_tokens=max_tokens,
+        temperature=temp,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        chat_template=template_source("--chat-template", chat_template) if chat_template is not None else None,
+        chat_template_args=(
+            template_options("--chat-template-args", chat_template_args) if chat_template_args is not None else {}
+        ),
         thinking_budget=thinking_budget,
         max_context=max_context,
         kv_bits=kv_bits,

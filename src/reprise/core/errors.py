@@ -29,9 +29,24 @@ class TemplateFailed(BadRequest):
 
 
 class ContextTooLong(BadRequest):
-    """The prompt (or prompt plus `max_tokens`) does not fit the context or the memory."""
+    """The prompt does not fit the context or the memory."""
 
     code = "context_length_exceeded"
+
+
+def prompt_too_long(num_prompt: int, context: int, *, note: str = "", param: str | None = "messages") -> ContextTooLong:
+    """The refusal of a prompt that leaves no room for an answer.
+
+    The words are those by which clients know this error: agents compact the chat, gateways try a longer model. The
+    numbers are read as well.
+    """
+    # A prompt that just fits is too long for the one token that an answer has at least.
+    num = num_prompt if num_prompt > context else num_prompt + 1
+    return ContextTooLong(
+        f"This model's maximum context length is {context} tokens, and the prompt is too long: "
+        f"{num} tokens > {context} maximum.{note} Shorten the chat.",
+        param=param,
+    )
 
 
 class UnknownModel(RepriseError):

@@ -1,6 +1,8 @@
 """What a server is told when it starts: every option of `reprise serve`, read by the loop and the API."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from reprise.core.sizes import Amount, Bytes
 
@@ -28,8 +30,17 @@ class Settings:
     max_body_bytes: int | None = None
     """A longer request body is refused; None: what a prompt that fits the context may need."""
 
-    max_tokens: int = 4096
-    """For requests that do not say."""
+    max_tokens: int | None = None
+    """Default for requests that don't set it; None: what the context leaves."""
+    temperature: float | None = None
+    """Default for requests that don't set it, instead of the model's own; so are the next three."""
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    chat_template: str | None = None
+    """Jinja source instead of the model's own template."""
+    chat_template_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Template options for requests that don't set them."""
     thinking_budget: int | None = None
     """Reasoning tokens for requests that do not say; None: no bound."""
     max_context: int | None = None
@@ -75,7 +86,11 @@ class Settings:
     def __post_init__(self) -> None:
         assert 0 <= self.port <= 65535, self.port
         assert self.max_body_bytes is None or self.max_body_bytes > 0, self.max_body_bytes
-        assert self.max_tokens > 0, self.max_tokens
+        assert self.max_tokens is None or self.max_tokens > 0, self.max_tokens
+        assert self.temperature is None or self.temperature >= 0, self.temperature
+        assert self.top_p is None or 0 < self.top_p <= 1, self.top_p
+        assert self.top_k is None or self.top_k >= 0, self.top_k
+        assert self.min_p is None or 0 <= self.min_p <= 1, self.min_p
         assert self.thinking_budget is None or self.thinking_budget >= 0, self.thinking_budget
         assert self.max_context is None or self.max_context > 0, self.max_context
         assert self.kv_bits is None or self.kv_bits in KV_BITS, self.kv_bits

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +16,14 @@ from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from reprise.chat.extent import extent_of
 from reprise.chat.text_model import TextModel
+from reprise.core.defaults import Number, read_generation_config
 from reprise.core.errors import LoadFailed
 from reprise.engine.blueprint import Blueprint, blueprint_of
 from reprise.engine.trial import check_quantised, vocabulary_size
+
+log = logging.getLogger(__name__)
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "n_positions", "max_seq_len", "seq_length")
 
@@ -39,17 +45,29 @@ class LoadedModel:
     context: int | None
     nbytes: int
     fingerprint: str
+    sampling: Mapping[str, Number] = field(default_factory=dict[str, Number])
+    """How its makers sample, by the names of `Sampling`: what `generation_config.json` says."""
 
 
-def load_model(source: str, *, kv_bits: int | None = None, kv_group_size: int = 64) -> LoadedModel:
-    """Load a local directory or a hub id. Raises LoadFailed with a sentence that says what to do."""
+def load_model(
+    source: str, *, kv_bits: int | None = None, kv_group_size: int = 64, chat_template: str | None = None
+) -> LoadedModel:
+    """Load a local directory or a hub id, with another chat template if one is given (Jinja source).
+
+    Raises LoadFailed with a sentence that says what to do.
+    """
     path = Path(source).expanduser()
     if path.exists() or source.startswith((".", "/", "~")):
         _check_directory(path, source)
         source = str(path)
     try:
         model, tokenizer, config = cast(
-            tuple[nn.Module, TokenizerWrapper, dict[str, Any]], mlx_lm_utils.load(source, return_config=True)
+            tuple[nn.Module, TokenizerWrapper, dict[str, Any]],
+            mlx_lm_utils.load(
+                source,
+                tokenizer_config={} if chat_template is None else {"chat_template": chat_template},
+                return_config=True,
+            ),
         )
     except FileNotFoundError as error:
         raise LoadFailed(f"{source}: a file of the model is missing: {error}. Is the download complete?") from error
@@ -75,7 +93,22 @@ def load_model(source: str, *, kv_bits: int | None = None, kv_group_size: int = 
         context=_context(config),
         nbytes=sum(array.nbytes for array in _parameters(model)),
         fingerprint=_fingerprint(model, config, kv_bits, kv_group_size),
+        sampling=read_generation_config(_generation_config(source), vocab_size=vocab_size),
     )
+
+
+def _generation_config(source: str) -> dict[str, Any]:
+    """What stands beside the weights; nothing where it cannot be read, since the model runs without it."""
+    try:
+        path = Path(source) if Path(source).is_dir() else mlx_lm_utils.hf_repo_to_path(source)
+        config = json.loads((path / "generation_config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except Exception as error:
+        # The hub raises what it likes, too.
+        log.warning("%s: its generation_config.json cannot be read: %s", source, _first_line(error))
+        return {}
+    return cast(dict[str, Any], config) if isinstance(config, dict) else {}
 
 
 def _check_directory(path: Path, source: str) -> None:
@@ -160,6 +193,7 @@ def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
         transitions=tokenizer.response_transitions,
         initial_state=tokenizer.response_initial_state,
         tokenizer_json=backend.to_str if backend is not None else None,
+        extent=extent_of(backend.to_str()) if backend is not None else None,
     )
 
 

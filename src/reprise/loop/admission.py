@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from reprise.core.backend import Status
-from reprise.core.errors import BadRequest, ContextTooLong, QueueFull, ShuttingDown
+from reprise.core.errors import BadRequest, ContextTooLong, QueueFull, ShuttingDown, prompt_too_long
 from reprise.core.job import Job, Purpose
 from reprise.loop.room import answer_room
 from reprise.schedule.limits import Limits, Speed
@@ -63,11 +63,7 @@ class Gate:
     def _check_fits(self, job: Job) -> None:
         length = len(job.prompt) + (1 if job.purpose is Purpose.GENERATE else 0)
         if self.context is not None and length > self.context:
-            raise ContextTooLong(
-                f"The prompt has {len(job.prompt)} tokens, but the context holds {self.context} with at least one "
-                f"for the answer. Shorten the conversation, or raise --max-context if the model allows it.",
-                param="messages",
-            )
+            raise prompt_too_long(len(job.prompt), self.context)
         # What it gets from the start: its prompt, and room for the beginning of an answer.
         needed = self.needed(len(job.prompt) + answer_room(job))
         if self.budget is not None and needed > self.budget:

@@ -84,7 +84,12 @@ class EngineLoop:
         self._load = (
             load
             if load is not None
-            else lambda: load_model(settings.model, kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)
+            else lambda: load_model(
+                settings.model,
+                kv_bits=settings.kv_bits,
+                kv_group_size=settings.kv_group_size,
+                chat_template=settings.chat_template,
+            )
         )
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)

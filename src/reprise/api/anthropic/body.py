@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.api.body import Body
+from reprise.api.body import AnswerBound, Body
 
 IGNORED = frozenset(
     {
@@ -108,7 +108,7 @@ class CountBody(Body):
 class MessagesBody(CountBody):
     """A chat to answer."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: AnswerBound
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None

@@ -6,15 +6,15 @@ from typing import Any
 
 from reprise.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, Tool
 from reprise.api.anthropic.transcript import Transcript, Writer, speaker_of
-from reprise.api.body import unknown_fields
+from reprise.api.body import answer_bound, unknown_fields
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.served import Served
 from reprise.api.unread import UnreadParts, newest_question_at
 from reprise.chat.grammar import Grammar, json_schema
 from reprise.chat.request import ChatRequest
+from reprise.core.defaults import ChosenSampling
 from reprise.core.errors import BadRequest
-from reprise.core.job import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,12 +73,14 @@ def service_request_of(
         raise BadRequest("The chat ends with a tool use: send its tool result.", param="messages")
     grammar = _grammar(body)
     choice = body.tool_choice
+    chosen = _sampling(body, served)
     return ServiceRequest(
         id=request_id,
         api="messages",
         prompt=asked.chat,
-        sampling=_sampling(body, served),
-        max_tokens=body.max_tokens,
+        sampling=chosen.sampling,
+        origins=chosen.origins,
+        max_tokens=answer_bound(body.max_tokens),
         stops=_stops(body, limits),
         thinking_budget=None if body.thinking is None else body.thinking.budget_tokens,
         tool_choice=asked.tool_choice,
@@ -141,16 +143,12 @@ def _grammar(body: MessagesBody) -> Grammar | None:
     return None
 
 
-def _sampling(body: MessagesBody, served: Served) -> Sampling:
+def _sampling(body: MessagesBody, served: Served) -> ChosenSampling:
     vocab_size = served.text.vocab_size
-    top_k = 0 if body.top_k is None else max(0, body.top_k)
-    if top_k > vocab_size:
+    top_k = None if body.top_k is None else max(0, body.top_k)
+    if top_k is not None and top_k > vocab_size:
         raise BadRequest(f"`top_k` is {top_k}, but the vocabulary has {vocab_size} tokens.", param="top_k")
-    return Sampling(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=top_k,
-    )
+    return served.sampling.sampling({"temperature": body.temperature, "top_p": body.top_p, "top_k": top_k})
 
 
 def _stops(body: MessagesBody, limits: Limits) -> tuple[str, ...]:

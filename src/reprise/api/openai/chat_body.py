@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.api.body import Body
+from reprise.api.body import AnswerBound, Body
 from reprise.api.openai.retention import CacheOptions, Retention
 from reprise.api.openai.sampling import SamplingFields
 
@@ -103,8 +103,8 @@ class ChatBody(SamplingFields):
     """A chat to answer."""
 
     messages: list[ChatMessage]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: AnswerBound | None = None
+    max_completion_tokens: AnswerBound | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None

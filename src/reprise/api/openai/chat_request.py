@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reprise.api.body import plain, unknown_fields
+from reprise.api.body import answer_bound, plain, unknown_fields
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.openai.chat_body import IGNORED, REFUSED, ChatBody, ChatMessage, ContentPart, NamedTool, ToolSpec
@@ -40,6 +40,7 @@ def service_request_of(
         raise BadRequest(f"More than {limits.max_messages} messages.", param="messages")
     if len(tools) > limits.max_tools:
         raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
+    chosen = sampling_of(body, served, logprobs=_num_logprobs(body, limits))
     return ServiceRequest(
         id=request_id,
         api="chat",
@@ -50,9 +51,10 @@ def service_request_of(
             template_options=_template_options(body),
             continue_final=_continues(body),
         ),
-        sampling=sampling_of(body, vocab_size=served.text.vocab_size, logprobs=_num_logprobs(body, limits)),
+        sampling=chosen.sampling,
+        origins=chosen.origins,
         num_choices=num_choices_of(body, limits),
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        max_tokens=answer_bound(body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens),
         stops=stops_of(body, limits),
         thinking_budget=body.thinking_budget,
         tool_choice=tool_choice,

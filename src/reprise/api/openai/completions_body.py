@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reprise.api.body import unknown_fields
+from reprise.api.body import AnswerBound, answer_bound, unknown_fields
 from reprise.api.exchange import RawPrompt, ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.openai.chat_body import StreamOptions
@@ -12,6 +12,7 @@ from reprise.api.openai.retention import Retention, retained_for_s
 from reprise.api.openai.sampling import SamplingFields, num_choices_of, sampling_of, stops_of
 from reprise.api.served import Served
 from reprise.chat.long_text import encode_long
+from reprise.chat.text_model import refuse_if_too_long
 from reprise.core.errors import BadRequest
 from reprise.core.tokens import Tokens, as_tokens
 
@@ -26,7 +27,7 @@ class CompletionsBody(SamplingFields):
     """Text to go on with, as it is: no chat template, no reasoning, no tools."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: AnswerBound | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
     stream_options: StreamOptions | None = None
@@ -53,6 +54,7 @@ def prompts_of(prompt: str | list[str] | list[int] | list[list[int]], served: Se
 
 def text_tokens(text: str, served: Served, *, adds_bos: bool = True) -> list[int]:
     """The tokens of a plain text, with the tokenizer's own beginning if `adds_bos` and it has one."""
+    refuse_if_too_long(text, served.text, context=served.context, param="prompt")
     tokens = encode_long(served.text.encode, text)
     if adds_bos and served.text.adds_bos and served.text.bos is not None and tokens[:1] != [served.text.bos]:
         return [served.text.bos, *tokens]
@@ -81,6 +83,7 @@ def service_requests_of(
         )
     if body.echo is True and body.logprobs is not None:
         raise BadRequest("`echo` with `logprobs` is not supported: prompts have no log-probabilities.", param="echo")
+    chosen = sampling_of(body, served, logprobs=body.logprobs)
     num_choices = num_choices_of(body, limits)
     # Counted before the first is tokenized.
     if _num_prompts(body.prompt) * num_choices > limits.max_choices:
@@ -92,9 +95,10 @@ def service_requests_of(
             response_id=request_id,
             api="completions",
             prompt=RawPrompt(tokens=tokens),
-            sampling=sampling_of(body, vocab_size=served.text.vocab_size, logprobs=body.logprobs),
+            sampling=chosen.sampling,
+            origins=chosen.origins,
             num_choices=num_choices,
-            max_tokens=body.max_tokens,
+            max_tokens=answer_bound(body.max_tokens),
             stops=stops_of(body, limits),
             namespace=namespace,
             chat=body.prompt_cache_key,

@@ -6,8 +6,9 @@ from pydantic import Field
 
 from reprise.api.body import Body
 from reprise.api.limits import Limits
+from reprise.api.served import Served
+from reprise.core.defaults import ChosenSampling
 from reprise.core.errors import BadRequest
-from reprise.core.job import Sampling
 
 _SEEDS = 2**63
 
@@ -57,8 +58,9 @@ _NAMES = (
 )
 
 
-def sampling_of(fields: SamplingFields, *, vocab_size: int, logprobs: int | None) -> Sampling:
+def sampling_of(fields: SamplingFields, served: Served, *, logprobs: int | None) -> ChosenSampling:
     """The sampling of a request. `logprobs` as in `Sampling`. Raises BadRequest naming the field."""
+    vocab_size = served.text.vocab_size
     given: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(fields, name)) is not None}
     if fields.top_k is not None:
         if fields.top_k > vocab_size:
@@ -66,7 +68,8 @@ def sampling_of(fields: SamplingFields, *, vocab_size: int, logprobs: int | None
         given["top_k"] = max(0, fields.top_k)
     if fields.seed is not None:
         given["seed"] = fields.seed % _SEEDS
-    return Sampling(**given, logit_bias=_logit_bias(fields.logit_bias, vocab_size), logprobs=logprobs)
+    bias = _logit_bias(fields.logit_bias, vocab_size)
+    return served.sampling.sampling(given, logit_bias=bias, logprobs=logprobs)
 
 
 def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.api.body import Body
+from reprise.api.body import AnswerBound, Body
 from reprise.api.openai.retention import CacheOptions, Retention
 
 IGNORED = frozenset(
@@ -104,7 +104,7 @@ class ResponsesBody(Body):
     reasoning: Reasoning | None = None
     text: Text | None = None
     include: list[str] | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: AnswerBound | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None

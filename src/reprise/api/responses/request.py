@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reprise.api.body import unknown_fields
+from reprise.api.body import answer_bound, unknown_fields
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.openai.retention import retained_for_s
@@ -15,7 +15,6 @@ from reprise.api.unread import Speaker, UnreadParts, newest_question_at
 from reprise.chat.grammar import Grammar, json_object, json_schema
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest
-from reprise.core.job import Sampling
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -50,15 +49,14 @@ def service_request_of(
         writer.add(item, f"input[{at}]")
     if len(writer.messages) > limits.max_messages:
         raise BadRequest(f"More than {limits.max_messages} messages.", param="input")
+    chosen = served.sampling.sampling({"temperature": body.temperature, "top_p": body.top_p})
     return ServiceRequest(
         id=request_id,
         api="responses",
         prompt=ChatRequest(messages=writer.messages, tools=tools, template_options=_template_options(body)),
-        sampling=Sampling(
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-        ),
-        max_tokens=body.max_output_tokens,
+        sampling=chosen.sampling,
+        origins=chosen.origins,
+        max_tokens=answer_bound(body.max_output_tokens),
         tool_choice=tool_choice,
         allows_parallel_calls=body.parallel_tool_calls is not False,
         grammar=grammar,

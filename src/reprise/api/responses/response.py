@@ -7,6 +7,7 @@ from reprise.api.body import plain
 from reprise.api.errors import Problem
 from reprise.api.exchange import Ended, EndReason, Usage
 from reprise.api.responses.body import ResponsesBody
+from reprise.core.errors import ContextTooLong
 
 _ECHOED = (
     "instructions",
@@ -75,4 +76,6 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 def error_body(problem: Problem) -> dict[str, Any]:
     """The error of a response that failed, in the codes that OpenAI's clients know."""
     code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
+    if problem.code == ContextTooLong.code:
+        code = ContextTooLong.code
     return {"code": code, "message": problem.message}

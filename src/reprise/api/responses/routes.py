@@ -12,7 +12,7 @@ from starlette.responses import Response
 from reprise.api.body_route import BodyRoute
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
-from reprise.api.errors import ErrorBody, Problem
+from reprise.api.errors import ErrorBody, Problem, openai_shape, problem_of
 from reprise.api.exchange import Began, Ended, Piece, ServiceRequest, Waiting
 from reprise.api.reply import Reply
 from reprise.api.responses.body import Item, ResponsesBody
@@ -22,6 +22,7 @@ from reprise.api.responses.response import response_body, status_of
 from reprise.api.responses.store import Stored, stored
 from reprise.api.responses.tools import callees
 from reprise.api.sse import EventStream, comment_line, event_lines, while_connected
+from reprise.core.errors import ContextTooLong
 
 router = APIRouter(
     route_class=BodyRoute, tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
@@ -69,8 +70,14 @@ async def create_response(body: ResponsesBody, request: Request, context: InCont
     if body.stream is not True:
         made = await while_connected(request.receive, _whole(body, context, namespace))
         return JsonResponse(made, headers={"x-request-id": made["id"]})
-    exchange, reply = await while_connected(request.receive, _start(body, context, namespace))
+    exchange = await while_connected(request.receive, _prepare(body, context, namespace))
     stream = _Stream(exchange)
+    try:
+        reply = await while_connected(request.receive, context.service.start(exchange.asked))
+    except ContextTooLong as error:
+        # In OpenAI's API this is said in the stream, and that is where clients look for it.
+        refused = stream.refused(problem_of(error))
+        return Response(refused, media_type="text/event-stream", headers={"x-request-id": exchange.asked.id})
     return EventStream(reply, stream.tell(reply), request_id=exchange.asked.id, on_error=stream.failed)
 
 
@@ -102,11 +109,10 @@ async def list_input_items(response_id: str, context: InContext, namespace: Name
     }
 
 
-async def _start(body: ResponsesBody, context: Context, namespace: str) -> tuple[_Exchange, Reply]:
+async def _prepare(body: ResponsesBody, context: Context, namespace: str) -> _Exchange:
     previous_id = body.previous_response_id
     previous = None if previous_id is None else context.responses.get(previous_id, namespace=namespace)
-    exchange = await context.service.off_loop(lambda: _exchange(body, context, previous, namespace))
-    return exchange, await context.service.start(exchange.asked)
+    return await context.service.off_loop(lambda: _exchange(body, context, previous, namespace))
 
 
 def _exchange(body: ResponsesBody, context: Context, previous: Stored | None, namespace: str) -> _Exchange:
@@ -137,7 +143,8 @@ def _exchange(body: ResponsesBody, context: Context, previous: Stored | None, na
 
 
 async def _whole(body: ResponsesBody, context: Context, namespace: str) -> dict[str, Any]:
-    exchange, reply = await _start(body, context, namespace)
+    exchange = await _prepare(body, context, namespace)
+    reply = await context.service.start(exchange.asked)
     async with reply:
         async for event in reply.events():
             if isinstance(event, Piece):
@@ -177,6 +184,16 @@ class _Stream:
                         yield self._lines(told)
                     made = exchange.end(reply, event)
                     yield self._lines({"type": f"response.{made['status']}", "response": made})
+
+    def refused(self, problem: Problem) -> str:
+        """All events of a response that does not begin."""
+        begun = self._exchange.response("in_progress")
+        told = [
+            self._lines({"type": "response.created", "response": begun}),
+            self._lines({"type": "response.in_progress", "response": begun}),
+            self._lines({"type": "error", **openai_shape(problem)}),
+        ]
+        return "".join([*told, self.failed(problem)])
 
     def failed(self, problem: Problem) -> str:
         """The last event of a stream that broke off."""
