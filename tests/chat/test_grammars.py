@@ -3,23 +3,26 @@
 import json
 import random
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from reprise.chat import grammar
+from reprise.chat import compiling, grammar
 from reprise.chat.answer_grammar import answer_grammar
 from reprise.chat.grammar import Grammar, Grammars
 from reprise.chat.parse import AnswerParser
 from reprise.chat.text_model import TextModel
 from reprise.chat.tool_grammar import call_grammar
-from reprise.core.errors import BadRequest
+from reprise.core.errors import BadRequest, QueueFull
 from reprise.core.job import Constraint, Thinking
 from tests.chat.pieces import WEATHER, tool, tool_fields
 from tests.chat.test_tool_formats import SAMPLES
@@ -229,9 +232,91 @@ def test_a_model_without_a_fast_tokenizer() -> None:
 
 def test_compiled_once() -> None:
     grammars = Grammars(MODEL)
-    for length in range(1, 80):
-        grammars.constraint(grammar.regex(f"a{{{length}}}"))
-    assert len(grammars._compiled) == 64  # pyright: ignore[reportPrivateUsage]
+    wanted = [grammar.regex(f"a{{{length}}}") for length in range(1, 80)]
+    for each in wanted:
+        grammars.constraint(each)
+    assert grammars.begin(wanted[-1]).done()
+    assert not grammars.begin(wanted[0]).done(), "the oldest is forgotten"
+
+
+def rules_in_a_row(num: int) -> Grammar:
+    """Each rule ends in the next one."""
+    rules = [f'r{i}: "x{i}" r{i + 1} | "y"' for i in range(num)]
+    return grammar.lark("\n".join(["start: r0", *rules, f'r{num}: "z"']), param="tool_choice")
+
+
+def test_deep_rules_do_not_end_the_process() -> None:
+    """On an ordinary thread 2,500 rules overflow the stack, in which there is no exception but a signal."""
+    wanted = rules_in_a_row(6000)
+    constraint = GRAMMARS.constraint(wanted)()
+    # What is asked of a matcher later comes on a thread with a small stack.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write, constraint, MODEL.encode("x0x1x2y")).result()
+    assert allowed_tokens(constraint) == sorted(MODEL.eos)
+
+
+def test_a_known_grammar_does_not_wait_for_one_that_is_compiled() -> None:
+    grammars = Grammars(MODEL)
+    grammars.constraint(grammar.json_object())
+    slow = [grammars.begin(rules_in_a_row(2700 + i)) for i in range(4)]
+    assert grammars.begin(grammar.json_object()).done()
+    assert not all(made.done() for made in slow)
+    # Who goes meanwhile takes nothing from others who wait for the same.
+    other = grammars.begin(rules_in_a_row(2703))
+    assert slow[-1].cancel()
+    assert other.result()() is not None
+
+
+def test_too_many_at_once_are_turned_away() -> None:
+    grammars = Grammars(MODEL)
+    for i in range(16):
+        grammars.begin(rules_in_a_row(2600 + i))
+    with pytest.raises(QueueFull, match="being compiled"):
+        list(map(grammars.begin, map(rules_in_a_row, range(2700, 2730))))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: grammar.choice(["x" * 200_000] * 4),
+        lambda: grammar.json_schema({"enum": ["x" * 200_000] * 4}),
+        lambda: grammar.regex("x" * 600_000),
+        lambda: grammar.context_free('start: "' + "x" * 600_000 + '"'),
+        lambda: GRAMMARS.constraint(grammar.context_free("start: A\nA: /(.*a.{500})/ & /.*b.{500}c/ & ~/x.*y{3,500}/")),
+        lambda: grammar.context_free("root ::= " + "(" * 5000 + '"a"' + ")" * 5000),
+    ],
+)
+def test_what_is_too_large_is_told_in_a_sentence(make: Callable[[], Any]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        make()
+    assert len(str(caught.value)) < 600
+    assert "backtrace" not in str(caught.value)
+
+
+def test_what_is_too_large_for_its_first_step_is_told_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_LIMITS", LLParserLimits(step_max_items=3, verbose_errors=False))
+    wanted = grammar.json_schema({"type": "object", "properties": {"a": {"type": "string"}}})
+    with pytest.raises(BadRequest, match="too large for its first token") as caught:
+        Grammars(MODEL).constraint(wanted)
+    assert caught.value.param == "response_format"
+
+
+def test_what_becomes_too_large_in_the_answer_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_LIMITS", LLParserLimits(step_max_items=60, verbose_errors=False))
+    rows = " | ".join(f'"b" r{i}' for i in range(70))
+    rules = "\n".join(f'r{i}: "c" "{i}"' for i in range(70))
+    constraint = Grammars(MODEL).constraint(grammar.context_free(f'start: "a" ({rows})\n{rules}'))()
+    with pytest.raises(BadRequest, match="too large to go on"):
+        write(constraint, MODEL.encode("abc"))
+
+
+def test_a_small_address_space_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(BadRequest, match="ulimit -v"):
+        Grammars(MODEL).begin(grammar.json_object())
 
 
 def tokenizer_with(*specials: str) -> TextModel:

@@ -25,3 +25,5 @@ class Limits:
     """Requests whose records are kept."""
     keep_alive_s: float = 5.0
     """A stream that was silent for so long sends a comment."""
+    grammar_wait_s: float = 30.0
+    """A request waits for so long until its grammar is compiled."""

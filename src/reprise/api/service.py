@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
@@ -213,10 +214,13 @@ class ChatService:
         return rendered, rendered.prompt
 
     async def _constraint(self, request: ServiceRequest, reading: Reading) -> Callable[[], Constraint] | None:
-        """The grammar of the answer: of a tool call, of what the request asked for, or both. Compiled off the loop."""
+        """The grammar of the answer: of a tool call, of what the request asked for, or both.
+
+        Compiled on threads that nothing else waits for, and waited for within bounds.
+        """
         grammar, served = request.grammar, self.served
 
-        def make() -> Callable[[], Constraint] | None:
+        def begin() -> Future[Callable[[], Constraint]] | None:
             chosen = answer_grammar(
                 served.text,
                 grammar,
@@ -224,11 +228,21 @@ class ChatService:
                 tool_choice=reading.tool_choice,
                 parallel=request.allows_parallel_calls,
             )
-            return None if chosen is None else served.grammars.constraint(chosen, thinking=reading.thinking)
+            return None if chosen is None else served.grammars.begin(chosen, thinking=reading.thinking)
 
         if grammar is None and reading.tool_choice in ("auto", "none"):
             return None
-        return await self.off_loop(make)
+        making = await self.off_loop(begin)
+        if making is None:
+            return None
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(making), self.limits.grammar_wait_s)
+        except TimeoutError as error:
+            raise BadRequest(
+                f"The grammar was not compiled within {self.limits.grammar_wait_s:g} s. Ask for less structure, or try "
+                "again when fewer are being compiled.",
+                param=None if grammar is None else grammar.param,
+            ) from error
 
     async def _learn(self, reply: Reply, choice: Choice) -> None:
         # Before the client hears of the end: its next turn may come at once, and needs these tokens.

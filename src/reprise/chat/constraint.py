@@ -1,5 +1,6 @@
 """Constraints of one sequence: llguidance's matcher, and the wait for the end of thinking."""
 
+import re
 from collections.abc import Collection
 from enum import Enum, auto
 
@@ -7,10 +8,16 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
+from reprise.chat.compiling import sentence_of
+from reprise.core.errors import BadRequest
 from reprise.core.job import Constraint, Thinking
 
 Mask = npt.NDArray[np.uint32]
 """A bit a token, 32 tokens a word, lowest bit first."""
+
+
+_TOO_LARGE = re.compile("too (many|large|big|complex)|fuel exhausted|limit", re.IGNORECASE)
+"""What llguidance says when one of its limits is reached; a token that is not allowed is told otherwise."""
 
 
 class MatcherConstraint:
@@ -25,17 +32,22 @@ class MatcherConstraint:
 
     def allowed(self) -> Mask | None:
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
-        self._raise_error()
+        if self._matcher.is_error():
+            raise self._error()
         return mask
 
     def accept(self, token: int) -> None:
         if not self._matcher.consume_token(token):
-            self._raise_error()
+            raise self._error()
 
-    def _raise_error(self) -> None:
-        if self._matcher.is_error():
-            # The first line is the sentence, what follows is the parser's state.
-            raise ValueError(self._matcher.get_error().partition("\n")[0])
+    def _error(self) -> Exception:
+        # The first line is the sentence, what follows is the parser's state.
+        sentence = sentence_of(self._matcher).partition("\n")[0]
+        if _TOO_LARGE.search(sentence) is not None:
+            return BadRequest(
+                f"The grammar is too large to go on with at this token ({sentence}). Ask for less structure."
+            )
+        return ValueError(sentence)
 
 
 class _Phase(Enum):

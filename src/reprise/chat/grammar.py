@@ -9,22 +9,22 @@ Formats: JSON schema as llguidance implements it (docs/json_schema.md of its rep
 """
 
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+from reprise.chat.compiling import GrammarCompiler, check_length
 from reprise.chat.constraint import AfterThinking, MatcherConstraint
 from reprise.chat.markup import is_harmony
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
 from reprise.core.job import Constraint, Thinking
 
-_MAX_COMPILED = 64
+_MAX_WRITTEN = 64 * 1024
 # White space is not counted by a grammar, and a model that has lost its way writes nothing else.
 JSON_OPTIONS = {"whitespace_pattern": r"[ \t\r\n]{0,64}"}
 
@@ -61,19 +61,24 @@ def json_schema(schema: Mapping[str, Any] | bool, *, is_strict: bool = True, par
     if not isinstance(schema, Mapping):
         raise BadRequest("A JSON schema that the answer should fit has to be an object.", param=param)
     options = {**JSON_OPTIONS, "lenient": not is_strict}
-    return Grammar(text=json.dumps({"json_schema": {**schema, "x-guidance": options}}), param=param)
+    return _grammar({"json_schema": {**schema, "x-guidance": options}}, param=param)
 
 
 def regex(pattern: str, *, param: str = "guided_regex") -> Grammar:
     """Text that matches the whole pattern."""
+    check_length(pattern, param=param)
     (entry,) = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]
     return lark(entry["lark_grammar"], param=param)
 
 
 def context_free(grammar: str, *, param: str = "guided_grammar") -> Grammar:
     """Text of the language of a Lark or GBNF grammar."""
+    # Half a second for a hundred thousand characters of GBNF.
+    check_length(grammar, param=param, most=_MAX_WRITTEN)
     try:
         return lark(any_to_lark(grammar), param=param)
+    except RecursionError as error:
+        raise BadRequest("The grammar is nested too deeply. Flatten it.", param=param) from error
     except GbnfToLarkError as error:
         raise BadRequest(f"The grammar cannot be used: {error}", param=param) from error
 
@@ -87,7 +92,13 @@ def choice(options: Sequence[str], *, param: str = "guided_choice") -> Grammar:
 
 def lark(grammar: str, *, param: str, is_whole: bool = False) -> Grammar:
     """Text of the language of a grammar in llguidance's Lark."""
-    return Grammar(text=json.dumps({"lark_grammar": grammar}), param=param, is_whole=is_whole)
+    return _grammar({"lark_grammar": grammar}, param=param, is_whole=is_whole)
+
+
+def _grammar(entry: Mapping[str, Any], *, param: str, is_whole: bool = False) -> Grammar:
+    text = json.dumps(entry)
+    check_length(text, param=param)
+    return Grammar(text=text, param=param, is_whole=is_whole)
 
 
 def lark_text(text: str) -> str:
@@ -114,50 +125,52 @@ class Grammars:
 
     def __init__(self, text_model: TextModel) -> None:
         self._text_model = text_model
-        self._lock = Lock()
-        self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiler = GrammarCompiler(lambda: _make_tokenizer(text_model))
 
-    def constraint(self, grammar: Grammar, *, thinking: Thinking | None = None) -> Callable[[], Constraint]:
+    def begin(self, grammar: Grammar, *, thinking: Thinking | None = None) -> "Future[Callable[[], Constraint]]":
         """The maker of this grammar's constraints, for `Job.constraint`. `thinking`: the grammar begins after it.
 
-        Raises BadRequest with llguidance's sentence if the grammar is none, and if the model cannot be constrained.
-        Compiling takes up to some hundred milliseconds the first time: not on the engine thread.
+        Returns at once: a grammar that is not known is compiled on another thread, which takes up to some hundred
+        milliseconds. BadRequest with llguidance's sentence if the grammar is none, or if the model cannot be
+        constrained; raises QueueFull if too many are being compiled.
         """
-        matcher = self._compile(_with_lead(self._text_model, grammar, thinking=thinking), param=grammar.param)
+        matcher = self._compiler.compiled(_with_lead(self._text_model, grammar, thinking=thinking), param=grammar.param)
         # The channels of harmony are part of the grammar itself.
         gate = None if is_harmony(self._text_model) else thinking
-        eos = self._text_model.eos
+        made: Future[Callable[[], Constraint]] = Future()
+        matcher.add_done_callback(lambda compiled: _give(made, compiled, gate, eos=self._text_model.eos))
+        return made
 
-        def make() -> Constraint:
-            inner = MatcherConstraint(matcher.deep_copy())
-            return inner if gate is None else AfterThinking(inner, gate, eos=eos)
-
-        return make
-
-    def _compile(self, text: str, *, param: str) -> LLMatcher:
-        with self._lock:
-            matcher = self._compiled.pop(text, None)
-            if matcher is None:
-                matcher = LLMatcher(self._require_tokenizer(param=param), text, log_level=0)
-                if matcher.is_error():
-                    raise BadRequest(f"The grammar cannot be used: {matcher.get_error().strip()}", param=param)
-            self._compiled[text] = matcher
-            if len(self._compiled) > _MAX_COMPILED:
-                self._compiled.popitem(last=False)
-            return matcher
-
-    def _require_tokenizer(self, *, param: str) -> LLTokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = _make_tokenizer(self._text_model, param=param)
-        return self._tokenizer
+    def constraint(self, grammar: Grammar, *, thinking: Thinking | None = None) -> Callable[[], Constraint]:
+        """What `begin` gives, waited for. Raises BadRequest."""
+        return self.begin(grammar, thinking=thinking).result()
 
 
-def _make_tokenizer(text_model: TextModel, *, param: str) -> LLTokenizer:
+def _give(
+    made: "Future[Callable[[], Constraint]]",
+    compiled: "Future[LLMatcher]",
+    gate: Thinking | None,
+    *,
+    eos: Collection[int],
+) -> None:
+    if not made.set_running_or_notify_cancel():
+        return  # Whoever asked has gone; the grammar stays known.
+    error = compiled.exception()
+    if error is not None:
+        made.set_exception(error)
+        return
+    matcher = compiled.result()
+
+    def make() -> Constraint:
+        inner = MatcherConstraint(matcher.deep_copy())
+        return inner if gate is None else AfterThinking(inner, gate, eos=eos)
+
+    made.set_result(make)
+
+
+def _make_tokenizer(text_model: TextModel) -> LLTokenizer:
     if text_model.tokenizer_json is None:
-        raise BadRequest(
-            "This model's tokenizer is not a fast tokenizer, so its answers cannot be held to a grammar.", param=param
-        )
+        raise BadRequest("This model's tokenizer is not a fast tokenizer, so its answers cannot be held to a grammar.")
     definition, eos = text_model.tokenizer_json(), sorted(text_model.eos)
     tokenizer = LLTokenizer(definition, eos_token=eos if eos else None)
     if tokenizer.vocab_size >= text_model.vocab_size:
