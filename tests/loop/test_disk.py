@@ -16,7 +16,7 @@ from reprise.core.sizes import Bytes
 from reprise.demo.tiny.build import build_model
 from reprise.disk.directory import ModelDirectory
 from reprise.engine.runner import LENDS_FROM
-from reprise.loop import writes
+from reprise.loop import loads, writes
 from tests.loop.driving import PATIENCE_S, Engine
 from tests.loop.restarts import BLOCK, Restarts, disk_of, words
 from tests.models.tiny import CONFIGS
@@ -24,7 +24,12 @@ from tests.models.tiny import CONFIGS
 
 @pytest.mark.parametrize("lends_from", [LENDS_FROM, 50])
 @pytest.mark.parametrize("model", sorted(CONFIGS))
-def test_the_next_turn_after_a_restart_computes_what_is_new(start: Restarts, model: str, lends_from: int) -> None:
+def test_the_next_turn_after_a_restart_computes_what_is_new(
+    start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str, lends_from: int
+) -> None:
+    if lends_from == 50:
+        # Lent from the start: what is read goes straight into sequences.
+        monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
     engine = start(model, lends_from=lends_from)
     prompt = words(1, 200)
     for turn in range(3):
@@ -105,8 +110,13 @@ def test_namespaces_are_apart_and_a_clear_lasts(start: Restarts) -> None:
     assert all(engine.run(turn, namespace=namespace).computed == len(turn) for namespace in ("", "one", "two"))
 
 
+@pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "mamba2"])
-def test_damaged_files_are_computed_again(start: Restarts, tmp_path: Path, model: str) -> None:
+def test_damaged_files_are_computed_again(
+    start: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, model: str, is_large: bool
+) -> None:
+    if is_large:
+        monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
     engine = start(model)
     prompt = words(6, 300)
     prompt = [*prompt, *engine.run(prompt).tokens, 1]

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from reprise.cache.lookup import Restore
 from reprise.core.errors import EngineFailed
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.disk.directory import ModelDirectory
+from reprise.engine.runner import Runner
 from reprise.loop import disk as loop_disk
 from reprise.loop import loads
 from reprise.loop.room import Room
 from reprise.loop.worker import Worker
 from tests.loop.driving import Engine
-from tests.loop.restarts import Restarts, disk_of, words
+from tests.loop.restarts import BLOCK, Restarts, disk_of, words
 
 _GRACE_S = 120.0
 
@@ -74,6 +76,8 @@ def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
         over.append(-free)
 
     monkeypatch.setattr(Room, "charge", charged)
+    if lends_from == 50:
+        monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
     jobs = engine.submit_all(turns)
     assert [job.wait().computed for job in jobs] == [3] * 4
     assert max(over) <= 0
@@ -160,9 +164,12 @@ def test_what_is_being_read_counts_also_when_parked_buffers_are_given_up(start: 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5"])
 @pytest.mark.parametrize("ending", ["cancel", "clear", "anew", "fail"])
+@pytest.mark.parametrize("is_large", [False, True])
 def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
-    start: Restarts, held: Held, model: str, ending: str
+    start: Restarts, held: Held, monkeypatch: pytest.MonkeyPatch, *, model: str, ending: str, is_large: bool
 ) -> None:
+    if is_large:
+        monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
     engine = start(model)
     shared = next_turn(engine, words(7, 300))
     engine = start(model)
@@ -202,6 +209,40 @@ def test_an_answer_goes_on_while_another_prompt_is_read(start: Restarts, held: H
     assert waiting.events == []
     held.goes_on.set()
     assert waiting.wait().computed == 3
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "gpt_oss"])
+def test_a_large_path_is_taken_over_in_small_steps_and_copied_once(
+    start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
+    monkeypatch.setattr(loads, "_COPIED_AT_ONCE", 1)
+    engine = start(model)
+    turn = next_turn(engine, words(11, 400))
+    engine = start(model)
+    each = engine.ask(lambda worker: worker.runner.footprint.full)
+    steps: list[int] = []
+    take_over = loads.Loads._take_over
+
+    def noted(self: loads.Loads, *given: object) -> int:
+        steps.append(take_over(self, *given))
+        return steps[-1]
+
+    monkeypatch.setattr(loads.Loads, "_take_over", noted)
+    restored: list[int] = []
+    start_at = Runner.start
+
+    def starting(runner: Runner, restore: Restore, *, reserve: int) -> object:
+        restored.append(restore.position)
+        return start_at(runner, restore, reserve=reserve)
+
+    monkeypatch.setattr(Runner, "start", starting)
+    answer = engine.run(turn)
+    assert (answer.computed, answer.end.outcome.loaded, restored) == (3, len(turn) - 3, [])
+    # A part: a record, or one layer of it with the room for all of this layer's entries.
+    assert len(steps) > len(turn) // BLOCK and max(steps) <= (len(turn) + 2 * 256 + BLOCK) * each
+    assert answer.tokens == engine.cold(turn)
+    engine.check()
 
 
 def test_a_shared_beginning_is_read_for_all_who_wait_for_it(start: Restarts, held: Held) -> None:

@@ -137,6 +137,12 @@ class KvLayer:
         self.held = min(self.held + num, self.end)
         return self._last_low
 
+    def extend(self, entries: list[mx.array]) -> None:
+        """Append entries that were computed before, to one row: ``(1, heads, n, width)`` for each plane."""
+        num = entries[0].shape[2]
+        self._append(entries)
+        self.lengths = [length + num for length in self.lengths]
+
     def capacity_for(self, num: int) -> int:
         """How many entries of each row the buffers will hold once `num` more have been appended."""
         keep = self._visible(num)

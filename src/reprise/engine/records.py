@@ -7,22 +7,26 @@ a snapshot as one array after the other. Nothing here is executable: a file cann
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx_lm
 import numpy as np
 
-from reprise.cache.lookup import Part
-from reprise.core.kinds import Chunk, Full, KvKind, Window
+from reprise.cache.lookup import Part, Restore
+from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
 from reprise.disk.record import DiskRecord, Section
 from reprise.engine.blueprint import Blueprint, OpaqueSpec
 from reprise.engine.columns import as_words, columns_of
+from reprise.engine.layers import KvLayer
 from reprise.engine.payloads import Segment, Snapshot, count_bytes, pack
+from reprise.engine.runner import Live, Runner
 
 _DTYPES: Mapping[str, mx.Dtype] = {
     str(dtype).rsplit(".", 1)[-1]: dtype
@@ -146,6 +150,76 @@ def _kind(described: Sequence[Any]) -> KvKind:
             raise ValueError(f"no kind of layer is called {described}")
 
 
+class RestoringSequence:
+    """A live sequence that is filled from records, a layer at a time, so that nobody has to wait for all of it.
+
+    Entries of full attention are copied straight into the sequence's buffers, where they stay: the cache shares them.
+    """
+
+    def __init__(self, runner: Runner, *, length: int) -> None:
+        """`length`: to how many positions it will come, with some room to grow."""
+        self._runner = runner
+        self.live = runner.begin()
+        self._length = length
+        self._rest = RecordSource()
+        self._work: deque[Callable[[], int]] = deque()
+
+    @property
+    def nbytes(self) -> int:
+        """What is held beside the sequence."""
+        return self._rest.nbytes
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something that was added is not in the sequence yet."""
+        return len(self._work) > 0
+
+    @property
+    def stop(self) -> int:
+        """Where the last record that was added ends."""
+        return self._rest.stop
+
+    @property
+    def kind(self) -> BoundaryKind | None:
+        """As `RecordSource.kind`."""
+        return self._rest.kind
+
+    def add(self, record: DiskRecord) -> None:
+        """Take over what a record holds, with the next calls of `work`. Raises as `RecordSource.add` does."""
+        layers = self.live.rows.layers(Full())
+        for segment in self._rest.add(record, keeps_full=False):
+            at = 0
+            for layer in layers:
+                self._work.append(partial(self._extend, layer, segment, at))
+                at += layer.num_planes
+
+    def _extend(self, layer: KvLayer, segment: Segment, at: int) -> int:
+        before = layer.nbytes
+        planes = [segment.plane(i, 0, segment.length) for i in range(at, at + layer.num_planes)]
+        # Of one row, and to this position: its buffers are made that large at once.
+        layer.reserve(self._length)
+        layer.extend(planes)
+        mx.eval(layer.planes)
+        return sum(plane.nbytes for plane in planes) + layer.nbytes - before
+
+    def work(self) -> int:
+        """Copy the next part: gives the bytes that were copied, or made room for."""
+        return self._work.popleft()()
+
+    def finish(self, position: int) -> Live:
+        """The sequence, which stands at `position` now. Raises LookupError if the records lack something."""
+        assert not self._work
+        restore = self._rest.restore(self._runner.loaded.blueprint.layout, position)
+        self._runner.adopt(self.live, restore, reserve=self._length)
+        self._rest = RecordSource()
+        return self.live
+
+    def give_up(self) -> None:
+        """Nothing of it is needed any more."""
+        self._work.clear()
+        self._runner.drop(self.live)
+
+
 class RecordSource:
     """A position read from files, as a source for a commit (`reprise.cache.payload.Source`).
 
@@ -168,8 +242,12 @@ class RecordSource:
         held = sum(segment.nbytes for each in self._segments.values() for _, segment in each)
         return held + (self._snapshot.nbytes if self._snapshot is not None else 0)
 
-    def add(self, record: DiskRecord) -> None:
-        """Take over what a record holds. Raises ValueError or KeyError if it is not what `RecordEncoder` writes."""
+    def add(self, record: DiskRecord, *, keeps_full: bool = True) -> list[Segment]:
+        """Take over what a record holds. Raises ValueError or KeyError if it is not what `RecordEncoder` writes.
+
+        What is of full attention is given back instead unless it is kept.
+        """
+        given: list[Segment] = []
         arrays = [_array(section) for section in record.sections]
         mx.eval(arrays)
         about = record.about
@@ -179,6 +257,9 @@ class RecordSource:
             segment = Segment(tuple(arrays[i] for i in each["stacks"]), places)
             if segment.length != len(span):
                 raise ValueError(f"{segment.length} entries do not fill {span}")
+            if isinstance(kind, Full) and not keeps_full:
+                given.append(segment)
+                continue
             self._segments.setdefault(kind, []).append((span, segment))
             self._nbytes_each[kind] = segment.nbytes // len(span)
         if about["states"] is not None:
@@ -186,6 +267,16 @@ class RecordSource:
             self._snapshot = Snapshot(states=states, nbytes=count_bytes(states))
         self.kind = BoundaryKind(about["kind"]) if about["kind"] is not None else None
         self.stop = record.start + len(record.tokens)
+        return given
+
+    def restore(self, layout: Layout, position: int) -> Restore:
+        """All but the entries of full attention, as a restore reads it. LookupError if something is not there."""
+        parts: dict[KvKind, tuple[Part, ...]] = {}
+        for kind in layout.kinds:
+            needs = () if isinstance(kind, Full) else kind.needs(position)
+            segments = [(span, self.segment(kind, span)) for span in needs]
+            parts[kind] = tuple(Part(segment, 0, len(span), span) for span, segment in segments)
+        return Restore(position=position, parts=parts, snapshot=self.snapshot() if layout.has_snapshots else None)
 
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
         return self._nbytes_each.get(kind, 0) * length

@@ -232,10 +232,10 @@ class Runner:
         # Rows and sequences refer to each other: buffers are to go now, and not when Python finds the circle.
         live.rows.owners = [None if owner is live else owner for owner in live.rows.owners]
 
-    def source(self, live: Live) -> Source:
-        """The sequence as a source for commits: a long one lends, a short one is copied."""
+    def source(self, live: Live, *, lends: bool = False) -> Source:
+        """The sequence as a source for commits: a long one lends, a short one is copied, or lends if asked to."""
         live.rows.step_back()
-        if live.position >= self.lends_from:
+        if lends or live.position >= self.lends_from:
             return _LendingSource(live.rows, live.row, live)
         return RowSource(live.rows, live.row)
 

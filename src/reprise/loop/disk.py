@@ -16,8 +16,9 @@ from reprise.core.settings import Settings
 from reprise.disk.cache import DiskCache
 from reprise.engine.load import LoadedModel
 from reprise.engine.records import runtime_id, why_not_persistable
-from reprise.engine.runner import Footprint
+from reprise.engine.runner import Footprint, Runner
 from reprise.loop.loads import Loads
+from reprise.loop.parked import Parked
 from reprise.loop.room import Room
 from reprise.loop.stored import Stored
 from reprise.loop.task import Task
@@ -89,16 +90,30 @@ class Disk:
         self,
         disk: DiskCache | None,
         cache: PrefixCache,
-        footprint: Footprint,
-        room: Room,
-        stored: Stored,
         *,
+        runner: Runner,
+        room: Room,
+        parked: Parked,
+        stored: Stored,
+        max_stall_s: float,
         wake: Callable[[], None],
     ) -> None:
         """`wake` has the loop take a step; it is called on another thread."""
         self._disk = disk
-        self._loads = Loads(disk, cache, footprint, room, stored, wake=wake) if disk is not None else None
-        self._writes = Writes(disk, cache, footprint) if disk is not None else None
+        self._loads: Loads | None = None
+        self._writes: Writes | None = None
+        if disk is not None:
+            self._loads = Loads(
+                disk,
+                cache,
+                runner=runner,
+                room=room,
+                parked=parked,
+                stored=stored,
+                max_stall_s=max_stall_s,
+                wake=wake,
+            )
+            self._writes = Writes(disk, cache, runner.footprint)
 
     # Reading.
 

@@ -2,6 +2,10 @@
 
 A request whose prompt goes further on disk than in memory is not admitted until its records have been read. What was
 read is committed like anything that was computed, under the same budget, and the request resumes from the cache.
+
+A step takes over no more than keeps it within a part of the longest gap that other streams are to have. A large path is
+copied straight into the buffers of a sequence, which the cache then shares and the request goes on in: so it is never
+copied as a whole, neither into the cache nor out of it.
 """
 
 from __future__ import annotations
@@ -11,14 +15,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from reprise.cache.payload import Source
 from reprise.cache.store import PrefixCache
 from reprise.core.kinds import Full
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 from reprise.disk.cache import DiskCache, Fetch
-from reprise.engine.records import RecordSource
-from reprise.engine.runner import Footprint
-from reprise.loop.room import Room
+from reprise.engine.records import RecordSource, RestoringSequence
+from reprise.engine.runner import Live, Runner
+from reprise.loop.parked import Parked
+from reprise.loop.room import ROOM_TO_DECODE, Room
 from reprise.loop.stored import Stored
 from reprise.loop.task import Phase, Task
 
@@ -30,6 +36,15 @@ WORTH = 64
 _MOST_LOADS = 3
 """How often one request is sent to the disk, should what was read be gone again before it is admitted."""
 
+
+_SHARE_OF_STALL = 0.25
+"""A step takes over what was read for this part of the longest gap between two tokens that is aimed at."""
+
+_COPIED_AT_ONCE = 32 << 20
+"""Bytes. More than about this is not taken over in one step."""
+
+_LARGE_NBYTES = 32 << 20
+"""A path of more bytes is copied straight into a sequence."""
 
 _STALLED_S = 15.0
 """When no record has come for so long the disk hangs: what was to be read is computed."""
@@ -46,7 +61,7 @@ class _Load:
     namespace: str
     first_key: bytes
     fetch: Fetch
-    source: RecordSource
+    target: RecordSource | RestoringSequence
     needed: int
     """Bytes with which the first of them can be admitted."""
     heard_s: float
@@ -58,6 +73,11 @@ class _Load:
     """The cache was cleared meanwhile: what is read is not to come back."""
 
 
+def _is_busy(load: _Load) -> bool:
+    """Whether something was taken that is not where it belongs yet."""
+    return isinstance(load.target, RestoringSequence) and load.target.is_busy
+
+
 class Loads:
     """What is being read for requests that wait. Used on the engine thread, which never waits for a file."""
 
@@ -65,17 +85,21 @@ class Loads:
         self,
         disk: DiskCache,
         cache: PrefixCache,
-        footprint: Footprint,
-        room: Room,
-        stored: Stored,
         *,
+        runner: Runner,
+        room: Room,
+        parked: Parked,
+        stored: Stored,
+        max_stall_s: float,
         wake: Callable[[], None],
     ) -> None:
         """`wake` is called on another thread when something was read: `advance` has something to do then."""
         self._disk = disk
         self._cache = cache
-        self._footprint = footprint
+        self._runner = runner
         self._room = room
+        self._parked = parked
+        self._step_s = max_stall_s * _SHARE_OF_STALL
         self._stored = stored
         self._wake = wake
         self._loads: list[_Load] = []
@@ -110,7 +134,8 @@ class Loads:
             task.num_loads += 1
             self._disk.touch(found)
             fetch = self._disk.fetch(replace(found, keys=keys), self._wake)
-            load = _Load(tokens[: found.position], namespace, keys[0], fetch, RecordSource(), needed, time.monotonic())
+            target = self._target(found.position, len(task.prompt), is_whole=known == 0)
+            load = _Load(tokens[: found.position], namespace, keys[0], fetch, target, needed, time.monotonic())
             load.tasks.append(task)
             self._loads.append(load)
         elif self._loads:
@@ -119,6 +144,18 @@ class Loads:
             return False
         task.is_loading = True
         return True
+
+    def _target(self, position: int, num_prompt: int, *, is_whole: bool) -> RecordSource | RestoringSequence:
+        """What the records of a path go into, of which all is read if it `is_whole`."""
+        footprint = self._runner.footprint
+        if not is_whole or footprint.full * position <= _LARGE_NBYTES:
+            return RecordSource()
+        # No more room to grow than a sequence may have that waits for its next turn.
+        length = min(num_prompt + ROOM_TO_DECODE, position + max(ROOM_TO_DECODE, position // 16))
+        if not self._room.make(footprint.live(length, chunk=1) + footprint.checkpoint):
+            # It takes less to have the cache hold it alone until the request can start.
+            return RecordSource()
+        return RestoringSequence(self._runner, length=length)
 
     def _may_fit(self, position: int, needed: int) -> bool:
         """Whether there is room for a path of that length; beside others, for all to be admitted (`needed` bytes).
@@ -130,40 +167,42 @@ class Loads:
             return True
         # What has come of the others is not free any more, and counted with the rest of them.
         room = free + self._cache.coming + self._cache.ledger.held - self._cache.protected_nbytes()
+        room += sum(load.target.live.rows.nbytes for load in self._loads if isinstance(load.target, RestoringSequence))
         if not self._loads:
-            return self._footprint.at(position) <= room
+            return self._runner.footprint.at(position) <= room
         return sum(load.needed for load in self._loads) + needed <= room
 
     @property
     def due_in_s(self) -> float | None:
-        """When what is being read is given up if nothing comes; None: nothing is being read."""
+        """When there is something to take over, or what is being read is given up; None: nothing is being read."""
+        if any(load.fetch.has_more or _is_busy(load) for load in self._loads):
+            return 0.0
         heard_s = [load.heard_s for load in self._loads]
         return max(0.0, min(heard_s) + _STALLED_S - time.monotonic()) if heard_s else None
 
     def advance(self) -> None:
-        """Take what was read, and commit what is complete."""
+        """Take what was read for a while, and commit what is complete."""
+        until_s = time.monotonic() + self._step_s
         for load in list(self._loads):
             if load.is_void or all(task.phase is Phase.ENDED for task in load.tasks):
                 self._end(load)
                 continue
             try:
-                self._take(load)
+                self._take(load, until_s)
             except Exception:
                 log.exception("what was read from the disk could not be used: it is computed")
                 self._end(load)
 
-    def _take(self, load: _Load) -> None:
+    def _take(self, load: _Load, until_s: float) -> None:
         # Asked for before the records are taken: those that come in between are for the next time.
         is_done = load.fetch.is_done
-        records = load.fetch.take()
-        for record in records:
-            load.source.add(record)
+        taken = self._take_over(load, until_s)
         self._count()
         now_s = time.monotonic()
-        if is_done:
+        if is_done and not load.fetch.has_more and not _is_busy(load):
             self._commit(load)
             self._end(load)
-        elif records:
+        elif taken > 0:
             load.heard_s = now_s
         elif now_s - load.heard_s >= _STALLED_S:
             log.warning(
@@ -171,6 +210,20 @@ class Loads:
             )
             self._rests_until_s = now_s + _REST_S
             self._end(load)
+
+    def _take_over(self, load: _Load, until_s: float) -> int:
+        """Take over what was read until then, or until so much is taken as one step may; gives the bytes."""
+        taken = 0
+        while taken < _COPIED_AT_ONCE and (taken == 0 or time.monotonic() < until_s):
+            if isinstance(load.target, RestoringSequence) and load.target.is_busy:
+                taken += load.target.work()
+                continue
+            records = load.fetch.take(1)
+            if not records:
+                break
+            load.target.add(records[0])
+            taken += records[0].nbytes
+        return taken
 
     def void(self, namespace: str | None) -> None:
         """Nothing of this namespace (None: of any) that is being read now is to get into the cache."""
@@ -181,9 +234,9 @@ class Loads:
         position, kind = len(load.tokens), BoundaryKind.INTERVAL
         if load.fetch.failed:
             # What came before it is as good as ever where every position is resumable.
-            position = min(load.source.stop, position) if self._cache.layout.resumes_anywhere else 0
-        elif load.source.kind is not None:
-            kind = load.source.kind
+            position = min(load.target.stop, position) if self._cache.layout.resumes_anywhere else 0
+        elif load.target.kind is not None:
+            kind = load.target.kind
         tokens = load.tokens[:position]
         match = self._cache.match(tokens, namespace=load.namespace)
         if self._cache.resume_at(match, limit=position) == position:
@@ -191,11 +244,22 @@ class Loads:
         self._count(but=load)  # The commit counts what it takes over from here.
         waiting = [task for task in (*load.tasks, *load.next) if task.phase is Phase.WAITING]
         before = [self._resume_at(task) for task in waiting]
+        live: Live | None = None
         try:
-            committed = self._cache.commit(tokens, load.source, kind=kind, namespace=load.namespace, is_wanted=True)
+            source: Source
+            if isinstance(load.target, RestoringSequence):
+                live = load.target.finish(position)
+                source = self._runner.source(live, lends=True)
+            else:
+                source = load.target
+            committed = self._cache.commit(tokens, source, kind=kind, namespace=load.namespace, is_wanted=True)
         except LookupError as error:
             log.debug("what was not read again since the memory had it has gone: %s", error)
             return
+        if live is not None:
+            # It waits for its request like one whose next turn is to come.
+            load.target = RecordSource()
+            self._parked.end(live, tokens, namespace=load.namespace)
         for task, held in zip(waiting, before, strict=True):
             task.loaded += max(0, self._resume_at(task) - held)
         if not committed.is_resumable:
@@ -210,6 +274,8 @@ class Loads:
     def _end(self, load: _Load) -> None:
         load.fetch.cancel()
         self._loads.remove(load)
+        if isinstance(load.target, RestoringSequence):
+            load.target.give_up()
         waiting = [task for task in (*load.tasks, *load.next) if task.phase is Phase.WAITING]
         for task in waiting:
             task.is_loading = False
@@ -220,5 +286,5 @@ class Loads:
 
     def _count(self, *, but: _Load | None = None) -> None:
         """What was read and is not in the cache yet counts like the buffers of running requests."""
-        self._cache.coming = sum(load.source.nbytes for load in self._loads if load is not but)
+        self._cache.coming = sum(load.target.nbytes for load in self._loads if load is not but)
         self._room.charge()

@@ -101,7 +101,16 @@ class Worker:
             stored=self._stored,
         )
         disk = open_disk(settings, loaded, footprint, block=disk_block)
-        self.disk = Disk(disk, self.cache, footprint, self._room, self._stored, wake=wake)
+        self.disk = Disk(
+            disk,
+            self.cache,
+            runner=self.runner,
+            room=self._room,
+            parked=self._parked,
+            stored=self._stored,
+            max_stall_s=settings.max_stall_ms / 1000,
+            wake=wake,
+        )
         self._commits = Commits(
             runner=self.runner,
             cache=self.cache,
