@@ -13,6 +13,7 @@ from reprise.core.tokens import as_tokens
 from tests.holding import active_memory
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
+from tests.matrix import now_and_later
 
 KINDS = ["llama", "gemma3_text", "qwen3_5"]
 _CHUNK = 128
@@ -59,6 +60,7 @@ def engines() -> Iterator[list[Engine]]:
         engine.close()
 
 
+@pytest.mark.parametrize("architecture", now_and_later(["llama"], ["gemma3_text", "qwen3_5"]))
 def test_answers_that_outgrow_the_memory_together_take_turns(architecture: str, engines: list[Engine]) -> None:
     room = 2 * needed(architecture, 200)
     engine = Engine(architecture, cache_bytes=room, prefill_chunk=_CHUNK)
@@ -124,12 +126,12 @@ def test_the_store_gives_way_to_running_requests(architecture: str, engines: lis
 
 
 def test_a_path_for_which_there_is_no_room_twice_is_taken_over(architecture: str, engines: list[Engine]) -> None:
-    prompt = words(770, 1200)
-    budget = needed(architecture, 1200) + needed(architecture, 1200) // 3
+    prompt = words(770, 700)
+    budget = needed(architecture, 700) + needed(architecture, 700) // 3
     engine = Engine(architecture, cache_bytes=budget, prefill_chunk=_CHUNK, lends_from=400)
     engines.append(engine)
     cold = engine.cold(prompt)
-    assert engine.run(prompt[:-1], purpose=Purpose.PREFILL).computed == 1199
+    assert engine.run(prompt[:-1], purpose=Purpose.PREFILL).computed == 699
     # Its buffers are gone, as after many other chats: the cache owns the path.
     engine.ask(lambda worker: worker._parked.give_up())
     over = watch(engine)
@@ -144,7 +146,7 @@ def test_a_path_for_which_there_is_no_room_twice_is_taken_over(architecture: str
 
 
 def test_taking_over_holds_little_twice(engines: list[Engine]) -> None:
-    prompt = words(775, 5000)
+    prompt = words(775, 3000)
     engine = Engine("llama", prefill_chunk=1024, lends_from=400)
     engines.append(engine)
     engine.run(prompt, purpose=Purpose.PREFILL)

@@ -12,6 +12,7 @@ from tests.loop.driving import Engine
 from tests.loop.random_restarts import RandomRestarts, SteadyTwin
 from tests.loop.restarts import Restarts
 from tests.loop.test_random_chats import _of_zoo
+from tests.matrix import now_and_later
 from tests.models.tiny import CONFIGS
 
 _KINDS = ("llama", "gemma3_text", "qwen3_5", "mamba2", "quantised")
@@ -57,10 +58,10 @@ _SMALL = {"cache_bytes": 2_000_000, "disk_bytes": Bytes(2_000_000), "max_queue":
     [
         ("llama", {"lends_from": 40}),
         ("gemma3_text", {"lends_from": 40, **_SMALL}),
-        ("qwen3_5", {}),
+        pytest.param("qwen3_5", {}, marks=pytest.mark.matrix),
         ("qwen3_5", {"lends_from": 40, **_SMALL}),
         ("mamba2", {}),
-        ("quantised", _SMALL),
+        pytest.param("quantised", _SMALL, marks=pytest.mark.matrix),
         ("qwen3, kept beginning", {"lends_from": 40}),
     ],
     ids=str,
@@ -72,7 +73,13 @@ def test_answers_are_those_of_cold_runs(
     _random_restarts(start, tmp_path, name, seed=1, num_bursts=8, **options)
 
 
-@pytest.mark.parametrize("name", [*_KINDS, *_ZOO])
+@pytest.mark.parametrize(
+    "name",
+    now_and_later(
+        ["gemma3_text", "qwen3_5", "llama4"],
+        ["llama", "mamba2", "quantised", "qwen3, kept beginning", "recurrent_gemma", "baichuan_m1"],
+    ),
+)
 def test_a_restart_costs_no_token(start: Restarts, tmp_path: Path, name: str) -> None:
     model, given = _given(name, tmp_path)
     steady = Engine(model, lends_from=60, **given)

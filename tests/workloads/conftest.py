@@ -8,11 +8,12 @@ import pytest
 
 from reprise.demo.oracle import Oracle
 from reprise.demo.tiny.build import build_model
+from tests.matrix import now_and_later
 from tests.models.tiny import CONFIGS, tiny_model
 from tests.workloads.serving import Serving, serving
 
-LAYERS = ("qwen3_5", "llama", "gemma3_text", "gpt_oss")
-"""Recurrent with full attention, full attention, windows with full attention of two makes."""
+LAYERS = ("qwen3_5", "gemma3_text", "llama", "gpt_oss")
+"""Recurrent with full attention, windows with full attention, full attention, and windows of another make."""
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +26,7 @@ def models() -> Iterator[dict[str, Path]]:
         yield {name: tagged if name == "gpt_oss" else tiny_model(name) for name in LAYERS}
 
 
-@pytest.fixture(scope="session", params=LAYERS)
+@pytest.fixture(scope="session", params=now_and_later(LAYERS[:2], LAYERS[2:]))
 def running(request: pytest.FixtureRequest, models: dict[str, Path]) -> Iterator[Serving]:
     with serving(models[request.param], settles=False) as server:
         yield server

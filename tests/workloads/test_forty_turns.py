@@ -10,11 +10,15 @@ import pytest
 from reprise.core.job import Purpose
 from reprise.core.record import Reason
 from tests.models.tiny import tiny_model
-from tests.workloads.conftest import LAYERS
 from tests.workloads.plays import chat, counts, unknown_tokens
 from tests.workloads.serving import serving
 
-CASES = [*((name, 40 if name == "qwen3_5" else 6) for name in LAYERS), ("channels", 6)]
+CASES = [
+    ("qwen3_5", 40),
+    ("gemma3_text", 6),
+    ("channels", 6),
+    *(pytest.param(name, 6, marks=pytest.mark.matrix) for name in ("llama", "gpt_oss")),
+]
 """Forty turns where the layers make it hardest, fewer elsewhere; `channels` thinks in channels instead of tags."""
 
 SEAM = {"channels": 2}
@@ -29,7 +33,7 @@ def model_of(name: str, models: dict[str, Path]) -> Path:
     return tiny_model("gpt_oss") if name == "channels" else models[name]
 
 
-@pytest.mark.parametrize(("name", "num"), CASES, ids=[name for name, _ in CASES])
+@pytest.mark.parametrize(("name", "num"), CASES)
 def test_with_settling_only_the_users_words_are_computed(name: str, num: int, models: dict[str, Path]) -> None:
     with serving(model_of(name, models), has_channels=name == "channels") as server:
         messages, turns = chat(server, num, waits=True)
@@ -44,7 +48,7 @@ def test_with_settling_only_the_users_words_are_computed(name: str, num: int, mo
         assert server.record(turns[-1].id)["settled"] > 0
 
 
-@pytest.mark.parametrize(("name", "num"), CASES, ids=[name for name, _ in CASES])
+@pytest.mark.parametrize(("name", "num"), CASES)
 def test_without_settling_the_oracle_computes_as_much(name: str, num: int, models: dict[str, Path]) -> None:
     with serving(model_of(name, models), has_channels=name == "channels", settles=False) as server:
         _, turns = chat(server, num)
