@@ -2,7 +2,7 @@
 
     python -m tools.mutants [--only WORD] [--list]
 
-Exits with 1 if one survives or its place in the source is gone.
+`--list` says in a second where each is planted, and runs nothing. Exits with 1 if one survives or has no place.
 """
 
 import argparse
@@ -12,16 +12,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from tools.mutants.mutant import Mutant, NotFound, planted
+from tools.mutants.mutant import Mutant
 from tools.mutants.of_cache import CACHE_MUTANTS
 from tools.mutants.of_core import CORE_MUTANTS
 from tools.mutants.of_disk import DISK_MUTANTS
 from tools.mutants.of_engine import ENGINE_MUTANTS
 from tools.mutants.of_loop import LOOP_MUTANTS
 from tools.mutants.of_schedule import SCHEDULE_MUTANTS
+from tools.mutants.place import Place, Unplaced, placed
+from tools.mutants.source import functions_below
 
 MUTANTS = (*CORE_MUTANTS, *SCHEDULE_MUTANTS, *CACHE_MUTANTS, *DISK_MUTANTS, *ENGINE_MUTANTS, *LOOP_MUTANTS)
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +49,7 @@ sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *sys.
 class Verdict(StrEnum):
     KILLED = "killed"
     SURVIVED = "SURVIVED"
-    NOT_FOUND = "NOT FOUND"
+    UNPLACED = "UNPLACED"
 
 
 def failure_of(source: Path, tests: tuple[str, ...]) -> str | None:
@@ -65,46 +68,62 @@ def failure_of(source: Path, tests: tuple[str, ...]) -> str | None:
     return None if done.returncode == 0 else done.stdout
 
 
-def judge(mutant: Mutant, source: Path) -> Verdict:
+def judge(place: Place, source: Path, tests: tuple[str, ...]) -> Verdict:
     """Plant the bug in the copy, run the tests, and take it out again."""
-    file = source / "reprise" / mutant.file
-    healthy = file.read_text()
-    sick = planted(mutant, healthy)
-    if isinstance(sick, NotFound):
-        return Verdict.NOT_FOUND
-    file.write_text(sick)
+    healthy = place.file.read_text()
+    place.file.write_text(place.text)
     try:
-        return Verdict.SURVIVED if failure_of(source, mutant.tests) is None else Verdict.KILLED
+        return Verdict.SURVIVED if failure_of(source, tests) is None else Verdict.KILLED
     finally:
-        file.write_text(healthy)
+        place.file.write_text(healthy)
+
+
+def run(chosen: Sequence[Mutant], source: Path) -> int:
+    """Judge each in a copy of the source. How many were killed; -1 where nothing can be said."""
+    functions = functions_below(source)
+    places = {mutant.name: placed(mutant, functions) for mutant in chosen}
+    for tests in sorted({mutant.tests for mutant in chosen if isinstance(places[mutant.name], Place)}):
+        failure = failure_of(source.parent, tests)
+        if failure is not None:
+            print(f"{failure}\n{' '.join(tests)}: red without any planted bug; nothing can be said.")
+            return -1
+    verdicts: list[Verdict] = []
+    for mutant in chosen:
+        start = time.monotonic()
+        place = places[mutant.name]
+        verdicts.append(judge(place, source.parent, mutant.tests) if isinstance(place, Place) else Verdict.UNPLACED)
+        elapsed_s = time.monotonic() - start
+        reason = f": {place.reason}" if isinstance(place, Unplaced) else ""
+        print(f"{verdicts[-1]:9} {elapsed_s:5.1f} s  {mutant.function:32} {mutant.name}{reason}", flush=True)
+    return verdicts.count(Verdict.KILLED)
+
+
+def show(chosen: Sequence[Mutant], source: Path) -> int:
+    """Say where each is planted; how many have a place."""
+    functions = functions_below(source)
+    places = [placed(mutant, functions) for mutant in chosen]
+    for mutant, place in zip(chosen, places, strict=True):
+        where = str(place.file.relative_to(source)) if isinstance(place, Place) else f"UNPLACED: {place.reason}"
+        print(f"{mutant.function:32} {mutant.name:80} {where}")
+    return sum(isinstance(place, Place) for place in places)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="those whose name or file has this word")
-    parser.add_argument("--list", action="store_true", help="name them and stop")
+    parser.add_argument("--only", default="", help="those whose name or function has this word")
+    parser.add_argument("--list", action="store_true", help="say where each is planted and stop")
     options = parser.parse_args()
-    chosen = [m for m in MUTANTS if options.only in m.name or options.only in m.file]
+    chosen = [m for m in MUTANTS if options.only in m.name or options.only in m.function]
     if options.list:
-        for mutant in chosen:
-            print(f"{mutant.file:28} {mutant.name}")
-        return 0
+        num_placed = show(chosen, ROOT / "src" / "reprise")
+        print(f"{num_placed} of {len(chosen)} have a place")
+        return 0 if num_placed == len(chosen) else 1
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        for tests in sorted({mutant.tests for mutant in chosen}):
-            failure = failure_of(source, tests)
-            if failure is not None:
-                print(f"{failure}\n{' '.join(tests)}: red without any planted bug; nothing can be said.")
-                return 1
-        verdicts: list[Verdict] = []
-        for mutant in chosen:
-            start = time.monotonic()
-            verdicts.append(judge(mutant, source))
-            elapsed_s = time.monotonic() - start
-            print(f"{verdicts[-1]:9} {elapsed_s:5.1f} s  {mutant.file:28} {mutant.name}", flush=True)
-    num_killed = verdicts.count(Verdict.KILLED)
-    print(f"{num_killed} of {len(chosen)} killed")
+        num_killed = run(chosen, source / "reprise")
+    if num_killed >= 0:
+        print(f"{num_killed} of {len(chosen)} killed")
     return 0 if num_killed == len(chosen) else 1
 
 

@@ -1,30 +1,25 @@
 """What a planted bug is."""
 
+import ast
+import textwrap
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """In `file` (below `src/reprise`), the one place where `old` stands becomes `new`; one of `tests` must notice."""
+    """In `function`, the one place that reads as `old` becomes `new`; one of `tests` must notice.
+
+    `function` is a name without its module (``Window.needs``), so that it may move between files. `old` and `new` are
+    an expression, or statements; `new` may be empty. How a place is found is `place.py`'s.
+    """
 
     name: str
-    file: str
+    function: str
     old: str
     new: str
     tests: tuple[str, ...]
 
     def __post_init__(self) -> None:
         assert self.old != self.new and len(self.tests) > 0, self.name
-
-
-@dataclass(frozen=True, slots=True)
-class NotFound:
-    """The place of a planted bug is no longer there, or not once: the list has to follow the source."""
-
-    count: int
-
-
-def planted(mutant: Mutant, source: str) -> str | NotFound:
-    """The file's text with the bug in it."""
-    count = source.count(mutant.old)
-    return source.replace(mutant.old, mutant.new) if count == 1 else NotFound(count)
+        ast.parse(textwrap.dedent(self.old))
+        ast.parse(textwrap.dedent(self.new))
