@@ -238,7 +238,7 @@ def test_the_store_is_bounded():
     store = ResponseStore(max_nbytes=20_000)
     previous = None
     for number in range(50):
-        body = {"id": f"resp_{number}", "output": [{"type": "message", "content": "x" * 100}]}
+        body = {"id": f"resp_{number}", "output": [{"id": f"msg_{number}", "type": "message", "content": "x" * 100}]}
         previous = stored(body, previous, [{"content": "y" * 100}], namespace="")
         store.add(previous)
         store.check()

@@ -67,7 +67,7 @@ def unknown_fields(body: Body, *, ignored: frozenset[str], refused: Mapping[str,
         if name in refused:
             raise BadRequest(f"`{name}` is not supported. {refused[name]}", param=name)
         if name in ignored:
-            log.debug("field %s has no effect here", name)
+            notes.append(f"field without effect here: {name}")
         else:
             notes.append(f"unknown field ignored: {name[:64]}")
     return tuple(notes)

@@ -62,6 +62,8 @@ class Problem:
     message: str
     param: str | None = None
     retry_after_s: int | None = None
+    details: Mapping[str, object] | None = None
+    """For programs, where the API has a place for that."""
     has_record: bool = False
     """The request had begun, and its own record says what became of it."""
 
@@ -85,7 +87,9 @@ def _problem_of(error: Exception) -> Problem:
         case ShuttingDown():
             return Problem(status=error.status, code=error.code, message=str(error), retry_after_s=5)
         case BadRequest():
-            return Problem(status=error.status, code=error.code, message=str(error), param=error.param)
+            return Problem(
+                status=error.status, code=error.code, message=str(error), param=error.param, details=error.details
+            )
         case RepriseError():
             return Problem(status=error.status, code=error.code, message=str(error))
         case RequestValidationError():

@@ -13,6 +13,8 @@ from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import own_tokens
 
 _SEEDS = 2**63
+_NEVER = -1000.0
+"""A bias that leaves a token without any chance beside others."""
 
 
 def running_of(request: ServiceRequest, reading: Reading, index: int) -> Running:
@@ -41,13 +43,20 @@ def job_of(
     if seed is not None:
         # The same seed for every choice would give the same answer n times.
         sampling = replace(sampling, seed=(seed + run.choice.index) % _SEEDS)
+    min_tokens = min(request.min_tokens, max_tokens)
+    if request.ignores_eos and not request.stop_tokens:
+        min_tokens = max_tokens
+    elif request.ignores_eos:
+        # The request's own tokens end the answer; the model's are so unlikely that only a grammar can choose them.
+        sampling = replace(sampling, logit_bias={**sampling.logit_bias, **dict.fromkeys(stop_tokens, _NEVER)})
     return Job(
         id=run.job_id,
         prompt=prompt,
         namespace=request.namespace,
         sampling=sampling,
         max_tokens=max_tokens,
-        stop_tokens=stop_tokens,
+        min_tokens=min_tokens,
+        stop_tokens=stop_tokens | request.stop_tokens,
         thinking=reading.thinking,
         watch=reading.watch(),
         constraint=constraint,

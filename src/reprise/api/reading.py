@@ -60,6 +60,8 @@ def reading_of(
 ) -> Reading:
     """How the answer to this request, whose prompt is `tokens`, is to be read."""
     context = tuple(int(token) for token in tokens[-_NUM_CONTEXT:])
+    if request.stop_tokens:
+        text = replace(text, eos=text.eos | request.stop_tokens)
     if not isinstance(request.prompt, ChatRequest):
         return Reading(
             text=without_markup(text),

@@ -1,5 +1,7 @@
 """Errors that a user can meet: each carries a sentence that says what to do."""
 
+from collections.abc import Mapping
+
 
 class RepriseError(Exception):
     """The base of all errors that reach a user. `str(error)` is the sentence."""
@@ -12,14 +14,18 @@ class RepriseError(Exception):
 
 
 class BadRequest(RepriseError):
-    """The request cannot be served as it is. `param` names the field at fault, where one is."""
+    """The request cannot be served as it is. `param` names the field at fault, where one is.
+
+    `details` are for programs, in the form of the API that was asked.
+    """
 
     status = 400
     code = "invalid_request"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, details: Mapping[str, object] | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.details = details
 
 
 class TemplateFailed(BadRequest):

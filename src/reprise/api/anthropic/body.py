@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reprise.api.body import AnswerBound, Body
+from reprise.api.controls import AnswerControls
 
 IGNORED = frozenset(
     {
@@ -90,7 +91,7 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class CountBody(Body):
+class CountBody(AnswerControls):
     """What makes up a prompt."""
 
     model: str | None = None
@@ -99,6 +100,9 @@ class CountBody(Body):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None
+    """Refused, as Anthropic's API refuses what a thread cannot have."""
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None

@@ -7,6 +7,7 @@ from typing import Any
 from reprise.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, Tool
 from reprise.api.anthropic.transcript import Transcript, Writer, speaker_of
 from reprise.api.body import answer_bound, unknown_fields
+from reprise.api.controls import grammar_of, refuse_foreign, stop_tokens_of, thinking_options
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.served import Served
@@ -31,6 +32,14 @@ def asked_of(body: CountBody, *, served: Served, limits: Limits) -> Asked:
     """The prompt of a body. Raises BadRequest naming the field, or UnknownModel."""
     served.check_name(body.model)
     notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
+    refuse_foreign(body)
+    if body.thread is not None:
+        # The SDK's tool runner reads these details, and goes on with the whole history.
+        raise BadRequest(
+            "`thread` is not supported: this server keeps no threads. Send the whole conversation in `messages`.",
+            param="thread",
+            details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+        )
     if not body.messages:
         raise BadRequest("Send at least one message.", param="messages")
     if len(body.messages) > limits.max_messages:
@@ -71,7 +80,7 @@ def service_request_of(
     last = asked.chat.messages[-1]
     if "tool_calls" in last:
         raise BadRequest("The chat ends with a tool use: send its tool result.", param="messages")
-    grammar = _grammar(body)
+    grammar = grammar_of(body, (_grammar(body),))
     choice = body.tool_choice
     chosen = _sampling(body, served)
     return ServiceRequest(
@@ -81,6 +90,9 @@ def service_request_of(
         sampling=chosen.sampling,
         origins=chosen.origins,
         max_tokens=answer_bound(body.max_tokens),
+        min_tokens=body.min_tokens or 0,
+        ignores_eos=body.ignore_eos is True,
+        stop_tokens=stop_tokens_of(body, served),
         stops=_stops(body, limits),
         thinking_budget=None if body.thinking is None else body.thinking.budget_tokens,
         tool_choice=asked.tool_choice,
@@ -130,9 +142,9 @@ def _template_options(body: CountBody) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if body.output_config is not None and body.output_config.effort is not None:
         options["reasoning_effort"] = body.output_config.effort
-    if body.thinking is not None:
-        options["enable_thinking"] = body.thinking.type != "disabled"
-    return options
+    by_config = None if body.thinking is None else body.thinking.type != "disabled"
+    options |= thinking_options(by_config, body.enable_thinking)
+    return options | (body.chat_template_kwargs or {})
 
 
 def _grammar(body: MessagesBody) -> Grammar | None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reprise.api.body import AnswerBound, Body
+from reprise.api.controls import ThinkingSwitch
 from reprise.api.openai.retention import CacheOptions, Retention
 from reprise.api.openai.sampling import SamplingFields
 
@@ -97,6 +98,8 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    """llama.cpp's, beside `json_object`."""
 
 
 class ChatBody(SamplingFields):
@@ -112,10 +115,7 @@ class ChatBody(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    guided_json: dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_grammar: str | None = None
-    guided_choice: list[str] | None = None
+    thinking: ThinkingSwitch | bool | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking_budget: Annotated[int, Field(ge=0)] | None = None

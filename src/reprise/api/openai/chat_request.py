@@ -4,14 +4,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reprise.api.body import answer_bound, plain, unknown_fields
+from reprise.api.controls import (
+    ThinkingSwitch,
+    check_stream_options,
+    grammar_of,
+    is_on,
+    refuse_foreign,
+    stop_tokens_of,
+    thinking_options,
+)
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
-from reprise.api.openai.chat_body import IGNORED, REFUSED, ChatBody, ChatMessage, ContentPart, NamedTool, ToolSpec
+from reprise.api.openai.chat_body import (
+    IGNORED,
+    REFUSED,
+    ChatBody,
+    ChatMessage,
+    ContentPart,
+    NamedTool,
+    ResponseFormat,
+    ToolSpec,
+)
 from reprise.api.openai.retention import retained_for_s
 from reprise.api.openai.sampling import num_choices_of, sampling_of, stops_of
 from reprise.api.served import Served
 from reprise.api.unread import Speaker, UnreadParts, newest_question_at
-from reprise.chat.grammar import Grammar, choice, context_free, json_object, json_schema, regex
+from reprise.chat.grammar import Grammar, json_object, json_schema
 from reprise.chat.request import ChatRequest, Message
 from reprise.core.errors import BadRequest
 
@@ -33,9 +51,11 @@ def service_request_of(
     """The request that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
     served.check_name(body.model)
     notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
+    refuse_foreign(body)
+    check_stream_options(body.stream_options, stream=body.stream)
     tools = body.tools or []
     tool_choice = _tool_choice(body)
-    grammar = _grammar(body)
+    grammar = grammar_of(body, (response_grammar(body.response_format),))
     if len(body.messages) > limits.max_messages:
         raise BadRequest(f"More than {limits.max_messages} messages.", param="messages")
     if len(tools) > limits.max_tools:
@@ -54,9 +74,12 @@ def service_request_of(
         sampling=chosen.sampling,
         origins=chosen.origins,
         num_choices=num_choices_of(body, limits),
-        max_tokens=answer_bound(body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens),
+        max_tokens=_answer_bound(body),
+        min_tokens=body.min_tokens or 0,
+        ignores_eos=body.ignore_eos is True,
+        stop_tokens=stop_tokens_of(body, served),
         stops=stops_of(body, limits),
-        thinking_budget=body.thinking_budget,
+        thinking_budget=_thinking_budget(body),
         tool_choice=tool_choice,
         allows_parallel_calls=body.parallel_tool_calls is not False,
         grammar=grammar,
@@ -166,8 +189,8 @@ def _template_options(body: ChatBody) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if body.reasoning_effort is not None:
         options["reasoning_effort"] = body.reasoning_effort
-        if body.reasoning_effort == "none":
-            options["enable_thinking"] = False
+    off = False if body.reasoning_effort == "none" else None
+    options |= thinking_options(off, is_on(body.thinking), body.enable_thinking)
     return options | (body.chat_template_kwargs or {})
 
 
@@ -192,24 +215,23 @@ def _num_logprobs(body: ChatBody, limits: Limits) -> int | None:
     return None
 
 
-def _grammar(body: ChatBody) -> Grammar | None:
-    grammars: list[Grammar] = []
-    wanted = body.response_format
-    if wanted is not None and wanted.type == "json_object":
-        grammars.append(json_object())
-    if wanted is not None and wanted.type == "json_schema":
-        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-            raise BadRequest("`response_format` needs `json_schema.schema`.", param="response_format.json_schema")
-        grammars.append(json_schema(wanted.json_schema.schema_, is_strict=wanted.json_schema.strict is True))
-    if body.guided_json is not None:
-        grammars.append(json_schema(body.guided_json, param="guided_json"))
-    if body.guided_regex is not None:
-        grammars.append(regex(body.guided_regex))
-    if body.guided_grammar is not None:
-        grammars.append(context_free(body.guided_grammar))
-    if body.guided_choice is not None:
-        grammars.append(choice(body.guided_choice))
-    if len(grammars) > 1:
-        fields = " and ".join(f"`{grammar.param}`" for grammar in grammars)
-        raise BadRequest(f"{fields} cannot be used together.", param=grammars[1].param)
-    return grammars[0] if grammars else None
+def response_grammar(wanted: ResponseFormat | None) -> Grammar | None:
+    """The grammar of a `response_format`; None: any text."""
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return json_object() if wanted.schema_ is None else json_schema(wanted.schema_)
+    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+        raise BadRequest("`response_format` needs `json_schema.schema`.", param="response_format.json_schema")
+    return json_schema(wanted.json_schema.schema_, is_strict=wanted.json_schema.strict is True)
+
+
+def _answer_bound(body: ChatBody) -> int | None:
+    said = (body.max_completion_tokens, body.max_tokens, body.n_predict)
+    return answer_bound(next((bound for bound in said if bound is not None), None))
+
+
+def _thinking_budget(body: ChatBody) -> int | None:
+    if body.thinking_budget is not None or not isinstance(body.thinking, ThinkingSwitch):
+        return body.thinking_budget
+    return body.thinking.budget_tokens

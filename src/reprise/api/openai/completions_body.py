@@ -1,13 +1,16 @@
 """The body of `POST /v1/completions`, and the internal requests that it asks for: one for each prompt."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from reprise.api.body import AnswerBound, answer_bound, unknown_fields
+from reprise.api.controls import check_stream_options, grammar_of, refuse_foreign, stop_tokens_of
 from reprise.api.exchange import RawPrompt, ServiceRequest
 from reprise.api.limits import Limits
-from reprise.api.openai.chat_body import StreamOptions
+from reprise.api.openai.chat_body import ResponseFormat, StreamOptions
+from reprise.api.openai.chat_request import response_grammar
 from reprise.api.openai.retention import Retention, retained_for_s
 from reprise.api.openai.sampling import SamplingFields, num_choices_of, sampling_of, stops_of
 from reprise.api.served import Served
@@ -31,6 +34,7 @@ class CompletionsBody(SamplingFields):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
     prompt_cache_retention: Retention | None = None
 
@@ -77,6 +81,12 @@ def service_requests_of(
     """The requests that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
     served.check_name(body.model)
     notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
+    refuse_foreign(body)
+    check_stream_options(body.stream_options, stream=body.stream)
+    grammar = grammar_of(body, (response_grammar(body.response_format),))
+    if grammar is not None:
+        # The text goes on where the prompt ends: no markup stands between them.
+        grammar = replace(grammar, is_whole=True)
     if body.logprobs is not None and body.logprobs > limits.max_top_logprobs:
         raise BadRequest(
             f"`logprobs` is {body.logprobs}; at most {limits.max_top_logprobs} are given.", param="logprobs"
@@ -98,7 +108,11 @@ def service_requests_of(
             sampling=chosen.sampling,
             origins=chosen.origins,
             num_choices=num_choices,
-            max_tokens=answer_bound(body.max_tokens),
+            max_tokens=answer_bound(body.n_predict if body.max_tokens is None else body.max_tokens),
+            min_tokens=body.min_tokens or 0,
+            ignores_eos=body.ignore_eos is True,
+            stop_tokens=stop_tokens_of(body, served),
+            grammar=grammar,
             stops=stops_of(body, limits),
             namespace=namespace,
             chat=body.prompt_cache_key,

@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from reprise.api.body import Body
+from reprise.api.body import AnswerBound
+from reprise.api.controls import AnswerControls
 from reprise.api.limits import Limits
 from reprise.api.served import Served
 from reprise.core.defaults import ChosenSampling
@@ -17,8 +18,8 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 ContextSize = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-class SamplingFields(Body):
-    """OpenAI's sampling parameters, and those that mlx-lm has beside them. Null is the default."""
+class SamplingFields(AnswerControls):
+    """OpenAI's sampling parameters, and those that mlx-lm and llama.cpp have beside them. Null is the default."""
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -31,6 +32,9 @@ class SamplingFields(Body):
     xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     repetition_context_size: ContextSize | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    """llama.cpp's names for the two above."""
+    repeat_last_n: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
     presence_penalty: Penalty | None = None
     presence_context_size: ContextSize | None = None
     frequency_penalty: Penalty | None = None
@@ -38,6 +42,8 @@ class SamplingFields(Body):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=-_SEEDS, lt=_SEEDS)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
+    n_predict: AnswerBound | None = None
+    """llama.cpp's `max_tokens`."""
     stop: str | list[str] | None = None
     stream: bool | None = None
 
@@ -66,6 +72,11 @@ def sampling_of(fields: SamplingFields, served: Served, *, logprobs: int | None)
         if fields.top_k > vocab_size:
             raise BadRequest(f"`top_k` is {fields.top_k}, but the vocabulary has {vocab_size} tokens.", param="top_k")
         given["top_k"] = max(0, fields.top_k)
+    if fields.repeat_penalty is not None:
+        given.setdefault("repetition_penalty", fields.repeat_penalty)
+    if fields.repeat_last_n is not None:
+        # -1 is everything so far.
+        given.setdefault("repetition_context_size", fields.repeat_last_n if fields.repeat_last_n >= 0 else 1_000_000)
     if fields.seed is not None:
         given["seed"] = fields.seed % _SEEDS
     bias = _logit_bias(fields.logit_bias, vocab_size)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reprise.api.body import AnswerBound, Body
+from reprise.api.controls import AnswerControls, ThinkingSwitch
 from reprise.api.openai.retention import CacheOptions, Retention
 
 IGNORED = frozenset(
@@ -15,7 +16,6 @@ IGNORED = frozenset(
         "moderation",
         "safety_identifier",
         "service_tier",
-        "stream_options",
         "user",
     }
 )
@@ -88,7 +88,12 @@ class Text(Body):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesBody(Body):
+class StreamOptions(Body):
+    include_obfuscation: bool | None = None
+    """Without effect: nothing is obfuscated."""
+
+
+class ResponsesBody(AnswerControls):
     """A chat to answer, as items."""
 
     model: str | None = None
@@ -97,6 +102,9 @@ class ResponsesBody(Body):
     previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    thinking: ThinkingSwitch | bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     background: Literal[False] | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None

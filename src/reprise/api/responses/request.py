@@ -1,9 +1,18 @@
 """From the body of a responses request to the internal request."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reprise.api.body import answer_bound, unknown_fields
+from reprise.api.controls import (
+    ThinkingSwitch,
+    check_stream_options,
+    grammar_of,
+    is_on,
+    refuse_foreign,
+    stop_tokens_of,
+    thinking_options,
+)
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.openai.retention import retained_for_s
@@ -34,13 +43,15 @@ def service_request_of(
     """
     served.check_name(body.model)
     notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
+    refuse_foreign(body)
+    check_stream_options(body.stream_options, stream=body.stream)
     _check(body, limits)
     given = body.tools or []
     tools = own_tools(given)
     if max(len(given), len(tools)) > limits.max_tools:
         raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
     tool_choice = tool_choice_of(body, tools)
-    grammar = _grammar(body)
+    grammar = grammar_of(body, (_grammar(body),))
     speakers: list[Speaker] = [speaker_of(item) for item in (*earlier, *input_items(body))]
     writer = MessageWriter(body.instructions, UnreadParts(newest_question_at(speakers)))
     for item in earlier:
@@ -57,6 +68,10 @@ def service_request_of(
         sampling=chosen.sampling,
         origins=chosen.origins,
         max_tokens=answer_bound(body.max_output_tokens),
+        min_tokens=body.min_tokens or 0,
+        ignores_eos=body.ignore_eos is True,
+        stop_tokens=stop_tokens_of(body, served),
+        thinking_budget=body.thinking.budget_tokens if isinstance(body.thinking, ThinkingSwitch) else None,
         tool_choice=tool_choice,
         allows_parallel_calls=body.parallel_tool_calls is not False,
         grammar=grammar,
@@ -79,6 +94,29 @@ def input_items(body: ResponsesBody) -> list[Item]:
     return body.input
 
 
+def with_referenced_items(body: ResponsesBody, find: Callable[[str], Mapping[str, Any] | None]) -> ResponsesBody:
+    """The body with the items that it refers to in the places of the references. Raises BadRequest.
+
+    `find` gives an item that this server wrote before and has kept, by its id.
+    """
+    if isinstance(body.input, str) or all(item.type != "item_reference" for item in body.input):
+        return body
+    items: list[Item] = []
+    for at, item in enumerate(body.input):
+        if item.type != "item_reference":
+            items.append(item)
+            continue
+        found = None if item.id is None else find(item.id)
+        if found is None:
+            raise BadRequest(
+                f"Item with id {(item.id or '')[:80]!r} not found. Items of responses are kept in memory, unless "
+                "`store` is false, and the oldest are dropped: send the item itself.",
+                param=f"input[{at}]",
+            )
+        items.append(Item.model_validate(found))
+    return body.model_copy(update={"input": items})
+
+
 def _check(body: ResponsesBody, limits: Limits) -> None:
     if len(body.input) == 0:
         raise BadRequest("Send at least one input item.", param="input")
@@ -88,12 +126,10 @@ def _check(body: ResponsesBody, limits: Limits) -> None:
 
 
 def _template_options(body: ResponsesBody) -> dict[str, Any]:
-    if body.reasoning is None or body.reasoning.effort is None:
-        return {}
-    options: dict[str, Any] = {"reasoning_effort": body.reasoning.effort}
-    if body.reasoning.effort == "none":
-        options["enable_thinking"] = False
-    return options
+    effort = None if body.reasoning is None else body.reasoning.effort
+    options: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    options |= thinking_options(False if effort == "none" else None, is_on(body.thinking), body.enable_thinking)
+    return options | (body.chat_template_kwargs or {})
 
 
 def _grammar(body: ResponsesBody) -> Grammar | None:

@@ -17,7 +17,7 @@ from reprise.api.exchange import Began, Ended, Piece, ServiceRequest, Waiting
 from reprise.api.reply import Reply
 from reprise.api.responses.body import Item, ResponsesBody
 from reprise.api.responses.output import Event, Output
-from reprise.api.responses.request import input_items, service_request_of
+from reprise.api.responses.request import input_items, service_request_of, with_referenced_items
 from reprise.api.responses.response import response_body, status_of
 from reprise.api.responses.store import Stored, stored
 from reprise.api.responses.tools import callees
@@ -112,6 +112,8 @@ async def list_input_items(response_id: str, context: InContext, namespace: Name
 async def _prepare(body: ResponsesBody, context: Context, namespace: str) -> _Exchange:
     previous_id = body.previous_response_id
     previous = None if previous_id is None else context.responses.get(previous_id, namespace=namespace)
+    # On the event loop, where what is kept does not change meanwhile.
+    body = with_referenced_items(body, lambda item_id: context.responses.item(item_id, namespace=namespace))
     return await context.service.off_loop(lambda: _exchange(body, context, previous, namespace))
 
 

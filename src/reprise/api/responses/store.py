@@ -47,6 +47,8 @@ class ResponseStore:
     def __init__(self, *, max_nbytes: int = MAX_NBYTES) -> None:
         self._max_nbytes = max_nbytes
         self._by_id: OrderedDict[str, Stored] = OrderedDict()
+        self._item_places: dict[str, str] = {}
+        """Which response an output item belongs to, by its id."""
         self._nbytes = 0
 
     def add(self, entry: Stored) -> None:
@@ -54,10 +56,18 @@ class ResponseStore:
         if entry.nbytes > self._max_nbytes:
             return
         self._by_id[entry.body["id"]] = entry
+        self._item_places.update({item["id"]: entry.body["id"] for item in entry.body["output"]})
         self._nbytes += entry.nbytes
         while self._nbytes > self._max_nbytes:
             _, oldest = self._by_id.popitem(last=False)
-            self._nbytes -= oldest.nbytes
+            self._forget(oldest)
+
+    def item(self, item_id: str, *, namespace: str) -> dict[str, Any] | None:
+        """An output item of a response that is kept; None if there is none."""
+        entry = self._by_id.get(self._item_places.get(item_id, ""))
+        if entry is None or entry.namespace != namespace:
+            return None
+        return next(item for item in entry.body["output"] if item["id"] == item_id)
 
     def get(self, response_id: str, *, namespace: str) -> Stored:
         """Raises NotFound."""
@@ -73,9 +83,16 @@ class ResponseStore:
         """Raises NotFound."""
         entry = self.get(response_id, namespace=namespace)
         del self._by_id[response_id]
+        self._forget(entry)
+
+    def _forget(self, entry: Stored) -> None:
         self._nbytes -= entry.nbytes
+        for item in entry.body["output"]:
+            del self._item_places[item["id"]]
 
     def check(self) -> None:
         """Recount everything; raises AssertionError on any difference."""
         assert self._nbytes == sum(entry.nbytes for entry in self._by_id.values())
         assert self._nbytes <= self._max_nbytes
+        places = {item["id"]: key for key, entry in self._by_id.items() for item in entry.body["output"]}
+        assert self._item_places == places
