@@ -19,6 +19,8 @@ from reprise.api.context import Context
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import LastResort, Shapes, install_error_handlers
 from reprise.api.measures import Metrics
+from reprise.api.ollama import routes as ollama
+from reprise.api.ollama.reply import ollama_shape
 from reprise.api.openai import chat, completions, models
 from reprise.api.paths import CanonicalPaths
 from reprise.api.refusals import Refusals
@@ -57,7 +59,8 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         service=service, settings=settings, shapes=shapes, metrics=Metrics(service), responses=ResponseStore()
     )
     shapes.register(messages.PREFIX, anthropic_shape)
-    routes = (chat, completions, messages, responses, models, prefill, tokenize, pins, server_routes, metrics)
+    shapes.register(ollama.PREFIX, ollama_shape)
+    routes = (chat, completions, messages, responses, ollama, models, prefill, tokenize, pins, server_routes, metrics)
     for module in routes:
         app.include_router(module.router)
     install_error_handlers(app, shapes)

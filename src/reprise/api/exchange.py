@@ -34,7 +34,7 @@ class ServiceRequest:
 
     id: str
     api: str
-    """The API's name in records: `chat`, `completions`, `messages`, `responses`."""
+    """The API's name in records: `chat`, `completions`, `messages`, `responses`, `ollama`."""
     prompt: ChatRequest | RawPrompt
     sampling: Sampling = field(default_factory=Sampling)
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])

@@ -32,6 +32,10 @@ class Served:
     template_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """For the chat template, where a request does not say otherwise."""
     created: int = 0
+    architecture: str = ""
+    """The model's type, as its configuration names it; empty: not known."""
+    nbytes: int = 0
+    """Of the weights; 0: not known."""
     accepts_any_name: bool = False
 
     def check_name(self, name: str | None) -> None:

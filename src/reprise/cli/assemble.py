@@ -68,6 +68,8 @@ def served_model(loaded: LoadedModel, settings: Settings) -> Served:
         sampling=SamplingDefaults(by_flag=_sampling_flags(settings), by_model=loaded.sampling),
         template_options=settings.chat_template_args,
         created=int(time.time()),
+        architecture=loaded.architecture,
+        nbytes=loaded.nbytes,
         accepts_any_name=settings.accepts_any_model,
     )
 

@@ -1,0 +1,110 @@
+"""From the internal events to the objects of Ollama's API: pieces, and the last one with counts and durations."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from reprise.api.errors import Problem
+from reprise.api.exchange import Ended, EndReason, Usage
+from reprise.api.openai.chat_reply import Decode, logprobs_body
+from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCall
+from reprise.core.events import Sampled
+
+Kind = Literal["chat", "generate"]
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speech:
+    """What a piece of an answer says."""
+
+    content: str = ""
+    thinking: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def is_silent(self) -> bool:
+        return self == Speech()
+
+
+def speech_of(deltas: Sequence[Delta]) -> Speech:
+    """The texts of deltas; calls are given whole, when they are over."""
+    return Speech(
+        content="".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)),
+        thinking="".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
+    )
+
+
+def piece(kind: Kind, model: str, speech: Speech) -> dict[str, Any]:
+    """A line of a stream, or the beginning of the only object."""
+    return {"model": model, "created_at": now_text(), **_said(kind, speech), "done": False}
+
+
+def last(kind: Kind, model: str, ended: Ended, usage: Usage, speech: Speech) -> dict[str, Any]:
+    """The last line: why it ended, the counts in tokens, the durations in nanoseconds.
+
+    `prompt_eval_count` is the whole prompt, `prompt_cached_count` (our own) what of it was not computed.
+    """
+    outcome = ended.outcome
+    decode_s = 0.0 if outcome.ttft_s is None else outcome.total_s - outcome.ttft_s
+    return piece(kind, model, speech) | {
+        "done": True,
+        # A call is a stop to Ollama's clients.
+        "done_reason": "length" if ended.reason is EndReason.LENGTH else "stop",
+        "total_duration": int(outcome.total_s * _NS),
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt,
+        "prompt_eval_duration": int(outcome.prefill_s * _NS),
+        "prompt_cached_count": usage.cached,
+        "eval_count": usage.completion,
+        "eval_duration": int(decode_s * _NS),
+    }
+
+
+def loaded(kind: Kind, model: str, *, is_unload: bool) -> dict[str, Any]:
+    """The answer to a request that has nothing to answer."""
+    body = piece(kind, model, Speech())
+    return body | {"done": True, "done_reason": "unload" if is_unload else "load"}
+
+
+def with_logprobs(body: dict[str, Any], tokens: Sequence[Sampled], decode: Decode) -> dict[str, Any]:
+    """The object with the log-probabilities of these tokens, if there are any."""
+    told = logprobs_body(tokens, decode)
+    return body if told is None else body | {"logprobs": told["content"]}
+
+
+def ollama_shape(problem: Problem) -> dict[str, Any]:
+    """Ollama's error body."""
+    return {"error": problem.message}
+
+
+def line(body: object) -> str:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _said(kind: Kind, speech: Speech) -> dict[str, Any]:
+    thinking = {"thinking": speech.thinking} if speech.thinking != "" else {}
+    if kind == "generate":
+        return {"response": speech.content, **thinking}
+    message: dict[str, Any] = {"role": "assistant", "content": speech.content, **thinking}
+    if speech.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "function": {"index": at, "name": call.name, "arguments": _arguments(call)}}
+            for at, call in enumerate(speech.calls)
+        ]
+    return {"message": message}
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    """The call's arguments as an object, which is what this API has."""
+    try:
+        value: Any = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        value = call.arguments
+    return value if isinstance(value, dict) else {"arguments": value}  # pyright: ignore[reportUnknownVariableType]

@@ -1,0 +1,227 @@
+"""`/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/ps`, `/api/version`."""
+
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import PlainTextResponse, Response
+
+import reprise
+from reprise.api.body_route import BodyRoute
+from reprise.api.context import Context, InContext, Namespace
+from reprise.api.encoding import JsonResponse
+from reprise.api.exchange import Began, Ended, Piece, Waiting
+from reprise.api.ollama.body import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
+from reprise.api.ollama.reply import (
+    Kind,
+    Speech,
+    last,
+    line,
+    loaded,
+    ollama_shape,
+    piece,
+    speech_of,
+    with_logprobs,
+)
+from reprise.api.ollama.request import model_name, request_of
+from reprise.api.reply import Reply
+from reprise.api.served import Served
+from reprise.api.service import new_request_id
+from reprise.api.sse import EventStream, while_connected
+
+PREFIX = "/api/"
+SPOKEN_VERSION = "0.12.6"
+"""The version of Ollama whose API this is: clients compare it before they use what came with a version."""
+
+
+class OllamaErrorBody(BaseModel):
+    """The body of every answer of this API that is an error."""
+
+    error: str
+
+
+class LooseBodyRoute(BodyRoute):
+    """Takes a body as JSON whatever its type is called, as Ollama does; but from a web page only what names it so.
+
+    A page of another origin may send text without asking the server first.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            if "origin" in request.headers:
+                return await handle(request)
+            others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+            headers = [*others, (b"content-type", b"application/json")]
+            return await handle(Request({**request.scope, "headers": headers}, request.receive))
+
+        return handle_json
+
+
+router = APIRouter(
+    tags=["Ollama"],
+    route_class=LooseBodyRoute,
+    responses={"4XX": {"model": OllamaErrorBody}, "5XX": {"model": OllamaErrorBody}},
+)
+
+
+@router.post("/api/chat", response_model=None)
+async def chat(body: OllamaChatBody, request: Request, context: InContext, namespace: Namespace) -> Response:
+    """Answer a chat; by default as lines of JSON."""
+    if not body.messages:
+        return _loaded("chat", body, context.service.served)
+    return await _answer("chat", body, request, context, namespace)
+
+
+@router.post("/api/generate", response_model=None)
+async def generate(body: GenerateBody, request: Request, context: InContext, namespace: Namespace) -> Response:
+    """Answer a prompt; by default as lines of JSON."""
+    if not body.prompt:
+        return _loaded("generate", body, context.service.served)
+    return await _answer("generate", body, request, context, namespace)
+
+
+@router.get("/api/tags")
+async def tags(context: InContext) -> dict[str, Any]:
+    """The model that is served."""
+    return {"models": [_model(context.service.served)]}
+
+
+@router.get("/api/ps")
+async def running(context: InContext) -> dict[str, Any]:
+    """The model that is loaded: the same."""
+    served = context.service.served
+    # It stays: no client unloads another's model.
+    stays = {"expires_at": "9999-12-31T00:00:00Z", "size_vram": served.nbytes, "context_length": served.context or 0}
+    return {"models": [_model(served) | stays]}
+
+
+@router.post("/api/show")
+async def show(body: ShowBody, context: InContext) -> dict[str, Any]:
+    """What the model is and can do."""
+    served = context.service.served
+    served.check_name(model_name(body.model or body.name))
+    text, kind = served.text, served.architecture or "unknown"
+    capabilities = [
+        "completion",
+        *(["tools"] if text.tool_start is not None or text.parse_tool_call is not None else []),
+        *(["thinking"] if text.think_start is not None or text.initial_state is not None else []),
+    ]
+    model_info: dict[str, Any] = {"general.architecture": kind, "general.basename": served.id}
+    if served.context is not None:
+        model_info[f"{kind}.context_length"] = served.context
+    return {
+        "modelfile": f"FROM {served.id}\n",
+        "parameters": "",
+        "template": text.template_source,
+        "details": _details(served),
+        "model_info": model_info,
+        "capabilities": capabilities,
+        "modified_at": _created_at(served),
+    }
+
+
+@router.get("/api/version")
+async def version() -> dict[str, Any]:
+    """The version of the API that is spoken, and ours."""
+    return {"version": SPOKEN_VERSION, "reprise": reprise.__version__}
+
+
+@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+async def heartbeat() -> PlainTextResponse:
+    """Ollama's clients look here for a server."""
+    return PlainTextResponse("Reprise is running")
+
+
+def _loaded(kind: Kind, body: AnswerBody, served: Served) -> Response:
+    served.check_name(model_name(body.model))
+    return JsonResponse(loaded(kind, served.id, is_unload=body.keep_alive == 0))
+
+
+async def _answer(
+    kind: Kind, body: OllamaChatBody | GenerateBody, request: Request, context: Context, namespace: str
+) -> Response:
+    if body.stream is False:
+        return JsonResponse(await while_connected(request.receive, _whole(kind, context, body, namespace)))
+    reply = await while_connected(request.receive, _start(context, body, namespace))
+    return EventStream(
+        reply,
+        _tell(kind, context, reply),
+        request_id=reply.request.id,
+        on_error=lambda problem: line(ollama_shape(problem)),
+        headers={"content-type": "application/x-ndjson"},
+    )
+
+
+async def _start(context: Context, body: OllamaChatBody | GenerateBody, namespace: str) -> Reply:
+    service = context.service
+    asked = await service.off_loop(
+        lambda: request_of(
+            body,
+            request_id=new_request_id("ollama"),
+            namespace=namespace,
+            served=service.served,
+            limits=service.limits,
+        )
+    )
+    return await service.start(asked)
+
+
+async def _whole(kind: Kind, context: Context, body: OllamaChatBody | GenerateBody, namespace: str) -> dict[str, Any]:
+    reply = await _start(context, body, namespace)
+    async with reply:
+        tokens = [token async for event in reply.events() if isinstance(event, Piece) for token in event.tokens]
+    (ended,) = reply.ended
+    answer, served = ended.answer, context.service.served
+    speech = Speech(content=answer.content or "", thinking=answer.reasoning or "", calls=answer.tool_calls)
+    return with_logprobs(last(kind, served.id, ended, reply.usage, speech), tokens, served.text.decode)
+
+
+async def _tell(kind: Kind, context: Context, reply: Reply) -> AsyncGenerator[str, None]:
+    served = context.service.served
+    async for event in reply.events():
+        match event:
+            case Began():
+                pass
+            case Waiting():
+                # Lines of JSON have no comments: a piece that says nothing.
+                yield line(piece(kind, served.id, Speech()))
+            case Piece():
+                speech = speech_of(event.deltas)
+                if not speech.is_silent or event.tokens:
+                    yield line(with_logprobs(piece(kind, served.id, speech), event.tokens, served.text.decode))
+            case Ended():
+                if event.answer.tool_calls:
+                    yield line(piece(kind, served.id, Speech(calls=event.answer.tool_calls)))
+                yield line(last(kind, served.id, event, reply.usage, Speech()))
+
+
+def _model(served: Served) -> dict[str, Any]:
+    return {
+        "name": served.id,
+        "model": served.id,
+        "modified_at": _created_at(served),
+        "size": served.nbytes,
+        "digest": hashlib.sha256(served.id.encode()).hexdigest(),
+        "details": _details(served),
+    }
+
+
+def _details(served: Served) -> dict[str, Any]:
+    family = served.architecture or "unknown"
+    return {
+        "parent_model": "",
+        "format": "mlx",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+
+
+def _created_at(served: Served) -> str:
+    return datetime.fromtimestamp(served.created, UTC).isoformat().replace("+00:00", "Z")
