@@ -18,14 +18,14 @@ def user(text: str) -> Message:
 
 
 def refuses(word: str) -> Any:
-    """A renderer whose template raises for a message that holds the word, and for a chat without a user."""
+    """A renderer whose template raises for a message that holds the word, and for a chat without "please"."""
     known = text_model("strips_thinking")
     assert known.render is not None
     render = known.render
 
     def render_or_raise(messages: Sequence[Message], **options: Any) -> str:
-        if not any(message["role"] == "user" for message in messages):
-            raise ValueError("No user query found in messages.")
+        if not any("please" in str(message.get("content")) for message in messages):
+            raise ValueError("Nobody says please.")
         if any(word in str(message.get("content")) for message in messages):
             raise ValueError("Tool-call ids must have 9 characters!")
         return render(messages, **options)
@@ -35,7 +35,7 @@ def refuses(word: str) -> Any:
 
 @pytest.mark.parametrize("at", [1, 2, 5])
 def test_the_message_at_fault_is_named(at: int) -> None:
-    messages = [{"role": "system", "content": "Be kind."}, *(user(str(n)) for n in range(1, 7))]
+    messages = [{"role": "system", "content": "Be kind, please."}, *(user(str(n)) for n in range(1, 7))]
     messages[at] = user("a bad word")
     with pytest.raises(
         TemplateFailed, match=rf"chat template refused the chat at messages\[{at}\] \(role 'user'\): "
@@ -47,7 +47,7 @@ def test_the_message_at_fault_is_named(at: int) -> None:
 
 def test_what_the_chat_lacks_is_the_fault_of_no_message() -> None:
     messages = ({"role": "system", "content": "a"}, {"role": "assistant", "content": "b"})
-    with pytest.raises(TemplateFailed, match="refused the chat: No user query") as e:
+    with pytest.raises(TemplateFailed, match="refused the chat: Nobody says please") as e:
         refuses("bad").render(ChatRequest(messages=messages))
     assert e.value.param == "messages"
 

@@ -20,7 +20,8 @@ class Form:
     """How messages are written for a template.
 
     The API gives tool arguments as text, most templates want them as a mapping, some as text after all. Some templates
-    read `content` from a message that has none. `joins_parts`: content that is a list of text parts becomes one text.
+    read `content` from a message that has none: it is empty text if `fills_content`, and None if `has_null_content`.
+    `joins_parts`: content that is a list of text parts becomes one text.
     `reasoning_as`: the key under which the template looks for reasoning. `joins_reasoning`: what is said before a tool
     call becomes part of the reasoning, for templates that refuse to have both. `id_length`: ids of tool calls are so
     many letters and digits; None: they are as the client gave them.
@@ -28,6 +29,7 @@ class Form:
 
     has_text_arguments: bool = False
     fills_content: bool = False
+    has_null_content: bool = False
     joins_parts: bool = False
     reasoning_as: str = REASONING
     joins_reasoning: bool = False
@@ -40,12 +42,14 @@ def forms(
     """The forms worth trying for these messages, the usual one first. Forms that would write the same are left out."""
     joins = not takes_parts
     argument_forms = (False, True) if any(m.get("tool_calls") is not None for m in messages) else (False,)
-    content_forms = (False, True) if any(m.get("content") is None for m in messages) else (False,)
+    lacks_content = any(m.get("content") is None for m in messages)
+    content_forms = ("absent", "null", "empty") if lacks_content else ("absent",)
     reasoning_forms = (False, True) if any(_thinks_aloud(m) for m in messages) else (False,)
     return tuple(
         Form(
             has_text_arguments=as_text,
-            fills_content=fills,
+            fills_content=content == "empty",
+            has_null_content=content == "null",
             joins_parts=joins,
             reasoning_as=reasoning_as,
             joins_reasoning=joins_reasoning,
@@ -53,7 +57,7 @@ def forms(
         )
         for joins_reasoning in reasoning_forms
         for as_text in argument_forms
-        for fills in content_forms
+        for content in content_forms
     )
 
 
@@ -122,8 +126,8 @@ def _written_message(message: Message, form: Form, ids: Mapping[str, str]) -> di
     content = out.get("content")
     if form.joins_parts and isinstance(content, list):
         out["content"] = joined_text(cast(Any, content))
-    if form.fills_content:
-        out.setdefault("content", "")
+    if form.fills_content or form.has_null_content:
+        out.setdefault("content", "" if form.fills_content else None)
     calls = out.get("tool_calls")
     if calls is not None:
         out["tool_calls"] = [_written_call(call, form, ids) for call in calls]

@@ -1,22 +1,28 @@
-"""Messages where a template does not take them: system messages in the midst of a chat, several in a row.
+"""Messages in the nearest form that a template takes.
 
-They stay where they are if the template writes them there. If it refuses or drops them, they stay at their place in
-another form, so that what stands before them is the same prompt as without them: moved to the head, they would cost
-the whole chat.
+Which shapes a template takes is found by trying, once for each: small chats that have the shape are rendered, and each
+of their words must come out. A chat is rewritten only where it has a shape that its template does not take, and always
+then, so that each turn is written as the turns before it were.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
+from reprise.chat import rewriting
+from reprise.chat.call_ids import USUAL_IDS
 from reprise.chat.forms import joined_text
-from reprise.chat.request import ChatRequest, Cut, Message
-from reprise.chat.standins import HEAD_ROLES, head_length
+from reprise.chat.request import ChatRequest, Message
+from reprise.chat.standins import HEAD_ROLES
 from reprise.chat.template import ChatTemplate, Scene
 from reprise.chat.template_fault import explained
+from reprise.chat.text_model import TextModel
+from reprise.chat.tools import parse_calls
 from reprise.core.errors import BadRequest, TemplateFailed
 
-_JOINER = "\n\n"
+_Chat = tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,118 +35,250 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """A way to write messages: late system messages as user messages, and perhaps neighbours of one role as one."""
+class _Rule:
+    """A shape, `rewrite` for where it is not taken, and what is noted then.
 
-    joins_heads: bool = False
-    joins_users: bool = False
-
-
-# From the smallest change to the largest: what a chat's earlier requests did not need, a later one should not change.
-_WAYS = (_Way(), _Way(joins_heads=True), _Way(joins_heads=True, joins_users=True))
-
-
-def open_placed(template: ChatTemplate, request: ChatRequest, moment: datetime) -> Placed:
-    """Render a request, its messages as they are if the template takes them.
-
-    Raises BadRequest and TemplateFailed, with what the template said to the messages as they are.
+    A template takes the shape if it renders all `probes` with all their words. `baseline` is a chat without the shape:
+    where that is refused as well, the probes say nothing.
     """
-    refusal: TemplateFailed | None = None
-    placed: Placed | None = None
-    try:
-        scene, text = template.open_scene(request, moment)
-        placed = Placed(scene=scene, text=text)
-        if _has_all(request, text):
-            return placed
-    except TemplateFailed as failed:
-        refusal = failed
-    for other in _rewritings(request):
+
+    probes: tuple[_Chat, ...]
+    baseline: _Chat
+    rewrite: rewriting.Rewrite
+    note: str
+
+
+class Placement:
+    """Places the messages of requests for one template. Safe to use from several threads."""
+
+    def __init__(self, template: ChatTemplate, text_model: TextModel) -> None:
+        self._template = template
+        self._rules = _rules(_call_writer(text_model))
+        self._verdicts: dict[tuple[int, bool], bool] = {}
+
+    def open(self, request: ChatRequest, moment: datetime) -> Placed:
+        """Render a request in the nearest form that the template takes.
+
+        Raises BadRequest and TemplateFailed, with what the template said to the messages as they are.
+        """
+        other, notes = self.rewritten(request)
         try:
-            scene, text = template.open_scene(other, moment)
-        except TemplateFailed:
-            continue
-        return Placed(scene=scene, text=text, notes=_notes(request, other))
-    if placed is None:
-        assert refusal is not None
-        raise explained(refusal, request.messages, lambda messages: _complaint(template, request, messages, moment))
-    return replace(placed, notes=("the chat template leaves out a system message",))
+            scene, text = self._template.open_scene(other, moment)
+        except TemplateFailed as failed:
+            raise self._explained(failed, request, moment) from failed
+        if not _has_systems(other, text):
+            notes = (*notes, "the chat template leaves out a system message")
+        return Placed(scene=scene, text=text, notes=notes)
+
+    def rewritten(self, request: ChatRequest) -> tuple[ChatRequest, tuple[str, ...]]:
+        """The request without the shapes that the template does not take, and notes on what was rewritten."""
+        notes: list[str] = []
+        for number, rule in enumerate(self._rules):
+            other = rule.rewrite(request)
+            if other is request or self._takes(number, has_tools=len(request.tools) > 0):
+                continue
+            notes.append(_noted(rule.note, request, other))
+            request = other
+        return request, tuple(notes)
+
+    def _takes(self, number: int, *, has_tools: bool) -> bool:
+        """Whether the template takes the shape of this rule. Found out by trying, once."""
+        key = (number, has_tools)
+        if key not in self._verdicts:
+            rule = self._rules[number]
+            is_taken = all(self._shows(probe, has_tools=has_tools) for probe in rule.probes)
+            self._verdicts[key] = is_taken or not self._shows(rule.baseline, has_tools=has_tools)
+        return self._verdicts[key]
+
+    def _shows(self, chat: _Chat, *, has_tools: bool) -> bool:
+        request = ChatRequest(messages=chat, tools=(_TOOL,) if has_tools else ())
+        try:
+            _, text = self._template.open_scene(request, datetime(2000, 1, 1))
+        except BadRequest:
+            return False
+        return all(word in text for message in chat for word in _words(message))
+
+    def _explained(self, failed: TemplateFailed, request: ChatRequest, moment: datetime) -> TemplateFailed:
+        try:
+            self._template.open_scene(request, moment)
+        except TemplateFailed as original:
+            failed = original
+        return explained(failed, request.messages, lambda messages: self._complaint(request, messages, moment))
+
+    def _complaint(self, request: ChatRequest, messages: Sequence[Message], moment: datetime) -> str | None:
+        continues = request.continue_final and len(messages) == len(request.messages)
+        part = replace(request, messages=tuple(messages), continue_final=continues, breakpoints=(), cuts=())
+        try:
+            self._template.open_scene(part, moment)
+        except BadRequest as failed:
+            return str(failed)
+        return None
 
 
-def _complaint(
-    template: ChatTemplate, request: ChatRequest, messages: Sequence[Message], moment: datetime
-) -> str | None:
-    continues = request.continue_final and len(messages) == len(request.messages)
-    try:
-        template.open_scene(
-            replace(request, messages=tuple(messages), continue_final=continues, breakpoints=(), cuts=()), moment
-        )
-    except BadRequest as failed:
-        return str(failed)
-    return None
+def _call_writer(text_model: TextModel) -> rewriting.CallWriter:
+    """Calls as JSON between the model's own markers, where its parser reads them so; else as JSON alone."""
+    start, end = text_model.tool_start or "", text_model.tool_end or ""
+
+    def write(name: str, arguments: Any) -> str:
+        call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, default=str)
+        return f"{start}\n{call}\n{end}" if is_read else call
+
+    is_read = False
+    read = parse_calls(text_model, write("look", {"at": "it"}), tools=(_TOOL,)) if start else None
+    is_read = read is not None and [(call.name, call.arguments) for call in read] == [("look", '{"at": "it"}')]
+    return write
 
 
-def _has_all(request: ChatRequest, text: str) -> bool:
-    """Whether the text has all system messages behind the first message."""
-    late = (message for message in request.messages[1:] if message.get("role") in HEAD_ROLES)
-    return all(joined_text(message.get("content")).strip() in text for message in late)
+def _has_systems(request: ChatRequest, text: str) -> bool:
+    systems = (message for message in request.messages if message.get("role") in HEAD_ROLES)
+    return all(joined_text(message.get("content")).strip() in text for message in systems)
 
 
-def _rewritings(request: ChatRequest) -> Iterator[ChatRequest]:
-    """The request written in the other ways, as far as they differ."""
-    seen = [request.messages]
-    for way in _WAYS:
-        other = _rewritten(request, way)
-        if other.messages not in seen:
-            seen.append(other.messages)
-            yield other
+def _noted(note: str, before: ChatRequest, after: ChatRequest) -> str:
+    """The note, with the messages that were rewritten as far as they kept their places."""
+    if len(before.messages) != len(after.messages):
+        return note
+    changed = [str(index) for index, message in enumerate(before.messages) if message != after.messages[index]]
+    return f"{note}: message {', '.join(changed)}"
 
 
-def _rewritten(request: ChatRequest, way: _Way) -> ChatRequest:
-    head = head_length(request.messages)
-    out: list[Message] = []
-    begins: list[Cut] = []
-    """Where each message's text begins now."""
-    for index, given in enumerate(request.messages):
-        is_late = index >= head and given.get("role") in HEAD_ROLES
-        message = {"role": "user", "content": joined_text(given.get("content"))} if is_late else given
-        if out and _joins(out[-1], message, way, is_head=index < head):
-            before = joined_text(out[-1].get("content")) + _JOINER
-            begins.append(Cut(len(out) - 1, len(before)))
-            out[-1] = {**out[-1], **message, "content": before + joined_text(message.get("content"))}
-        else:
-            begins.append(Cut(len(out), 0))
-            out.append(message)
-    breakpoints: list[int] = []
-    cuts = [Cut(begins[cut.message].message, begins[cut.message].num_chars + cut.num_chars) for cut in request.cuts]
-    for num_before in request.breakpoints:
-        begin = Cut(len(out), 0) if num_before >= len(begins) else begins[num_before]
-        if begin.num_chars == 0:
-            breakpoints.append(begin.message)
-        else:
-            cuts.append(Cut(begin.message, begin.num_chars - len(_JOINER)))
-    return replace(request, messages=tuple(out), breakpoints=tuple(breakpoints), cuts=tuple(cuts))
+def _words(message: Message) -> list[str]:
+    called = [call["function"] for call in message.get("tool_calls") or ()]
+    arguments = [function["arguments"] for function in called]
+    values = [value if isinstance(value, str) else value["at"] for value in arguments]
+    return [word for word in (joined_text(message.get("content")), *values) if word]
 
 
-def _joins(last: Message, message: Message, way: _Way, *, is_head: bool) -> bool:
-    if is_head:
-        return way.joins_heads
-    is_plain = all(m.get("role") == "user" and m.keys() <= {"role", "content", "name"} for m in (last, message))
-    names = {m["name"] for m in (last, message) if "name" in m}
-    return way.joins_users and is_plain and len(names) <= 1
+def _says(role: str, word: str) -> Message:
+    return {"role": role, "content": word}
 
 
-def _notes(request: ChatRequest, other: ChatRequest) -> tuple[str, ...]:
-    head, messages = head_length(request.messages), request.messages
-    late = [str(index) for index in range(head, len(messages)) if messages[index].get("role") in HEAD_ROLES]
-    notes: list[str] = []
-    if late:
-        notes.append(
-            f"system messages given as user messages where they stand, since the chat template takes none there: "
-            f"message {', '.join(late)}; nothing before them is computed again"
-        )
-    if head > 1 and head_length(other.messages) == 1:
-        notes.append(f"the {head} system messages at the beginning given as one, since the chat template takes one")
-    num_joined = len(messages) - len(other.messages) - (head - head_length(other.messages))
-    if num_joined > 0:
-        notes.append(f"user messages joined to the one before, since the chat template wants turns: {num_joined}")
-    return tuple(notes)
+def _calls(*calls: tuple[str, Any], said: str | None = None) -> Message:
+    made = [
+        {"id": call_id, "type": "function", "function": {"name": "look", "arguments": arguments}}
+        for call_id, arguments in calls
+    ]
+    return {"role": "assistant", "content": said, "tool_calls": made}
+
+
+def _sees(call_id: str, word: str) -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "name": "look", "content": word}
+
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"type": "string", "description": "At what."}},
+            "required": ["at"],
+        },
+    },
+}
+_SYSTEM, _ASKED, _ASKED_THEN = _says("system", "Sycamore"), _says("user", "Falcon"), _says("user", "Saffron")
+_SYSTEM_THEN, _ANSWERED, _ANSWERED_THEN = (
+    _says("system", "Juniper"),
+    _says("assistant", "Rowboat"),
+    _says("assistant", "Tamarind"),
+)
+_ONE, _TWO = USUAL_IDS[:2]
+_LOOKS, _SEEN, _SEEN_THEN = _calls((_ONE, {"at": "Thimble"})), _sees(_ONE, "Razorbill"), _sees(_TWO, "Pelican")
+_LONE: Message = {"role": "tool", "tool_call_id": _TWO, "content": "Pelican"}
+_LOOKS_TWICE = _calls((_ONE, {"at": "Thimble"}), (_TWO, {"at": "Lantern"}))
+_ONE_TURN, _TWO_TURNS = (_ASKED,), (_ASKED, _ANSWERED, _ASKED_THEN)
+_LOOP = (_ASKED, _LOOKS, _SEEN)
+
+
+def _rules(write_call: rewriting.CallWriter) -> tuple[_Rule, ...]:
+    """The rules in order: what one leaves, a later one may have to mend."""
+    return (
+        _Rule(
+            probes=(
+                (_SYSTEM, _ASKED, _ANSWERED, _SYSTEM_THEN, _ASKED_THEN),
+                (_SYSTEM, _ASKED, _ANSWERED, _ASKED_THEN, _SYSTEM_THEN),
+            ),
+            baseline=_TWO_TURNS,
+            rewrite=rewriting.late_systems_as_users,
+            note="system messages given as user messages where they stand, since the chat template takes none there",
+        ),
+        _Rule(
+            probes=((_SYSTEM, _SYSTEM_THEN, _ASKED),),
+            baseline=_ONE_TURN,
+            rewrite=rewriting.joined_systems,
+            note="the system messages at the beginning given as one, since the chat template takes one",
+        ),
+        _Rule(
+            probes=((_SYSTEM, _ASKED),),
+            baseline=_ONE_TURN,
+            rewrite=rewriting.system_in_question,
+            note="the system prompt put before the first user message, since the chat template takes none",
+        ),
+        _Rule(
+            probes=((_ASKED, _ANSWERED, _LONE, _ASKED_THEN), (_ASKED, _LOOKS, _SEEN, _LONE), (_LONE, _ASKED)),
+            baseline=_TWO_TURNS,
+            rewrite=rewriting.lone_results_as_users,
+            note="tool results without their call given as user messages, since the chat template wants the call",
+        ),
+        _Rule(
+            probes=((_ASKED, _calls((_ONE, {"at": "Thimble"}), said="Lantern"), _SEEN), _LOOP),
+            baseline=_ONE_TURN,
+            rewrite=lambda request: rewriting.calls_as_text(request, write_call),
+            note="tool calls given as text, since the chat template takes none",
+        ),
+        _Rule(
+            probes=((_ASKED, _says("assistant", "Lantern"), _SEEN),),
+            baseline=_ONE_TURN,
+            rewrite=rewriting.results_as_users,
+            note="tool results given as user messages, since the chat template takes none",
+        ),
+        _Rule(
+            probes=((_ASKED, _LOOKS_TWICE, _SEEN, _SEEN_THEN),),
+            baseline=_LOOP,
+            rewrite=rewriting.one_call_at_a_time,
+            note="tool calls made together given one after the other, since the chat template takes one at a time",
+        ),
+        _Rule(
+            probes=((_ASKED, _calls((_ONE, "Thimble")), _SEEN),),
+            baseline=_LOOP,
+            rewrite=rewriting.text_in_mapping,
+            note="tool arguments that are not a JSON object given in one, since the chat template wants it",
+        ),
+        _Rule(
+            probes=((_ASKED, _says("assistant", ""), _ASKED_THEN),),
+            baseline=_TWO_TURNS,
+            rewrite=rewriting.without_empty_answers,
+            note="empty assistant messages left out, since the chat template takes none",
+        ),
+        _Rule(
+            probes=((_SYSTEM,), (_ANSWERED,)),
+            baseline=_ONE_TURN,
+            rewrite=rewriting.with_a_user,
+            note="an empty user message put into the chat, since the chat template wants one",
+        ),
+        _Rule(
+            probes=((_ANSWERED, _ASKED),),
+            baseline=_TWO_TURNS,
+            rewrite=rewriting.user_first,
+            note="an empty user message put before the first answer, since the chat template wants one",
+        ),
+        _Rule(
+            probes=((_ASKED, _ASKED_THEN),),
+            baseline=_ONE_TURN,
+            rewrite=rewriting.joined_users,
+            note="user messages in a row joined, since the chat template wants turns",
+        ),
+        _Rule(
+            probes=((_ASKED, _ANSWERED, _ANSWERED_THEN, _ASKED_THEN),),
+            baseline=_TWO_TURNS,
+            rewrite=rewriting.joined_answers,
+            note="assistant messages in a row joined, since the chat template wants turns",
+        ),
+        _Rule(
+            probes=((*_LOOP, _ASKED_THEN), (_ASKED, _LOOKS, _ASKED_THEN)),
+            baseline=(*_LOOP, _ANSWERED, _ASKED_THEN),
+            rewrite=rewriting.bridged,
+            note="a short answer put between a tool loop and the next user message, since the template wants turns",
+        ),
+    )

@@ -15,7 +15,7 @@ from reprise.chat.history import mended
 from reprise.chat.memo import Memo
 from reprise.chat.parts import find_parts
 from reprise.chat.pieces import PieceTokenizer, Spelled
-from reprise.chat.placement import open_placed
+from reprise.chat.placement import Placement
 from reprise.chat.reasoning import ReasoningMemory, as_message
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest, Message
@@ -68,6 +68,7 @@ class Renderer:
         self._text_model = text_model
         self._clock = clock
         self._template = ChatTemplate(text_model)
+        self._placement = Placement(self._template, text_model)
         self._tokenizer = PieceTokenizer(
             text_model,
             is_faithful=not self.settings.has_canonical_tokens,
@@ -86,9 +87,9 @@ class Renderer:
         Raises BadRequest (nothing to render, no template), ContextTooLong, and TemplateFailed with the template's own
         sentence.
         """
-        history = mended(request.messages)
-        request = replace(request, messages=history.messages)
-        notes = [*request.notes, *history.notes]
+        whole = mended(request.messages)
+        request = replace(request, messages=whole.messages)
+        notes = [*request.notes, *whole.notes]
         if self.settings.normalizes:
             normalized = normalize(request, sorts_tools=self.settings.sorts_tools)
             request = normalized.request
@@ -99,7 +100,8 @@ class Renderer:
                 request = replace(request, messages=restored.messages)
                 notes.append(f"reasoning put back into messages: {restored.num_restored}")
         moment = self._moment(request.messages)
-        placed = open_placed(self._template, request, moment)
+        history = request.messages
+        placed = self._placement.open(request, moment)
         scene, text, request = placed.scene, placed.text, placed.scene.request
         notes += placed.notes
         refuse_if_too_long(text, self._text_model, context=self.settings.context)
@@ -117,6 +119,7 @@ class Renderer:
             notes += reordered_tools(previous.request.tools, request.tools)
         rendered = Rendered(
             scene=scene,
+            history=history,
             prompt=Prompt(tokens=tokenized.tokens, boundaries=found.boundaries),
             text=text,
             tokenized=tokenized,
@@ -143,7 +146,7 @@ class Renderer:
         """A request was answered with these tokens, which mean this answer. Call it before `next_turn`."""
         self._tokenizer.learn(rendered.tokenized, sampled)
         if answer is not None and self.settings.restores_reasoning:
-            self._reasoning.remember(rendered.request.messages, as_message(answer))
+            self._reasoning.remember(rendered.history, as_message(answer))
 
     def next_turn(self, rendered: Rendered, answer: Answer, *, branch: Branch) -> Prompt | None:
         """What the next request of this chat will begin with, as far as it is known after the answer.
@@ -156,7 +159,13 @@ class Renderer:
         message = as_message(answer, has_reasoning=self._returns_reasoning(request))
         turns = known_turns if branch == "user" else known_results
         first, second = (
-            self._template.try_text(rendered.scene, turns(request, message, variant)) for variant in (0, 1)
+            self._template.try_text(
+                rendered.scene,
+                self._placement.rewritten(
+                    replace(request, messages=turns(request, message, variant), breakpoints=(), cuts=())
+                )[0].messages,
+            )
+            for variant in (0, 1)
         )
         if first is None or second is None:
             return None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from reprise.chat.pieces import TokenizedText
-from reprise.chat.request import ChatRequest
+from reprise.chat.request import ChatRequest, Message
 from reprise.chat.template import Scene
 from reprise.core.prompt import Prompt
 from reprise.core.spans import Span
@@ -37,12 +37,13 @@ class Part:
 class Rendered:
     """A request as the model reads it.
 
-    `scene` is how it was rendered. `is_thinking_open`: the prompt ends inside
-    thinking. `dates` are the date texts that the template was given. `previous` is the latest rendering known of the
-    same chat, for explanations; it has no `previous` itself.
+    `scene` is how it was rendered, `history` the messages before they were put into the form that the template takes.
+    `is_thinking_open`: the prompt ends inside thinking. `dates` are the date texts that the template was given.
+    `previous` is the latest rendering known of the same chat, for explanations; it has no `previous` itself.
     """
 
     scene: Scene
+    history: tuple[Message, ...]
     prompt: Prompt
     text: str
     tokenized: TokenizedText
