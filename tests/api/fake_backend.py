@@ -88,12 +88,12 @@ class FakeBackend:
         done.set_result(None)
         return done
 
-    def pins(self, namespace: str) -> Future[Pins]:
+    def pins(self, namespace: str, *, owner: str = "") -> Future[Pins]:
         found: Future[Pins] = Future()
         found.set_result(Pins(pins=tuple(pin for (name, _), pin in self.pinned.items() if name == namespace)))
         return found
 
-    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
+    def unpin(self, pin_id: str, *, namespace: str, owner: str = "") -> Future[bool]:
         found: Future[bool] = Future()
         found.set_result(self.pinned.pop((namespace, pin_id), None) is not None)
         return found

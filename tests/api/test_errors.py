@@ -213,6 +213,26 @@ async def test_names_of_the_model():
     assert answer["model"] == MODEL
 
 
+async def test_keys_share_what_is_computed_and_nothing_else():
+    async with api(settings=Settings(model=MODEL, api_keys=("one", "two"))) as a:
+        one, two = {"x-api-key": "one"}, {"x-api-key": "two"}
+        first = (await a.client.post("/v1/responses", json={"input": "hi"}, headers=one)).json()
+        second = (await a.client.post("/v1/responses", json={"input": "hi"}, headers=two)).json()
+        assert second["usage"]["input_tokens_details"]["cached_tokens"] > 0
+        while not a.service.is_idle:
+            await a.client.get("/health")
+        for address in (f"/v1/responses/{first['id']}", f"/v1/cache/requests/{first['id']}"):
+            assert (await a.client.get(address, headers=two)).status_code == 404
+            assert (await a.client.get(address, headers=one)).status_code == 200
+        follows = {"input": "and?", "previous_response_id": first["id"]}
+        assert (await a.client.post("/v1/responses", json=follows, headers=two)).status_code == 404
+        for address in (f"/v1/responses/{first['id']}", f"/v1/requests/{first['id']}"):
+            assert (await a.client.delete(address, headers=two)).status_code == 404
+        listed = (await a.client.get("/v1/cache/requests", headers=two)).json()["data"]
+        assert second["id"] in [record["id"] for record in listed]
+        assert first["id"] not in [record["id"] for record in listed]
+
+
 async def test_keys():
     settings = Settings(model=MODEL, api_keys=("one", "two"), separates_keys=True)
     async with api(settings=settings) as a:

@@ -324,6 +324,27 @@ def test_a_key_sees_pins_and_clears_its_own_only() -> None:
         assert httpx.get(f"{server.url}{PIN}").status_code == 401
 
 
+def test_keys_that_share_the_cache_do_not_share_pins() -> None:
+    with (
+        house("llama", settles=False, api_keys=("one", "two")) as server,
+        httpx.Client(base_url=server.url, headers={"x-api-key": "one"}, timeout=60) as one,
+        httpx.Client(base_url=server.url, headers={"x-api-key": "two"}, timeout=60) as two,
+    ):
+        pin = one.post(PIN, json=HEAD).json()
+        # The work is shared, and what is known of the pin is not.
+        assert cached(two, asking("Why?")) == pin["tokens"]
+        assert two.get(PIN).json() == {"object": "list", "data": [], "bytes": 0}
+        assert two.delete(f"{PIN}/{pin['id']}").status_code == 404
+        assert unpinned_delete(two, HEAD).status_code == 404
+        assert two.post(PIN, json=HEAD).json()["prefilled_tokens"] == 0
+        assert one.delete(f"{PIN}/{pin['id']}").status_code == 200
+        assert one.get(PIN).json()["data"] == []
+        # The other one has asked for the same, and keeps it.
+        assert server.engine.loop.status().held.pins == 1
+        assert two.delete(f"{PIN}/{pin['id']}").status_code == 200
+        assert server.engine.loop.status().held.pins == 0
+
+
 def test_pinning_unpinning_and_clearing_during_load(client: httpx.Client, server: House, budget: int) -> None:
     """Clients of few chats beside an administrator who pins, unpins and clears: nobody fails, and the books balance."""
 

@@ -40,10 +40,10 @@ class Queue:
     def clear(self, namespace: str | None = None) -> Future[None]:
         raise NotImplementedError
 
-    def pins(self, namespace: str) -> Future[Pins]:
+    def pins(self, namespace: str, *, owner: str = "") -> Future[Pins]:
         raise NotImplementedError
 
-    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
+    def unpin(self, pin_id: str, *, namespace: str, owner: str = "") -> Future[bool]:
         raise NotImplementedError
 
     def compute(self, job_id: str, start: int, *positions: int) -> None:

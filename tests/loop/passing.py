@@ -27,8 +27,8 @@ class Passing:
     def clear(self, namespace: str | None = None) -> Future[None]:
         return self.loop.clear(namespace)
 
-    def pins(self, namespace: str) -> Future[Pins]:
-        return self.loop.pins(namespace)
+    def pins(self, namespace: str, *, owner: str = "") -> Future[Pins]:
+        return self.loop.pins(namespace, owner=owner)
 
-    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
-        return self.loop.unpin(pin_id, namespace=namespace)
+    def unpin(self, pin_id: str, *, namespace: str, owner: str = "") -> Future[bool]:
+        return self.loop.unpin(pin_id, namespace=namespace, owner=owner)

@@ -66,7 +66,7 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
     install_error_handlers(app, shapes)
     # The last one added is the outermost.
     app.add_middleware(BodyLimits, max_bytes=max_body_nbytes(settings, service.served.context), shapes=shapes)
-    keys = ApiKeys(settings.api_keys, has_namespaces=settings.separates_keys)
+    keys = ApiKeys(settings.api_keys)
     app.add_middleware(Authentication, keys=keys, shapes=shapes)
     if settings.cors_origins:
         app.add_middleware(

@@ -1,4 +1,4 @@
-"""API keys: who may ask, and which part of the prefix cache is theirs."""
+"""API keys: who may ask, and what is theirs."""
 
 import hashlib
 import hmac
@@ -16,12 +16,12 @@ _OPEN_PATHS = frozenset({"/health"})
 class ApiKeys:
     """The keys of a server. No keys: everybody may ask."""
 
-    def __init__(self, keys: Sequence[str], *, has_namespaces: bool) -> None:
+    def __init__(self, keys: Sequence[str]) -> None:
+        assert "" not in keys, "an empty key would let everybody in"
         self._digests = tuple(_digest(key) for key in keys)
-        self._has_namespaces = has_namespaces
 
     def namespace(self, key: str | None) -> str | None:
-        """The prefix cache namespace of a caller with this key, or None if the key is not known.
+        """The namespace of a caller with this key, or None if the key is not known.
 
         The time it takes does not depend on the key: digests of equal length are compared, and always all of them.
         """
@@ -33,7 +33,7 @@ class ApiKeys:
             is_known |= hmac.compare_digest(digest, given)
         if not is_known or key is None:
             return None
-        return given.hex()[:16] if self._has_namespaces else ""
+        return given.hex()[:16]
 
 
 def _digest(key: str) -> bytes:

@@ -33,4 +33,6 @@ def _namespace(request: Request) -> str:
 
 InContext = Annotated[Context, Depends(_context)]
 Namespace = Annotated[str, Depends(_namespace)]
-"""The prefix cache namespace of the caller's API key."""
+"""The namespace of the caller's API key: its responses, records and pins are its own.
+
+The prefix cache is shared unless `ChatService.cache_namespace` says otherwise."""

@@ -56,7 +56,7 @@ class ServiceRequest:
     grammar: Grammar | None = None
     """What the answer must look like."""
     namespace: str = ""
-    """The prefix cache namespace of the caller's API key."""
+    """The namespace of the caller's API key, see `ChatService.cache_namespace`."""
     response_id: str | None = None
     """The id that the client knows, where one response joins several requests."""
     chat: str | None = None

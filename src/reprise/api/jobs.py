@@ -37,6 +37,7 @@ def job_of(
     max_tokens: int,
     stop_tokens: frozenset[int],
     constraint: Callable[[], Constraint] | None,
+    cache_namespace: str,
 ) -> Job:
     """The job that makes the answer of `run`."""
     sampling, seed = request.sampling, request.sampling.seed
@@ -52,7 +53,8 @@ def job_of(
     return Job(
         id=run.job_id,
         prompt=prompt,
-        namespace=request.namespace,
+        namespace=cache_namespace,
+        owner=request.namespace,
         sampling=sampling,
         max_tokens=max_tokens,
         min_tokens=min_tokens,

@@ -10,9 +10,8 @@ from reprise.api.body_route import BodyRoute
 from reprise.api.context import InContext, Namespace
 from reprise.api.errors import ErrorBody
 from reprise.api.pin_body import PinBody, UnpinBody, pinned_prefix
-from reprise.api.service import new_request_id
+from reprise.api.service import ChatService, new_request_id
 from reprise.api.sse import while_connected
-from reprise.core.backend import Backend
 from reprise.core.errors import BadRequest, NotFound, OutOfMemory
 from reprise.core.pin import Pin, Pins, pin_id
 
@@ -42,7 +41,7 @@ async def pin(body: PinBody, request: Request, context: InContext, namespace: Na
         )
     # Asked behind the job, so that whoever has the answer finds the pin in all that the server tells. A short one may
     # be over by then.
-    listed = (await _pins(service.backend, namespace)).pins
+    listed = (await _pins(service, namespace)).pins
     made = next((each for each in listed if each.id == outcome.pin.id), replace(outcome.pin, expires_in_s=0.0))
     counts = {"cached_tokens": outcome.reused, "prefilled_tokens": outcome.prefilled}
     return _pin_body(made) | {"model": service.served.id} | counts
@@ -51,7 +50,7 @@ async def pin(body: PinBody, request: Request, context: InContext, namespace: Na
 @router.get("/v1/cache/pin")
 async def list_pins(context: InContext, namespace: Namespace) -> dict[str, Any]:
     """What is pinned, oldest first, whatever pinned it. `bytes` of the list counts what pins share once."""
-    pins = await _pins(context.service.backend, namespace)
+    pins = await _pins(context.service, namespace)
     return {"object": "list", "data": [_pin_body(each) for each in pins.pins], "bytes": pins.nbytes}
 
 
@@ -59,23 +58,24 @@ async def list_pins(context: InContext, namespace: Namespace) -> dict[str, Any]:
 async def unpin_body(body: UnpinBody, context: InContext, namespace: Namespace) -> dict[str, Any]:
     """Let a prefix go. It stays in the cache for as long as it is worth its memory."""
     if body.id is not None:
-        return await _unpin(context.service.backend, body.id, namespace)
+        return await _unpin(context.service, body.id, namespace)
     prefix = await pinned_prefix(body, context.service, namespace=namespace)
-    return await _unpin(context.service.backend, pin_id(prefix.tokens), namespace)
+    return await _unpin(context.service, pin_id(prefix.tokens), namespace)
 
 
 @router.delete("/v1/cache/pin/{name}")
 async def unpin(name: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
     """Let a prefix go, by the `id` of its pin."""
-    return await _unpin(context.service.backend, name, namespace)
+    return await _unpin(context.service, name, namespace)
 
 
-async def _pins(backend: Backend, namespace: str) -> Pins:
-    return await asyncio.wrap_future(backend.pins(namespace))
+async def _pins(service: ChatService, namespace: str) -> Pins:
+    return await asyncio.wrap_future(service.backend.pins(service.cache_namespace(namespace), owner=namespace))
 
 
-async def _unpin(backend: Backend, name: str, namespace: str) -> dict[str, Any]:
-    if not await asyncio.wrap_future(backend.unpin(name, namespace=namespace)):
+async def _unpin(service: ChatService, name: str, namespace: str) -> dict[str, Any]:
+    lifting = service.backend.unpin(name, namespace=service.cache_namespace(namespace), owner=namespace)
+    if not await asyncio.wrap_future(lifting):
         raise NotFound("This prefix is not pinned. GET /v1/cache/pin lists what is.")
     return {"id": name, "object": "cache.pin", "unpinned": True}
 

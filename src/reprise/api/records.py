@@ -166,7 +166,7 @@ def _speed(rate: float | None) -> str:
 
 
 class Records:
-    """The latest records. A caller sees the records of its own namespace only."""
+    """The latest records. A caller sees those of its own namespace, and of requests that brought no key that is known."""
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
@@ -187,13 +187,13 @@ class Records:
 
     def get(self, record_id: str, *, namespace: str) -> Record:
         record = self._by_id.get(record_id)
-        if record is None or record.namespace != namespace:
+        if record is None or record.namespace not in (namespace, ""):
             raise NotFound(f"There is no record of a request {record_id!r}; the latest {self._limit} are kept.")
         return record
 
     def page(self, *, namespace: str, limit: int, before: str | None = None) -> tuple[tuple[Record, ...], bool]:
         """At most `limit` records, newest first, older than the record `before`; and whether older ones remain."""
-        newest_first = [record for record in reversed(self._by_id.values()) if record.namespace == namespace]
+        newest_first = [record for record in reversed(self._by_id.values()) if record.namespace in (namespace, "")]
         start = 0
         if before is not None:
             anchor = self.get(before, namespace=namespace)

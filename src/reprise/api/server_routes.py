@@ -105,5 +105,5 @@ async def clear_cache(context: InContext, namespace: Namespace) -> dict[str, Any
 
     Where API keys have namespaces, only what the caller's key stored.
     """
-    await asyncio.wrap_future(context.service.backend.clear(namespace))
+    await asyncio.wrap_future(context.service.backend.clear(context.service.cache_namespace(namespace)))
     return {"object": "cache", "cleared": True}

@@ -34,7 +34,7 @@ from reprise.api.settling import Settling
 from reprise.api.used import used_of
 from reprise.chat.answer_grammar import answer_grammar
 from reprise.chat.explain import Explanation
-from reprise.chat.render import Branch
+from reprise.chat.render import Branch, Renderer
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest
 from reprise.core.backend import Backend
@@ -88,6 +88,13 @@ class ChatService:
         """Nothing queued, running or settling, and nothing about to be."""
         return not self._open and self.threads.is_idle and not self._tasks and self.backend.status().is_idle
 
+    def cache_namespace(self, namespace: str) -> str:
+        """The part of the prefix cache that callers of this namespace use: all the same one, or each their own."""
+        return namespace if self.settings.separates_keys else ""
+
+    def _renderer(self, namespace: str) -> Renderer:
+        return self.renderers.of(self.cache_namespace(namespace))
+
     async def start(self, request: ServiceRequest) -> Reply:
         """Render the prompt and queue the request's jobs.
 
@@ -126,6 +133,7 @@ class ChatService:
                     max_tokens=room,
                     stop_tokens=self.served.text.eos,
                     constraint=constraint,
+                    cache_namespace=self.cache_namespace(request.namespace),
                 )
                 self._settling.overtaken_by(job)
                 self.backend.submit(job, reply.inbox.sink(run.choice.index))
@@ -140,7 +148,7 @@ class ChatService:
         """The chat as the model would see it, off the event loop; nothing is computed."""
         if self.served.template_options:
             chat = replace(chat, template_options={**self.served.template_options, **chat.template_options})
-        return await self.off_loop(lambda: self.renderers.of(namespace).render(chat))
+        return await self.off_loop(lambda: self._renderer(namespace).render(chat))
 
     async def prefix(
         self, prompt: ChatRequest | RawPrompt, *, namespace: str = "", until: BoundaryKind | None = None
@@ -160,7 +168,14 @@ class ChatService:
         Raises what `start` raises. Cancelled when the caller is.
         """
         self.served.answer_room(len(prefix), 1)
-        job = Job(id=request_id, prompt=prefix, purpose=Purpose.PREFILL, namespace=namespace, pin_for_s=pin_for_s)
+        job = Job(
+            id=request_id,
+            prompt=prefix,
+            purpose=Purpose.PREFILL,
+            namespace=self.cache_namespace(namespace),
+            owner=namespace,
+            pin_for_s=pin_for_s,
+        )
         inbox = Inbox(limit=self.limits.max_unread, on_overflow=lambda: None)
         self.backend.submit(job, inbox.sink(0))
         progress = PrefillProgress(request_id=request_id, since_s=time.monotonic())
@@ -250,7 +265,7 @@ class ChatService:
         if rendered is None or not choice.tokens:
             return
         answer = choice.answer
-        renderer = self.renderers.of(reply.request.namespace)
+        renderer = self._renderer(reply.request.namespace)
         await self.threads.run(Stage.END, lambda: renderer.learn(rendered, choice.tokens, answer))
 
     def _close_reply(self, reply: Reply) -> None:
@@ -276,19 +291,21 @@ class ChatService:
         branch: Branch = "tool" if ended.reason is EndReason.TOOL_CALLS else "user"
         prompt = await self.threads.run(
             Stage.AFTER,
-            lambda: self.renderers.of(reply.request.namespace).next_turn(rendered, ended.answer, branch=branch),
+            lambda: self._renderer(reply.request.namespace).next_turn(rendered, ended.answer, branch=branch),
         )
         if prompt is None or len(prompt) == 0:
             return
         request = reply.request
-        self._settling.begin(prompt, request_id=request.id, namespace=request.namespace, chat=request.chat)
+        self._settling.begin(
+            prompt, request_id=request.id, namespace=self.cache_namespace(request.namespace), chat=request.chat
+        )
 
     async def _record(self, reply: Reply) -> None:
         request, rendered, outcomes = reply.request, reply.rendered, reply.outcomes
         explanation: Explanation | None = None
         if rendered is not None and outcomes:
             explanation = await self.threads.run(
-                Stage.AFTER, lambda: self.renderers.of(request.namespace).explain(rendered, outcomes[0])
+                Stage.AFTER, lambda: self._renderer(request.namespace).explain(rendered, outcomes[0])
             )
         record = record_of(reply, model=self.served.id, explanation=explanation)
         self.records.add(record)

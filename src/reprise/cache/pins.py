@@ -17,26 +17,26 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 
 
-def pin(cache: PrefixCache, tokens: Tokens, *, namespace: str, until: float) -> bool:
-    """Keep the position ``len(tokens)`` until then, or longer if it is pinned longer. False if it is not resumable."""
+def pin(cache: PrefixCache, tokens: Tokens, *, namespace: str, until: float) -> Landmark | None:
+    """Keep the position ``len(tokens)`` until then, or longer if it is pinned longer. None if it is not resumable."""
     mark = cache.landmark(tokens, namespace=namespace, kind=BoundaryKind.EXPLICIT)
     if mark is None:
-        return False
+        return None
     cache.pins.pin(mark, until)
-    return True
+    return mark
 
 
-def retain(cache: PrefixCache, tokens: Tokens, *, namespace: str, until: float) -> bool:
+def retain(cache: PrefixCache, tokens: Tokens, *, namespace: str, until: float) -> Landmark | None:
     """The same for a conversation that has come to ``len(tokens)``: what it retained before is let go."""
     mark = cache.landmark(tokens, namespace=namespace, kind=BoundaryKind.STABLE)
     if mark is None:
-        return False
+        return None
     for node in path_to(mark.node):
         for earlier in node.landmarks.values():
             if earlier.position < mark.position:
                 cache.pins.retain_no_more(earlier)
     cache.pins.retain(mark, until)
-    return True
+    return mark
 
 
 def unpin(cache: PrefixCache, mark: Landmark) -> bool:

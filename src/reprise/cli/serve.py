@@ -1,5 +1,6 @@
 """`reprise serve MODEL`: its options are the fields of `Settings`, one for one."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -207,7 +208,7 @@ def serve(
     ] = 100,
 ) -> None:
     """Serve a model over HTTP, with the OpenAI API among others."""
-    keys = (*(api_key or ()), *(_keys_in(api_key_file) if api_key_file is not None else ()))
+    keys = _keys_of(api_key or (), api_key_file)
     settings = Settings(
         model=model,
         host=host,
@@ -254,8 +255,17 @@ def serve(
         run_server(settings)
 
 
-def _keys_in(file: Path) -> tuple[str, ...]:
-    keys = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+def _keys_of(given: Sequence[str], file: Path | None) -> tuple[str, ...]:
+    # An empty variable of a shell script must not open the server to everybody.
+    if any(not key.strip() for key in given):
+        refuse("--api-key is empty. Give a key, or leave the option out to serve without keys.")
+    if file is None:
+        return tuple(given)
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        refuse(f"{file} cannot be read as text: {error}.")
+    keys = tuple(line.strip() for line in lines if line.strip())
     if not keys:
-        refuse(f"{file} holds no key.")
-    return keys
+        refuse(f"{file} contains no key. Write one key per line.")
+    return (*given, *keys)

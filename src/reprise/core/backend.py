@@ -132,10 +132,13 @@ class Backend(Protocol):
         """
         ...
 
-    def pins(self, namespace: str) -> Future[Pins]:
-        """What is pinned in a namespace. Raises ShuttingDown."""
+    def pins(self, namespace: str, *, owner: str) -> Future[Pins]:
+        """What is pinned in a namespace for jobs of this owner. Raises ShuttingDown."""
         ...
 
-    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
-        """Let a pinned prefix go. False if there is none of this name. Raises ShuttingDown."""
+    def unpin(self, pin_id: str, *, namespace: str, owner: str) -> Future[bool]:
+        """Let a pinned prefix go, unless another owner pinned it too. False if this one has none of this name.
+
+        Raises ShuttingDown.
+        """
         ...

@@ -85,6 +85,8 @@ class Job:
     prompt: Prompt
     purpose: Purpose = Purpose.GENERATE
     namespace: str = ""
+    owner: str = ""
+    """Whose pins it sets: the same as the namespace, or a part of those who share it."""
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 0
     min_tokens: int = 0

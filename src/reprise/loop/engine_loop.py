@@ -144,11 +144,11 @@ class EngineLoop:
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return self._disk.runs(namespace) if self._disk is not None else ()
 
-    def pins(self, namespace: str) -> Future[Pins]:
-        return self._ask(lambda worker: worker.pinning.listed(namespace))
+    def pins(self, namespace: str, *, owner: str = "") -> Future[Pins]:
+        return self._ask(lambda worker: worker.pinning.listed(namespace, owner=owner))
 
-    def unpin(self, pin_id: str, *, namespace: str) -> Future[bool]:
-        return self._ask(lambda worker: worker.pinning.unpin(pin_id, namespace=namespace))
+    def unpin(self, pin_id: str, *, namespace: str, owner: str = "") -> Future[bool]:
+        return self._ask(lambda worker: worker.pinning.unpin(pin_id, namespace=namespace, owner=owner))
 
     def call(self, action: Callable[[Worker], None]) -> None:
         """Run `action` on the engine thread between two steps."""

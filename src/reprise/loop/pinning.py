@@ -24,6 +24,7 @@ class Pinning:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._kept = pins.Kept()
+        self._owners: dict[Landmark, set[str]] = {}
         self._counted_at = -1
 
     def keep(self, task: Task) -> None:
@@ -36,12 +37,16 @@ class Pinning:
         for position, seconds in task.pins.items():
             if position <= task.position:
                 until = task.kept_until.get(position, cache.now_s + seconds)
-                if pins.pin(cache, task.tokens_to(position), until=until, namespace=namespace):
+                mark = pins.pin(cache, task.tokens_to(position), until=until, namespace=namespace)
+                if mark is not None:
+                    self._own(mark, task.job.owner)
                     task.kept_until[position] = until
         retained_at, seconds = task.retained_at, task.job.retain_for_s
         if retained_at is not None and seconds is not None and retained_at <= task.position:
             until = task.retained_until if task.retained_until is not None else cache.now_s + seconds
-            if pins.retain(cache, task.tokens_to(retained_at), until=until, namespace=namespace):
+            mark = pins.retain(cache, task.tokens_to(retained_at), until=until, namespace=namespace)
+            if mark is not None:
+                self._own(mark, task.job.owner)
                 task.retained_until = until
         if cache.pins.num_changes > num_before and cache.budget is not None:
             num = pins.keep_within(cache, cache.budget // PINNED_SHARE)
@@ -64,17 +69,27 @@ class Pinning:
         mark = self._named(pin_id(tokens), namespace)
         return None if mark is None else self._pin(mark)
 
-    def listed(self, namespace: str) -> Pins:
-        """The pins of a namespace. O(tokens of them)."""
-        return Pins(
-            pins=tuple(self._pin(mark) for mark in self._of(namespace)),
-            nbytes=pins.kept(self._cache, namespace=namespace).nbytes,
-        )
+    def listed(self, namespace: str, *, owner: str) -> Pins:
+        """The pins of an owner in a namespace. O(tokens of them)."""
+        marks = [mark for mark in self._of(namespace) if owner in self._owners_of(mark)]
+        return Pins(pins=tuple(self._pin(mark) for mark in marks), nbytes=pins.nbytes_of(marks))
 
-    def unpin(self, name: str, *, namespace: str) -> bool:
-        """Let the pin of this name go. False if there is none."""
+    def unpin(self, name: str, *, namespace: str, owner: str) -> bool:
+        """Let the pin of this name go, unless another owner has it too. False if this one has none."""
         found = self._named(name, namespace)
-        return found is not None and pins.unpin(self._cache, found)
+        if found is None or owner not in self._owners_of(found):
+            return False
+        self._owners[found].remove(owner)
+        return len(self._owners[found]) > 0 or pins.unpin(self._cache, found)
+
+    def _own(self, mark: Landmark, owner: str) -> None:
+        if len(self._owners) > 2 * len(self._cache.pins) + 16:
+            # What is pinned no more, or has been evicted, belongs to nobody.
+            self._owners = {pinned: self._owners_of(pinned) for pinned in self._cache.pins}
+        self._owners.setdefault(mark, set()).add(owner)
+
+    def _owners_of(self, mark: Landmark) -> set[str]:
+        return self._owners.get(mark, set())
 
     def _named(self, name: str, namespace: str) -> Landmark | None:
         return next((mark for mark in self._of(namespace) if pin_id(pins.tokens_of(mark)) == name), None)
