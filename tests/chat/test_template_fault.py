@@ -8,9 +8,10 @@ import pytest
 
 from reprise.chat.render import Renderer
 from reprise.chat.request import ChatRequest, Message
+from reprise.chat.template import syntax_fault
 from reprise.chat.template_fault import refused_message
 from reprise.core.errors import TemplateFailed
-from tests.chat.text_models import text_model
+from tests.chat.text_models import fast_tokenizer, make_text_model, text_model
 
 
 def user(text: str) -> Message:
@@ -61,3 +62,16 @@ def test_a_long_chat_is_looked_at_a_few_times_only() -> None:
 
     assert refused_message([user("x")] * 1000, complaint, sentence="no") == 700
     assert len(asked) <= 11
+
+
+def test_a_template_that_does_not_parse_is_told_before_a_chat_comes() -> None:
+    tokenizer = fast_tokenizer("strips_thinking")
+    assert syntax_fault(make_text_model(tokenizer)) is None
+    assert syntax_fault(text_model(None)) is None
+    tokenizer.chat_template = "{% for m in messages %}\n{{ m.content }\n{% endfor %}"
+    fault = syntax_fault(make_text_model(tokenizer))
+    assert fault is not None
+    assert fault.startswith("line 2: ")
+    # One that wants other messages than a probe has is no broken one.
+    tokenizer.chat_template = "{{ raise_exception('Only with tools.') }}"
+    assert syntax_fault(make_text_model(tokenizer)) is None

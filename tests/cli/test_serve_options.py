@@ -90,6 +90,10 @@ def test_keys_come_from_a_file_too(tmp_path: Path, served: list[Settings]) -> No
     [
         ["--port", "70000"],
         ["--cache-bytes", "8XB"],
+        ["--cache-bytes", "0"],
+        ["--cache-bytes", "0%"],
+        ["--api-key", ""],
+        ["--api-key", "good", "--api-key", " "],
         ["--disk-bytes", "lots"],
         ["--disk-cache", __file__],
         ["--max-body", "10%"],
@@ -104,6 +108,16 @@ def test_a_value_that_cannot_be_is_refused(words: list[str], served: list[Settin
     result = CliRunner().invoke(app, ["serve", "somewhere", *words])
     assert result.exit_code == 2
     assert "Traceback" not in result.output
+    assert served == []
+
+
+def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path, served: list[Settings]) -> None:
+    for content in (b"", b"\n  \n", b"\xff\xfe"):
+        (tmp_path / "keys").write_bytes(content)
+        for given in ([], ["--api-key", "one"]):
+            result = CliRunner().invoke(app, ["serve", "somewhere", *given, "--api-key-file", str(tmp_path / "keys")])
+            assert result.exit_code == 2
+            assert "keys" in result.output
     assert served == []
 
 

@@ -166,7 +166,7 @@ def _speed(rate: float | None) -> str:
 
 
 class Records:
-    """The latest records. A caller sees those of its own namespace, and of requests that brought no key that is known."""
+    """The latest records. A caller sees those of its own namespace, and of requests that came without a known key."""
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit

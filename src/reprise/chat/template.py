@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from jinja2 import TemplateSyntaxError
+
 from reprise.chat.call_ids import ID_LENGTHS, USUAL_IDS, shortened_id
 from reprise.chat.dates import TemplateDates, read_dates
 from reprise.chat.forms import REASONING, REASONING_KEYS, Form, forms, is_text_only, written
@@ -224,3 +226,17 @@ def _called_and_told(call_id: str) -> tuple[Message, Message, Message]:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "seen", "tool_call_id": call_id, "name": "look"},
     )
+
+
+def syntax_fault(text_model: TextModel) -> str | None:
+    """What keeps the chat template from being parsed, in a sentence; None if it is parsed, or there is none."""
+    if text_model.render is None:
+        return None
+    try:
+        text_model.render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    except Exception:
+        # It may want other messages: that is told to who sends some.
+        return None
+    return None

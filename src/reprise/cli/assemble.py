@@ -17,6 +17,7 @@ from reprise.api.served import Served
 from reprise.api.service import ChatService
 from reprise.chat.grammar import Grammars
 from reprise.chat.render import Renderer, RenderSettings
+from reprise.chat.template import syntax_fault
 from reprise.core.defaults import Number, SamplingDefaults
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel
@@ -38,6 +39,9 @@ def run_server(settings: Settings) -> None:
         with reported_loading(settings.model):
             loaded = engine.start()
         served = served_model(loaded, settings)
+        fault = syntax_fault(loaded.text)
+        if fault is not None:
+            log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
         run(ChatService(served=served, backend=engine, settings=settings), settings, listener=listener)
     finally:
         listener.close()

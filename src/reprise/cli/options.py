@@ -18,6 +18,18 @@ def amount(option: str, text: str) -> Amount:
         raise typer.BadParameter(str(error), param_hint=f"'{option}'") from error
 
 
+def some(option: str, text: str) -> Amount:
+    """An amount of memory that is not zero. Raises typer.BadParameter."""
+    given = amount(option, text)
+    if given.of(2**40) == 0:
+        raise typer.BadParameter(
+            "Running requests need memory too: give an amount above zero, and --no-prefix-cache to serve without "
+            "the prefix cache.",
+            param_hint=f"'{option}'",
+        )
+    return given
+
+
 def num_bytes(option: str, text: str) -> int:
     """A number of bytes that is no percentage and not zero. Raises typer.BadParameter."""
     given = amount(option, text)

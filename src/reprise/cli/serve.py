@@ -14,6 +14,7 @@ from reprise.cli.options import (
     check_kv_group_size,
     num_bytes,
     one_of,
+    some,
     template_options,
     template_source,
 )
@@ -233,7 +234,7 @@ def serve(
         kv_bits=kv_bits,
         kv_group_size=kv_group_size,
         has_prefix_cache=not no_prefix_cache,
-        cache_bytes=amount("--cache-bytes", cache_bytes) if cache_bytes is not None else None,
+        cache_bytes=some("--cache-bytes", cache_bytes) if cache_bytes is not None else None,
         disk_directory=str(disk_cache) if disk_cache is not None else None,
         disk_bytes=amount("--disk-bytes", disk_bytes),
         warm_file=str(warm) if warm is not None else None,
