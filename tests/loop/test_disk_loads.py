@@ -10,6 +10,7 @@ from reprise.cache.lookup import Restore
 from reprise.core.errors import EngineFailed
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.disk.directory import ModelDirectory
+from reprise.engine import records
 from reprise.engine.runner import Runner
 from reprise.loop import disk as loop_disk
 from reprise.loop import loads
@@ -217,6 +218,7 @@ def test_a_large_path_is_taken_over_in_small_steps_and_copied_once(
 ) -> None:
     monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
     monkeypatch.setattr(loads, "_COPIED_AT_ONCE", 1)
+    monkeypatch.setattr(records, "_COPIED_TOGETHER", 1)
     engine = start(model)
     turn = next_turn(engine, words(11, 400))
     engine = start(model)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import platform
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -37,6 +36,9 @@ _DTYPES: Mapping[str, mx.Dtype] = {
 }
 _FORM = 2
 """What is written here means something else when this changes: files of another form are not found."""
+
+_COPIED_TOGETHER = 2 << 20
+"""Bytes. Evaluating costs as much as copying so many."""
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -162,7 +164,8 @@ class RestoringSequence:
         self.live = runner.begin()
         self._length = length
         self._rest = RecordSource()
-        self._work: deque[Callable[[], int]] = deque()
+        self._work: deque[tuple[KvLayer, Segment, int]] = deque()
+        """Layers that lack a segment, and the number of their first plane in it."""
 
     @property
     def nbytes(self) -> int:
@@ -190,21 +193,24 @@ class RestoringSequence:
         for segment in self._rest.add(record, keeps_full=False):
             at = 0
             for layer in layers:
-                self._work.append(partial(self._extend, layer, segment, at))
+                self._work.append((layer, segment, at))
                 at += layer.num_planes
 
-    def _extend(self, layer: KvLayer, segment: Segment, at: int) -> int:
-        before = layer.nbytes
-        planes = [segment.plane(i, 0, segment.length) for i in range(at, at + layer.num_planes)]
-        # Of one row, and to this position: its buffers are made that large at once.
-        layer.reserve(self._length)
-        layer.extend(planes)
-        mx.eval(layer.planes)
-        return sum(plane.nbytes for plane in planes) + layer.nbytes - before
-
     def work(self) -> int:
-        """Copy the next part: gives the bytes that were copied, or made room for."""
-        return self._work.popleft()()
+        """Copy the next part, of one layer or of several small ones: gives the bytes copied and made room for."""
+        nbytes = 0
+        pending: list[mx.array] = []
+        while self._work and nbytes < _COPIED_TOGETHER:
+            layer, segment, at = self._work.popleft()
+            before = layer.nbytes
+            planes = [segment.plane(i, 0, segment.length) for i in range(at, at + layer.num_planes)]
+            # Its buffers are made that large at once.
+            layer.reserve(self._length)
+            layer.extend(planes)
+            pending += layer.planes
+            nbytes += sum(plane.nbytes for plane in planes) + layer.nbytes - before
+        mx.eval(pending)
+        return nbytes
 
     def finish(self, position: int) -> Live:
         """The sequence, which stands at `position` now. Raises LookupError if the records lack something."""
