@@ -136,6 +136,13 @@ LOOP_MUTANTS = (
         _LOADS,
     ),
     _mutant(
+        "Loads._take_over",
+        "what was read is taken over at once, however much",
+        "taken < _COPIED_AT_ONCE and (taken == 0 or time.monotonic() < until_s)",
+        "True",
+        (*_LOADS, "-k", "small_steps"),
+    ),
+    _mutant(
         "Loads._take",
         "a disk that hangs is waited for",
         "now_s - load.heard_s >= _STALLED_S",
@@ -187,8 +194,8 @@ LOOP_MUTANTS = (
     _mutant(
         "Writes._planned",
         "positions that all chats share are not written",
-        "missing.needs_mark",
-        "missing.needs_mark and end == len(noted.tokens)",
+        "missing.needs_tail",
+        "missing.needs_tail and end == len(noted.tokens)",
         ("tests/loop/test_disk.py", "-k", "llama or read_again or one_prefix"),
     ),
     _mutant(
