@@ -1,6 +1,7 @@
 """A chat that its template refuses: the error says so, and which message is meant."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_a_long_chat_is_looked_at_a_few_times_only() -> None:
 
 
 def test_a_template_that_does_not_parse_is_told_before_a_chat_comes() -> None:
-    tokenizer = fast_tokenizer("strips_thinking")
+    tokenizer = deepcopy(fast_tokenizer("strips_thinking"))
     assert syntax_fault(make_text_model(tokenizer)) is None
     assert syntax_fault(text_model(None)) is None
     tokenizer.chat_template = "{% for m in messages %}\n{{ m.content }\n{% endfor %}"
