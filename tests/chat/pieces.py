@@ -4,9 +4,11 @@ import codecs
 import importlib
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
+from reprise.chat.call_learning import learn_calls
 from reprise.chat.parse import AnswerParser
 from reprise.chat.text_model import TextModel
 
@@ -81,7 +83,7 @@ def piece_model(specials: Sequence[str] = (), **fields: Any) -> TextModel:
     def decode(tokens: Sequence[int]) -> str:
         return b"".join(vocabulary.piece(token) for token in tokens).decode(errors="replace")
 
-    return TextModel(
+    model = TextModel(
         encode=vocabulary.encode,
         decode=decode,
         render=None,
@@ -90,6 +92,7 @@ def piece_model(specials: Sequence[str] = (), **fields: Any) -> TextModel:
         eos=frozenset({0}),
         **fields,
     )
+    return replace(model, calls=learn_calls(model))
 
 
 def thinking_fields(start: str = "<think>", end: str = "</think>") -> dict[str, Any]:
@@ -131,7 +134,9 @@ def read(
     if is_ended:
         deltas += parser.feed(0, is_stop=True)
     deltas += parser.finish()
-    assert joined(deltas) == parser.answer
+    answer = parser.answer
+    told = replace(answer, tool_calls=tuple(replace(call, is_whole=True) for call in answer.tool_calls))
+    assert joined(deltas) == told
     return parser.answer, deltas, parser
 
 

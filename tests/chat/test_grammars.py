@@ -18,6 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from reprise.chat import compiling, grammar
 from reprise.chat.answer_grammar import answer_grammar
+from reprise.chat.call_format import ModelCalls
+from reprise.chat.call_learning import learn_calls
 from reprise.chat.grammar import Grammar, Grammars
 from reprise.chat.parse import AnswerParser
 from reprise.chat.text_model import TextModel
@@ -326,6 +328,12 @@ def tokenizer_with(*specials: str) -> TextModel:
     return replace(make_text_model(tokenizer), tokenizer_json=backend.to_str)
 
 
+def with_calls(model: TextModel, parser: str) -> TextModel:
+    """The model with mlx-lm's parser of this name, and the format that it reads."""
+    model = replace(model, **tool_fields(parser))
+    return replace(model, calls=learn_calls(model))
+
+
 ODD = tool(
     "look-up",
     text={"type": "string"},
@@ -334,14 +342,19 @@ ODD = tool(
 )
 ODD["function"]["parameters"]["required"] = ["kind", "deep"]
 FORCED = {
+    "function_gemma": "<escape>}",
+    "gemma4": '<|"|>}',
     "glm47": "</arg_value>",
     "json_tools": "",
     "kimi_k2": "",
+    "kimi_k3": "<|close|>argument<|sep|><|close|>call<|sep|>",
     "laguna": "</arg_value>",
     "longcat": "</longcat_arg_value>",
     "minicpm5": "</param>",
     "minimax_m2": "</parameter>\n</invoke>",
     "mistral": "",
+    "muse_spark": "</atem:parameter>\n</atem:invoke>",
+    "pythonic": "')]",
     "qwen3_coder": "</parameter>\n</function>",
 }
 """The formats that can be forced, with what closes a value that is text."""
@@ -350,7 +363,7 @@ FORCED = {
 @pytest.mark.parametrize("parser", sorted(FORCED))
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look-up"}}])
 def test_a_forced_call_is_one_that_the_parser_reads(parser: str, choice: Any) -> None:
-    model = replace(tokenizer_with(*SAMPLES[parser][0]), **tool_fields(parser))
+    model = with_calls(tokenizer_with(*SAMPLES[parser][0]), parser)
     grammars = Grammars(model)
     wanted = call_grammar(model, tools=[WEATHER, ODD], tool_choice=choice, parallel=False)
     assert wanted is not None
@@ -373,7 +386,7 @@ def test_a_forced_call_is_one_that_the_parser_reads(parser: str, choice: Any) ->
 
 @pytest.mark.parametrize("parser", sorted(FORCED))
 def test_several_forced_calls(parser: str) -> None:
-    model = replace(tokenizer_with(*SAMPLES[parser][0]), **tool_fields(parser))
+    model = with_calls(tokenizer_with(*SAMPLES[parser][0]), parser)
     wanted = call_grammar(model, tools=[WEATHER], tool_choice="required")
     assert wanted is not None
     make = Grammars(model).constraint(wanted)
@@ -392,7 +405,7 @@ def test_several_forced_calls(parser: str) -> None:
 
 
 def test_old_mistral() -> None:
-    model = replace(tokenizer_with("[TOOL_CALLS]"), **tool_fields("mistral"))
+    model = with_calls(tokenizer_with("[TOOL_CALLS]"), "mistral")
     wanted = call_grammar(model, tools=[WEATHER], tool_choice="required")
     assert wanted is not None
     constraint = Grammars(model).constraint(wanted)()
@@ -434,7 +447,7 @@ def test_harmony_calls_or_answers() -> None:
 
 @pytest.mark.parametrize("parser", sorted(FORCED))
 def test_a_call_or_the_output_in_every_format(parser: str) -> None:
-    model = replace(tokenizer_with(*SAMPLES[parser][0]), **tool_fields(parser))
+    model = with_calls(tokenizer_with(*SAMPLES[parser][0]), parser)
     output = grammar.json_schema({"const": {"done": True}})
     wanted = answer_grammar(model, output, tools=[WEATHER], tool_choice="auto", parallel=False)
     assert wanted is not None
@@ -455,7 +468,7 @@ def test_a_call_or_the_output_in_every_format(parser: str) -> None:
 def test_output_with_calls_that_no_grammar_has_is_refused_by_its_field() -> None:
     with pytest.raises(BadRequest, match="Set tool_choice to 'none'") as caught:
         answer_grammar(
-            replace(MODEL, tool_start=None, parse_tool_call=None),
+            replace(MODEL, calls=ModelCalls()),
             grammar.json_object(),
             tools=[WEATHER],
             tool_choice="auto",
@@ -483,11 +496,9 @@ def test_choices_that_are_none(tools: list[Any], choice: Any, says: str) -> None
     assert caught.value.param == "tool_choice"
 
 
-@pytest.mark.parametrize("parser", sorted(set(SAMPLES) - set(FORCED)))
-def test_formats_that_cannot_be_forced_are_refused(parser: str) -> None:
-    model = replace(tokenizer_with(*SAMPLES[parser][0]), **tool_fields(parser))
-    with pytest.raises(BadRequest, match="cannot be forced"):
-        call_grammar(model, tools=[WEATHER], tool_choice="required")
+def test_a_model_whose_calls_are_not_known() -> None:
+    with pytest.raises(BadRequest, match="not known"):
+        call_grammar(replace(MODEL, calls=ModelCalls()), tools=[WEATHER], tool_choice="required")
 
 
 def test_a_broken_tool_schema_is_told() -> None:

@@ -5,7 +5,7 @@ Import it from anywhere in the tests: ``from tests.chat.text_models import text_
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from reprise.chat.call_learning import learn_calls
 from reprise.chat.text_model import TextModel
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -122,7 +123,7 @@ def make_text_model(tokenizer: PreTrainedTokenizerFast) -> TextModel:
         return tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, **options)
 
     has_think = "<think>" in vocab
-    return TextModel(
+    model = TextModel(
         encode=encode,
         decode=decode,
         render=None if tokenizer.chat_template is None else render,
@@ -139,3 +140,4 @@ def make_text_model(tokenizer: PreTrainedTokenizerFast) -> TextModel:
         tool_end="</tool_call>" if has_think else None,
         parse_tool_call=_parse_json_call,
     )
+    return replace(model, calls=learn_calls(model))

@@ -78,10 +78,11 @@ class Choice:
             raise RequestCancelled("The request was cancelled.")
         rest = self._piece(self.parser.finish(), is_last=True)
         answer = self.answer
-        if answer.tool_calls:
-            reason = EndReason.TOOL_CALLS
-        elif event.reason is FinishReason.LENGTH:
+        is_cut = any(not call.is_whole for call in answer.tool_calls) or self.parser.is_call_cut
+        if event.reason is FinishReason.LENGTH and (is_cut or not answer.tool_calls):
             reason = EndReason.LENGTH
+        elif any(call.is_whole for call in answer.tool_calls):
+            reason = EndReason.TOOL_CALLS
         else:
             reason = EndReason.STOP
         ended = Ended(choice=self.index, reason=reason, answer=answer, outcome=event.outcome, stop=self.parser.stop)

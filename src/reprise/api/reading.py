@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reprise.api.exchange import ServiceRequest
+from reprise.chat.call_format import ModelCalls
 from reprise.chat.parse import AnswerParser
 from reprise.chat.request import ChatRequest
 from reprise.chat.stop import StopWatch
@@ -103,6 +104,7 @@ def without_markup(text: TextModel) -> TextModel:
         tool_start=None,
         tool_end=None,
         parse_tool_call=None,
+        calls=ModelCalls(),
         structural_markers=(),
         transitions={},
         initial_state=None,

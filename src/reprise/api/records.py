@@ -132,9 +132,14 @@ def record_of(reply: Reply, *, model: str, explanation: Explanation | None) -> R
         error=None if reply.error is None else str(reply.error),
         chat=request.chat,
         explanation=explanation,
-        notes=(*request.notes, *(() if rendered is None else rendered.notes)),
+        notes=(*request.notes, *(() if rendered is None else rendered.notes), *_answer_notes(reply)),
         used=reply.used,
     )
+
+
+def _answer_notes(reply: Reply) -> tuple[str, ...]:
+    """What was odd about the answers, each once."""
+    return tuple(dict.fromkeys(note for run in reply.running for note in run.choice.parser.notes))
 
 
 def _how_ended(reply: Reply) -> str:

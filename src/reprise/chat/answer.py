@@ -17,7 +17,7 @@ class ContentDelta:
 class ToolCallDelta:
     """A piece of the tool call number `index` (from 0). `id` and `name` are set on its first piece only.
 
-    The `arguments` of all pieces of a call, joined, are the text of one JSON object.
+    The `arguments` of all pieces of a call, joined, are those of the `ToolCall`.
     """
 
     index: int
@@ -31,11 +31,16 @@ Delta = ReasoningDelta | ContentDelta | ToolCallDelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A whole tool call; `arguments` is the text of a JSON object."""
+    """A tool call; `arguments` is the text of a JSON object.
+
+    `is_whole` False: the answer was cut short within the call, or went on as no call does. Then `arguments` are the
+    beginning of a JSON object.
+    """
 
     id: str
     name: str
     arguments: str
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

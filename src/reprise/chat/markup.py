@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from reprise.chat.call_format import CallFormat
 from reprise.chat.text_model import TextModel
 
 NORMAL, REASONING, TOOL, HEADER = "normal", "reasoning", "tool", "header"
@@ -67,6 +68,8 @@ class Markup:
     atoms: Mapping[int, str]
     spellings: Mapping[int, str]
     header_starts: tuple[str, ...] = ()
+    calls: CallFormat | None = None
+    """The format of the calls, with atoms; None: a call is whatever stands between the tool markers."""
     needs_tool_end: bool = True
     """Whether a call that has no end is cut short."""
 
@@ -91,14 +94,16 @@ def markup_of(text_model: TextModel, *, has_tools: bool, is_thinking_open: bool,
     else:
         table = _tag_edges(text_model, has_tools=has_tools)
         initial = text_model.initial_state or NORMAL
-        needs_tool_end = text_model.tool_end != ""
+        needs_tool_end = _tool_markers(text_model)[1] != ""
     if is_content_open:
         initial = NORMAL
     elif is_thinking_open:
         initial = REASONING
 
     starts = ("to=", "<|channel|>", "<|start|>", *(edge.marker for edge in table.get(initial, ())))
+    calls = text_model.calls.format if has_tools and not is_harmony(text_model) else None
     texts = {edge.marker for edges in table.values() for edge in edges} | set(starts)
+    texts |= set() if calls is None else set(calls.texts())
     tokens = _atomic_tokens(text_model, texts)
     atoms = {text: chr(_FIRST_ATOM + i) for i, text in enumerate(sorted(tokens))}
     return Markup(
@@ -107,6 +112,7 @@ def markup_of(text_model: TextModel, *, has_tools: bool, is_thinking_open: bool,
         atoms={tokens[text]: atom for text, atom in atoms.items()},
         spellings={ord(atom): text for text, atom in atoms.items()},
         header_starts=tuple(_to_atoms(start, atoms) for start in starts),
+        calls=None if calls is None else calls.mapped(lambda text: _to_atoms(text, atoms)),
         needs_tool_end=needs_tool_end,
     )
 
@@ -121,11 +127,12 @@ def _tag_edges(text_model: TextModel, *, has_tools: bool) -> dict[str, list[Edge
             table[state].append(Edge(marker=text_model.think_end, to=NORMAL))
     table[NORMAL] += [Edge(marker=marker, to=NORMAL) for marker in text_model.structural_markers]
     leads_to_tool = any(to == TOOL for edges in text_model.transitions.values() for _, to in edges)
-    if has_tools and text_model.tool_start:
+    start, _ = _tool_markers(text_model)
+    if has_tools and start:
         table |= _tool_edges(text_model)
         if not leads_to_tool:
-            table[NORMAL].append(Edge(marker=text_model.tool_start, to=TOOL))
-        table[REASONING].append(Edge(marker=text_model.tool_start, to=TOOL_IN_REASONING))
+            table[NORMAL].append(Edge(marker=start, to=TOOL))
+        table[REASONING].append(Edge(marker=start, to=TOOL_IN_REASONING))
     for state, transitions in text_model.transitions.items():
         for marker, to in transitions:
             is_text = to == TOOL and not has_tools
@@ -133,15 +140,24 @@ def _tag_edges(text_model: TextModel, *, has_tools: bool) -> dict[str, list[Edge
     return table
 
 
+def _tool_markers(text_model: TextModel) -> tuple[str | None, str | None]:
+    """What calls begin and end with; calls that begin like any text have no marker."""
+    form = text_model.calls.format
+    if form is None:
+        return text_model.tool_start, text_model.tool_end
+    return (None, "") if form.is_bare else (form.start, form.end)
+
+
 def _tool_edges(text_model: TextModel) -> dict[str, list[Edge]]:
     """How a call ends: with its end marker, and where there is none or it was forgotten, with the next start."""
-    assert text_model.tool_start, "only for models with tool markup"
+    start, end = _tool_markers(text_model)
+    assert start, "only for models with tool markup"
     table: dict[str, list[Edge]] = {}
     for state, outside in ((TOOL, NORMAL), (TOOL_IN_REASONING, REASONING)):
-        table[state] = [Edge(marker=text_model.tool_end, to=outside)] if text_model.tool_end else []
+        table[state] = [Edge(marker=end, to=outside)] if end else []
         # A start that is no token of its own can stand in an argument.
-        if not text_model.tool_end or text_model.tool_start in text_model.splitters:
-            table[state].append(Edge(marker=text_model.tool_start, to=state))
+        if not end or start in text_model.splitters:
+            table[state].append(Edge(marker=start, to=state))
     return table
 
 

@@ -4,11 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
+from reprise.chat.call_format import ARGUMENTS_ALONE
+from reprise.chat.call_reader import CallArguments, CallBegan, CallEnded, CallEvent, CallReader
 from reprise.chat.markup import NORMAL, TOOL_IN_REASONING, Part, markup_of, part_of
-from reprise.chat.reader import Piece, Reader, Turn
+from reprise.chat.reader import CallCut, CallFailed, Event, Piece, Reader, Turn
 from reprise.chat.stop import ContentText
 from reprise.chat.text_model import TextModel
-from reprise.chat.tools import make_calls, names_of, new_call_id, parse_calls
+from reprise.chat.tools import is_encodable, make_calls, new_call_id, parse_calls
+
+_NOTED = 200
+"""Characters of a text that a note quotes."""
 
 
 class AnswerParser:
@@ -18,7 +23,9 @@ class AnswerParser:
     `is_thinking_open` says that the prompt ends inside thinking, `is_content_open` that it ends inside content to be
     continued. `context` are the prompt's last tokens (a few suffice), needed where the answer continues a text.
 
-    A malformed call is content (or reasoning, where it stands there). Nothing that a model writes makes it raise.
+    A call is told as it is written. A malformed call is content (or reasoning, where it stands there); what was told of
+    it stays, as a call that is not whole. So does a call that is cut short, which is no content. Nothing that a model
+    writes makes it raise.
     """
 
     def __init__(
@@ -40,14 +47,15 @@ class AnswerParser:
         self._markup = markup_of(
             text_model, has_tools=self._has_tools, is_thinking_open=is_thinking_open, is_content_open=is_content_open
         )
-        names = names_of(tools) if self._has_tools else ()
-        self._reader = Reader(text_model, self._markup, tool_names=names, context=context)
+        self._reader = Reader(text_model, self._markup, tools=tools if self._has_tools else (), context=context)
         self._visible = ContentText(stops, is_begun=is_content_open)
         self._content = _Content(holds_space=self._has_tools)
         self._reasoning = _Reasoning()
         self._call = _OpenCall()
         self._calls: list[ToolCall] = []
-        self._is_stopped = False
+        self._open: _Written | None = None
+        self._is_stopped = self._is_cut = False
+        self._notes: list[str] = []
         self.num_reasoning_tokens = 0
         """Tokens inside reasoning, its markers not counted."""
 
@@ -58,8 +66,18 @@ class AnswerParser:
         return Answer(
             content=None if not content and self._calls else content,
             reasoning=self._reasoning.text or None,
-            tool_calls=tuple(self._calls),
+            tool_calls=(*self._calls, *(() if self._open is None else (self._open.call(is_whole=False),))),
         )
+
+    @property
+    def is_call_cut(self) -> bool:
+        """Whether the answer was cut short within a call."""
+        return self._is_cut
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was odd about the calls, for the request's record."""
+        return tuple(self._notes)
 
     @property
     def stop(self) -> str | None:
@@ -84,50 +102,127 @@ class AnswerParser:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """The last deltas, when no token follows. A call without its end is one only if the model ended it."""
+        """The last deltas, when no token follows. A call without its end is whole only if the model ended it."""
         if self._visible.stop is not None:
             deltas: list[Delta] = []
         else:
-            deltas = self._take(self._reader.finish())
-            if self._reader.part is Part.CALL:
+            deltas = self._take(self._reader.finish(is_ended=self._is_stopped))
+            if self._reader.part is Part.CALL and not self._is_cut:
                 deltas += self._close_call(marker="", is_whole=self._is_stopped or not self._markup.needs_tool_end)
             deltas += self._add_content(self._visible.flush())
         return deltas + _content_delta(self._content.finish(drops_space=len(self._calls) > 0))
 
-    def _take(self, parts: Sequence[Piece | Turn]) -> list[Delta]:
+    def _take(self, parts: Sequence[Event]) -> list[Delta]:
         deltas: list[Delta] = []
         for part in parts:
             if self._visible.stop is not None:
                 break
-            deltas += self._turn(part) if isinstance(part, Turn) else self._piece(part)
+            match part:
+                case Turn():
+                    deltas += self._turn(part)
+                case Piece():
+                    deltas += self._piece(part)
+                case CallFailed():
+                    self._fail_call()
+                case CallCut():
+                    self._cut_call(part.text)
+                case _:
+                    deltas += self._write_call(part)
         return deltas
+
+    def _write_call(self, event: CallEvent) -> list[Delta]:
+        match event:
+            case CallBegan():
+                taken = {made.id for made in self._calls}
+                own = event.id if event.id is not None and event.id not in taken and is_encodable(event.id) else None
+                self._open = _Written(own_id=own or self._new_id(), name=event.name)
+                return [ToolCallDelta(index=len(self._calls), id=self._open.id, name=event.name)]
+            case CallArguments():
+                assert self._open is not None, "arguments follow a name"
+                self._open.arguments.append(event.text)
+                return [ToolCallDelta(index=len(self._calls), arguments=event.text)]
+            case CallEnded():
+                self._close_written(is_whole=True)
+                # What follows in the same section is not between its markers any more.
+                self._call.opening = ""
+                return []
+
+    def _close_written(self, *, is_whole: bool) -> None:
+        assert self._open is not None, "a call has begun"
+        self._calls.append(self._open.call(is_whole=is_whole))
+        self._open = None
+        self._content.calls_made()
+
+    def _fail_call(self) -> None:
+        self._call.has_failed = True
+        if self._open is not None:
+            self._call.was_told = True
+            self._close_written(is_whole=False)
+
+    def _cut_call(self, text: str) -> None:
+        self._is_cut = True
+        if self._open is not None:
+            self._close_written(is_whole=False)
+        else:
+            self._notes.append(f"the answer was cut short before a tool call had its name: {text[:_NOTED]!r}")
 
     def _piece(self, piece: Piece) -> list[Delta]:
         if piece.part is Part.REASONING:
             return _reasoning_delta(self._reasoning.add(piece.text))
         if piece.part is Part.CALL:
             self._call.text += piece.text
-            return []
+            return [] if self._call.reader is None else self._read_named(self._call.reader, piece.text)
         return self._add_content(self._visible.add(piece.text))
 
     def _turn(self, turn: Turn) -> list[Delta]:
         deltas = self._add_content(self._visible.turn(turn))
         source, to = part_of(turn.source), part_of(turn.to)
         if source is Part.CALL:
-            deltas += self._close_call(marker="" if to is Part.CALL else turn.marker, is_whole=True)
+            deltas += self._leave_call(turn)
         if to is Part.CALL:
             # A header that names the function stands for the markers.
             opening = turn.marker if turn.function is None else ""
             self._call = _OpenCall(opening=opening, function=turn.function, state=turn.to)
+            if turn.function is not None:
+                self._call.reader = CallReader(ARGUMENTS_ALONE, tools=self._tools, name=turn.function)
         elif to is Part.REASONING and source not in {Part.REASONING, Part.CALL}:
             self._reasoning.begin_block()
         return deltas
 
+    def _read_named(self, reader: CallReader, text: str) -> list[Delta]:
+        """The arguments of a call whose function a header named."""
+        if reader.is_over:
+            if text.strip() and not self._call.has_failed and not reader.is_broken:
+                self._notes.append(f"text behind the arguments of a tool call was left out: {text[:_NOTED]!r}")
+            return []
+        reader.feed(text)
+        return self._take(reader.take())
+
+    def _leave_call(self, turn: Turn) -> list[Delta]:
+        """A marker, or the end of what was read as a call, led out of a call."""
+        marker = "" if part_of(turn.to) is Part.CALL else turn.marker
+        if turn.is_failed:
+            # It began like a call, and is content.
+            call, self._call = self._call, _OpenCall()
+            return self._add_content(call.opening + call.text)
+        if turn.marker == "" and not self._call.has_failed:
+            # Its calls have been read.
+            self._call = _OpenCall()
+            return []
+        return self._close_call(marker=marker, is_whole=True)
+
     def _close_call(self, *, marker: str, is_whole: bool) -> list[Delta]:
+        named = self._close_named(self._call, is_whole=is_whole and (self._is_stopped or marker != ""))
+        if named is not None:
+            return named
         call, self._call = self._call, _OpenCall()
-        calls = self._parse(call) if is_whole else None
+        calls = self._parse(call) if is_whole and not call.was_told else None
+        if calls is None and not is_whole and not call.has_failed:
+            self._cut_call(call.opening + call.text)
+            return []
         if calls is None:
             raw = call.opening + call.text + ("" if call.function is not None else marker)
+            self._notes.append("a malformed tool call was left in the text")
             if call.state == TOOL_IN_REASONING:
                 return _reasoning_delta(self._reasoning.add(raw))
             return self._add_content(raw)
@@ -138,6 +233,27 @@ class AnswerParser:
             deltas.append(ToolCallDelta(index=index, id=made.id, name=made.name))
             deltas.append(ToolCallDelta(index=index, arguments=made.arguments))
         self._content.calls_made()
+        return deltas
+
+    def _close_named(self, call: "_OpenCall", *, is_whole: bool) -> list[Delta] | None:
+        """The end of a call whose function a header named; None if it is to be read otherwise."""
+        if call.reader is None:
+            return None
+        deltas: list[Delta] = []
+        if not call.reader.is_over:
+            call.reader.finish(is_ended=is_whole)
+            deltas = self._take(call.reader.take())
+        if call.reader.is_broken:
+            if self._open is not None:
+                self._fail_call()
+            if call.was_told:
+                self._notes.append("a malformed tool call was left in the text")
+                self._call = _OpenCall()
+                return deltas + self._add_content(call.text)
+            return None
+        if call.reader.is_cut:
+            self._cut_call(call.text)
+        self._call = _OpenCall()
         return deltas
 
     def _parse(self, call: "_OpenCall") -> tuple[ToolCall, ...] | None:
@@ -159,6 +275,24 @@ class _OpenCall:
         self.function = function
         self.state = state
         self.text = ""
+        self.reader: CallReader | None = None
+        """Reads the arguments where a header named the function."""
+        self.has_failed = False
+        """What was read is not of the model's format."""
+        self.was_told = False
+        """And its beginning was given as a call's already."""
+
+
+class _Written:
+    """A call as it is told."""
+
+    def __init__(self, *, own_id: str, name: str) -> None:
+        self.id = own_id
+        self.name = name
+        self.arguments: list[str] = []
+
+    def call(self, *, is_whole: bool) -> ToolCall:
+        return ToolCall(id=self.id, name=self.name, arguments="".join(self.arguments), is_whole=is_whole)
 
 
 class _Content:

@@ -1,12 +1,26 @@
 """From tokens to parts: the state machine that walks a model's markup."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from reprise.chat.markup import HEADER, NORMAL, Header, Markup, Part, part_of, read_header
+from reprise.chat.call_reader import CallEvent, CallReader
+from reprise.chat.markup import (
+    HEADER,
+    NORMAL,
+    REASONING,
+    TOOL,
+    TOOL_IN_REASONING,
+    Header,
+    Markup,
+    Part,
+    part_of,
+    read_header,
+)
 from reprise.chat.scan import first_match, num_held
 from reprise.chat.text_model import Detokenizer, TextModel
+from reprise.chat.tools import names_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +33,30 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A marker led from one state to another. `function` is the name that a channel header calls."""
+    """A marker led from one state to another. `function` is the name that a channel header calls.
+
+    `is_failed`: the text of a call that was none, which is not there yet, follows as content.
+    """
 
     source: str
     to: str
     marker: str
     function: str | None = None
+    is_failed: bool = False
+
+
+class CallFailed:
+    """What follows the last whole call is no call. Its text comes again, as text."""
+
+
+class CallCut:
+    """The answer was cut short within a call. `text` is what was written of it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+Event = Piece | Turn | CallEvent | CallFailed | CallCut
 
 
 class Speller:
@@ -72,11 +104,22 @@ class Reader:
     """
 
     def __init__(
-        self, text_model: TextModel, markup: Markup, *, tool_names: Sequence[str] = (), context: Sequence[int] = ()
+        self,
+        text_model: TextModel,
+        markup: Markup,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        context: Sequence[int] = (),
     ) -> None:
+        """`tools` are those that can be called."""
         self._speller = Speller(text_model, markup, context=context)
         self._markup = markup
-        self._tool_names = tool_names
+        self._tools = tools
+        self._tool_names = names_of(tools)
+        self._call: CallReader | None = None
+        # Calls that begin like any text are calls only where the answer begins.
+        self._awaits_call = markup.calls is not None and markup.calls.is_bare
+        self._specials = [text for text in text_model.splitters if text] if self._awaits_call else []
         self._pending = ""
         self._header = ""
         self.state = markup.initial
@@ -87,13 +130,15 @@ class Reader:
     def part(self) -> Part:
         return part_of(self.state)
 
-    def feed(self, token: int) -> list[Piece | Turn]:
+    def feed(self, token: int) -> list[Event]:
         """What is certain after this token."""
         return self._read(self._speller.text(token))
 
-    def finish(self) -> list[Piece | Turn]:
-        """The rest, when no token follows: what could have become a marker is text."""
+    def finish(self, *, is_ended: bool) -> list[Event]:
+        """The rest, when no token follows: what could have become a marker is text. `is_ended`: the model ended it."""
         out = self._read(self._speller.finish())
+        if self._call is not None:
+            out += self._end_call_text(self._call, is_ended=is_ended)
         if self._awaits_header:
             self.state = NORMAL
             self._awaits_header = False
@@ -101,12 +146,20 @@ class Reader:
         self._pending = ""
         return out
 
-    def _read(self, text: str) -> list[Piece | Turn]:
+    def _read(self, text: str) -> list[Event]:
         self._pending += text
-        out: list[Piece | Turn] = []
+        out: list[Event] = []
         if self._awaits_header and not self._begins():
             return out
         while True:
+            if self._call is not None and not self._read_call(self._call, out):
+                return out
+            if self._awaits_call and self.state == NORMAL:
+                if self._begins_call(out):
+                    continue
+                if self._awaits_call and not self._holds_marker():
+                    # White space may stand before the call, or a marker that is not whole.
+                    return out
             edges = self._markup.edges.get(self.state, ())
             markers = [edge.marker for edge in edges]
             found = first_match(self._pending, markers)
@@ -115,6 +168,8 @@ class Reader:
             before, self._pending = self._pending[: found.start], self._pending[found.stop :]
             out += self._piece(before)
             out += self._turn(markers[found.index], edges[found.index].to, is_kept=edges[found.index].is_kept)
+        edges = self._markup.edges.get(self.state, ())
+        markers = [edge.marker for edge in edges]
         safe = len(self._pending) - num_held(self._pending, markers)
         out += self._piece(self._pending[:safe])
         self._pending = self._pending[safe:]
@@ -132,7 +187,67 @@ class Reader:
         self.state = NORMAL
         return True
 
-    def _piece(self, text: str) -> list[Piece | Turn]:
+    def _begins_call(self, out: list[Event]) -> bool:
+        """Enter a call that begins like any text, if the text does, at the beginning of the content."""
+        assert self._markup.calls is not None, "it awaits one"
+        lead = self._pending.lstrip()
+        # Some models write a special token first that their templates do not.
+        special = next((text for text in self._specials if lead.startswith(text)), "")
+        start = special + self._markup.calls.start
+        if lead.startswith(start):
+            self._awaits_call = False
+            self._pending = lead[len(start) :]
+            out += self._turn(start, TOOL, is_kept=False)
+            return True
+        if lead == special:
+            return False
+        markers = [edge.marker for edge in self._markup.edges.get(NORMAL, ())]
+        if lead and not any(marker.startswith(lead) or lead.startswith(marker) for marker in markers):
+            self._awaits_call = False
+        return False
+
+    def _holds_marker(self) -> bool:
+        markers = [edge.marker for edge in self._markup.edges.get(self.state, ())]
+        return first_match(self._pending, markers) is not None
+
+    def _read_call(self, call: CallReader, out: list[Event]) -> bool:
+        """Give the call what there is to read. Whether something is left to be read otherwise."""
+        pending, self._pending = self._pending, ""
+        if pending:
+            call.feed(pending)
+        out += call.take()
+        if not call.is_over:
+            return False
+        self._leave_call(call, out)
+        return True
+
+    def _leave_call(self, call: CallReader, out: list[Event]) -> None:
+        self._call = None
+        if call.is_broken:
+            out.append(CallFailed())
+            self._pending = call.raw
+            if self._markup.edges.get(self.state, ()) == ():
+                # It has no end marker, so that it is over here.
+                out.append(Turn(source=self.state, to=self._outside, marker="", is_failed=True))
+                self.state = self._outside
+            return
+        out.append(Turn(source=self.state, to=self._outside, marker=""))
+        self.state, self._pending = self._outside, call.rest
+
+    @property
+    def _outside(self) -> str:
+        return REASONING if self.state == TOOL_IN_REASONING else NORMAL
+
+    def _end_call_text(self, call: CallReader, *, is_ended: bool) -> list[Event]:
+        call.finish(is_ended=is_ended)
+        out: list[Event] = list(call.take())
+        if call.is_cut:
+            self._call = None
+            return [*out, CallCut(self._markup.spell(call.raw))]
+        self._leave_call(call, out)
+        return out + self._read("")
+
+    def _piece(self, text: str) -> list[Event]:
         if not text:
             return []
         spelled = self._markup.spell(text)
@@ -141,7 +256,7 @@ class Reader:
             return []
         return [Piece(self.part, spelled)]
 
-    def _turn(self, marker: str, to: str | None, *, is_kept: bool) -> list[Piece | Turn]:
+    def _turn(self, marker: str, to: str | None, *, is_kept: bool) -> list[Event]:
         if to is None:
             assert self.state == HEADER, self.state
             header = read_header(self._header, tool_names=self._tool_names)
@@ -151,4 +266,7 @@ class Reader:
         turn = Turn(source=self.state, to=header.state, marker=spelled, function=header.function)
         self.state = header.state
         self._header = ""
+        calls = self._markup.calls
+        if calls is not None and self.part is Part.CALL and (calls.is_bare or marker == calls.start):
+            self._call = CallReader(calls, tools=self._tools, spell=self._markup.spell)
         return [turn, *(self._piece(marker) if is_kept else [])]

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reprise.chat.markup import Part, markup_of, part_of
-from reprise.chat.reader import Reader, Turn
+from reprise.chat.reader import Piece, Reader, Turn
 from reprise.chat.scan import first_match, num_held
 from reprise.chat.text_model import TextModel
-from reprise.chat.tools import names_of
 
 
 class ContentText:
@@ -94,8 +93,7 @@ class StopWatch:
         markup = markup_of(
             text_model, has_tools=has_tools, is_thinking_open=is_thinking_open, is_content_open=is_content_open
         )
-        names = names_of(tools) if has_tools else ()
-        self._reader = Reader(text_model, markup, tool_names=names, context=context)
+        self._reader = Reader(text_model, markup, tools=tools if has_tools else (), context=context)
         self._content = ContentText(stops, is_begun=is_content_open)
 
     @property
@@ -108,6 +106,6 @@ class StopWatch:
         for part in self._reader.feed(token):
             if isinstance(part, Turn):
                 self._content.turn(part)
-            elif part.part is Part.CONTENT:
+            elif isinstance(part, Piece) and part.part is Part.CONTENT:
                 self._content.add(part.text)
         return self._content.stop is not None

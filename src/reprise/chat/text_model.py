@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from reprise.chat.call_format import ModelCalls
 from reprise.chat.extent import TokenExtent
 from reprise.core.errors import prompt_too_long
 
@@ -53,6 +54,8 @@ class TextModel:
     tool_start: str | None = None
     tool_end: str | None = None
     parse_tool_call: Callable[[str, Any], Any] | None = None
+    calls: ModelCalls = field(default_factory=ModelCalls)
+    """The format of tool calls, as `call_learning` finds it."""
     structural_markers: tuple[str, ...] = ()
     transitions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict[str, Sequence[tuple[str, str]]])
     """Channel markup (`mlx_lm.chat_templates.*.RESPONSE_FORMAT["transitions"]`): state → (marker, next state)."""

@@ -1,15 +1,15 @@
 """`tool_choice` as a grammar: the model's own tool-call format, and nothing else.
 
-Which format a model writes is not asked by name: a format is used if it begins with the model's tool marker and the
-model's own parser reads a probe of it back. Formats that are not known here are refused, since a call that is only
-asked for may not come.
+The format is the one that was learnt from the chat template (`call_learning`). Where none was, forcing is refused,
+since a call that is only asked for may not come.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
+from reprise.chat.call_format import ID, ID_START, ID_STOP, INDEX, CallFormat, JsonArguments, KeyedArguments
 from reprise.chat.grammar import (
     HARMONY_RULES,
     JSON_OPTIONS,
@@ -21,40 +21,22 @@ from reprise.chat.grammar import (
 )
 from reprise.chat.markup import is_harmony
 from reprise.chat.text_model import TextModel
-from reprise.chat.tools import function_of, parse_calls
+from reprise.chat.tool_types import could_be_text, is_text, resolved, schemas_in, types_of
+from reprise.chat.tools import function_of
 from reprise.core.errors import BadRequest
 
 ToolChoice = str | Mapping[str, Any] | None
 
-_NAME_MARK, _KEY_MARK = "\x00name", "\x00key"
 _ANY_TEXT = r"/(.|\n)*/"
+_HOLE = re.compile(f"([{INDEX}{ID}{ID_START}{ID_STOP}])")
+_HOLES = {INDEX: "/[0-9]{1,2}/", ID: "/[a-zA-Z0-9]{9}/", ID_START: "", ID_STOP: ""}
+_QUOTED = {
+    "'": r"""/([^'\\\n]|\\['"\\nrt])*/""",
+    '"': r"""/([^"\\\n]|\\["\\\/nrt])*/""",
+}
+"""What can stand between quotes of a language that has escapes."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JsonCall:
-    """A call whose arguments are one JSON object, between `before` (with the function's name) and `after`.
-
-    Several calls are joined by `between`, and all of them stand in `opening` … `ending`, inside the model's markers.
-    """
-
-    before: str
-    after: str
-    between: str
-    opening: str = ""
-    ending: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaggedCall:
-    """A call whose arguments stand one by one, text as it is and everything else as JSON."""
-
-    before: str
-    value_opening: str
-    value_ending: str
-    after: str
-    between: str
-    opening: str = ""
-    ending: str = ""
+_MAX_DEPTH = 6
 
 
 def call_grammar(
@@ -70,13 +52,14 @@ def call_grammar(
     functions = _chosen([function_of(tool) for tool in tools], tool_choice)
     if is_harmony(text_model):
         return _harmony_grammar(text_model, functions)
-    form = _form_of(text_model)
-    if form is None or text_model.tool_start is None:
+    form = text_model.calls.format
+    if form is None:
         raise BadRequest(
-            "This model's tool-call format cannot be forced, so tool_choice can only be 'auto' or 'none'.",
+            "The format of this model's tool calls is not known: its chat template shows none that can be understood. "
+            "tool_choice can only be 'auto' or 'none'.",
             param="tool_choice",
         )
-    is_repeated = parallel and tool_choice == "required"
+    is_repeated = parallel and tool_choice == "required" and form.is_parallel
     return _grammar(text_model, form, functions, is_repeated=is_repeated)
 
 
@@ -100,97 +83,19 @@ def _chosen(functions: Sequence[dict[str, Any]], tool_choice: str | Mapping[str,
     )
 
 
-_FORMS: tuple[JsonCall | TaggedCall, ...] = (
-    # Qwen3-Coder, Qwen3.5
-    TaggedCall(
-        before=f"\n<function={_NAME_MARK}>\n",
-        value_opening=f"<parameter={_KEY_MARK}>\n",
-        value_ending="\n</parameter>\n",
-        after="</function>\n",
-        between="\n",
-    ),
-    # GLM-4.5 and later, Laguna
-    TaggedCall(
-        before=f"{_NAME_MARK}\n",
-        value_opening=f"<arg_key>{_KEY_MARK}</arg_key>\n<arg_value>",
-        value_ending="</arg_value>\n",
-        after="",
-        between="\n",
-    ),
-    TaggedCall(
-        before=f"{_NAME_MARK}\n",
-        value_opening=f"<longcat_arg_key>{_KEY_MARK}</longcat_arg_key>\n<longcat_arg_value>",
-        value_ending="</longcat_arg_value>\n",
-        after="",
-        between="\n",
-    ),
-    # MiniCPM5
-    TaggedCall(
-        before=f'"{_NAME_MARK}">',
-        value_opening=f'<param name="{_KEY_MARK}">',
-        value_ending="</param>",
-        after="",
-        between="\n",
-    ),
-    # MiniMax-M2
-    TaggedCall(
-        before=f'\n<invoke name="{_NAME_MARK}">\n',
-        value_opening=f'<parameter name="{_KEY_MARK}">',
-        value_ending="</parameter>\n",
-        after="</invoke>\n",
-        between="",
-    ),
-    # Kimi-K2
-    JsonCall(
-        before=f"<|tool_call_begin|>functions.{_NAME_MARK}:0<|tool_call_argument_begin|>",
-        after="<|tool_call_end|>",
-        between="",
-    ),
-    # Mistral since version 11 of its tokenizer
-    JsonCall(before=f"{_NAME_MARK}[ARGS]", after="", between=""),
-    # Qwen2.5, Qwen3, Hermes
-    JsonCall(before=f'\n{{"name": "{_NAME_MARK}", "arguments": ', after="}\n", between="\n"),
-    # Mistral before
-    JsonCall(before=f'{{"name": "{_NAME_MARK}", "arguments": ', after="}", between=", ", opening="[", ending="]"),
-)
-
-
-def _form_of(text_model: TextModel) -> JsonCall | TaggedCall | None:
-    """The first form that the model's parser reads back as it was meant."""
-    return next((form for form in _FORMS if _reads_back(text_model, form)), None)
-
-
-def _reads_back(text_model: TextModel, form: JsonCall | TaggedCall) -> bool:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
-    if isinstance(form, JsonCall):
-        call = form.before.replace(_NAME_MARK, "f") + '{"a": "b"}' + form.after
-        # A marker that the tokenizer does not have is another version's.
-        if "[ARGS]" in form.before and "[ARGS]" not in text_model.splitters:
-            return False
-    else:
-        value = form.value_opening.replace(_KEY_MARK, "a") + "b" + form.value_ending
-        call = form.before.replace(_NAME_MARK, "f") + value + form.after
-    calls = parse_calls(text_model, form.opening + call + form.ending, tools=[tool])
-    return calls is not None and [(made.name, made.arguments) for made in calls] == [("f", '{"a": "b"}')]
-
-
 def _grammar(
-    text_model: TextModel, form: JsonCall | TaggedCall, functions: Sequence[dict[str, Any]], *, is_repeated: bool
+    text_model: TextModel, form: CallFormat, functions: Sequence[dict[str, Any]], *, is_repeated: bool
 ) -> Grammar:
-    assert text_model.tool_start is not None, "only for models with tool markup"
     rules = _Rules(lambda text: lark_markup(text_model, text))
     calls = [rules.call(form, function) for function in functions]
-    start, end = rules.markup(text_model.tool_start), rules.markup(text_model.tool_end or "")
-    # Some formats have several calls between one pair of markers, others a pair for each.
-    is_joint = form.between in ("", ", ") and bool(text_model.tool_end or form.opening)
-    between = rules.markup(form.between)
-    opening, ending = rules.markup(form.opening), rules.markup(form.ending)
-    if is_joint:
-        more = f"({between} call)*" if is_repeated else ""
-        body = f"{start} {opening} call {more} {ending} {end}"
-    else:
-        whole = f"{start} {opening} call {ending} {end}"
+    start, end = rules.literal(form.start + form.opening), rules.literal(form.ending + form.end)
+    between = rules.literal(form.between or "")
+    if form.has_own_section:
+        whole = f"{start} call {end}"
         body = f"{whole} ({between} {whole})*" if is_repeated else whole
+    else:
+        more = f"({between} call)*" if is_repeated else ""
+        body = f"{start} call {more} {end}"
     return rules.grammar(start=body, call=" | ".join(calls))
 
 
@@ -217,16 +122,19 @@ class _Rules:
         text = "\n".join((f"start: {start}", f"call: {call}", *self._rules)) + more
         return lark(text, param="tool_choice")
 
-    def call(self, form: JsonCall | TaggedCall, function: dict[str, Any]) -> str:
+    def literal(self, text: str) -> str:
+        """Markup in which numbers and ids may stand."""
+        parts = [_HOLES[part] if part in _HOLES else self.markup(part) for part in _HOLE.split(text) if part]
+        return " ".join(part for part in parts if part)
+
+    def call(self, form: CallFormat, function: dict[str, Any]) -> str:
         name, parameters = function["name"], function["parameters"]
-        if isinstance(form, JsonCall):
-            is_quoted = f'"{_NAME_MARK}"' in form.before
-            before = form.before.replace(_NAME_MARK, json.dumps(name)[1:-1] if is_quoted else name)
-            return " ".join((self.markup(before), self.json(parameters), self.markup(form.after)))
-        values = " ".join(
-            self._value(form, key, schema, parameters) for key, schema in parameters["properties"].items()
-        )
-        return " ".join((self.markup(form.before.replace(_NAME_MARK, name)), values, self.markup(form.after)))
+        name = json.dumps(name)[1:-1] if form.name_is_quoted else name
+        if isinstance(form.arguments, JsonArguments):
+            arguments = self.json(parameters)
+        else:
+            arguments = self._keyed(form.arguments, parameters)
+        return " ".join((self.literal(form.head + name + form.middle), arguments, self.literal(form.tail)))
 
     def json(self, parameters: dict[str, Any]) -> str:
         """A rule for the arguments: an object of the schema, with no others where the schema names some."""
@@ -234,20 +142,101 @@ class _Rules:
         schema = {"type": "object", **closed, **parameters}
         return self._rule(f"%json {_schema_text(schema)}")
 
-    def _value(self, form: TaggedCall, key: str, schema: dict[str, Any], parameters: dict[str, Any]) -> str:
-        opening, ending = form.value_opening.replace(_KEY_MARK, key), self.markup(form.value_ending)
-        schema = _resolved(schema, parameters)
-        options = schema.get("enum")
-        if _is_text(schema) and isinstance(options, list):
-            texts = [lark_text(option) for option in cast("list[object]", options) if isinstance(option, str)]
-            value = f"{self._rule(' | '.join(texts) or '/./')} {ending}"
-        elif _is_text(schema):
-            value = self._text_until(form.value_ending)
-        else:
-            definitions = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
-            value = f"{self._rule(f'%json {_schema_text({**definitions, **schema})}')} {ending}"
-        item = f"{self.markup(opening)} {value}"
-        return item if key in parameters.get("required", ()) else f"({item})?"
+    def _keyed(self, form: KeyedArguments, parameters: dict[str, Any]) -> str:
+        required = parameters.get("required", ())
+        items = [
+            (self._argument(form, key, resolved(schema, parameters), parameters), key in required)
+            for key, schema in parameters["properties"].items()
+        ]
+        return self._joined(items, self.literal(form.between))
+
+    def _joined(self, items: Sequence[tuple[str, bool]], between: str) -> str:
+        """Items in their order, each with whether it has to be there, and what is between two of them."""
+        more, first = '""', '""'
+        for item, is_required in reversed(items):
+            following = f"{between} {item} {more}"
+            whole = f"{item} {more}"
+            first = self._rule(whole if is_required else f"{whole} | {first}")
+            more = self._rule(following if is_required else f"{following} | {more}")
+        return first
+
+    def _argument(self, form: KeyedArguments, key: str, schema: dict[str, Any], parameters: dict[str, Any]) -> str:
+        lead = self.literal(form.key_opening + key)
+        if form.is_native:
+            value = self._native(form, schema, parameters)
+            return f"{lead} {self.literal(form.value_opening)} {value} {self.literal(form.value_ending)}"
+        ways: list[str] = []
+        if is_text(schema) or (form.openings and could_be_text(schema)):
+            ways.append(f"{self.literal(form.value_opening)} {self._text(form, schema)}")
+        if not is_text(schema):
+            ending = self.literal(form.value_ending)
+            for opening, part in _by_opening(form, schema):
+                ways.append(f"{self.literal(opening)} {self._json_value(part, parameters)} {ending}")
+        return f"{lead} {self._rule(' | '.join(ways))}"
+
+    def _text(self, form: KeyedArguments, schema: dict[str, Any]) -> str:
+        """A value that is text, and what ends it."""
+        options = _options(schema)
+        if options is not None:
+            return f"{self._rule(' | '.join(lark_text(text) for text in options))} {self.literal(form.value_ending)}"
+        return self._text_until(form.value_ending)
+
+    def _json_value(self, schema: dict[str, Any], parameters: dict[str, Any]) -> str:
+        definitions = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
+        return self._rule(f"%json {_schema_text({**definitions, **schema})}")
+
+    def _native(self, form: KeyedArguments, schema: dict[str, Any], parameters: dict[str, Any], depth: int = 0) -> str:
+        """A value of a language that marks text itself: with bare keys its own objects, else JSON."""
+        schema = resolved(schema, parameters)
+        if is_text(schema):
+            return self._quoted(form, _options(schema))
+        if not form.has_bare_keys:
+            return self._json_value(schema, parameters)
+        ways = [self._bare(form, kind, schema, parameters, depth) for kind in sorted(types_of(schema))]
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list):
+                ways = [self._native(form, part, parameters, depth + 1) for part in schemas_in(schema[key])]
+        return self._rule(" | ".join(ways) or '"null"')
+
+    def _bare(
+        self, form: KeyedArguments, kind: str, schema: dict[str, Any], parameters: dict[str, Any], depth: int
+    ) -> str:
+        options: object = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if kind == "string":
+            return self._quoted(form, _options(schema))
+        if isinstance(options, list) and kind in ("integer", "number", "boolean", "null"):
+            fitting = [option for option in cast("list[object]", options) if not isinstance(option, str)]
+            return self._rule(" | ".join(lark_text(json.dumps(option)) for option in fitting))
+        colon, comma = self.literal(form.value_opening), self.literal(form.between)
+        if kind == "object":
+            properties: dict[str, Any] = schema.get("properties", {}) if depth < _MAX_DEPTH else {}
+            required = schema.get("required", ())
+            items = [
+                (f"{lark_text(key)} {colon} {self._native(form, part, parameters, depth + 1)}", key in required)
+                for key, part in properties.items()
+            ]
+            return f'"{{" {self._joined(items, comma)} "}}"'
+        if kind == "array":
+            part: dict[str, Any] = {"type": "string"}
+            if depth < _MAX_DEPTH:
+                part = next(iter(schemas_in([schema.get("items")])), part)
+            item = self._native(form, part, parameters, depth + 1)
+            fewest = schema.get("minItems", 0)
+            least = f"{item} ({comma} {item}){{{max(0, fewest - 1)},{max(fewest - 1, schema.get('maxItems', 64) - 1)}}}"
+            return f'"[" {least} "]"' if fewest > 0 else f'"[" ({least})? "]"'
+        return self._json_value({**schema, "type": kind}, parameters)
+
+    def _quoted(self, form: KeyedArguments, options: Sequence[str] | None) -> str:
+        quote = self.literal(form.quote)
+        if options is not None:
+            escaped = [json.dumps(text, ensure_ascii=False)[1:-1] for text in options]
+            texts = escaped if form.quote in _QUOTED else list(options)
+            if form.quote == "'":
+                texts = [text.replace('\\"', '"').replace("'", "\\'") for text in texts]
+            return f"{quote} {self._rule(' | '.join(lark_text(text) for text in texts))} {quote}"
+        if form.quote in _QUOTED:
+            return f"{quote} {self._rule(_QUOTED[form.quote])} {quote}"
+        return f"{quote} {self._text_until(form.quote)}"
 
     def _text_until(self, ending: str) -> str:
         """Any text up to the ending's tag, whatever white space stands before it.
@@ -271,22 +260,31 @@ def _schema_text(schema: dict[str, Any]) -> str:
     return json.dumps({**schema, "x-guidance": JSON_OPTIONS})
 
 
-def _resolved(schema: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
-    """The schema that a reference to one of the definitions stands for."""
-    match str(schema.get("$ref", "")).split("/"):
-        case ["#", ("$defs" | "definitions") as place, name]:
-            found: object = parameters.get(place, {}).get(name)
-            return cast("dict[str, Any]", found) if isinstance(found, dict) else schema
-        case _:
-            return schema
+def _by_opening(form: KeyedArguments, schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What opens a value that is not marked as text, with the part of the schema that can follow it."""
+    if not form.openings:
+        return [(form.value_opening, schema)]
+    kinds = (types_of(schema) or frozenset(kind for kind, _ in form.openings)) - {"string"}
+    by_opening: dict[str, set[str]] = {}
+    for kind in sorted(kinds):
+        by_opening.setdefault(form.opening("number" if kind == "integer" else kind), set()).add(kind)
+    return [(opening, _limited(schema, kinds)) for opening, kinds in by_opening.items()]
 
 
-def _is_text(schema: dict[str, Any]) -> bool:
-    """Whether values are written as text: what has no type is text to most parsers."""
-    kinds: object = schema.get("type")
-    if kinds is None:
-        options: object = schema.get("enum")
-        texts = cast("list[object]", options) if isinstance(options, list) else []
-        is_open = not schema.keys() & {"$ref", "anyOf", "oneOf", "allOf", "const", "properties", "items"}
-        return is_open and all(isinstance(option, str) for option in texts)
-    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+def _limited(schema: dict[str, Any], kinds: Collection[str]) -> dict[str, Any]:
+    """The part of the schema whose values have these types."""
+    for key in ("anyOf", "oneOf"):
+        parts: Any = schema.get(key)
+        if isinstance(parts, list):
+            return {**schema, key: [part for part in schemas_in(parts) if types_of(part) & set(kinds)]}
+    if "enum" in schema or "const" in schema:
+        return schema if "type" not in schema else {**schema, "type": sorted(kinds)}
+    return {**schema, "type": sorted(kinds)}
+
+
+def _options(schema: dict[str, Any]) -> list[str] | None:
+    """The texts that a value can be, where only some can."""
+    options: object = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if not isinstance(options, list):
+        return None
+    return [option for option in cast("list[object]", options) if isinstance(option, str)] or None

@@ -8,6 +8,9 @@ from typing import Any, cast
 from reprise.chat.answer import ToolCall
 from reprise.chat.text_model import TextModel
 
+_MAX_CLOSED = 20
+"""Places that are tried: a key without its value is never far from the end."""
+
 Tool = Mapping[str, Any]
 """A tool in OpenAI form."""
 
@@ -84,13 +87,13 @@ def _make_call(entry: object, *, used: Collection[str], new_id: Callable[[], str
     name = fields.get("name")
     # Llama and some fine-tunes say `parameters`.
     arguments = arguments_text(fields.get("arguments", fields.get("parameters", {})))
-    if not isinstance(name, str) or not name or not _is_encodable(name) or arguments is None:
+    if not isinstance(name, str) or not name or not is_encodable(name) or arguments is None:
         return None
     if name == "unknown" and json.loads(arguments).keys() == {"raw"}:
         # What the GLM parser says instead of raising.
         return None
     own_id = fields.get("id")
-    keeps_id = isinstance(own_id, str) and len(own_id) > 0 and own_id not in used and _is_encodable(own_id)
+    keeps_id = isinstance(own_id, str) and len(own_id) > 0 and own_id not in used and is_encodable(own_id)
     return ToolCall(id=cast("str", own_id) if keeps_id else new_id(), name=name, arguments=arguments)
 
 
@@ -103,12 +106,56 @@ def arguments_text(arguments: object) -> str | None:
             return None
         # Parsers that read Python literals give values that JSON lacks, such as sets: their text stands for them.
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False, default=str)
-        return text if _is_encodable(text) else json.dumps(arguments, allow_nan=False, default=str)
+        return text if is_encodable(text) else json.dumps(arguments, allow_nan=False, default=str)
     except (TypeError, ValueError, RecursionError):
         return None
 
 
-def _is_encodable(text: str) -> bool:
+def begun_object(text: str) -> dict[str, Any]:
+    """The object that a text of arguments stands for; of one that was cut short what is whole, with begun text.
+
+    >>> begun_object('{"path": "a.py", "lines": [1, 2')
+    {'path': 'a.py', 'lines': [1]}
+    """
+    try:
+        whole: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        whole = _closed(text)
+    return _as_dict(whole) or {}
+
+
+def _closed(text: str) -> Any:
+    """A JSON text that was cut short, with what is open closed; what cannot be closed is left out."""
+    closing = ""
+    # Where the text can be cut, and what closes it there: behind values, and behind what opens.
+    places: list[tuple[int, str]] = []
+    is_string = is_escaped = False
+    for at, char in enumerate(text):
+        if is_string:
+            is_string = is_escaped or char != '"'
+            is_escaped = not is_escaped and char == "\\"
+            places += [] if is_string else [(at + 1, closing)]
+        elif char == '"':
+            is_string = True
+        elif char in "{[":
+            closing = ("}" if char == "{" else "]") + closing
+            places.append((at + 1, closing))
+        elif char in "}]":
+            closing = closing[1:]
+            places.append((at + 1, closing))
+        elif char == ",":
+            places.append((at, closing))
+    if is_string:
+        places.append((len(text) - is_escaped, '"' + closing))
+    for at, close in reversed(places[-_MAX_CLOSED:]):
+        try:
+            return json.loads(text[:at] + close)
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def is_encodable(text: str) -> bool:
     """Whether the text can be sent: JSON's escapes can make half a character."""
     try:
         text.encode()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from reprise.chat.call_learning import learn_calls
 from reprise.chat.extent import extent_of
 from reprise.chat.text_model import TextModel
 from reprise.core.defaults import Number, read_generation_config
@@ -171,7 +172,7 @@ def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
 
     added = getattr(inner, "added_tokens_decoder", {})
     backend = getattr(inner, "backend_tokenizer", None)
-    return TextModel(
+    text = TextModel(
         encode=encode,
         decode=decode,
         render=render if tokenizer.has_chat_template else None,
@@ -195,6 +196,7 @@ def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
         tokenizer_json=backend.to_str if backend is not None else None,
         extent=extent_of(backend.to_str()) if backend is not None else None,
     )
+    return replace(text, calls=learn_calls(text))
 
 
 def _template_source(inner: Any) -> str:

@@ -1,12 +1,12 @@
 """From the internal events to Anthropic's content blocks and stream events."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from reprise.api.exchange import Ended, EndReason, Usage
 from reprise.api.seals import signature_of
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+from reprise.chat.tools import begun_object
 
 Event = dict[str, Any]
 
@@ -71,7 +71,7 @@ class Blocks:
             block["signature"] = signature_of(block["thinking"])
             events.append(self._delta({"type": "signature_delta", "signature": block["signature"]}))
         if block["type"] == "tool_use" and self._arguments != "":
-            block["input"] = json.loads(self._arguments)
+            block["input"] = begun_object(self._arguments)
         self._key, self._arguments = None, ""
         return [*events, {"type": "content_block_stop", "index": len(self.content) - 1}]
 

@@ -4,12 +4,12 @@ A custom tool takes free text: to the model it is a function with that text as i
 is a function with both names in one.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from reprise.api.responses.body import NamedTool, ResponsesBody, Tool
+from reprise.chat.tools import begun_object
 from reprise.core.errors import BadRequest
 
 _INPUT = "input"
@@ -55,7 +55,7 @@ def custom_arguments(text: str) -> dict[str, str]:
 
 def custom_input(arguments: str) -> str:
     """The input of a custom tool in the arguments that the model wrote; the arguments themselves if there is none."""
-    value = cast("dict[str, Any]", json.loads(arguments)).get(_INPUT)
+    value = begun_object(arguments).get(_INPUT)
     return value if isinstance(value, str) else arguments
 
 

@@ -1,0 +1,591 @@
+"""Learning a model's format of tool calls from its chat template.
+
+Chats with made-up calls are rendered: another name, no argument, arguments of every JSON type, two of them, two calls.
+What differs between two renderings is what the call says, and what stays is the markup around it. Nothing is asked by a
+model's or a template's name. A format counts only if the reader reads all made-up calls back as they were meant.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from reprise.chat.call_format import (
+    ID,
+    ID_START,
+    ID_STOP,
+    INDEX,
+    CallFormat,
+    JsonArguments,
+    KeyedArguments,
+    ModelCalls,
+    known_formats,
+)
+from reprise.chat.call_reader import CallArguments, CallBegan, CallEnded, CallReader
+from reprise.chat.forms import Form
+from reprise.chat.request import ChatRequest, Message
+from reprise.chat.template import ChatTemplate, Scene
+from reprise.chat.text_model import TextModel
+from reprise.chat.tools import make_calls
+from reprise.core.errors import TemplateFailed
+
+_NAME, _OTHER = "turnstile", "quarry"
+_KEY, _SECOND_KEY = "zebra", "yacht"
+_VALUE, _SECOND_VALUE = "Falcon over", "Mango under"
+_WORDS, _ASKED = "Rowboat", "Sycamore"
+_IDS = ("kP3xQ9vL2", "mT7wZ4bN8")
+"""Some templates insist on nine letters or digits."""
+
+_TYPED: Mapping[str, Any] = {
+    "string": _VALUE,
+    "number": 4711,
+    "boolean": True,
+    "null": None,
+    "object": {"inner": [31, "Quince"]},
+    "array": [17, "Quince"],
+}
+_SCHEMAS: Mapping[str, Any] = {
+    **{f"{kind}_{_KEY}": {"type": kind} for kind in _TYPED},
+    _KEY: {"type": "string"},
+    _SECOND_KEY: {"type": "string"},
+}
+PROBE_TOOLS: tuple[Mapping[str, Any], ...] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Counts.",
+            "parameters": {"type": "object", "properties": _SCHEMAS, "required": []},
+        },
+    }
+    for name in (_NAME, _OTHER)
+)
+
+_Call = tuple[str, Mapping[str, Any]]
+
+
+def learn_calls(text_model: TextModel) -> ModelCalls:
+    """Find the format of this model's calls. Renders about a dozen small chats."""
+    for has_text_arguments in (False, True):
+        probes = _Probes(text_model, has_text_arguments=has_text_arguments)
+        try:
+            found = _learn(probes)
+        except _NotLearnt:
+            continue
+        return ModelCalls(format=found, is_learnt=True, example=_example(probes, found))
+    return ModelCalls(format=_known(text_model))
+
+
+class _NotLearnt(Exception):
+    """The renderings do not show a format."""
+
+
+class _Probes:
+    """Renders chats with made-up calls in one form."""
+
+    def __init__(self, text_model: TextModel, *, has_text_arguments: bool) -> None:
+        self.text_model = text_model
+        self._template = ChatTemplate(text_model)
+        self._form = Form(has_text_arguments=has_text_arguments, fills_content=True)
+        self.splitters = sorted((text for text in text_model.splitters if text), key=len, reverse=True)
+
+    def calls(self, calls: Sequence[_Call], *, content: str = "", ids: Sequence[str] = _IDS) -> str:
+        """The chat in which the model made these calls, and each has its result."""
+        made = [
+            {"id": made_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for made_id, (name, arguments) in zip(ids, calls, strict=False)
+        ]
+        results = [
+            {"role": "tool", "content": "seen", "tool_call_id": made_id, "name": name}
+            for made_id, (name, _) in zip(ids, calls, strict=False)
+        ]
+        return self._render(({"role": "assistant", "content": content, "tool_calls": made}, *results))
+
+    def words(self) -> str:
+        """The chat in which the model answered in words."""
+        return self._render(({"role": "assistant", "content": _WORDS}, {"role": "user", "content": _ASKED}))
+
+    def _render(self, messages: tuple[Message, ...]) -> str:
+        asked: Message = {"role": "user", "content": _ASKED}
+        request = ChatRequest(messages=(asked, *messages), tools=PROBE_TOOLS)
+        if self.text_model.render is None:
+            raise _NotLearnt
+        scene = Scene(request=request, moment=datetime(2031, 3, 4), form=self._form)
+        try:
+            return self._template.text(scene, request.messages, has_prompt=False)
+        except TemplateFailed as failed:
+            raise _NotLearnt from failed
+
+
+def _learn(probes: _Probes) -> CallFormat:
+    if probes.text_model.render is None:
+        raise _NotLearnt
+    one = probes.calls([(_NAME, {_KEY: _VALUE})])
+    other = probes.calls([(_OTHER, {_KEY: _VALUE})])
+    name_at = _common_length(one, other)
+    if not one.startswith(_NAME, name_at) or not other.startswith(_OTHER, name_at):
+        raise _NotLearnt
+    lead = _lead(probes, one[:name_at])
+    arguments, middle, final = _arguments(probes, one[name_at + len(_NAME) :], name_at)
+    two = _two_calls(probes, name_at, middle, arguments)
+    last = _until_turn_end(probes, final)
+    if two is None:
+        opening, head, tail, between, ending = "", lead, last, None, ""
+        index_middle = middle
+    else:
+        inter, index_middle = two
+        opening, head, tail, between, ending = _sequence(lead, inter, last, probes.splitters)
+    return _whole(
+        probes,
+        opening=_with_holes(opening),
+        head=_with_holes(head),
+        middle=_with_holes(index_middle),
+        tail=_with_holes(tail),
+        between=between,
+        ending=ending,
+        arguments=arguments,
+    )
+
+
+def _lead(probes: _Probes, before: str) -> str:
+    """What stands between the beginning of an answer without words and the first call's name."""
+    words = probes.words()
+    lead = before[_whole_markup(words, _common_length(before, words), probes.splitters) :]
+    with_words = probes.calls([(_NAME, {_KEY: _VALUE})], content=_WORDS)
+    at = with_words.rfind(_WORDS)
+    name_at = with_words.find(_NAME, at)
+    if at >= 0 and name_at > at:
+        # Words before a call may close what an answer without them never opened.
+        behind = with_words[at + len(_WORDS) : name_at]
+        shared = _common_suffix(lead, behind)
+        lead = lead[_whole_markup_back(lead, len(lead) - shared, probes.splitters) :]
+    lead = lead.lstrip()
+    model = probes.text_model
+    is_more = True
+    while is_more:
+        is_more = False
+        for marker in (model.think_start, model.think_end, *model.structural_markers):
+            if marker and lead.startswith(marker) and marker != model.tool_start:
+                lead, is_more = lead[len(marker) :].lstrip(), True
+    return lead
+
+
+def _arguments(probes: _Probes, after_name: str, name_at: int) -> tuple[JsonArguments | KeyedArguments, str, str]:
+    """How arguments are written, what stands between the name and them, and what follows them."""
+    full = {f"{kind}_{_KEY}": value for kind, value in _TYPED.items()}
+    text = probes.calls([(_NAME, full)])[name_at + len(_NAME) :]
+    for match in re.finditer(r"\{", text):
+        try:
+            value, length = json.JSONDecoder().raw_decode(text[match.start() :])
+        except ValueError:
+            continue
+        if value == full:
+            return JsonArguments(), text[: match.start()], text[match.start() + length :]
+    return _keyed(probes, after_name, name_at)
+
+
+def _keyed(probes: _Probes, after_name: str, name_at: int) -> tuple[KeyedArguments, str, str]:
+    def rest(arguments: Mapping[str, Any]) -> str:
+        return probes.calls([(_NAME, arguments)])[name_at + len(_NAME) :]
+
+    def around(text: str, key: str, value: str) -> tuple[str, str, str]:
+        key_at = text.find(key)
+        value_at = text.find(value, key_at + len(key))
+        if key_at < 0 or value_at < 0:
+            raise _NotLearnt
+        return text[:key_at], text[key_at + len(key) : value_at], text[value_at + len(value) :]
+
+    lead, opening, last = around(after_name, _KEY, _VALUE)
+    # In the order in which templates that sort write them, too.
+    two = rest({_SECOND_KEY: _SECOND_VALUE, _KEY: _VALUE})
+    _, _, behind_first = around(two, _SECOND_KEY, _SECOND_VALUE)
+    inter, _, _ = around(behind_first, _KEY, _VALUE)
+    nothing = rest({})
+    ending = _until_turn_end(probes, last)
+    before, key_opening, value_ending, between, after = _sequence(lead, inter, ending, probes.splitters)
+    # Without arguments what stands around them is still there.
+    bare = _until_turn_end(probes, nothing)
+    if between is None or not _loosely_equal(bare, before + after):
+        raise _NotLearnt
+    kinds: dict[str, tuple[str, str]] = {}
+    for kind, value in _TYPED.items():
+        key = f"{kind}_{_KEY}"
+        text = rest({key: value})
+        written = _written_value(text, key, value)
+        if written is not None:
+            kinds[kind] = written
+    quote, value_opening, value_ending, is_native = _quoting(opening, value_ending, kinds)
+    openings = {kind: found for kind, (found, _) in kinds.items() if kind != "string" and found != value_opening}
+    keyed = KeyedArguments(
+        key_opening=key_opening,
+        value_opening=value_opening,
+        value_ending=value_ending,
+        between=between,
+        quote=quote,
+        openings=() if is_native else tuple(openings.items()),
+        is_native=is_native,
+        has_bare_keys=is_native and quote not in ("'", '"'),
+    )
+    return keyed, before, after + last[len(ending) :]
+
+
+def _written_value(text: str, key: str, value: Any) -> tuple[str, str] | None:
+    """What stands before and behind a value, written as JSON or as Python has it; None if it is not there."""
+    at = text.find(key)
+    if at < 0:
+        return None
+    rest = text[at + len(key) :]
+    for spelling in (json.dumps(value), str(value), value if isinstance(value, str) else ""):
+        found = rest.find(spelling) if spelling else -1
+        if found >= 0:
+            return rest[:found], rest[found + len(spelling) :]
+    return None
+
+
+def _quoting(opening: str, ending: str, kinds: Mapping[str, tuple[str, str]]) -> tuple[str, str, str, bool]:
+    """The quotes of text values, and what stands around values apart from them."""
+    plain = kinds.get("number")
+    if plain is None:
+        raise _NotLearnt
+    before = plain[0]
+    if len(opening) > len(before) and opening.startswith(before):
+        quote = opening[len(before) :]
+        if quote.strip() and ending.startswith(quote):
+            return quote, before, ending[len(quote) :], True
+    if ending.strip() == "":
+        raise _NotLearnt
+    return "", opening, ending, False
+
+
+def _two_calls(
+    probes: _Probes, name_at: int, middle: str, arguments: JsonArguments | KeyedArguments
+) -> tuple[str, str] | None:
+    """What stands between the first call's arguments and the second's name; None where a template has one call only.
+
+    With it the text between name and arguments, in which what differs from call to call is a hole.
+    """
+    try:
+        text = probes.calls([(_NAME, {_KEY: _VALUE}), (_OTHER, {_KEY: _SECOND_VALUE})])
+    except _NotLearnt:
+        return None
+    rest = text[name_at + len(_NAME) :]
+    second_at = rest.rfind(_OTHER, 0, rest.find(_SECOND_VALUE)) if _SECOND_VALUE in rest else -1
+    if second_at < 0:
+        return None
+    if isinstance(arguments, JsonArguments):
+        shown = re.search(r"\{[^{}]*" + re.escape(_VALUE) + r"[^{}]*\}", rest[:second_at])
+        if shown is None:
+            raise _NotLearnt
+        inter = rest[shown.end() : second_at]
+        second = rest[second_at + len(_OTHER) :]
+        open_at = second.find("{")
+        behind = second[:open_at] if open_at >= 0 else middle
+    else:
+        value_at = rest.find(_VALUE)
+        keyed_end = value_at + len(_VALUE) + len(arguments.quote)
+        inter = rest[keyed_end:second_at]
+        value_ending = arguments.value_ending
+        if not inter.startswith(value_ending):
+            raise _NotLearnt
+        inter = inter[len(value_ending) :]
+        behind = rest[second_at + len(_OTHER) :][: len(middle)]
+    if len(behind) == len(middle) or isinstance(arguments, JsonArguments):
+        middle = _numbered(_with_holes(middle), _with_holes(behind))
+    return inter, middle
+
+
+def _numbered(first: str, second: str) -> str:
+    """The text with a hole where the two have another number."""
+    parts = re.split(r"(\d+)", first)
+    others = re.split(r"(\d+)", second)
+    if len(parts) != len(others):
+        return first
+    return "".join(INDEX if a != b and a.isdigit() and b.isdigit() else a for a, b in zip(parts, others, strict=True))
+
+
+def _with_holes(text: str) -> str:
+    for made_id in _IDS:
+        text = text.replace(made_id, ID)
+    return text
+
+
+def _sequence(lead: str, inter: str, last: str, splitters: Sequence[str]) -> tuple[str, str, str, str | None, str]:
+    """Opening, what stands before each item, behind each, between two, and ending, from what is seen around items.
+
+    `lead` = opening + before; `inter` = behind + between + before; `last` = behind + ending.
+    """
+    lead, inter, last = _with_holes(lead), _with_holes(inter), _with_holes(last)
+    lead, inter = _numbered_suffix(lead, inter)
+    behind = _whole_markup(inter, _common_length(inter, last), splitters)
+    behind = min(behind, _whole_markup(last, behind, splitters))
+    tail = inter[:behind]
+    rest = inter[behind:]
+    shared = _common_suffix(lead, rest)
+    shared = len(lead) - _whole_markup_back(lead, len(lead) - shared, splitters)
+    head = lead[len(lead) - shared :]
+    between = rest[: len(rest) - shared]
+    # White space that is there in any case belongs to what is between.
+    return lead[: len(lead) - shared], head, tail, between, last[len(tail) :]
+
+
+def _numbered_suffix(lead: str, inter: str) -> tuple[str, str]:
+    """Both with a hole where they end alike but for a number, as calls that are numbered do."""
+    pattern = re.compile(r"\d+")
+    plain, other = pattern.sub(INDEX, lead), pattern.sub(INDEX, inter)
+    shared, exact = _common_suffix(plain, other), _common_suffix(lead, inter)
+    if INDEX not in plain[len(plain) - shared :] or shared <= exact:
+        return lead, inter
+    return plain, other
+
+
+def _whole(
+    probes: _Probes,
+    *,
+    opening: str,
+    head: str,
+    middle: str,
+    tail: str,
+    between: str | None,
+    ending: str,
+    arguments: JsonArguments | KeyedArguments,
+) -> CallFormat:
+    """The format, with the markers at which content ends and begins again taken out of what is around the calls."""
+    model = probes.text_model
+    has_own = opening.strip() == "" and between is not None
+    lead = (opening + head).lstrip()
+    start = _start_marker(lead, model, probes.splitters)
+    if has_own or between is None:
+        head, opening = lead[len(start) :], ""
+        whole_tail = tail + ending if between is None else tail
+        end = _end_marker(whole_tail, probes.splitters)
+        tail, ending = whole_tail.rstrip()[: len(whole_tail.rstrip()) - len(end)], ""
+        has_own = True
+    elif len(opening.lstrip()) >= len(start):
+        opening = opening.lstrip()[len(start) :]
+        end = _end_marker(ending, probes.splitters)
+        ending = ending.rstrip()[: len(ending.rstrip()) - len(end)]
+    else:
+        raise _NotLearnt
+    found = CallFormat(
+        start=start,
+        opening=opening,
+        head=head,
+        middle=middle,
+        arguments=arguments,
+        tail=tail,
+        between=between,
+        ending=ending,
+        end=end,
+        has_own_section=has_own,
+        is_bare=not _is_marker(start, probes.splitters),
+    )
+    _check(probes, found)
+    return found
+
+
+def _start_marker(lead: str, model: TextModel, splitters: Sequence[str]) -> str:
+    """The marker that the calls begin with."""
+    if model.tool_start and lead.startswith(model.tool_start):
+        return model.tool_start
+    special = next((text for text in splitters if lead.startswith(text)), None)
+    if special is not None:
+        return special
+    tag = re.match(r"<[^\s<>]*[>=]|\[[A-Z_]+\]|[^\s\w\"'{}\[\]()]{2,}", lead)
+    if tag is not None:
+        return tag[0]
+    if lead[:1] not in ("{", "["):
+        # A word would be found in any answer.
+        raise _NotLearnt
+    return lead[0]
+
+
+def _end_marker(text: str, splitters: Sequence[str]) -> str:
+    """The marker that the calls end with, "" if none."""
+    text = text.rstrip()
+    special = next((special for special in splitters if text.endswith(special)), None)
+    if special is not None:
+        return special
+    tag = re.search(r"</?[^\s<>]+>$", text)
+    return "" if tag is None else tag[0]
+
+
+def _is_marker(start: str, splitters: Sequence[str]) -> bool:
+    return start in splitters or len(start) > 2
+
+
+def _check(probes: _Probes, found: CallFormat) -> None:
+    """Raise `_NotLearnt` unless the reader reads all made-up calls back."""
+    every = {f"{kind}_{_KEY}": value for kind, value in _TYPED.items()}
+    # What a template leaves out cannot come back.
+    chats: list[list[_Call]] = [[(_NAME, {})], [(_NAME, {_KEY: _VALUE, _SECOND_KEY: _SECOND_VALUE})], [(_NAME, every)]]
+    if found.is_parallel:
+        chats.append([(_NAME, {_KEY: _VALUE}), (_OTHER, {})])
+    for calls in chats:
+        text = probes.calls(calls)
+        if _calls_in(text, found) != [(name, dict(arguments)) for name, arguments in calls] and not _lacks_null(
+            calls, _calls_in(text, found)
+        ):
+            raise _NotLearnt
+
+
+def _lacks_null(calls: Sequence[_Call], read: Sequence[tuple[str, Any]] | None) -> bool:
+    return read is not None and [
+        (name, {key: value for key, value in arguments.items() if value is not None}) for name, arguments in calls
+    ] == [
+        (name, {key: value for key, value in arguments.items() if value not in (None, "None")})
+        for name, arguments in read
+    ]
+
+
+def _calls_in(text: str, form: CallFormat) -> list[tuple[str, Any]] | None:
+    """The calls in a rendered chat; None if there are none in this format."""
+    at = text.rfind(_ASKED)
+    calls: list[tuple[str, Any]] = []
+    while True:
+        at = text.find(form.start, at)
+        if at < 0:
+            return calls or None
+        reader = CallReader(form, tools=PROBE_TOOLS)
+        reader.feed(text[at + len(form.start) :])
+        reader.finish(is_ended=False)
+        names: list[str] = []
+        texts: list[str] = []
+        for event in reader.take():
+            match event:
+                case CallBegan():
+                    names.append(event.name)
+                    texts.append("")
+                case CallArguments():
+                    texts[-1] += event.text
+                case CallEnded():
+                    calls.append((names[-1], json.loads(texts[-1])))
+        if reader.is_broken or not names or (form.is_bare and calls):
+            at += len(form.start)
+            if form.is_bare and calls:
+                return calls
+        else:
+            at = len(text) - len(reader.rest)
+
+
+def _example(probes: _Probes, form: CallFormat) -> str:
+    """A call as the template writes it, from its start marker to its end."""
+    text = probes.calls([(_NAME, {_KEY: _VALUE})])
+    at = text.find(form.start, text.rfind(_ASKED))
+    reader = CallReader(form, tools=PROBE_TOOLS)
+    reader.feed(text[at + len(form.start) :])
+    reader.finish(is_ended=False)
+    return text[at : len(text) - len(reader.rest)]
+
+
+def _known(text_model: TextModel) -> CallFormat | None:
+    """The format that the model's parser reads, where the template shows no call."""
+    parse = text_model.parse_tool_call
+    if parse is None or text_model.tool_start is None:
+        return None
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
+    for form in known_formats(text_model.tool_start, text_model.tool_end or ""):
+        specials = [text for text in ("[ARGS]", "<escape>", '<|"|>') if any(text in part for part in form.texts())]
+        if any(text not in text_model.splitters for text in specials):
+            continue
+        try:
+            parsed: Any = parse(written_call(form, "f", {"a": "b"}).strip(), [tool])
+        except Exception:  # whatever a parser raises at a format that is not its own
+            continue
+        calls = make_calls(parsed)
+        if calls is not None and [(call.name, call.arguments) for call in calls] == [("f", '{"a": "b"}')]:
+            return form if _is_not_refuted(text_model, form) else None
+    return None
+
+
+def _is_not_refuted(text_model: TextModel, form: CallFormat) -> bool:
+    """Whether the template shows no call, or shows it in this format."""
+    probes = _Probes(text_model, has_text_arguments=False)
+    try:
+        text = probes.calls([(_NAME, {_KEY: _VALUE})])
+    except _NotLearnt:
+        return True
+    if _NAME not in text[text.rfind(_ASKED) :]:
+        return True
+    try:
+        _check(probes, form)
+    except _NotLearnt:
+        return False
+    return True
+
+
+def written_call(form: CallFormat, name: str, arguments: Mapping[str, str]) -> str:
+    """A call with text arguments between the markers of its section."""
+    match form.arguments:
+        case JsonArguments():
+            text = json.dumps(arguments)
+        case KeyedArguments() as keyed:
+            text = keyed.between.join(
+                keyed.key_opening + key + keyed.value_opening + keyed.quote + value + keyed.quote + keyed.value_ending
+                for key, value in arguments.items()
+            )
+    call = form.opening + form.head + name + form.middle + text + form.tail + form.ending
+    return call.replace(INDEX, "0").replace(ID, _IDS[0]).replace(ID_START, "").replace(ID_STOP, "")
+
+
+def _until_turn_end(probes: _Probes, text: str) -> str:
+    """The text up to what ends a message."""
+    words = probes.words()
+    behind = words[words.rfind(_WORDS) + len(_WORDS) :]
+    ends = [text_of for text_of in (probes.text_model.decode([token]) for token in probes.text_model.eos) if text_of]
+    marker = _first_markup(behind, probes.splitters)
+    places = [at for end in (*ends, marker) if end and (at := text.find(end)) >= 0]
+    seen = [at for at in (text.find("seen"),) if at >= 0]
+    cut = text[: min((*places, *seen), default=len(text))]
+    for marker in probes.text_model.structural_markers:
+        cut = cut.rstrip().removesuffix(marker)
+    return cut
+
+
+def _first_markup(text: str, splitters: Sequence[str]) -> str:
+    """The markup that a text begins with, white space left out."""
+    text = text.lstrip()
+    special = next((special for special in splitters if text.startswith(special)), None)
+    if special is not None:
+        return special
+    tag = re.match(r"<[^\s<>]+>|\S+", text)
+    return "" if tag is None else tag[0]
+
+
+def _whole_markup(text: str, length: int, splitters: Sequence[str]) -> int:
+    """`length` or what is less of it, so that no special token or tag is cut apart there."""
+    for special in splitters:
+        for at in range(max(0, length - len(special) + 1), length):
+            if text.startswith(special, at):
+                return _whole_markup(text, at, splitters)
+    tag = re.search(r"</?[^\s<>]*$", text[:length])
+    return length if tag is None else tag.start()
+
+
+def _whole_markup_back(text: str, at: int, splitters: Sequence[str]) -> int:
+    """`at` or what is more of it, so that no special token or tag is cut apart there."""
+    for special in splitters:
+        for start in range(max(0, at - len(special) + 1), at):
+            if text.startswith(special, start):
+                return _whole_markup_back(text, start + len(special), splitters)
+    if re.search(r"<[^\s<>]*$", text[:at]) is None:
+        return at
+    rest = re.match(r"[^\s<>]*[>=]?", text[at:])
+    return at if rest is None else at + rest.end()
+
+
+def _loosely_equal(one: str, other: str) -> bool:
+    return "".join(one.split()) == "".join(other.split())
+
+
+def _common_length(one: str, other: str) -> int:
+    length = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
+
+
+def _common_suffix(one: str, other: str) -> int:
+    return _common_length(one[::-1], other[::-1])

@@ -1,0 +1,150 @@
+"""Formats of tool calls learnt from templates: what is rendered is read back, in any pieces, whole and cut short."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.utils.chat_template_utils import (
+    _compile_jinja_template,  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
+)
+
+from reprise.chat.call_learning import learn_calls
+from reprise.chat.text_model import TextModel
+from tests.chat.pieces import piece_model, read, tool
+
+_PLAIN = "{% for k, v in c.arguments.items() %}"
+_TEXT_OR_JSON = "{{ v if v is string else v | tojson }}"
+_NAMED_JSON = """{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}"""
+FORMATS: dict[str, tuple[tuple[str, ...], str, str, str, str]] = {
+    # special tokens, what stands before all calls, a call, between two, behind all
+    "list in tags": (("<TOOLCALL>", "</TOOLCALL>"), "<TOOLCALL>[", _NAMED_JSON, ", ", "]</TOOLCALL>"),
+    "each in tags": ((), "", "<call>\n" + _NAMED_JSON + "\n</call>", "\n", ""),
+    "name as key": (("<|p|>", "<|s|>"), "<|p|>[", '{"{{ c.name }}": {{ c.arguments | tojson }}}', ", ", "]<|s|>"),
+    "sections": (
+        ("<|calls|>", "<|call|>", "<|sep|>", "<|/call|>", "<|/calls|>"),
+        "<|calls|>",
+        "<|call|>{{ c.name }}<|sep|>{{ c.arguments | tojson }}<|/call|>",
+        "",
+        "<|/calls|>",
+    ),
+    "parameters": (
+        (),
+        "",
+        "<seed:call>\n<function={{ c.name }}>\n"
+        + _PLAIN
+        + "<parameter={{ k }}>{{ v }}</parameter>\n{% endfor %}</function>\n</seed:call>",
+        "\n",
+        "",
+    ),
+    "typed parameters": (
+        (),
+        "<calls>\n",
+        '<invoke name="{{ c.name }}">\n'
+        + _PLAIN
+        + """<arg name="{{ k }}" string="{{ 'true' if v is string else 'false' }}">"""
+        + _TEXT_OR_JSON
+        + "</arg>\n{% endfor %}</invoke>\n",
+        "",
+        "</calls>",
+    ),
+    "function calls": (
+        ("<|start|>", "<|stop|>"),
+        "<|start|>[",
+        "{{ c.name }}("
+        + _PLAIN
+        + "{{ k }}={{ \"'\" ~ v ~ \"'\" if v is string else v | tojson }}{{ '' if loop.last else ', ' }}{% endfor %})",
+        ", ",
+        "]<|stop|>",
+    ),
+    "bare": ((), "", """{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}""", None, ""),  # type: ignore[dict-item]
+}
+TOOLS = [
+    tool("look-up", text={"type": "string"}, n={"type": "integer"}, on={"type": "boolean"}, deep={"type": "object"}),
+    tool("other"),
+]
+
+
+def source(name: str) -> str:
+    _, before, call, between, behind = FORMATS[name]
+    alone = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
+    loop = "{% for t in m.tool_calls %}{% set c = t.function %}" + call
+    joint = "" if not between else "{% if not loop.last %}" + between + "{% endif %}"
+    calls = (alone if between is None else "") + before + loop + joint + "{% endfor %}" + behind
+    return (
+        "{% for m in messages %}<|role|>{{ m.role }}\n{% if m.tool_calls %}{{ m.content }}"
+        + calls
+        + "{% else %}{{ m.content }}{% endif %}<|eos|>{% endfor %}"
+        + "{% if add_generation_prompt %}<|role|>assistant\n{% endif %}"
+    )
+
+
+def model_of(name: str) -> TextModel:
+    template: Any = _compile_jinja_template(source(name))
+
+    def render(messages: Any, **options: Any) -> str:
+        return template.render(messages=messages, **{k: v for k, v in options.items() if v is not None})
+
+    model = replace(piece_model(("<|role|>", *FORMATS[name][0])), render=render)
+    return replace(model, calls=learn_calls(model))
+
+
+MODELS = {name: model_of(name) for name in FORMATS}
+
+
+def written(model: TextModel, calls: list[tuple[str, dict[str, Any]]]) -> str:
+    assert model.render is not None
+    made = [{"id": "abc", "type": "function", "function": {"name": n, "arguments": a}} for n, a in calls]
+    text = model.render([{"role": "assistant", "content": "", "tool_calls": made}])
+    return text.removeprefix("<|role|>assistant\n").removesuffix("<|eos|>")
+
+
+def test_all_are_learnt() -> None:
+    for name, model in MODELS.items():
+        assert model.calls.is_learnt, name
+        assert model.calls.format is not None
+        assert model.calls.format.is_parallel == (name != "bare")
+        assert model.calls.example, name
+
+
+_VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": st.text("aé \n<>{}[],:=日", max_size=12).map(lambda text: f"a{text}b"),
+        "n": st.integers(-(10**6), 10**6),
+        "on": st.booleans(),
+        "deep": st.fixed_dictionaries({"k": st.lists(st.integers(0, 9) | st.sampled_from(["x", "y z"]), max_size=3)}),
+    },
+)
+_CALLS = st.lists(st.tuples(st.just("look-up"), _VALUES) | st.just(("other", {})), min_size=1, max_size=3)
+
+
+@settings(max_examples=60)
+@given(name=st.sampled_from(sorted(FORMATS)), calls=_CALLS, cuts=st.lists(st.integers(1, 7), min_size=1, max_size=3))
+def test_what_is_rendered_is_read_back(name: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]) -> None:
+    model = MODELS[name]
+    calls = calls[:1] if name == "bare" else calls
+    answer, _, _ = read(model, written(model, calls), cuts=cuts, tools=TOOLS)
+    assert answer.content is None
+    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == calls
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_cut_shows_no_markup(name: str) -> None:
+    model = MODELS[name]
+    text = written(model, [("look-up", {"text": "Paris", "n": 12})])
+    (whole,) = read(model, text, tools=TOOLS)[0].tool_calls
+    tokens = model.encode(text)
+    assert model.calls.format is not None
+    for length in range(len(model.encode(model.calls.format.start)), len(tokens)):
+        answer, _, parser = read(model, model.decode(tokens[:length]), is_ended=False, tools=TOOLS)
+        assert not answer.content
+        assert parser.is_call_cut or [call.arguments for call in answer.tool_calls] == [whole.arguments]
+        assert all(whole.arguments.startswith(call.arguments) for call in answer.tool_calls)
+
+
+@pytest.mark.parametrize("text", ['{"answer": 1}', '{"name": "nobody", "parameters": {}}', "{", " no", '{"name": "loo'])
+def test_text_that_begins_like_a_bare_call(text: str) -> None:
+    assert read(MODELS["bare"], text, tools=TOOLS)[0].content == text
