@@ -2,13 +2,13 @@
 
 from tools.mutants.mutant import Mutant
 
-_FORMAT = ("tests/cache/disk/test_format.py",)
-_INDEX = ("tests/cache/disk/test_index.py",)
-_BOUND = ("tests/cache/disk/test_bound.py",)
-_CACHE = ("tests/cache/disk/test_cache.py",)
-_FAULTS = ("tests/cache/disk/test_faults.py", "tests/cache/disk/test_disk_machine.py")
-_CLEAR = ("tests/cache/disk/test_clear.py",)
-_PROCESSES = ("tests/cache/disk/test_processes.py",)
+_FORMAT = ("tests/disk/test_format.py",)
+_INDEX = ("tests/disk/test_index.py",)
+_BOUND = ("tests/disk/test_bound.py",)
+_CACHE = ("tests/disk/test_cache.py",)
+_FAULTS = ("tests/disk/test_faults.py", "tests/cache/disk/test_disk_machine.py")
+_CLEAR = ("tests/disk/test_clear.py",)
+_PROCESSES = ("tests/disk/test_processes.py",)
 
 
 def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
