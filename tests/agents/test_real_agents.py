@@ -1,4 +1,4 @@
-"""Claude Code and Codex, unmodified, from the npm registry, on a small task against the real server.
+"""Claude Code, Codex and OpenCode, unmodified, from the npm registry, on a small task against the real server.
 
 The model is tiny and its words are given (`tests/workloads/scripted.py`): it calls a tool to read a file, and then says
 what is in it. All else is real: the agents' own requests, prompts of 20,000 to 40,000 tokens, tools that run.
@@ -20,7 +20,7 @@ from tests.workloads.serving import Serving, serving, spoken
 
 pytestmark = pytest.mark.agents
 
-PACKAGES = {"@anthropic-ai/claude-code": "^2", "@openai/codex": ">=0.50"}
+PACKAGES = {"@anthropic-ai/claude-code": "2.1.330", "@openai/codex": "0.169.0", "opencode-ai": "1.18.33"}
 # What its installation would otherwise make an executable of.
 CLAUDE = Path("@anthropic-ai") / "claude-code" / "cli-wrapper.cjs"
 TASK = "What does a.txt say?"
@@ -83,6 +83,7 @@ def check_reuse(server: Serving, api: str) -> None:
     new = second["prompt_tokens"] - first["prompt_tokens"]
     # The generation prompt of the first is not part of the second.
     assert second["prefilled"] <= new + 8
+    print(f"\n{api}: {second['prefilled']:,} of {second['prompt_tokens']:,} tokens computed")
 
 
 def test_claude_code(server: Serving, programs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -139,3 +140,30 @@ def test_codex(server: Serving, programs: Path, folder: Path, tmp_path_factory: 
     )
     assert "It says hello." in told
     check_reuse(server, "responses")
+
+
+def test_opencode(server: Serving, programs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    server.client.delete("/v1/cache")
+    before = {record["id"] for record in server.client.get("/v1/cache/requests").json()["data"]}
+    server.engine.says = calls_once(server, {"read": {"filePath": str(folder / "a.txt")}})
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Reprise",
+        "options": {"baseURL": f"{str(server.client.base_url).rstrip('/')}/v1", "apiKey": "none"},
+        "models": {"local": {"name": "local", "limit": {"context": 262144, "output": 8192}}},
+    }
+    config = {"provider": {"reprise": provider}, "model": "reprise/local", "small_model": "reprise/local"}
+    (folder / "opencode.json").write_text(json.dumps(config | {"autoupdate": False, "share": "disabled"}))
+    told = run(
+        [str(next(programs.glob("opencode-linux-*/bin/opencode"), programs / ".bin" / "opencode")), "run", TASK],
+        folder,
+        tmp_path_factory.mktemp("home"),
+    )
+    assert "It says hello." in told
+    server.wait_until_idle()
+    records = server.client.get("/v1/cache/requests").json()["data"][::-1]
+    # The chat's title is a request of its own, without tools.
+    loop = [r for r in records if r["id"] not in before and r["api"] == "chat" and r["prompt_tokens"] > 5_000]
+    first, second = loop[:2]
+    assert second["prefilled"] <= second["prompt_tokens"] - first["prompt_tokens"] + 8
+    print(f"\nopencode: {second['prefilled']:,} of {second['prompt_tokens']:,} tokens computed")

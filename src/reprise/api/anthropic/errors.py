@@ -17,4 +17,5 @@ _TYPES = {
 def anthropic_shape(problem: Problem) -> dict[str, Any]:
     """Anthropic's error body, which is also the `error` event of a stream."""
     kind = _TYPES.get(problem.status, "api_error" if problem.status >= 499 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+    details = {} if problem.details is None else {"details": dict(problem.details)}
+    return {"type": "error", "error": {"type": kind, "message": problem.message, **details}}
