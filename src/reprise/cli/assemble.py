@@ -22,6 +22,7 @@ from reprise.core.defaults import Number, SamplingDefaults
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel
 from reprise.loop import EngineLoop
+from reprise.loop.watch import following_machine
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ def run_server(settings: Settings) -> None:
         fault = syntax_fault(loaded.text)
         if fault is not None:
             log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
-        run(ChatService(served=served, backend=engine, settings=settings), settings, listener=listener)
+        with following_machine(engine):
+            run(ChatService(served=served, backend=engine, settings=settings), settings, listener=listener)
     finally:
         listener.close()
         # The responses under way have ended by now. MLX aborts a process that ends before the engine's thread has; but

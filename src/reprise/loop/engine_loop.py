@@ -150,6 +150,10 @@ class EngineLoop:
     def unpin(self, pin_id: str, *, namespace: str, owner: str = "") -> Future[bool]:
         return self._ask(lambda worker: worker.pinning.unpin(pin_id, namespace=namespace, owner=owner))
 
+    def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
+        """Keep layer state within `nbytes` from now on. `returns_buffers`: give the system idle buffers back, too."""
+        self.call(lambda worker: worker.set_budget(nbytes, returns_buffers=returns_buffers))
+
     def call(self, action: Callable[[Worker], None]) -> None:
         """Run `action` on the engine thread between two steps."""
         self._inbox.put(_Do(action))

@@ -258,6 +258,18 @@ class Worker:
         self._ends.start_anew()
         memory.give_back()
 
+    def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
+        """Keep within this budget from now on; what exceeds it is evicted, least worth first."""
+        if returns_buffers:
+            memory.give_back()
+        if nbytes == self.cache.budget:
+            return
+        self.cache.budget = self._gate.budget = nbytes
+        memory.bound_free_buffers(nbytes)
+        self._room.make(0)
+        if returns_buffers:
+            memory.give_back()
+
     def clear_cache(self, namespace: str | None = None) -> None:
         self.disk.clear(namespace)
         self.cache.clear(namespace)

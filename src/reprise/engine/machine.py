@@ -1,0 +1,68 @@
+"""What the system says of its memory: Linux's pressure and cgroup, macOS's pressure level, and what is free."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from reprise.core.follow import Reading
+
+_STALLED_PERCENT = 5.0
+"""Tasks that wait for memory for more than this share of ten seconds: the system is about to swap."""
+
+_MACOS_WARNING = 2
+
+
+def read_machine(root: Path = Path("/")) -> Reading:
+    """One reading. `root`: where the system's files are."""
+    memory = psutil.virtual_memory()
+    available, total = int(memory.available), int(memory.total)
+    group = _cgroup(root)
+    if group is not None:
+        available, total = min(available, group.available), min(total, group.total)
+    return Reading(available=available, total=total, is_pressed=_is_pressed(root))
+
+
+def _cgroup(root: Path) -> Reading | None:
+    """The memory of the control group (version 2) that a container is in; None where nothing bounds it."""
+    folder = root / "sys/fs/cgroup"
+    limit, used = _text(folder / "memory.max"), _text(folder / "memory.current")
+    if not limit.isdigit() or not used.isdigit():
+        return None
+    # Pages of files that nobody uses go at once.
+    idle = sum(int(line.split()[1]) for line in _text(folder / "memory.stat").splitlines() if _is_idle(line))
+    return Reading(available=max(0, int(limit) - int(used) + idle), total=int(limit))
+
+
+def _is_idle(line: str) -> bool:
+    return line.startswith("inactive_file ")
+
+
+def _is_pressed(root: Path) -> bool:
+    if sys.platform == "darwin":
+        return _macos_level() >= _MACOS_WARNING
+    for line in _text(root / "proc/pressure/memory").splitlines():
+        kind, _, figures = line.partition(" ")
+        if kind == "some":
+            values = dict(figure.split("=", 1) for figure in figures.split())
+            return float(values.get("avg10", 0)) > _STALLED_PERCENT
+    return False
+
+
+def _macos_level() -> int:
+    """1: normal, 2: warning, 4: critical."""
+    command = ["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]
+    try:
+        return int(subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 1
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,90 @@
+"""The memory budget gives way to other programs, and comes back; readings are given, and so is the clock."""
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from reprise.core.follow import Budget, Reading
+from reprise.core.settings import Settings
+from reprise.engine.machine import read_machine
+from reprise.loop import EngineLoop
+from reprise.loop.watch import following_machine
+from tests.engine.sequences import loaded
+
+GB = 10**9
+TIGHT = Reading(available=GB // 10, total=16 * GB)
+ROOMY = Reading(available=8 * GB, total=16 * GB)
+
+
+def test_buffers_go_first_then_the_budget_then_nothing_for_a_while() -> None:
+    budget = Budget(nbytes=8 * GB, least=GB, most=8 * GB)
+    first = budget.after(TIGHT, now_s=10)
+    assert (first.nbytes, first.returns_buffers) == (8 * GB, True)
+    second = first.after(TIGHT, now_s=11)
+    assert second.nbytes == 8 * GB - (TIGHT.reserve - TIGHT.available)
+    assert second.after(ROOMY, now_s=12).nbytes == second.nbytes
+    grown = second.after(ROOMY, now_s=72)
+    assert second.nbytes < grown.nbytes <= 8 * GB
+    assert not grown.returns_buffers
+
+
+def test_pressure_takes_a_tenth_at_a_time_and_not_more_than_all() -> None:
+    pressed = Reading(available=8 * GB, total=16 * GB, is_pressed=True)
+    budget = Budget(nbytes=8 * GB, least=GB, most=8 * GB, returns_buffers=True)
+    assert budget.after(pressed, now_s=1).nbytes == 8 * GB * 9 // 10
+    for second in range(100):
+        budget = budget.after(pressed, now_s=second)
+    assert budget.nbytes == GB
+
+
+def test_between_tight_and_roomy_nothing_changes() -> None:
+    budget = Budget(nbytes=4 * GB, least=GB, most=8 * GB)
+    between = Reading(available=ROOMY.reserve * 3 // 2, total=16 * GB)
+    assert budget.after(between, now_s=1000) == budget
+
+
+def test_what_linux_says(tmp_path: Path) -> None:
+    pressure, group = tmp_path / "proc/pressure", tmp_path / "sys/fs/cgroup"
+    assert not read_machine(tmp_path).is_pressed
+    pressure.mkdir(parents=True)
+    for figure, is_pressed in (("0.00", False), ("4.99", False), ("12.50", True)):
+        (pressure / "memory").write_text(
+            f"some avg10={figure} avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 total=0\n"
+        )
+        assert read_machine(tmp_path).is_pressed is is_pressed
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("900\n")
+    assert read_machine(tmp_path).total > 10**6
+    (group / "memory.max").write_text("1000\n")
+    (group / "memory.stat").write_text("anon 500\ninactive_file 50\n")
+    reading = read_machine(tmp_path)
+    assert (reading.available, reading.total) == (150, 1000)
+
+
+def test_an_engine_follows_its_machine(caplog: pytest.LogCaptureFixture) -> None:
+    engine = EngineLoop(Settings(model="llama", cache_bytes=None), load=lambda: loaded("llama"))
+    engine.start()
+    most = engine.status().held.budget
+    # A machine in which so much is missing that the least is reached at once.
+    tight = Reading(available=0, total=100 * most)
+    was_read, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def read() -> Reading:
+        was_read.release()
+        assert go_on.acquire(timeout=60)
+        return tight
+
+    try:
+        with caplog.at_level(logging.WARNING), following_machine(engine, read=read, every_s=0.001):
+            for _ in range(5):
+                go_on.release()
+                assert was_read.acquire(timeout=60)
+            go_on.release(10**6)
+        engine.pins("").result(60)
+        assert engine.status().held.budget < most
+    finally:
+        engine.close(now=True, timeout_s=60)
+    assert len([record for record in caplog.records if "other programs" in record.getMessage()]) == 1
