@@ -6,7 +6,7 @@ _FORMAT = ("tests/disk/test_format.py",)
 _INDEX = ("tests/disk/test_index.py",)
 _BOUND = ("tests/disk/test_bound.py",)
 _CACHE = ("tests/disk/test_cache.py",)
-_FAULTS = ("tests/disk/test_faults.py", "tests/cache/disk/test_disk_machine.py")
+_FAULTS = ("tests/disk/test_faults.py", "tests/disk/test_disk_machine.py")
 _CLEAR = ("tests/disk/test_clear.py",)
 _PROCESSES = ("tests/disk/test_processes.py",)
 
