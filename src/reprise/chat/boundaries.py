@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reprise.chat.pieces import PieceTokenizer, TokenizedText
+from reprise.chat.placement import Placement
 from reprise.chat.standins import (
     Messages,
     cut_at,
@@ -16,7 +17,7 @@ from reprise.chat.standins import (
     question_of,
     replaced_at,
 )
-from reprise.chat.template import ChatTemplate, Scene
+from reprise.chat.template import Scene
 from reprise.core.prompt import Boundary, BoundaryKind
 
 
@@ -28,7 +29,7 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def find_boundaries(template: ChatTemplate, scene: Scene, tokenizer: PieceTokenizer, prompt: TokenizedText) -> Found:
+def find_boundaries(placement: Placement, scene: Scene, tokenizer: PieceTokenizer, prompt: TokenizedText) -> Found:
     """The stable, last-user, system and explicit boundaries of `prompt`, which is the scene's own rendering.
 
     Renders two whole stand-in chats, one that ends before the last user message, and one that is short. A boundary is
@@ -36,7 +37,7 @@ def find_boundaries(template: ChatTemplate, scene: Scene, tokenizer: PieceTokeni
     stands behind it. A long document at the head of the last user message ends at a branch boundary: where this prompt
     will leave the next one about the same document is known before there is one.
     """
-    search = _Search(template=template, scene=scene, tokenizer=tokenizer, prompt=prompt)
+    search = _Search(placement=placement, scene=scene, tokenizer=tokenizer, prompt=prompt)
     stable = search.stable()
     system, last_user = search.system(), search.last_user()
     explicit = [search.explicit(num_before, stable) for num_before in scene.request.breakpoints]
@@ -56,7 +57,7 @@ def find_boundaries(template: ChatTemplate, scene: Scene, tokenizer: PieceTokeni
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    template: ChatTemplate
+    placement: Placement
     scene: Scene
     tokenizer: PieceTokenizer
     prompt: TokenizedText
@@ -107,7 +108,7 @@ class _Search:
     def shared(self, candidates: Sequence[Messages]) -> int | None:
         """How many tokens the prompt shares with the first candidate that renders; None if none does."""
         for messages in candidates:
-            text = self.template.try_text(self.scene, messages)
+            text = self.placement.try_text(self.scene, messages)
             if text is not None:
                 return self.tokenizer.shared(self.prompt, text)
         return None

@@ -70,6 +70,15 @@ class Placement:
             notes = (*notes, "the chat template leaves out a system message")
         return Placed(scene=scene, text=text, notes=notes)
 
+    def try_text(self, scene: Scene, messages: Sequence[Message]) -> str | None:
+        """The text of other messages in a scene, rewritten if they are refused as they are; None if both are."""
+        text = self._template.try_text(scene, messages)
+        if text is not None:
+            return text
+        request = replace(scene.request, messages=tuple(messages), continue_final=False, breakpoints=(), cuts=())
+        other, _ = self.rewritten(request)
+        return None if other is request else self._template.try_text(scene, other.messages)
+
     def rewritten(self, request: ChatRequest) -> tuple[ChatRequest, tuple[str, ...]]:
         """The request without the shapes that the template does not take, and notes on what was rewritten."""
         notes: list[str] = []
@@ -146,7 +155,8 @@ def _words(message: Message) -> list[str]:
     called = [call["function"] for call in message.get("tool_calls") or ()]
     arguments = [function["arguments"] for function in called]
     values = [value if isinstance(value, str) else value["at"] for value in arguments]
-    return [word for word in (joined_text(message.get("content")), *values) if word]
+    # One letter is no word: many templates write calls alone, without what was said beside them.
+    return [word for word in (joined_text(message.get("content")), *values) if len(word) > 1]
 
 
 def _says(role: str, word: str) -> Message:
@@ -216,22 +226,16 @@ def _rules(write_call: rewriting.CallWriter) -> tuple[_Rule, ...]:
             note="the system prompt put before the first user message, since the chat template takes none",
         ),
         _Rule(
-            probes=((_ASKED, _ANSWERED, _LONE, _ASKED_THEN), (_ASKED, _LOOKS, _SEEN, _LONE), (_LONE, _ASKED)),
-            baseline=_TWO_TURNS,
-            rewrite=rewriting.lone_results_as_users,
-            note="tool results without their call given as user messages, since the chat template wants the call",
-        ),
-        _Rule(
-            probes=((_ASKED, _calls((_ONE, {"at": "Thimble"}), said="Lantern"), _SEEN), _LOOP),
+            probes=((_ASKED, _calls((_ONE, {"at": "Thimble"}), said="!"), _SEEN), _LOOP),
             baseline=_ONE_TURN,
             rewrite=lambda request: rewriting.calls_as_text(request, write_call),
             note="tool calls given as text, since the chat template takes none",
         ),
         _Rule(
-            probes=((_ASKED, _says("assistant", "Lantern"), _SEEN),),
-            baseline=_ONE_TURN,
-            rewrite=rewriting.results_as_users,
-            note="tool results given as user messages, since the chat template takes none",
+            probes=((_ASKED, _ANSWERED, _LONE, _ASKED_THEN), (_LONE, _ASKED)),
+            baseline=_TWO_TURNS,
+            rewrite=rewriting.lone_results_as_users,
+            note="tool results without their call given as user messages, since the chat template wants the call",
         ),
         _Rule(
             probes=((_ASKED, _LOOKS_TWICE, _SEEN, _SEEN_THEN),),

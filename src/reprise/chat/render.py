@@ -106,7 +106,7 @@ class Renderer:
         notes += placed.notes
         refuse_if_too_long(text, self._text_model, context=self.settings.context)
         tokenized = self._tokenizer.tokenize(text)
-        found = find_boundaries(self._template, scene, self._tokenizer, tokenized)
+        found = find_boundaries(self._placement, scene, self._tokenizer, tokenized)
         dates = self._template.dates
         if dates.has_dates and not dates.is_controlled and self.settings.freezes_date:
             notes.append("the chat template computes its date format, so its date cannot be frozen")
@@ -155,17 +155,15 @@ class Renderer:
         """
         if branch == "tool" and not answer.tool_calls:
             return None
-        request = rendered.request
+        # From what the client sent: what was rewritten for the template is no longer in the client's shape.
+        request = replace(rendered.request, messages=rendered.history, breakpoints=(), cuts=())
         message = as_message(answer, has_reasoning=self._returns_reasoning(request))
         turns = known_turns if branch == "user" else known_results
         first, second = (
             self._template.try_text(
-                rendered.scene,
-                self._placement.rewritten(
-                    replace(request, messages=turns(request, message, variant), breakpoints=(), cuts=())
-                )[0].messages,
+                rendered.scene, self._placement.rewritten(replace(request, messages=chat))[0].messages
             )
-            for variant in (0, 1)
+            for chat in (turns(request, message, variant) for variant in (0, 1))
         )
         if first is None or second is None:
             return None

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from reprise.chat.forms import joined_text, parsed_arguments
 from reprise.chat.request import ChatRequest, Cut, Message
-from reprise.chat.standins import HEAD_ROLES, head_length, last_user_at
+from reprise.chat.standins import HEAD_ROLES, head_length
 
 _JOINER = "\n\n"
 _SILENCE: Message = {"role": "user", "content": ""}
@@ -140,14 +140,6 @@ def calls_as_text(request: ChatRequest, write: CallWriter) -> ChatRequest:
     return draft.finish()
 
 
-def results_as_users(request: ChatRequest) -> ChatRequest:
-    """Tool results become user messages."""
-    draft = _Draft(request)
-    for index, message in enumerate(request.messages):
-        draft.keep(index, _as_user(message) if message.get("role") == "tool" else message)
-    return draft.finish()
-
-
 def one_call_at_a_time(request: ChatRequest) -> ChatRequest:
     """Calls that were made together become turns of one call and its result each."""
     draft, messages = _Draft(request), request.messages
@@ -212,15 +204,14 @@ def is_empty_answer(message: Message) -> bool:
 
 
 def with_a_user(request: ChatRequest) -> ChatRequest:
-    """A chat without a user message gets an empty one behind its system prompt."""
-    return request if last_user_at(request.messages) is not None else _with_silence(request)
+    """A chat without a user message before its first answer gets an empty one, also where it has no answer yet."""
+    rest = request.messages[head_length(request.messages) :]
+    return _with_silence(request) if not rest or rest[0].get("role") == "assistant" else request
 
 
 def user_first(request: ChatRequest) -> ChatRequest:
     """A chat that begins with the assistant gets an empty user message before it."""
-    head = head_length(request.messages)
-    begins = request.messages[head:][:1]
-    return _with_silence(request) if begins and begins[0].get("role") == "assistant" else request
+    return with_a_user(request) if head_length(request.messages) < len(request.messages) else request
 
 
 def _with_silence(request: ChatRequest) -> ChatRequest:
