@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from reprise.core.backend import Counts, Held, Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError
-from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Started
+from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Scored, Started
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.pin import Pin, Pins, pin_id
 from reprise.core.record import Outcome, Reason
@@ -131,6 +131,12 @@ class FakeBackend:
         if not self._wait(self.may_prefill, job):
             sink(Finished(reason=FinishReason.CANCELLED, outcome=outcome))
             return
+        if job.prompt_logprobs is not None:
+            scored = [Sampled(token=int(t), logprob=-1.5, top=((int(t), -1.5),)) for t in job.prompt.tokens[1:]]
+            half = len(scored) // 2
+            for start, stop in ((0, half), (half, len(scored))):
+                if stop > start:
+                    sink(Scored(start=start + 1, tokens=tuple(scored[start:stop])))
         sink(Progress(position=total, total=total))
         known.append(job.prompt.tokens)
         self.counts = replace(

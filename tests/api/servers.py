@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import httpx
 
 from reprise.api.app import create_app
+from reprise.api.clock import Clock
 from reprise.api.limits import Limits
 from reprise.api.run import ServerThread
 from reprise.api.served import Served
@@ -46,6 +47,7 @@ def make_service(
     limits: Limits | None = None,
     context: int | None = 4096,
     template: str | None = "strips_thinking",
+    clock: Clock | None = None,
 ) -> ChatService:
     text = replace(text_model(template), tokenizer_json=fast_tokenizer(template).backend_tokenizer.to_str)
     served = Served(
@@ -57,7 +59,7 @@ def make_service(
         created=1_700_000_000,
         accepts_any_name=settings.accepts_any_model,
     )
-    return ChatService(served=served, backend=backend, settings=settings, limits=limits)
+    return ChatService(served=served, backend=backend, settings=settings, limits=limits, clock=clock)
 
 
 @asynccontextmanager
@@ -69,11 +71,12 @@ async def api(
     context: int | None = 4096,
     template: str | None = "strips_thinking",
     headers: dict[str, str] | None = None,
+    clock: Clock | None = None,
 ) -> AsyncGenerator[Api]:
     """The application in process."""
     backend = FakeBackend(script=script)
     chosen = Settings(model=MODEL) if settings is None else settings
-    service = make_service(backend, settings=chosen, limits=limits, context=context, template=template)
+    service = make_service(backend, settings=chosen, limits=limits, context=context, template=template, clock=clock)
     transport = httpx.ASGITransport(create_app(service, chosen))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:

@@ -276,7 +276,7 @@ async def test_the_least_time_that_a_prefix_is_to_stay(path: str, asked: dict[st
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
-@pytest.mark.parametrize("wrong", [{"ttl": "1h"}, {"ttl": 1800}, {"mode": "none"}, {"prewarm": True}], ids=str)
+@pytest.mark.parametrize("wrong", [{"ttl": "1h"}, {"ttl": 1800}, {"mode": "none"}, {"prewarm": 1}], ids=str)
 async def test_cache_options_that_are_not_offered_are_refused(path: str, wrong: dict[str, Any]) -> None:
     async with api() as made:
         body = {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", "prompt_cache_options": wrong}

@@ -15,10 +15,20 @@ class Choice:
     """The answer number `index`. `tokens` is everything sampled, stop token included; `outcome` is set at the end.
 
     `wants_stop` turns true when the answer is complete before the engine knows: after the first tool call, where only
-    one is allowed. The job is then to be cancelled, and its end counts as a stop.
+    one is allowed. The job is then to be cancelled, and its end counts as a stop. With `tells_end` the token that ended
+    the answer has its log-probability told like the others. `done_as` is the end of an answer that is not sampled.
     """
 
-    def __init__(self, index: int, parser: AnswerParser, *, wants_logprobs: bool, allows_parallel_calls: bool) -> None:
+    def __init__(
+        self,
+        index: int,
+        parser: AnswerParser,
+        *,
+        wants_logprobs: bool,
+        allows_parallel_calls: bool,
+        tells_end: bool = False,
+        done_as: EndReason = EndReason.STOP,
+    ) -> None:
         self.index = index
         self.tokens: list[int] = []
         self.outcome: Outcome | None = None
@@ -26,6 +36,8 @@ class Choice:
         self.parser = parser
         self._wants_logprobs = wants_logprobs
         self._allows_parallel_calls = allows_parallel_calls
+        self._tells_end = tells_end
+        self._done_as = done_as
         self._untold: list[Sampled] = []
         self._first_call: int | None = None
 
@@ -38,8 +50,10 @@ class Choice:
         match event:
             case Started():
                 return (Began(choice=self.index, cached=event.reused, prompt=event.total),)
-            case Progress() | Scored():
+            case Progress():
                 return ()
+            case Scored():
+                return (Piece(choice=self.index, deltas=(), prompt=event.tokens),)
             case Sampled():
                 return self._take_token(event)
             case Finished():
@@ -49,7 +63,7 @@ class Choice:
         if self.wants_stop:
             return ()
         self.tokens.append(event.token)
-        if self._wants_logprobs and not event.is_stop:
+        if self._wants_logprobs and (self._tells_end or not event.is_stop):
             self._untold.append(event)
         return self._piece(self.parser.feed(event.token, is_stop=event.is_stop))
 
@@ -79,7 +93,9 @@ class Choice:
         rest = self._piece(self.parser.finish(), is_last=True)
         answer = self.answer
         is_cut = any(not call.is_whole for call in answer.tool_calls) or self.parser.is_call_cut
-        if event.reason is FinishReason.LENGTH and (is_cut or not answer.tool_calls):
+        if event.reason is FinishReason.DONE:
+            reason = self._done_as
+        elif event.reason is FinishReason.LENGTH and (is_cut or not answer.tool_calls):
             reason = EndReason.LENGTH
         elif any(call.is_whole for call in answer.tool_calls):
             reason = EndReason.TOOL_CALLS

@@ -11,6 +11,7 @@ from reprise.chat.request import ChatRequest
 from reprise.core.defaults import Origin
 from reprise.core.events import Sampled
 from reprise.core.job import Sampling
+from reprise.core.prompt import BoundaryKind
 from reprise.core.record import Outcome
 from reprise.core.tokens import Tokens
 
@@ -41,6 +42,12 @@ class ServiceRequest:
     """Who chose the parameters of `sampling`, by name."""
     num_choices: int = 1
     max_tokens: int | None = None
+    generates: bool = True
+    """If not, the prompt is computed into the cache, and nothing is sampled."""
+    until: BoundaryKind | None = None
+    """Of the prompt, only what comes before its last boundary of this kind."""
+    prompt_logprobs: int | None = None
+    """As in `Job`: of the first answer's prompt, which is that of all."""
     min_tokens: int = 0
     """The answer does not end before so many tokens."""
     ignores_eos: bool = False
@@ -109,14 +116,23 @@ class Waiting:
     position: int
     total: int
 
+    @property
+    def told(self) -> str:
+        """How far it is, in words for a comment in a stream."""
+        return f"prefill {self.position}/{self.total}" if self.total > 0 else "queued"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece:
-    """A piece of the answer number `choice`. `tokens`: what was sampled since the last one, if logprobs are wanted."""
+    """A piece of the answer number `choice`. `tokens`: what was sampled since the last one, if logprobs are wanted.
+
+    `prompt`: the next tokens of the prompt, from token 1 on, if their log-probabilities are wanted.
+    """
 
     choice: int
     deltas: tuple[Delta, ...]
     tokens: tuple[Sampled, ...] = ()
+    prompt: tuple[Sampled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,9 +3,9 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
+from reprise.api.clock import Clock
 from reprise.core.events import Event, Sampled
 
 
@@ -16,7 +16,8 @@ class Inbox:
     once (on the engine thread) and further tokens are dropped; `has_overflowed` says so.
     """
 
-    def __init__(self, *, limit: int, on_overflow: Callable[[], None]) -> None:
+    def __init__(self, *, limit: int, on_overflow: Callable[[], None], clock: Clock | None = None) -> None:
+        self._clock = Clock() if clock is None else clock
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[int, Event]] = deque()
         self._arrived = asyncio.Event()
@@ -45,12 +46,12 @@ class Inbox:
 
     async def get(self, timeout_s: float) -> tuple[int, Event] | None:
         """The next event and the choice it belongs to, or None if nothing came for `timeout_s` seconds."""
-        if not self._waiting:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    # The flag may stand for an event that was read already, so one look is not enough.
-                    while not self._waiting:
-                        self._arrived.clear()
-                        if not self._waiting:
-                            await self._arrived.wait()
+        due_s = self._clock.now_s() + timeout_s
+        # The flag may stand for an event that was read already, so one look is not enough.
+        while not self._waiting:
+            self._arrived.clear()
+            left_s = due_s - self._clock.now_s()
+            if self._waiting or left_s <= 0:
+                break
+            await self._clock.wait(self._arrived, left_s)
         return self._waiting.popleft() if self._waiting else None

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from reprise.api.choice import Choice
-from reprise.api.exchange import ServiceRequest
+from reprise.api.exchange import EndReason, ServiceRequest
 from reprise.api.reading import Reading
 from reprise.api.reply import Running
 from reprise.core.errors import BadRequest
-from reprise.core.job import Constraint, Job
+from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import own_tokens
 
@@ -24,6 +24,8 @@ def running_of(request: ServiceRequest, reading: Reading, index: int) -> Running
         reading.parser(),
         wants_logprobs=request.sampling.logprobs is not None,
         allows_parallel_calls=request.allows_parallel_calls,
+        tells_end=request.prompt_logprobs is not None,
+        done_as=EndReason.LENGTH if request.max_tokens == 0 else EndReason.STOP,
     )
     return Running(job_id=request.id if request.num_choices == 1 else f"{request.id}-{index}", choice=choice)
 
@@ -39,7 +41,7 @@ def job_of(
     constraint: Callable[[], Constraint] | None,
     cache_namespace: str,
 ) -> Job:
-    """The job that makes the answer of `run`."""
+    """The job that makes the answer of `run`. `max_tokens` is 0 for a request that generates nothing."""
     sampling, seed = request.sampling, request.sampling.seed
     if seed is not None:
         # The same seed for every choice would give the same answer n times.
@@ -53,6 +55,8 @@ def job_of(
     return Job(
         id=run.job_id,
         prompt=prompt,
+        purpose=Purpose.GENERATE if request.generates else Purpose.PREFILL,
+        prompt_logprobs=request.prompt_logprobs if run.choice.index == 0 else None,
         namespace=cache_namespace,
         owner=request.namespace,
         sampling=sampling,

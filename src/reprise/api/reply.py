@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from reprise.api.choice import Choice
+from reprise.api.clock import Clock
 from reprise.api.errors import RequestCancelled
 from reprise.api.exchange import Began, Ended, ReplyEvent, ServiceRequest, Usage, Waiting
 from reprise.api.inbox import Inbox
@@ -48,6 +49,7 @@ class Reply:
         running: Sequence[Running],
         backend: Backend,
         limits: Limits,
+        clock: Clock,
         before_end: Callable[["Reply", Choice], Awaitable[None]],
         on_close: Callable[["Reply"], None],
         on_gap: Callable[[float], None],
@@ -58,7 +60,8 @@ class Reply:
         self.used = {} if used is None else dict(used)
         """The sampling parameters, for the record."""
         self.running = tuple(running)
-        self.inbox = Inbox(limit=limits.max_unread, on_overflow=self.cancel)
+        self.inbox = Inbox(limit=limits.max_unread, on_overflow=self.cancel, clock=clock)
+        self._clock = clock
         self.created = time.time()
         self.ended: list[Ended] = []
         self.error: Exception | None = None
@@ -115,11 +118,11 @@ class Reply:
         """The events of all choices, in the order in which they come. Raises the error that ended the request."""
         position = total = 0
         # A long prefill makes progress that nobody is told of: what counts is when the client last heard something.
-        due_s = time.monotonic() + self._keep_alive_s
+        due_s = self._clock.now_s() + self._keep_alive_s
         while not self.is_over:
-            item = await self.inbox.get(max(0.0, due_s - time.monotonic()))
-            if time.monotonic() >= due_s:
-                due_s = time.monotonic() + self._keep_alive_s
+            item = await self.inbox.get(max(0.0, due_s - self._clock.now_s()))
+            if self._clock.now_s() >= due_s:
+                due_s = self._clock.now_s() + self._keep_alive_s
                 yield Waiting(position=position, total=total)
             if item is None:
                 continue
@@ -144,7 +147,7 @@ class Reply:
             if run.choice.wants_stop and not run.choice.is_over:
                 self._backend.cancel(run.job_id)
             for said in told:
-                due_s = time.monotonic() + self._keep_alive_s
+                due_s = self._clock.now_s() + self._keep_alive_s
                 match said:
                     case Began():
                         self._cached[index] = said.cached

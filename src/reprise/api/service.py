@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from reprise.api.choice import Choice
+from reprise.api.clock import Clock
 from reprise.api.exchange import EndReason, RawPrompt, ServiceRequest
 from reprise.api.inbox import Inbox
 from reprise.api.jobs import cut_at, job_of, running_of
@@ -65,11 +66,20 @@ class Watcher(Protocol):
 class ChatService:
     """The API's one door to the model. All methods belong to the event loop's thread."""
 
-    def __init__(self, *, served: Served, backend: Backend, settings: Settings, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        served: Served,
+        backend: Backend,
+        settings: Settings,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.served = served
         self.backend = backend
         self.settings = settings
         self.limits = Limits() if limits is None else limits
+        self.clock = Clock() if clock is None else clock
         self.renderers = Renderers(served.text, shared=served.renderer, stored_runs=backend.stored_runs)
         self._settling = Settling(backend, max_tokens=settings.max_settle)
         self.records = Records(limit=self.limits.max_records)
@@ -102,7 +112,11 @@ class ChatService:
         """
         rendered, prompt = await self._prompt(request.prompt, namespace=request.namespace)
         bound = self.settings.max_tokens if request.max_tokens is None else request.max_tokens
-        room = self.served.answer_room(len(prompt), bound)
+        if request.until is not None:
+            prompt = cut_at(prompt, request.until)
+        room = self.served.answer_room(len(prompt), bound) if request.generates else 0
+        if not request.generates:
+            self.served.answer_room(len(prompt), 1)
         reading = reading_of(
             request,
             self.served.text,
@@ -119,6 +133,7 @@ class ChatService:
             running=[running_of(request, reading, index) for index in range(request.num_choices)],
             backend=self.backend,
             limits=self.limits,
+            clock=self.clock,
             before_end=self._learn,
             on_close=self._close_reply,
             on_gap=self._note_gap,
@@ -282,7 +297,7 @@ class ChatService:
     async def _settle(self, reply: Reply) -> None:
         """Queue the next turn's known prefix, for when nothing else waits."""
         rendered = reply.rendered
-        if not self.settings.settles or rendered is None or self.is_closing:
+        if not self.settings.settles or rendered is None or self.is_closing or not reply.request.generates:
             return
         # Of several answers nobody knows which one the chat goes on with.
         if reply.request.num_choices > 1 or len(reply.ended) != 1 or reply.error is not None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.api.body import AnswerBound, Body
+from reprise.api.body import Body
 from reprise.api.controls import AnswerControls
 
 IGNORED = frozenset(
@@ -112,7 +112,8 @@ class CountBody(AnswerControls):
 class MessagesBody(CountBody):
     """A chat to answer."""
 
-    max_tokens: AnswerBound
+    max_tokens: Annotated[int, Field(ge=-1)]
+    """0: the prompt is computed into the cache, and nothing is answered."""
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None

@@ -90,6 +90,7 @@ def service_request_of(
         sampling=chosen.sampling,
         origins=chosen.origins,
         max_tokens=answer_bound(body.max_tokens),
+        generates=body.max_tokens != 0,
         min_tokens=body.min_tokens or 0,
         ignores_eos=body.ignore_eos is True,
         stop_tokens=stop_tokens_of(body, served),

@@ -12,7 +12,15 @@ from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, openai_shape
 from reprise.api.exchange import Began, Ended, Piece, Waiting
 from reprise.api.openai.chat_body import ChatBody
-from reprise.api.openai.chat_reply import Head, completion, end_chunk, piece_chunks, role_chunk, usage_chunk
+from reprise.api.openai.chat_reply import (
+    Head,
+    completion,
+    end_chunk,
+    piece_chunks,
+    role_chunk,
+    usage_chunk,
+    waiting_chunk,
+)
 from reprise.api.openai.chat_request import service_request_of
 from reprise.api.reply import Reply
 from reprise.api.service import new_request_id
@@ -69,12 +77,19 @@ async def _whole(context: Context, body: ChatBody, namespace: str) -> dict[str, 
 
 async def _tell(context: Context, reply: Reply, *, includes_usage: bool) -> AsyncGenerator[str, None]:
     head, decode = _head(context, reply), context.service.served.text.decode
+    unsaid = set(range(len(reply.running)))
     async for event in reply.events():
         match event:
             case Began():
-                yield data_line(role_chunk(head, event.choice))
+                if event.choice in unsaid:
+                    unsaid.remove(event.choice)
+                    yield data_line(role_chunk(head, event.choice))
             case Waiting():
-                yield comment_line(f"prefill {event.position}/{event.total}" if event.total > 0 else "queued")
+                # Clients that give up on a silent stream count chunks, and not comments.
+                for choice in sorted(unsaid):
+                    yield data_line(role_chunk(head, choice))
+                unsaid.clear()
+                yield comment_line(event.told) + data_line(waiting_chunk(head))
             case Piece():
                 for chunk in piece_chunks(head, event, decode):
                     yield data_line(chunk)

@@ -56,6 +56,11 @@ def role_chunk(head: Head, choice: int) -> dict[str, Any]:
     return chunk(head, [_choice_chunk(choice, {"role": "assistant", "content": ""})])
 
 
+def waiting_chunk(head: Head) -> dict[str, Any]:
+    """A chunk that says that the answer is still to come."""
+    return chunk(head, [_choice_chunk(0, {})])
+
+
 def piece_chunks(head: Head, piece: Piece, decode: Decode) -> list[dict[str, Any]]:
     """A piece of an answer, one chunk for each delta; its log-probabilities go with the first."""
     logprobs = logprobs_body(piece.tokens, decode)

@@ -25,13 +25,17 @@ from reprise.api.openai.chat_body import (
     ResponseFormat,
     ToolSpec,
 )
-from reprise.api.openai.retention import retained_for_s
+from reprise.api.openai.retention import prewarms, retained_for_s
 from reprise.api.openai.sampling import num_choices_of, sampling_of, stops_of
 from reprise.api.served import Served
 from reprise.api.unread import Speaker, UnreadParts, newest_question_at
 from reprise.chat.grammar import Grammar, json_object, json_schema
 from reprise.chat.request import ChatRequest, Message
 from reprise.core.errors import BadRequest
+from reprise.core.prompt import BoundaryKind
+
+PLACEHOLDER = ChatMessage(role="user", content="Hello")
+"""Templates want a user message: where only what stands before it is computed, it may be any."""
 
 _SPEAKERS: Mapping[str, Speaker] = {
     # To templates a developer is the system: the name is OpenAI's alone.
@@ -61,11 +65,15 @@ def service_request_of(
     if len(tools) > limits.max_tools:
         raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
     chosen = sampling_of(body, served, logprobs=_num_logprobs(body, limits))
+    is_prewarm = prewarms(body.prompt_cache_options)
+    messages, until = body.messages, None
+    if is_prewarm and messages and all(message.role in ("system", "developer") for message in messages):
+        messages, until = [*messages, PLACEHOLDER], BoundaryKind.SYSTEM
     return ServiceRequest(
         id=request_id,
         api="chat",
         prompt=chat_of(
-            body.messages,
+            messages,
             tools=body.tools or [],
             documents=body.documents or [],
             template_options=_template_options(body),
@@ -73,7 +81,9 @@ def service_request_of(
         ),
         sampling=chosen.sampling,
         origins=chosen.origins,
-        num_choices=num_choices_of(body, limits),
+        num_choices=1 if is_prewarm else num_choices_of(body, limits),
+        generates=not is_prewarm,
+        until=until,
         max_tokens=_answer_bound(body),
         min_tokens=body.min_tokens or 0,
         ignores_eos=body.ignore_eos is True,

@@ -1,6 +1,6 @@
 """`POST /v1/completions`."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -68,21 +68,49 @@ async def _whole(
     batch = await _start(context, request_id, body, namespace)
     asked = [reply.request for reply in batch.replies]
     tokens: dict[int, list[Sampled]] = {}
-    choices: list[dict[str, Any]] = []
+    prompts = [_first_of(one) for one in asked]
+    ended: dict[int, tuple[int, Ended]] = {}
     async with batch:
         async for number, event in batch.events():
             match event:
                 case Piece():
+                    prompts[number].extend(event.prompt)
                     tokens.setdefault(_index(asked, number, event.choice), []).extend(event.tokens)
                 case Ended():
-                    index = _index(asked, number, event.choice)
-                    text = _echo(asked[number], decode, echoes=echoes) + (event.answer.content or "")
-                    logprobs = _logprobs(tokens.get(index, []), decode)
-                    choices.append(_choice(index, text, logprobs=logprobs, finish_reason=str(event.reason)))
+                    ended[_index(asked, number, event.choice)] = (number, event)
                 case _:
                     pass
-    choices.sort(key=lambda choice: choice["index"])
+    choices: list[dict[str, Any]] = []
+    for index in _best(body, asked, tokens, sorted(ended)):
+        number, end = ended[index]
+        text = _echo(asked[number], decode, echoes=echoes) + (end.answer.content or "")
+        told = [*prompts[number], *tokens.get(index, [])] if body.logprobs is not None else []
+        choices.append(_choice(len(choices), text, logprobs=_logprobs(told, decode), finish_reason=str(end.reason)))
     return _body(context, request_id, batch, choices) | {"usage": usage_body(_usage(batch))}
+
+
+def _first_of(request: ServiceRequest) -> list[Sampled]:
+    """The first token of a prompt whose tokens are told with their log-probabilities: nothing comes before it."""
+    assert isinstance(request.prompt, RawPrompt)
+    return [] if request.prompt_logprobs is None else [Sampled(token=int(request.prompt.tokens[0]))]
+
+
+def _best(
+    body: CompletionsBody, asked: Sequence[ServiceRequest], tokens: Mapping[int, Sequence[Sampled]], indices: list[int]
+) -> list[int]:
+    """Which answers are given: of each prompt the `n` whose tokens are likeliest on average, best first."""
+    num_sampled, num_given = asked[0].num_choices, body.n or 1
+    if num_sampled == num_given:
+        return indices
+
+    def mean(index: int) -> float:
+        scores = [token.logprob for token in tokens.get(index, ()) if token.logprob is not None]
+        return sum(scores) / len(scores) if scores else 0.0
+
+    best: list[int] = []
+    for start in range(0, len(indices), num_sampled):
+        best += sorted(indices[start : start + num_sampled], key=mean, reverse=True)[:num_given]
+    return best
 
 
 async def _tell(
@@ -92,15 +120,29 @@ async def _tell(
     asked = [reply.request for reply in batch.replies]
     # Where the next token's text begins within its answer.
     offsets: dict[int, int] = {}
-    if echoes:
-        for number, one in enumerate(asked):
-            for choice in range(one.num_choices):
-                echo = _choice(_index(asked, number, choice), _echo(one, decode, echoes=True))
-                yield data_line(_body(context, request_id, batch, [echo]))
+
+    def echoed(number: int, text: str, scored: Sequence[Sampled]) -> Iterator[str]:
+        """A piece of a prompt, to all its answers."""
+        for choice in range(asked[number].num_choices):
+            index = _index(asked, number, choice)
+            logprobs = _logprobs(scored, decode, offset=offsets.get(index, 0))
+            offsets[index] = offsets.get(index, 0) + len(text)
+            yield data_line(_body(context, request_id, batch, [_choice(index, text, logprobs=logprobs)]))
+
+    for number, one in enumerate(asked if echoes else ()):
+        first = _first_of(one)
+        text = _joined(first, decode) if first else _echo(one, decode, echoes=True)
+        for line in echoed(number, text, first):
+            yield line
     async for number, event in batch.events():
         match event:
             case Waiting():
-                yield comment_line(f"prefill {event.position}/{event.total}" if event.total > 0 else "queued")
+                # Clients that give up on a silent stream count chunks, and not comments.
+                waiting = _choice(_index(asked, number, 0), "")
+                yield comment_line(event.told) + data_line(_body(context, request_id, batch, [waiting]))
+            case Piece() if event.prompt:
+                for line in echoed(number, _joined(event.prompt, decode), event.prompt):
+                    yield line
             case Piece():
                 text = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
                 index = _index(asked, number, event.choice)
@@ -147,13 +189,30 @@ def _body(context: Context, request_id: str, batch: Batch, choices: list[dict[st
 def _logprobs(tokens: Sequence[Sampled], decode: Decode, *, offset: int = 0) -> dict[str, Any] | None:
     if not tokens:
         return None
-    texts = [decode([token.token]) for token in tokens]
+    texts = [_name(token.token, decode) for token in tokens]
     return {
         "tokens": texts,
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{decode([top]): logprob for top, logprob in token.top} for token in tokens],
+        "top_logprobs": [_top(token, decode) for token in tokens],
         "text_offset": list(accumulate((len(text) for text in texts[:-1]), initial=offset)),
     }
+
+
+def _top(token: Sampled, decode: Decode) -> dict[str, float] | None:
+    """The likeliest tokens and the one that stands there, as in OpenAI's API; None for a prompt's first token."""
+    if token.logprob is None:
+        return None
+    return {_name(top, decode): logprob for top, logprob in token.top} | {_name(token.token, decode): token.logprob}
+
+
+def _name(token: int, decode: Decode) -> str:
+    """The text of a token. Parts of characters have none, and would all look alike: those are named by number."""
+    text = decode([token])
+    return f"token_id:{token}" if "\ufffd" in text else text
+
+
+def _joined(tokens: Sequence[Sampled], decode: Decode) -> str:
+    return decode([token.token for token in tokens])
 
 
 def _usage(batch: Batch) -> Usage:

@@ -1,11 +1,11 @@
 """The body of `POST /v1/completions`, and the internal requests that it asks for: one for each prompt."""
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import Field
 
-from reprise.api.body import AnswerBound, answer_bound, unknown_fields
+from reprise.api.body import answer_bound, unknown_fields
 from reprise.api.controls import check_stream_options, grammar_of, refuse_foreign, stop_tokens_of
 from reprise.api.exchange import RawPrompt, ServiceRequest
 from reprise.api.limits import Limits
@@ -14,23 +14,26 @@ from reprise.api.openai.chat_request import response_grammar
 from reprise.api.openai.retention import Retention, retained_for_s
 from reprise.api.openai.sampling import SamplingFields, num_choices_of, sampling_of, stops_of
 from reprise.api.served import Served
+from reprise.chat.infill import InfillMarkers, infill_markers
 from reprise.chat.long_text import encode_long
 from reprise.chat.text_model import refuse_if_too_long
 from reprise.core.errors import BadRequest
 from reprise.core.tokens import Tokens, as_tokens
 
 IGNORED = frozenset({"user"})
-REFUSED = {
-    "best_of": "Ask for `n` answers.",
-    "suffix": "This server does not fill in the middle: write the markers of your model into the prompt.",
-}
+REFUSED: dict[str, str] = {}
 
 
 class CompletionsBody(SamplingFields):
     """Text to go on with, as it is: no chat template, no reasoning, no tools."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: AnswerBound | None = None
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """0: nothing is sampled, which is of use with `echo` and `logprobs`."""
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    """So many answers are sampled, and the `n` likeliest are given."""
+    suffix: str | None = None
+    """What comes behind the text that is wanted."""
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
     stream_options: StreamOptions | None = None
@@ -91,14 +94,21 @@ def service_requests_of(
         raise BadRequest(
             f"`logprobs` is {body.logprobs}; at most {limits.max_top_logprobs} are given.", param="logprobs"
         )
-    if body.echo is True and body.logprobs is not None:
-        raise BadRequest("`echo` with `logprobs` is not supported: prompts have no log-probabilities.", param="echo")
-    chosen = sampling_of(body, served, logprobs=body.logprobs)
-    num_choices = num_choices_of(body, limits)
+    num_given = num_choices_of(body, limits)
+    num_choices = _num_sampled(body, num_given)
+    # The best of several are those that the model finds likeliest.
+    logprobs = 0 if body.logprobs is None and num_choices > num_given else body.logprobs
+    chosen = sampling_of(body, served, logprobs=logprobs)
+    markers = _markers(body, served)
     # Counted before the first is tokenized.
     if _num_prompts(body.prompt) * num_choices > limits.max_choices:
         raise BadRequest(f"More than {limits.max_choices} answers: send fewer prompts at once.", param="prompt")
     prompts = prompts_of(body.prompt, served)
+    stop_tokens = stop_tokens_of(body, served)
+    if markers is not None and body.suffix is not None:
+        after = text_tokens(body.suffix, served, adds_bos=False)
+        prompts = tuple(_infilled(markers, tokens, after, served) for tokens in prompts)
+        stop_tokens |= markers.ends
     return tuple(
         ServiceRequest(
             id=request_id if len(prompts) == 1 else f"{request_id}-p{number}",
@@ -111,7 +121,9 @@ def service_requests_of(
             max_tokens=answer_bound(body.n_predict if body.max_tokens is None else body.max_tokens),
             min_tokens=body.min_tokens or 0,
             ignores_eos=body.ignore_eos is True,
-            stop_tokens=stop_tokens_of(body, served),
+            stop_tokens=stop_tokens,
+            generates=body.max_tokens != 0,
+            prompt_logprobs=body.logprobs if body.echo is True else None,
             grammar=grammar,
             stops=stops_of(body, limits),
             namespace=namespace,
@@ -121,3 +133,35 @@ def service_requests_of(
         )
         for number, tokens in enumerate(prompts)
     )
+
+
+def _num_sampled(body: CompletionsBody, num_given: int) -> int:
+    if body.best_of is None:
+        return num_given
+    if body.best_of < num_given:
+        raise BadRequest(f"`best_of` is {body.best_of}, but `n` is {num_given}.", param="best_of")
+    if body.best_of > num_given and body.stream is True:
+        raise BadRequest("`best_of` cannot be streamed: which answers are best is known at their end.", param="best_of")
+    return body.best_of
+
+
+def _markers(body: CompletionsBody, served: Served) -> InfillMarkers | None:
+    """The markers around prompt and suffix, where a suffix is given."""
+    if body.suffix is None:
+        return None
+    markers = infill_markers(served.text.splitters)
+    if markers is None:
+        raise BadRequest(
+            "`suffix` needs a model that fills in the middle, and this one has no tokens for that. Leave it out.",
+            param="suffix",
+        )
+    if body.echo is True:
+        raise BadRequest("`suffix` and `echo` cannot be used together.", param="echo")
+    return markers
+
+
+def _infilled(markers: InfillMarkers, tokens: Tokens, after: list[int], served: Served) -> Tokens:
+    before = cast(list[int], tokens.tolist())
+    # The tokenizer's own beginning stays in front of everything.
+    head = before[:1] if served.text.adds_bos and before[:1] == [served.text.bos] else []
+    return as_tokens([*head, *markers.prompt(before[len(head) :], after)])

@@ -24,7 +24,8 @@ class CacheOptions(Body):
     mode: Literal["implicit", "explicit"] | None = None
     """Who says which prefixes are written: the server, or the marks in the messages alone."""
     ttl: Ttl | None = None
-    prewarm: Literal[False] | None = None
+    prewarm: bool | None = None
+    """Compute the prompt into the cache, and answer nothing: what `POST /v1/prefill` does."""
 
 
 def retained_for_s(retention: Retention | None, options: CacheOptions | None = None) -> float | None:
@@ -36,3 +37,8 @@ def retained_for_s(retention: Retention | None, options: CacheOptions | None = N
     if options is not None and options.ttl is not None and options.mode != "explicit":
         asked.append(_TTL_S[options.ttl])
     return max((seconds for seconds in asked if seconds is not None), default=None)
+
+
+def prewarms(options: CacheOptions | None) -> bool:
+    """Whether the request is to prepare the cache, and nothing else."""
+    return options is not None and options.prewarm is True

@@ -111,6 +111,8 @@ class ResponsesBody(AnswerControls):
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: Text | None = None
+    generate: bool | None = None
+    """false: what `prompt_cache_options.prewarm` asks for."""
     include: list[str] | None = None
     max_output_tokens: AnswerBound | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None

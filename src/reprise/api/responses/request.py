@@ -15,7 +15,7 @@ from reprise.api.controls import (
 )
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
-from reprise.api.openai.retention import retained_for_s
+from reprise.api.openai.retention import prewarms, retained_for_s
 from reprise.api.responses.body import IGNORED, REFUSED, Item, ResponsesBody
 from reprise.api.responses.items import MessageWriter, speaker_of
 from reprise.api.responses.tools import hosted_tools, own_tools, tool_choice_of
@@ -68,6 +68,7 @@ def service_request_of(
         sampling=chosen.sampling,
         origins=chosen.origins,
         max_tokens=answer_bound(body.max_output_tokens),
+        generates=body.generate is not False and not prewarms(body.prompt_cache_options),
         min_tokens=body.min_tokens or 0,
         ignores_eos=body.ignore_eos is True,
         stop_tokens=stop_tokens_of(body, served),

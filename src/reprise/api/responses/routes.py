@@ -177,7 +177,8 @@ class _Stream:
                 case Began():
                     pass
                 case Waiting():
-                    yield comment_line(f"prefill {event.position}/{event.total}" if event.total > 0 else "queued")
+                    # Clients that give up on a silent stream count events, and not comments.
+                    yield comment_line(event.told) + self._lines({"type": "response.in_progress", "response": begun})
                 case Piece():
                     for told in exchange.output.take(event.deltas):
                         yield self._lines(told)
