@@ -98,6 +98,17 @@ async def test_the_order_of_a_stream():
     assert whole["content"][2]["input"] == {"city": "Paris"}
 
 
+async def test_a_call_that_the_length_cuts_is_a_part_of_one():
+    async with api(says(CALL)) as a:
+        for num_tokens in range(4, 40, 3):
+            body = {**BODY, "tools": TOOLS, "max_tokens": num_tokens}
+            whole = (await a.client.post(URL, json=body)).json()
+            assert all(block["type"] == "tool_use" for block in whole["content"])
+            assert all(isinstance(block["input"], dict) for block in whole["content"])
+            assert whole["stop_reason"] in ("max_tokens", "tool_use")
+            assert whole["stop_reason"] == "max_tokens" or whole["content"][0]["input"] == {"city": "Paris"}
+
+
 async def test_counts_add_up_and_the_next_turn_reads_the_cache():
     async with api(settings=Settings(model=MODEL, settles=False)) as a:
         first = (await a.client.post(URL, json=BODY)).json()

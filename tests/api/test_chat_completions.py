@@ -92,6 +92,20 @@ async def test_tool_calls():
     assert json.loads("".join(piece["function"]["arguments"] for piece in pieces)) == {"city": "Paris"}
 
 
+async def test_a_call_that_the_length_cuts_is_a_part_of_one():
+    async with api(says(f"I look.\n{CALL}\n{CALL}")) as a:
+        ends: set[str] = set()
+        for num_tokens in range(10, 60, 2):
+            body = {"messages": HI, "tools": TOOLS, "max_tokens": num_tokens}
+            choice = (await a.client.post(URL, json=body)).json()["choices"][0]
+            assert "<" not in (choice["message"]["content"] or "")
+            *_, last = [None, *choice["message"].get("tool_calls", [])]
+            if last is not None and choice["finish_reason"] == "tool_calls":
+                assert json.loads(last["function"]["arguments"]) == {"city": "Paris"}
+            ends.add(choice["finish_reason"])
+    assert "length" in ends
+
+
 async def test_only_one_tool_call_if_parallel_ones_are_not_wanted():
     async with api(says(f"{CALL}\n{CALL}")) as a:
         body = {"messages": HI, "tools": TOOLS}

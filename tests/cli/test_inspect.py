@@ -41,6 +41,8 @@ def test_a_hybrid_model() -> None:
     assert seen.habits is not None
     assert (seen.habits.thoughts, seen.habits.in_tool_loop) == (Thoughts.STRIPPED, Thoughts.KEPT)
     assert (seen.habits.tools, seen.habits.opens_thinking) == (Place.HEAD, True)
+    assert (seen.tool_calls.is_understood, seen.tool_calls.is_forcible, seen.tool_calls.is_parallel) == (True,) * 3
+    assert "Falcon" in seen.tool_calls.example
     assert seen.sample is not None
     assert [c.kind for c in seen.sample.checkpoints] == ["system", "last-user", "stable", "prompt-end"]
     assert seen.sample.checkpoints[-1].position == seen.sample.tokens - 1
@@ -98,8 +100,16 @@ def test_for_programs() -> None:
 def test_for_a_person() -> None:
     result = CliRunner().invoke(app, ["inspect", str(tiny_model("qwen3_5")), "--cache-bytes", "1GiB"])
     assert result.exit_code == 0, result.output
-    for word in ("3 × recurrent state", "stable", "1.0 GiB", "longer than its context", "stripped in earlier turns"):
+    for word in (
+        "3 × recurrent state",
+        "stable",
+        "1.0 GiB",
+        "longer than its context",
+        "stripped in earlier turns",
+        "several at a time",
+    ):
         assert word in result.stdout, word
+    assert "several at a time" in result.stdout
 
 
 def test_what_cannot_be_loaded_is_said_in_a_sentence() -> None:

@@ -536,6 +536,10 @@ def _until_turn_end(probes: _Probes, text: str) -> str:
     marker = _first_markup(behind, probes.splitters)
     places = [at for end in (*ends, marker) if end and (at := text.find(end)) >= 0]
     seen = [at for at in (text.find("seen"),) if at >= 0]
+    if seen and not places:
+        # Nothing ends the message: up to the last special token before what opens the result.
+        ends_at = [at + len(s) for s in probes.splitters if (at := text.rfind(s, 0, seen[0])) >= 0]
+        seen = [max(ends_at, default=seen[0])]
     cut = text[: min((*places, *seen), default=len(text))]
     for marker in probes.text_model.structural_markers:
         cut = cut.rstrip().removesuffix(marker)

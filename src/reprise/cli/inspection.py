@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from reprise.chat.habits import Habits, find_habits
+from reprise.chat.markup import is_harmony
 from reprise.chat.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
@@ -58,6 +59,16 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCalls:
+    """Whether calls are read, can be forced, and can be several at once; `example` is one as the template writes it."""
+
+    is_understood: bool
+    is_forcible: bool
+    is_parallel: bool
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
     """Everything that `reprise inspect` says. Sizes in bytes; `interval` in tokens, None where none is needed.
 
@@ -75,6 +86,7 @@ class Inspection:
     snapshot: int
     alone: str | None
     habits: Habits | None
+    tool_calls: ToolCalls
     sample: Sample | None
     refusal: str | None
     interval: int | None
@@ -107,11 +119,25 @@ def inspect_model(loaded: LoadedModel, *, budget: int) -> Inspection:
         snapshot=footprint.snapshot,
         alone=alone,
         habits=habits,
+        tool_calls=tool_calls_of(loaded.text),
         sample=sample,
         refusal=refusal,
         interval=None if layout.resumes_anywhere else interval,
         cache_bytes=budget,
         chats=tuple(_chats(tokens, footprint, budget) for tokens in CHAT_TOKENS),
+    )
+
+
+def tool_calls_of(text_model: TextModel) -> ToolCalls:
+    """What is known of the model's tool calls."""
+    if is_harmony(text_model):
+        return ToolCalls(is_understood=True, is_forcible=True, is_parallel=False, example="")
+    calls = text_model.calls
+    return ToolCalls(
+        is_understood=calls.format is not None or text_model.parse_tool_call is not None,
+        is_forcible=calls.format is not None,
+        is_parallel=calls.format is not None and calls.format.is_parallel,
+        example=calls.example,
     )
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reprise.chat.habits import Dates, Habits, Place, Thoughts
-from reprise.cli.inspection import Inspection
+from reprise.cli.inspection import Inspection, ToolCalls
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -65,6 +65,7 @@ def _template(inspection: Inspection) -> Iterator[tuple[str, str]]:
     yield "prompt's end", _prompt_end(habits)
     yield "system prompt", habits.system
     yield "tools", _tools(habits)
+    yield from _tool_calls(inspection.tool_calls)
     yield "today's date", habits.dates if habits.dates is not Dates.NONE else "not written"
     if sample is not None and not sample.checkpoints:
         yield "checkpoints", "none needed: every position can be resumed"
@@ -84,6 +85,16 @@ def _prompt_end(habits: Habits) -> str:
 
 def _tools(habits: Habits) -> str:
     return "not taken" if habits.tools in (Place.ABSENT, Place.REFUSED) else habits.tools
+
+
+def _tool_calls(calls: ToolCalls) -> Iterator[tuple[str, str]]:
+    if not calls.is_understood:
+        yield "tool calls", "not understood: the chat template shows none that can be read"
+        return
+    forced = "can be forced" if calls.is_forcible else "cannot be forced"
+    yield "tool calls", f"understood, {forced}, {'several' if calls.is_parallel else 'one'} at a time"
+    if calls.example:
+        yield "a call", calls.example
 
 
 def _checkpoints(inspection: Inspection) -> Table:
