@@ -36,7 +36,6 @@ PYPI = {
     "pydantic-ai": ("pydantic-ai-slim[openai,anthropic]==2.68.0",),
     "langchain": ("langchain==1.4.7", "langchain-core==1.7.2", "langchain-openai==1.7.3"),
     "instructor": ("instructor==1.17.0",),
-    "lm-eval": ("lm-eval[api]==0.4.13",),
 }
 CLIENTS = Path(__file__).parent / "clients"
 RUN_S = 180
@@ -127,8 +126,10 @@ def test_a_tool_loop_computes_what_is_new(server: Serving, loop: Loop) -> None:
     told = run(loop.name, loop.script, str(server.client.base_url).rstrip("/"), *loop.arguments)
     server.wait_until_idle()
     records = [record for record in _records(server) if record["id"] not in before]
-    assert [record["error"] for record in records if record["ended"] in ("failed", "refused")] == []
-    first, second = [record for record in records if record["api"] == loop.api][:2]
+    errors = [record["error"] for record in records if record["ended"] in ("failed", "refused")]
+    # Anthropic's tool runner tries a thread first, and sends the whole chat where there is none.
+    assert [error for error in errors if "`thread`" not in error] == []
+    first, second = [record for record in records if record["api"] == loop.api and record["ended"] != "refused"][:2]
     assert (told["answer"], first["ended"]) == ("It says hello.", "tool_calls")
     assert told["calls"] == 1
     if loop.has_structure:
@@ -147,13 +148,6 @@ def test_instructor(server: Serving, mode: str) -> None:
     server.engine.says = lambda job: spoken(answer)
     told = run("instructor", "instructor_modes.py", str(server.client.base_url).rstrip("/"), mode)
     assert told["structured"] == {"says": "hello"}
-
-
-def test_lm_eval_scores_continuations(server: Serving) -> None:
-    server.engine.says = lambda job: "x"
-    told = run("lm-eval", "lm_eval_scores.py", str(server.client.base_url).rstrip("/"))
-    assert len(told["scores"]) == 2
-    assert all(score < 0 for score in told["scores"])
 
 
 def _records(server: Serving) -> list[dict[str, Any]]:
