@@ -1,6 +1,5 @@
 """A long random run over the store: layouts, budgets, chats and faults drawn anew every few hundred operations."""
 
-import os
 import random
 
 import pytest
@@ -9,8 +8,9 @@ from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
 from tests.cache.trial import Trial
+from tests.soak.lengths import times
 
-OPERATIONS = int(os.environ.get("SOAK_OPERATIONS", "2000000"))
+OPERATIONS = times(300_000)
 
 
 def some_layout(rng: random.Random) -> Layout:

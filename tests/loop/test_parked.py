@@ -124,7 +124,7 @@ def test_a_long_conversation_is_held_once() -> None:
     try:
         each = engine.ask(lambda worker: worker.runner.footprint.full)
         before = engine.ask(lambda worker: active_memory())
-        prompt = words(470, 3000)
+        prompt = words(470, 7000)
         answer = engine.run(prompt, num=4)
         prompt = [*prompt, *answer.tokens, *words(471, 20)]
         at_work: list[int] = []

@@ -11,6 +11,7 @@ from reprise.engine.load import LoadedModel, load_model
 from tests.loop.driving import Engine
 from tests.loop.random_chats import RandomChats, Seen
 from tests.models.tiny import tiny_model
+from tests.soak.lengths import times
 from tests.zoo.caches import build_any
 
 _SOME = ("llama", "gemma3_text", "qwen3_5")
@@ -81,11 +82,11 @@ def test_states_that_grow_in_the_first_tokens() -> None:
 @pytest.mark.parametrize("options", [{}, _SMALL, {"cache_bytes": 1_000_000}], ids=["room", "small", "tiny"])
 @pytest.mark.parametrize("name", [*_SOME, *_OTHERS, *_ZOO])
 def test_long_runs(name: str, options: dict[str, Any]) -> None:
-    for seed in range(5):
+    for seed in range(times(1)):
         _run(name, seed=seed, num_bursts=40, **options)
 
 
 @pytest.mark.soak
 def test_long_runs_on_quantised_entries() -> None:
-    for seed in range(5):
+    for seed in range(times(1)):
         _run("qwen3_5", seed=seed, num_bursts=40, kv_bits=8, kv_group_size=32)

@@ -14,6 +14,7 @@ from tests.loop.restarts import Restarts
 from tests.loop.test_random_chats import _of_zoo
 from tests.matrix import now_and_later
 from tests.models.tiny import CONFIGS
+from tests.soak.lengths import times
 
 _KINDS = ("llama", "gemma3_text", "qwen3_5", "mamba2", "quantised")
 _ZOO = ("llama4", "qwen3, kept beginning", "recurrent_gemma", "baichuan_m1")
@@ -97,7 +98,7 @@ def test_a_restart_costs_no_token(start: Restarts, tmp_path: Path, name: str) ->
 def test_long_runs(
     start: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
-    for seed in range(6):
+    for seed in range(times(2)):
         monkeypatch.setattr(writes, "_SOON_S", (0.0, 60.0)[seed % 2])
         lends_from = (40, 10**6)[seed % 3 % 2]
         _random_restarts(start, tmp_path, name, seed=seed, num_bursts=30, lends_from=lends_from, **options)
@@ -108,7 +109,7 @@ def test_long_runs(
 @pytest.mark.parametrize("name", [*_KINDS, *_ZOO])
 def test_long_chats_cost_no_token_after_restarts(start: Restarts, tmp_path: Path, name: str, lends_from: int) -> None:
     model, given = _given(name, tmp_path)
-    for seed in range(5):
+    for seed in range(times(1)):
         folder = Restarts(tmp_path / f"disk-{seed}")
         steady = Engine(model, lends_from=lends_from, **given)
         twin = SteadyTwin(

@@ -10,6 +10,7 @@ from reprise.core.events import Finished
 from tests.loop.driving import Engine, Running
 from tests.loop.test_reuse import words
 from tests.matrix import now_and_later
+from tests.soak.lengths import times
 
 LAYERS = ("llama", "gemma3_text", "qwen3_5", "mamba2")
 """Full attention, with windows, with recurrent state, and recurrent state alone."""
@@ -79,6 +80,6 @@ def test_a_page_is_computed_once(engine: Engine, seed: int) -> None:
 
 
 @pytest.mark.soak
-def test_twenty_pages_of_two_thousand_tokens(engine: Engine) -> None:
-    for seed in range(100, 120):
+def test_pages_of_two_thousand_tokens(engine: Engine) -> None:
+    for seed in range(100, 100 + times(3)):
         translate(engine, seed, PAGE)
