@@ -80,8 +80,8 @@ def _lose_what_is_not_written(worker: Worker) -> None:
     writes, disk = worker.disk._writes, worker.disk._disk
     assert writes is not None and disk is not None
     writes.forget(None)
-    with disk._state.changed:
-        disk._state.drop(list(disk._state.queue.values()))
+    with disk._store.changed:
+        disk._writer.drop(lambda record: True)
 
 
 def check_disk(worker: Worker, *, is_whole: bool) -> None:
@@ -90,7 +90,7 @@ def check_disk(worker: Worker, *, is_whole: bool) -> None:
     assert loads is not None and disk is not None
     assert loads._loads == [] and worker.cache.coming == 0
     assert disk.flush(_PATIENCE_S)
-    assert not disk._state.held
+    assert not disk._store.held
     if is_whole:
         disk.check()
 

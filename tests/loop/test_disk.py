@@ -133,9 +133,10 @@ def test_damaged_files_are_computed_again(
     assert answer.tokens == engine.cold(prompt)
     # What stands on a block that was found to be damaged when opening is not met.
     assert 0 < disk_of(engine).quarantined <= len(damaged)
-    # What was computed again is written again.
-    engine = start(model)
-    assert engine.run([*prompt, *answer.tokens, 1]).computed == 2
+    # What was computed again is written again; what is damaged behind it is met, and replaced, by those who come next.
+    turn = [*prompt, *answer.tokens, 1]
+    computed = [start(model).run(turn, num=1).computed for _ in damaged]
+    assert computed[-1] <= 2 and computed == sorted(computed, reverse=True)
 
 
 def test_another_model_and_another_kv_format_find_nothing(start: Restarts, tmp_path: Path) -> None:
