@@ -47,6 +47,7 @@ class FakeBackend:
     stored: dict[str, list[Tokens]] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     is_cleared: bool = False
+    is_hurried: bool = False
     pinned: dict[tuple[str, str], Pin] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,6 +77,9 @@ class FakeBackend:
         with self._lock:
             is_idle = self._num_open == 0
         return Status(is_idle=is_idle, counts=self.counts, held=Held(kv=100, snapshots=11, budget=1000))
+
+    def hurry(self) -> None:
+        self.is_hurried = True
 
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return ()

@@ -1,13 +1,8 @@
-"""Clients that hang up, do not read or are cancelled; long prefills; Ctrl-C."""
+"""Clients that hang up, do not read or are cancelled; long prefills."""
 
 import asyncio
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -152,69 +147,3 @@ async def test_an_inbox_keeps_order_and_times_out():
 def test_a_port_in_use_is_one_sentence():
     with listen("127.0.0.1", 0) as taken, pytest.raises(CannotListen, match="is in use"):
         listen("127.0.0.1", taken.getsockname()[1])
-
-
-SERVER = """
-import sys
-sys.path.insert(0, ".")
-from reprise.api.run import run
-from reprise.core.settings import Settings
-from tests.api.fake_backend import FakeBackend
-from tests.api.servers import MODEL, make_service, says
-
-backend = FakeBackend(script=says("Hello there."))
-settings = Settings(model=MODEL, port=0)
-backend.may_decode.clear()
-service = make_service(backend, settings=settings)
-import threading
-threading.Thread(target=lambda: (sys.stdin.readline(), backend.may_decode.set()), daemon=True).start()
-run(service, settings)
-backend.stop()
-"""
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_finishes_responses_and_twice_does_not_wait(times: int):
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", SERVER]
-    with (
-        subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
-        ExitStack() as last,
-    ):
-        # Else a test that fails would wait for it.
-        last.callback(process.kill)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        url = line.split(" at ")[1].split()[0]
-        answers: list[httpx.Response | httpx.HTTPError] = []
-
-        def ask() -> None:
-            try:
-                answers.append(httpx.post(url + URL, json={"messages": HI}, timeout=60))
-            except httpx.HTTPError as error:
-                answers.append(error)
-
-        thread = Thread(target=ask)
-        thread.start()
-        until(lambda: httpx.get(url + "/health", timeout=60).json()["idle"] is False)
-        process.send_signal(signal.SIGINT)
-        until(lambda: not _accepts(url))
-        assert answers == []
-        if times == 1:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        else:
-            process.send_signal(signal.SIGINT)
-        thread.join(60)
-        assert process.wait(60) == 0
-    (answer,) = answers
-    assert isinstance(answer, httpx.Response) == (times == 1), answer
-
-
-def _accepts(url: str) -> bool:
-    try:
-        httpx.get(url + "/health")
-    except httpx.HTTPError:
-        return False
-    return True

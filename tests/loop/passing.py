@@ -21,6 +21,9 @@ class Passing:
     def status(self) -> Status:
         return self.loop.status()
 
+    def hurry(self) -> None:
+        self.loop.hurry()
+
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return self.loop.stored_runs(namespace)
 

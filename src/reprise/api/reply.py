@@ -1,5 +1,6 @@
 """The answer to one request on its way: the events of its jobs, as they come."""
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -22,6 +23,10 @@ from reprise.core.events import Finished, Progress, Sampled, Started
 from reprise.core.record import Outcome
 
 log = logging.getLogger(__name__)
+
+
+_TURN_S = 0.01
+"""For one answer's events on the event loop, before others have theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,7 +124,12 @@ class Reply:
         position = total = 0
         # A long prefill makes progress that nobody is told of: what counts is when the client last heard something.
         due_s = self._clock.now_s() + self._keep_alive_s
+        turn_s = time.monotonic()
         while not self.is_over:
+            if time.monotonic() - turn_s > _TURN_S:
+                # What a slow reader left waiting is plenty: neither the inbox nor the connection waits for anything.
+                await asyncio.sleep(0)
+                turn_s = time.monotonic()
             item = await self.inbox.get(max(0.0, due_s - self._clock.now_s()))
             if self._clock.now_s() >= due_s:
                 due_s = self._clock.now_s() + self._keep_alive_s

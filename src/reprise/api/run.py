@@ -4,15 +4,18 @@ import asyncio
 import errno
 import ipaddress
 import logging
-import signal
 import socket
 import sys
 import threading
-from types import FrameType
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 import uvicorn
 
 from reprise.api.app import create_app
+from reprise.api.connections import ConnectionLimits, end_overdue, protocol_with
+from reprise.api.descriptors import raise_descriptor_limit
+from reprise.api.ending import Ending
 from reprise.api.service import ChatService
 from reprise.core.errors import RepriseError
 from reprise.core.settings import Settings
@@ -56,54 +59,101 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(service: ChatService, settings: Settings, *, listener: socket.socket | None = None) -> None:
-    """Serve until the user ends it, and return. Raises CannotListen.
+def run(
+    service: ChatService, settings: Settings, *, listener: socket.socket | None = None, ending: Ending | None = None
+) -> None:
+    """Serve until a signal ends it, and return. Raises CannotListen.
 
-    The first Ctrl-C (or SIGTERM) takes no more requests and finishes the responses under way; the second cuts them off.
+    The first signal (Ctrl-C, SIGTERM, SIGHUP) takes no more requests and finishes the responses under way, for a
+    bounded time; the second cuts them off. `ending`: where the caller has signals handled already.
     """
     open_listener = listen(settings.host, settings.port) if listener is None else listener
     if not settings.api_keys and not _is_loopback(open_listener):
         log.warning("Everybody who reaches %s may use this server. Give it a key with --api-key.", settings.host)
-    server = _Server(service, settings)
-    sys.stdout.write(f"Serving {service.served.id} at {url_of(open_listener)} (Ctrl-C to stop)\n")
+    if ending is None:
+        with Ending(settings.grace_s) as own:
+            _run(service, settings, open_listener, own)
+    else:
+        _run(service, settings, open_listener, ending)
+
+
+def _run(service: ChatService, settings: Settings, listener: socket.socket, ending: Ending) -> None:
+    server = _Server(service, settings, answers_s=ending.answers_s)
+    ending.on_first, ending.on_second = server.finish, server.cut_off
+    sys.stdout.write(f"Serving {service.served.id} at {url_of(listener)} (Ctrl-C to stop)\n")
     sys.stdout.flush()
-    server.run(sockets=[open_listener])
+    server.run(sockets=[listener])
 
 
 def _is_loopback(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server with our Ctrl-C."""
+_BACKLOG = 128
+"""Connections that are accepted in one go, before any of them can be refused."""
 
-    def __init__(self, service: ChatService, settings: Settings) -> None:
+
+class _Server(uvicorn.Server):
+    """uvicorn's server with our end, and our connections."""
+
+    def __init__(self, service: ChatService, settings: Settings, *, answers_s: float) -> None:
+        limits = ConnectionLimits(
+            max_connections=raise_descriptor_limit(settings.max_connections),
+            arrive_s=settings.request_timeout_s,
+            unread_s=settings.read_timeout_s,
+        )
         config = uvicorn.Config(
             create_app(service, settings),
+            http=protocol_with(limits),
+            ws="none",
+            backlog=_BACKLOG,
+            log_config=None,
             log_level="warning" if settings.log_level == "info" else settings.log_level,
             access_log=settings.log_level == "debug",
             lifespan="on",
         )
         super().__init__(config)
         self._service = service
+        self._limits = limits
+        self._answers_s = answers_s
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watching: asyncio.Task[None] | None = None
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not uvicorn's own: it raises the signal again at the end, and the exit status would not be 0.
-        if not self.should_exit:
-            self._service.is_closing = True
-            self.should_exit = True
-        elif sig == signal.SIGINT:
-            self._cut_off()
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        # Not uvicorn's own: they raise the signal again at the end, and the exit status would not be 0.
+        yield
+
+    def finish(self) -> None:
+        """Take no more requests, and end when the responses under way have, or their time is over."""
+        self._service.begin_close()
+        self.should_exit = True
+        self._on_loop(lambda loop: loop.call_later(self._answers_s, self._abort_connections))
+
+    def cut_off(self) -> None:
+        """End the responses under way."""
+        self._on_loop(lambda loop: self._abort_connections())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        self._watching = asyncio.create_task(self._watch())
 
-    def _cut_off(self) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.tick_s)
+            end_overdue(self.server_state.connections)
+
+    def _on_loop(self, action: Callable[[asyncio.AbstractEventLoop], object]) -> None:
         # Signals come between any two instructions: the loop does the work when it is its turn.
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._abort_connections)
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(action, loop)
 
     def _abort_connections(self) -> None:
         # To the requests it is as if all clients had hung up: each ends itself, and its work is kept.
@@ -117,7 +167,7 @@ class ServerThread:
     def __init__(self, service: ChatService, settings: Settings) -> None:
         self._listener = listen("127.0.0.1", 0)
         self.url = url_of(self._listener)
-        self._server = _Server(service, settings)
+        self._server = _Server(service, settings, answers_s=settings.grace_s)
         self._thread = threading.Thread(target=self._run, name="reprise-http", daemon=True)
         self._thread.start()
 
@@ -126,5 +176,5 @@ class ServerThread:
 
     def stop(self) -> None:
         """Finish the responses under way and return."""
-        self._server.should_exit = True
+        self._server.finish()
         self._thread.join()

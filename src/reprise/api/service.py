@@ -223,6 +223,11 @@ class ChatService:
         for reply in replies:
             reply.cancel()
 
+    def begin_close(self) -> None:
+        """Refuse new requests, and have what the disk lacks written while those that run go on. From any thread."""
+        self.is_closing = True
+        self.backend.hurry()
+
     async def close(self) -> None:
         """Refuse new requests, cancel those that run, and wait for what is under way behind the scenes."""
         self.is_closing = True

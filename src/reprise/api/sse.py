@@ -103,6 +103,8 @@ class EventStream(Response):
             try:
                 async for text in texts:
                     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                    # Only the loop notices that the connection is lost, and everybody else has their turn.
+                    await asyncio.sleep(0)
             except OSError:
                 raise
             except Exception as error:

@@ -12,6 +12,8 @@ import psutil
 from rich.console import Console
 from rich.logging import RichHandler
 
+from reprise.api.ending import Ending
+from reprise.api.repeats import OncePerSecond
 from reprise.api.run import listen, run
 from reprise.api.served import Served
 from reprise.api.service import ChatService
@@ -43,12 +45,16 @@ def run_server(settings: Settings) -> None:
         fault = syntax_fault(loaded.text)
         if fault is not None:
             log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
-        with following_machine(engine):
-            run(ChatService(served=served, backend=engine, settings=settings), settings, listener=listener)
+        service = ChatService(served=served, backend=engine, settings=settings)
+        with Ending(settings.grace_s) as ending:
+            with following_machine(engine):
+                run(service, settings, listener=listener, ending=ending)
+            # The responses under way have ended by now, and what the disk lacks is written.
+            engine.close(now=True, timeout_s=ending.left_s)
     finally:
         listener.close()
-        # The responses under way have ended by now. MLX aborts a process that ends before the engine's thread has; but
-        # a thread that is still loading a large model is not worth the wait.
+        # MLX aborts a process that ends before the engine's thread has; but a thread that is still loading a large
+        # model is not worth the wait.
         engine.close(now=True, timeout_s=_CLOSE_S)
 
 
@@ -129,4 +135,6 @@ def _write_log(level: str) -> None:
     else:
         # A file or a journal: one line for each record, whatever its length.
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OncePerSecond())
     logging.getLogger("reprise").setLevel(level.upper())

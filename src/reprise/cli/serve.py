@@ -69,6 +69,28 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = None,
+    max_connections: Annotated[
+        int, Option(min=1, help="Connections at the same time; idle ones make room.", rich_help_panel=_SERVER)
+    ] = 1024,
+    request_timeout: Annotated[
+        float,
+        Option(
+            min=0.1, metavar="SECONDS", help="Close connections that send no whole request.", rich_help_panel=_SERVER
+        ),
+    ] = 30.0,
+    read_timeout: Annotated[
+        float,
+        Option(min=0.1, metavar="SECONDS", help="Cancel answers that nobody reads.", rich_help_panel=_SERVER),
+    ] = 60.0,
+    grace: Annotated[
+        float,
+        Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="For answers under way and disk writes, when the server is stopped.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = 30.0,
     max_tokens: Annotated[
         int | None,
         Option(
@@ -220,6 +242,10 @@ def serve(
         accepts_any_model=any_model,
         cors_origins=tuple(cors_origin or ()),
         max_body_bytes=num_bytes("--max-body", max_body) if max_body is not None else None,
+        max_connections=max_connections,
+        request_timeout_s=request_timeout,
+        read_timeout_s=read_timeout,
+        grace_s=grace,
         max_tokens=max_tokens,
         temperature=temp,
         top_p=top_p,

@@ -132,6 +132,10 @@ class Backend(Protocol):
         """
         ...
 
+    def hurry(self) -> None:
+        """The server is about to end: write to the disk now what would be written soon."""
+        ...
+
     def pins(self, namespace: str, *, owner: str) -> Future[Pins]:
         """What is pinned in a namespace for jobs of this owner. Raises ShuttingDown."""
         ...

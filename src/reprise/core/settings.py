@@ -29,6 +29,14 @@ class Settings:
     """Web origins whose pages may call the server; empty: none."""
     max_body_bytes: int | None = None
     """A longer request body is refused; None: what a prompt that fits the context may need."""
+    max_connections: int = 1024
+    """At the same time; fewer where the system gives fewer file descriptors."""
+    request_timeout_s: float = 30.0
+    """For a request to arrive whole: a connection that is silent for so long is closed."""
+    read_timeout_s: float = 60.0
+    """For a client to read: an answer that waits for so long is cancelled."""
+    grace_s: float = 30.0
+    """For stopping: what has not ended by then is ended."""
 
     max_tokens: int | None = None
     """Default for requests that don't set it; None: what the context leaves."""
@@ -86,6 +94,8 @@ class Settings:
     def __post_init__(self) -> None:
         assert 0 <= self.port <= 65535, self.port
         assert self.max_body_bytes is None or self.max_body_bytes > 0, self.max_body_bytes
+        assert self.max_connections > 0, self.max_connections
+        assert min(self.request_timeout_s, self.read_timeout_s, self.grace_s) > 0, self
         assert self.max_tokens is None or self.max_tokens > 0, self.max_tokens
         assert self.temperature is None or self.temperature >= 0, self.temperature
         assert self.top_p is None or 0 < self.top_p <= 1, self.top_p

@@ -142,6 +142,11 @@ class Disk:
         if self._writes is not None:
             self._writes.write()
 
+    def hurry(self) -> None:
+        """From now on, wait with nothing that is to be written."""
+        if self._writes is not None:
+            self._writes.is_hurried = True
+
     @property
     def due_in_s(self) -> float | None:
         """When there will be something to write or to give up, unless something comes; None: never."""

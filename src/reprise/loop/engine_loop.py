@@ -144,6 +144,9 @@ class EngineLoop:
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return self._disk.runs(namespace) if self._disk is not None else ()
 
+    def hurry(self) -> None:
+        self.call(lambda worker: worker.disk.hurry())
+
     def pins(self, namespace: str, *, owner: str = "") -> Future[Pins]:
         return self._ask(lambda worker: worker.pinning.listed(namespace, owner=owner))
 

@@ -88,6 +88,8 @@ class Writes:
         self._largest = footprint.full * disk.block + footprint.checkpoint
         """The bytes of a record, about."""
         self._noted: OrderedDict[str, _Noted] = OrderedDict()
+        self.is_hurried = False
+        """The server is about to end: what is stored is due at once."""
 
     def note(self, task: Task, position: int, kind: BoundaryKind) -> None:
         """The path of a task has been stored up to `position`: it is to be written soon."""
@@ -115,7 +117,7 @@ class Writes:
         first = next(iter(self._noted.values()), None)
         if first is None:
             return None
-        due_s = max(0.0, first.due_s - time.monotonic())
+        due_s = 0.0 if self.is_hurried else max(0.0, first.due_s - time.monotonic())
         return due_s if self._disk.can_take(self._largest) else max(due_s, _BEHIND_S)
 
     def write(self, *, is_closing: bool = False) -> bool:
@@ -123,7 +125,7 @@ class Writes:
         name, noted = next(iter(self._noted.items()), ("", None))
         if noted is None or not self._disk.can_take(self._largest):
             return False
-        if noted.due_s > time.monotonic() and not is_closing:
+        if noted.due_s > time.monotonic() and not (is_closing or self.is_hurried):
             return False
         try:
             is_left = self._go_on(noted)

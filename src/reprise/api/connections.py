@@ -1,0 +1,159 @@
+"""Connections that hold a place without using it: silent ones, half requests, and clients that do not read.
+
+uvicorn's HTTP/1.1 protocol on h11, which bounds what a header may take, with what it lacks: a time for a request to
+arrive, a time for an answer to be taken, and a bound on connections that leaves file descriptors for everything else.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+log = logging.getLogger(__name__)
+
+_MIN_BYTES_PER_S = 4096
+"""A body that arrives faster than this has as long as it takes."""
+
+_SEND_BUFFER = 1 << 17
+"""Bytes of an answer that the system holds for a client that does not read, beside the server's own 64 KiB."""
+
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%s"
+)
+_FULL_BODY = (
+    b'{"error":{"message":"The server has as many connections as it may. Try again in a moment.",'
+    b'"type":"server_error","param":null,"code":"too_many_connections"}}'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """`max_connections` at the same time. `arrive_s`: for a request to arrive, from the connection or the last answer
+    on. `unread_s`: for a client to read something of what waits for it."""
+
+    max_connections: int
+    arrive_s: float
+    unread_s: float
+
+    def __post_init__(self) -> None:
+        assert self.max_connections > 0 and self.arrive_s > 0 and self.unread_s > 0, self
+
+    @property
+    def tick_s(self) -> float:
+        """How often the connections are looked at."""
+        return min(1.0, self.arrive_s / 4, self.unread_s / 4)
+
+
+class Unread:
+    """How long a client has read nothing of what waits for it."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._nbytes = 0
+
+    def waited_s(self, nbytes: int, now_s: float) -> float:
+        """The same question at `now_s`, when `nbytes` wait to be sent. Any that were sent count as read."""
+        if nbytes == 0:
+            self._since_s = None
+        elif self._since_s is None or nbytes < self._nbytes:
+            self._since_s = now_s
+        self._nbytes = nbytes
+        return 0.0 if self._since_s is None else now_s - self._since_s
+
+
+class Connection(H11Protocol):
+    """One connection, which can tell what its client keeps waiting, and for how long."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: ConnectionLimits,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+        self._quiet_since_s = time.monotonic()
+        self._num_received = 0
+        self._unread = Unread()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        given = transport.get_extra_info("socket")
+        if given is not None:
+            given.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        if len(self.connections) > self._limits.max_connections:
+            self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        self._num_received += len(data)
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        self._quiet_since_s, self._num_received = time.monotonic(), 0
+        super().on_response_complete()
+
+    @property
+    def is_between_requests(self) -> bool:
+        """Whether no request has arrived that is not answered."""
+        # Before the first request there is no cycle.
+        return self.scope is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+
+    @property
+    def quiet_since_s(self) -> float:
+        return self._quiet_since_s
+
+    def why_overdue(self, now_s: float) -> str | None:
+        """Why this connection should end now, or None. To be asked regularly."""
+        limits = self._limits
+        if self._unread.waited_s(self.transport.get_write_buffer_size(), now_s) > limits.unread_s:
+            return "the client does not read"
+        if self.is_between_requests:
+            return "no request came" if now_s - self._quiet_since_s > limits.arrive_s else None
+        if self.cycle.more_body:
+            allowed_s = limits.arrive_s + self._num_received / _MIN_BYTES_PER_S
+            return "the request did not arrive" if now_s - self._quiet_since_s > allowed_s else None
+        return None
+
+    def _make_room(self) -> None:
+        """End the connection that has waited longest without a request; this one where all others are at work."""
+        others: list[Connection] = [each for each in self.connections if isinstance(each, Connection)]
+        waiting = [
+            each for each in others if each is not self and each.is_between_requests and not each.transport.is_closing()
+        ]
+        if waiting:
+            log.warning("%d connections, which is all that are served: idle ones are closed", len(self.connections) - 1)
+            min(waiting, key=lambda each: each.quiet_since_s).transport.abort()
+            return
+        log.warning("%d connections are at work, which is all that are served: one more refused", len(self.connections))
+        self.transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
+        self.transport.close()
+
+
+def end_overdue(connections: Iterable[object]) -> None:
+    """End the connections whose clients have kept the server waiting too long."""
+    now_s = time.monotonic()
+    for each in tuple(connections):
+        if not isinstance(each, Connection):
+            continue
+        reason = each.why_overdue(now_s)
+        if reason is not None:
+            # To a request it is as if the client had hung up: it ends, and its work is kept.
+            log.info("a connection was closed: %s", reason)
+            each.transport.abort()
+
+
+def protocol_with(limits: ConnectionLimits) -> Any:
+    """The protocol class for uvicorn's configuration."""
+    return partial(Connection, limits=limits)

@@ -1,0 +1,140 @@
+"""Connections that hold a place without using it end, the others are served, and the log stays short."""
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from reprise.api.connections import Unread
+from reprise.api.descriptors import connections_within
+from reprise.api.repeats import OncePerSecond
+from reprise.core.settings import Settings
+from tests.api.servers import MODEL, RunningServer, running_server, says
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def connected(server: RunningServer, content: bytes = b"", *, receive_buffer: int | None = None) -> socket.socket:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    connection = socket.socket()
+    connection.settimeout(60)
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect((host, int(port)))
+    connection.sendall(content)
+    return connection
+
+
+def is_ended(connection: socket.socket) -> bool:
+    """Waits for the other side to end the connection."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nHost:",
+        HEAD + b"Content-Length: 1000\r\n\r\n" + b'{"messages": [',
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+        # The answer comes before the body has, which then never does.
+        b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
+    ],
+    ids=["silent", "half a header", "half a body", "half a chunk", "answered"],
+)
+def test_a_request_that_does_not_arrive_is_given_up(content: bytes):
+    settings = Settings(model=MODEL, request_timeout_s=0.2)
+    with running_server(settings=settings) as server, connected(server, content) as connection:
+        assert is_ended(connection)
+        assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_an_answer_may_take_longer_than_a_request():
+    settings = Settings(model=MODEL, request_timeout_s=0.2, read_timeout_s=0.2)
+    with running_server(settings=settings) as server:
+        server.backend.may_decode.clear()
+        body = b'{"messages": [{"role": "user", "content": "Hi"}]}'
+        with connected(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body) as connection:
+            until(lambda: len(server.backend.jobs) > 0)
+            time.sleep(0.8)
+            server.backend.may_decode.set()
+            assert connection.recv(12) == b"HTTP/1.1 200"
+
+
+def test_an_answer_that_nobody_reads_is_cancelled_and_memory_is_bounded():
+    settings = Settings(model=MODEL, read_timeout_s=0.3, max_tokens=10**6)
+    with running_server(says("some words\n" * 1300), settings=settings) as server:
+        body = b'{"stream": true, "messages": [{"role": "user", "content": "Hi"}]}'
+        content = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        with connected(server, content, receive_buffer=4096) as connection:
+            until(lambda: len(server.backend.cancelled) > 0)
+            until(lambda: server.service.is_idle)
+            records = httpx.get(server.url + "/v1/cache/requests").json()["data"]
+            assert [record["ended"] for record in records] == ["cancelled"]
+            assert is_ended(connection)
+
+
+def test_one_that_reads_slowly_is_not_one_that_does_not_read():
+    unread = Unread()
+    # More is added than is read, but every now and then something is.
+    waiting = [0, 500, 900, 800, 1200, 1100, 1100, 1100, 0, 300, 300]
+    assert [unread.waited_s(nbytes, float(at)) for at, nbytes in enumerate(waiting)] == [
+        0, 0, 1, 0, 1, 0, 1, 2, 0, 0, 1
+    ]  # fmt: skip
+
+
+def test_idle_connections_make_room_and_all_at_work_is_said(caplog: pytest.LogCaptureFixture):
+    settings = Settings(model=MODEL, max_connections=4)
+    with running_server(settings=settings) as server:
+        idle = [connected(server) for _ in range(20)]
+        assert httpx.get(server.url + "/health").status_code == 200
+        assert all(is_ended(connection) for connection in idle[:10])
+        server.backend.may_decode.clear()
+        body = b'{"messages": [{"role": "user", "content": "Hi"}]}'
+        content = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        busy = [connected(server, content) for _ in range(4)]
+        until(lambda: len(server.backend.jobs) == 4)
+        refused = httpx.get(server.url + "/health")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
+        server.backend.may_decode.set()
+        assert [connection.recv(12) for connection in busy] == [b"HTTP/1.1 200"] * 4
+        for connection in (*idle, *busy):
+            connection.close()
+
+
+def test_connections_leave_descriptors_for_the_rest():
+    assert connections_within(100_000, 1024) == 1024
+    assert connections_within(1024, 1024) == 640
+    assert connections_within(100, 1024) == 50
+
+
+def test_a_log_says_the_same_once_a_second():
+    now_s = 0.0
+    limit = OncePerSecond(clock=lambda: now_s)
+
+    def said(text: str) -> str | None:
+        record = logging.LogRecord("any", logging.WARNING, "", 0, "%s", (text,), None)
+        return record.getMessage() if limit.filter(record) else None
+
+    assert [said("no room") for _ in range(1000)] == ["no room", *[None] * 999]
+    assert said("other") == "other"
+    now_s = 1.5
+    assert said("no room") == "no room (and 999 times more)"
+    now_s = 3.0
+    assert said("no room") == "no room"

@@ -1,0 +1,168 @@
+"""How a server ends: within its time whatever clients do, with the answers under way, and at once when told twice."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+URL = "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+
+SERVER = """
+import sys, threading
+sys.path.insert(0, ".")
+from reprise.api.run import run
+from reprise.core.settings import Settings
+from tests.api.fake_backend import FakeBackend
+from tests.api.servers import MODEL, make_service, says
+
+backend = FakeBackend(script=says(sys.argv[2]))
+settings = Settings(model=MODEL, port=0, grace_s=float(sys.argv[1]))
+backend.may_decode.clear()
+service = make_service(backend, settings=settings)
+threading.Thread(target=lambda: (sys.stdin.readline(), backend.may_decode.set()), daemon=True).start()
+run(service, settings)
+print("hurried" if backend.is_hurried else "not hurried", flush=True)
+backend.stop()
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    process: subprocess.Popen[str]
+    url: str
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def connect(self, content: bytes) -> socket.socket:
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        connection = socket.create_connection((host, int(port)), timeout=60)
+        connection.sendall(content)
+        return connection
+
+    def is_idle(self) -> bool:
+        return bool(httpx.get(self.url + "/health", timeout=60).json()["idle"])
+
+
+@contextmanager
+def process(*, grace_s: float = 60, answer: str = "Hello there.") -> Iterator[Process]:
+    command = [sys.executable, "-c", SERVER, str(grace_s), answer]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout is not None
+            yield Process(process=started, url=started.stdout.readline().split(" at ")[1].split()[0])
+        finally:
+            # Else a test that fails would wait for it.
+            started.kill()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def accepts(url: str) -> bool:
+    try:
+        httpx.get(url + "/health")
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(signal.SIGHUP, None), (signal.SIGINT, signal.SIGTERM)],
+)
+def test_a_signal_finishes_answers_and_a_second_does_not_wait(first: signal.Signals, second: signal.Signals | None):
+    with process() as server:
+        answers: list[httpx.Response | httpx.HTTPError] = []
+
+        def ask() -> None:
+            try:
+                answers.append(httpx.post(server.url + URL, json={"messages": HI}, timeout=60))
+            except httpx.HTTPError as error:
+                answers.append(error)
+
+        thread = Thread(target=ask)
+        thread.start()
+        until(lambda: not server.is_idle())
+        server.process.send_signal(first)
+        until(lambda: not accepts(server.url))
+        assert answers == []
+        if second is None:
+            server.go_on()
+        else:
+            server.process.send_signal(second)
+        thread.join(60)
+        assert server.process.wait(60) == 0
+        assert server.process.stdout is not None
+        assert server.process.stdout.read() == "hurried\n"
+    (answer,) = answers
+    assert isinstance(answer, httpx.Response) == (second is None), answer
+
+
+def test_clients_that_never_finish_do_not_keep_the_server():
+    body = b'{"stream": true, "messages": [{"role": "user", "content": "Hi"}]}'
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    with process(grace_s=1.5, answer="some words\\n" * 1300) as server:
+        kept = [
+            server.connect(b""),
+            server.connect(b"GET /health HTTP/1.1\r\nHost:"),
+            server.connect(head % 1000 + b'{"messages": ['),
+            server.connect(head % len(body) + body),
+        ]
+        until(lambda: not server.is_idle())
+        server.go_on()
+        # The stream has begun, and nobody reads it.
+        assert kept[-1].recv(10) == b"HTTP/1.1 2"
+        begun_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        assert time.monotonic() - begun_s < 10
+        for connection in kept:
+            connection.close()
+
+
+STUCK = """
+import sys, threading, time
+sys.path.insert(0, "src")
+from reprise.api.ending import Ending
+
+with Ending(float(sys.argv[1])) as ending:
+    threading.Thread(target=lambda: time.sleep(600)).start()
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("grace_s", "num", "status"), [(0.3, 1, 1), (600, 3, 143)])
+def test_a_process_that_is_stuck_ends_all_the_same(grace_s: float, num: int, status: int):
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", STUCK, str(grace_s)]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as started:
+        try:
+            assert started.stdout is not None
+            assert started.stdout.readline() == "ready\n"
+            for _ in range(num):
+                started.send_signal(signal.SIGTERM)
+                time.sleep(0.05)
+            assert started.wait(60) == status
+        finally:
+            started.kill()
