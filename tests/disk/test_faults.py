@@ -333,6 +333,7 @@ def test_a_folder_in_a_record_s_place_is_passed_over(tmp_path: Path) -> None:
         for record in (lost, other):
             assert cache.put(record) and cache.flush(PATIENCE_S)
             assert cache.can_take(1), "nothing has to wait for it"
+        assert cache.stats().errors == 1, "a folder is seen before anything is written"
         (last,) = put_path(cache, [1, 2, 3])
         assert len(read_all(cache, find(cache, [1, 2, 3]))[0]) == 1  # type: ignore[arg-type]
         cache.directory.path_of(last.key).unlink()
