@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.cache.tree import Lease
 from reprise.core.kinds import Full, KvKind, Layout, Window
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
@@ -127,10 +127,10 @@ def measure(name: str, layout: Layout, num_chats: int, num_tokens: int) -> bool:
     for chat in everyone:
         store(cache, chat)
     store(cache, turns)
-    spread = tracemalloc.get_traced_memory()[0] / cache.ledger.tokens
+    spread = tracemalloc.get_traced_memory()[0] / cache.stats.num_tokens
     while cache.compact(max_entries=1_000_000) > 0:
         pass
-    compacted = tracemalloc.get_traced_memory()[0] / cache.ledger.tokens
+    compacted = tracemalloc.get_traced_memory()[0] / cache.stats.num_tokens
     tracemalloc.stop()
 
     prompt = as_tokens(np.concatenate([turns[-1], rng.integers(0, VOCABULARY, 100)]))
@@ -148,7 +148,7 @@ def measure(name: str, layout: Layout, num_chats: int, num_tokens: int) -> bool:
     longer, edited = (Prompt(tokens=tokens, boundaries=boundaries) for tokens in (prompt, other))
     assert plan_for(cache, longer).resume_at == num_tokens
     match, fresh_match = cache.match(prompt), fresh.match(prompt)
-    print(f"{name}: {cache.ledger.tokens:,} tokens in {cache.ledger.num_nodes:,} edges")
+    print(f"{name}: {cache.stats.num_tokens:,} tokens in {cache.stats.num_nodes:,} edges")
     print(f"  match and resume, {num_tokens:,} tokens   {median_ms(lambda: resume(cache)):8.3f} ms")
     print(f"  the same in 200 edges              {median_ms(lambda: resume(fresh)):8.3f} ms")
     print(f"  match and plan                     {median_ms(lambda: plan_for(cache, longer)):8.3f} ms")

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from reprise.cache.lineage import Lineage
+from reprise.cache.conversation_history import ConversationHistory
 from reprise.core.tokens import Tokens
 from reprise.simulate.traces import Granularity, read_trace
 
@@ -58,7 +58,7 @@ def _keys(tokens: Tokens) -> Iterator[int]:
 
 def waits_of(path: Path) -> Waits:
     """The waits of a trace of block hashes."""
-    lineage, last = Lineage(), dict[int, int]()
+    lineage, last = ConversationHistory(), dict[int, int]()
     kinds, prompts, next_use = list[int](), list[int](), list[int]()
     num, block = 0, 0
     for num, request in enumerate(read_trace(path, granularity=Granularity.BLOCK), start=1):

@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from bench.restore import TURN, Filler, Gates, prompt_of, runner_for, seconds
-from reprise.cache.payload import Lent
-from reprise.cache.store import PrefixCache
-from reprise.cache.tree import Lease, subtree
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.cache.tree import Lease
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 from reprise.engine.blueprint import FullSpec
 from reprise.engine.runner import LENDS_FROM, Live, Runner
-from reprise.loop.parked import Parked
-from reprise.loop.room import Room
+from reprise.loop.sequences import SequencePool
+from reprise.memory import Memory
 
 CHUNK = 2048
 NEVER = 10**9
@@ -53,14 +52,14 @@ class House:
         mx.clear_cache()
         self.before = mx.get_active_memory()
         self.runner = dense(lends_from=self.lends_from)
-        self.cache = PrefixCache(self.runner.loaded.blueprint.layout, budget=self.budget)
-        self.parked = Parked(self.runner, self.cache)
-        self.room = Room(self.runner, self.cache, self.parked, chunk=CHUNK)
+        self.memory = Memory(self.budget)
+        self.cache = PrefixCache(self.runner.loaded.blueprint.layout, memory=self.memory)
+        self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=CHUNK)
         self.each = self.runner.footprint.full
 
     def note(self, moment: str) -> None:
         """Remember how much is held now, and that the books say so."""
-        self.room.charge()
+        self.sequences.measure()
         self.cache.check()
         self.moments[moment] = mx.get_active_memory() - self.before
 
@@ -70,43 +69,40 @@ class House:
         at = self.cache.resume_at(match, limit=len(tokens) - 1)
         self.lease = self.cache.lease(match, at)
         lent = self._lent()
-        has_parked = len(self.parked) > 0
-        self.live = self.room.start(match, at, reserve=len(tokens))
-        is_adopted = has_parked and len(self.parked) == 0
-        self.copied += lent - self._lent() if is_adopted else at * self.each
-        self.room.charge()
+        num_idle = self.sequences.num_idle
+        self.live = self.sequences.start(match, at, reserve=len(tokens))
+        is_reopened = self.sequences.num_idle < num_idle
+        self.copied += lent - self._lent() if is_reopened else at * self.each
+        self.sequences.measure()
         self._feed(tokens, at)
 
     def answer(self, tokens: Tokens) -> None:
         """The answer comes, and prompt and answer are stored."""
         assert self.live is not None
         self._feed(tokens, self.live.position)
-        held, lent = self.cache.ledger.kv, self._lent()
+        held, lent = self.cache.stats.kv_nbytes, self._lent()
         self.cache.commit(tokens, self.runner.source(self.live), kind=BoundaryKind.GENERATION_END)
-        self.copied += self.cache.ledger.kv - held - (self._lent() - lent)
-        self.room.charge()
+        self.copied += self.cache.stats.kv_nbytes - held - (self._lent() - lent)
+        self.sequences.measure()
 
     def end(self, tokens: Tokens) -> None:
         """The request is over; its buffers stay for its next turn, or go."""
         assert self.live is not None and self.lease is not None
-        self.room.ended(self.live)
         self.cache.release(self.lease)
-        self.parked.end(self.live, tokens, namespace="")
+        self.sequences.end(self.live, tokens, namespace="")
         self.live = self.lease = None
 
     def _feed(self, tokens: Tokens, start: int) -> None:
         assert self.live is not None
         for at in range(start, len(tokens), CHUNK):
             chunk = tokens[at : at + CHUNK]
-            self.room.make_for_prefill([self.live], len(chunk))
+            self.sequences.reserve_to_prefill([self.live], len(chunk))
             self.runner.prefill([self.live], [chunk])
-            self.room.charge()
+            self.sequences.measure()
 
     def _lent(self) -> int:
-        pieces = (
-            p for root in self.cache.roots.values() for n in subtree(root) for ps in n.pieces.values() for p in ps
-        )
-        return sum(piece.payload.nbytes for piece in pieces if isinstance(piece.payload, Lent))
+        segments = (s for node in self.cache.tree.nodes() for group in node.segments.values() for s in group)
+        return sum(segment.nbytes for segment in segments if segment.sequence is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +137,7 @@ def converse(way: Way, positions: int, gates: Gates) -> None:
     house.end(first)
     house.note("over")
     if way.loses_buffers:
-        house.parked.give_up()
+        house.sequences.close_idle()
     stored = house.copied
     mx.reset_peak_memory()
     taken = seconds(lambda: house.begin(second))

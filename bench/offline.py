@@ -6,7 +6,7 @@ Nothing is computed, so the counts of a long run come in a minute. Every settle 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.chat.answer import Answer
 from reprise.chat.render import Renderer
 from reprise.chat.rendered import Rendered

@@ -21,7 +21,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
@@ -31,7 +31,7 @@ from reprise.engine.layers import KvLayer
 from reprise.engine.payloads import Segment, Snapshot
 from reprise.engine.rows import Rows, RowSource
 from reprise.engine.runner import Live, Runner
-from reprise.loop.parked import Parked
+from reprise.loop.sequences import SequencePool
 
 HEADS, WIDTH = 8, 128
 STATE = (1, 1024, 1024)
@@ -225,9 +225,9 @@ def commit(name: str, position: int, gates: Gates) -> None:
     live = stored_in_turns(runner, cache, tokens[:position])
     runner.prefill([live], [tokens[position:]])
     copied: list[int] = []
-    before = cache.ledger.kv + cache.ledger.snapshots
+    before = cache.stats.kv_nbytes + cache.stats.snapshot_nbytes
     cache.commit(tokens, Counted(RowSource(live.rows, live.row), copied), kind=BoundaryKind.STABLE)
-    kept = cache.ledger.kv + cache.ledger.snapshots - before
+    kept = cache.stats.kv_nbytes + cache.stats.snapshot_nbytes - before
     new = TURN * sum(runner.footprint.by_kind.values()) + runner.footprint.snapshot
     share = sum(copied) / (new if new > 0 else 1)
     print(
@@ -239,11 +239,11 @@ def commit(name: str, position: int, gates: Gates) -> None:
 def adopt(name: str, position: int, gates: Gates) -> None:
     runner = runner_of(name, lends_from=1)
     cache = PrefixCache(runner.loaded.blueprint.layout)
-    parked = Parked(runner, cache)
+    sequences = SequencePool(runner, cache, cache.memory, chunk=2048)
     tokens = prompt_of(position)
     live = stored_in_turns(runner, cache, tokens)
     full = [plane for layer in live.rows.layers(Full()) for plane in layer.planes]
-    parked.end(live, tokens, namespace="")
+    sequences.end(live, tokens, namespace="")
     longer = as_tokens([*tokens.tolist(), *prompt_of(TURN).tolist()])
     adopted: list[Live | None] = []
 
@@ -251,7 +251,7 @@ def adopt(name: str, position: int, gates: Gates) -> None:
         match = cache.match(longer)
         at = cache.resume_at(match, limit=len(longer) - 1)
         assert at == position, at
-        adopted.append(parked.adopt(match, at, reserve=len(longer)))
+        adopted.append(sequences.start(match, at, reserve=len(longer)))
 
     _, most = memory_of(take)
     assert adopted == [live], "the parked sequence is taken"

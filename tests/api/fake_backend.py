@@ -13,7 +13,7 @@ from reprise.core.backend import Counts, Held, Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError
 from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Scored, Started
 from reprise.core.job import Constraint, Job, Purpose
-from reprise.core.pin import Pin, Pins, pin_id
+from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Tokens, common_prefix
 
@@ -92,9 +92,9 @@ class FakeBackend:
         done.set_result(None)
         return done
 
-    def pins(self, namespace: str, *, owner: str = "") -> Future[Pins]:
-        found: Future[Pins] = Future()
-        found.set_result(Pins(pins=tuple(pin for (name, _), pin in self.pinned.items() if name == namespace)))
+    def pins(self, namespace: str, *, owner: str = "") -> Future[PinList]:
+        found: Future[PinList] = Future()
+        found.set_result(PinList(pins=tuple(pin for (name, _), pin in self.pinned.items() if name == namespace)))
         return found
 
     def unpin(self, pin_id: str, *, namespace: str, owner: str = "") -> Future[bool]:

@@ -6,7 +6,6 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.cache.pins import kept
 from reprise.loop.worker import Worker
 from tests.api.test_pins import CHAT, HEAD, PIN, flood
 from tests.loop.test_budget import needed
@@ -22,19 +21,18 @@ def server(request: pytest.FixtureRequest) -> Iterator[House]:
 def books(worker: Worker) -> dict[str, Any]:
     """What the trees hold, counted anew, and what the sequences hold."""
     cache = worker.cache
-    cache.check()
-    assert cache.reserved == worker.runner.live_nbytes
+    worker.check()
     return {
-        "bytes_budget": cache.budget,
-        "bytes_held": cache.ledger.held,
-        "bytes_kv": cache.ledger.kv,
-        "bytes_snapshots": cache.ledger.snapshots,
-        "bytes_pinned": kept(cache).nbytes,
+        "bytes_budget": cache.memory.budget,
+        "bytes_held": cache.nbytes,
+        "bytes_kv": cache.stats.kv_nbytes,
+        "bytes_snapshots": cache.stats.snapshot_nbytes,
+        "bytes_pinned": cache.pins.total().nbytes,
         "bytes_live": worker.runner.live_nbytes,
-        "tokens_held": cache.ledger.tokens,
-        "pins": kept(cache).num,
-        "evictions": cache.ledger.evictions,
-        "evictions_by_reason": dict(cache.ledger.evicted_by_reason),
+        "tokens_held": cache.stats.num_tokens,
+        "pins": cache.pins.total().num,
+        "evictions": cache.stats.num_evictions,
+        "evictions_by_reason": cache.stats.evictions,
     }
 
 

@@ -9,7 +9,7 @@ from reprise.core.backend import Status
 from reprise.core.errors import ShuttingDown
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.job import Job
-from reprise.core.pin import Pins
+from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
 from reprise.core.record import Outcome
 from reprise.core.tokens import as_tokens
@@ -40,7 +40,7 @@ class Queue:
     def clear(self, namespace: str | None = None) -> Future[None]:
         raise NotImplementedError
 
-    def pins(self, namespace: str, *, owner: str = "") -> Future[Pins]:
+    def pins(self, namespace: str, *, owner: str = "") -> Future[PinList]:
         raise NotImplementedError
 
     def unpin(self, pin_id: str, *, namespace: str, owner: str = "") -> Future[bool]:

@@ -5,7 +5,7 @@ Written apart from the cache: no spans, no tree, no `needs`; a kind is here whic
 
 from collections.abc import Iterator, Sequence
 
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.cache.tree import Node
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 
@@ -66,16 +66,16 @@ class Oracle:
 def stored_in(cache: PrefixCache) -> Oracle:
     """An oracle that knows exactly what the cache's trees hold now, read off node by node."""
     oracle = Oracle(cache.layout)
-    for namespace, root in cache.roots.items():
+    for namespace, root in cache.tree.roots.items():
         for prefix, node in _nodes(root, ()):
             path = (*prefix, *map(int, node.tokens))
             oracle.prefixes.update((namespace, path[:length]) for length in range(node.start + 1, node.stop + 1))
-            for kind, pieces in node.pieces.items():
-                for piece in pieces:
+            for kind, segments in node.segments.items():
+                for piece in segments:
                     for at in range(piece.span.start, piece.span.stop):
                         oracle.entries.add((namespace, kind, path[: at + 1]))
-            for position, landmark in node.landmarks.items():
-                if landmark.snapshot is not None:
+            for position, checkpoint in node.checkpoints.items():
+                if checkpoint.snapshot is not None:
                     oracle.snapshots.add((namespace, path[:position]))
     return oracle
 

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from reprise.cache.marking import drop_landmark
-from reprise.cache.store import PrefixCache
-from reprise.cache.tree import Lease, Node, Piece
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.cache.tree import Checkpoint, Lease, Node, Segment
 from reprise.core.kinds import Chunk, Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
 from reprise.core.tokens import as_tokens
+from reprise.memory import Account
 from tests.cache.hash_model import HashSource
-from tests.cache.trial import GRAIN
+from tests.cache.trial import SIZES
 
 WINDOW = Window(6)
 LAYOUT = Layout(kinds=(Full(), WINDOW), has_snapshots=True)
@@ -21,36 +21,36 @@ TRUNK = tuple(range(20))
 
 def full_of_things(layout: Layout = LAYOUT) -> tuple[PrefixCache, Node, Node]:
     """A cache, its trunk ``[0, 20)`` with two children and a lease at 20, and a leaf ``[20, 30)``."""
-    cache = PrefixCache(layout, grain=GRAIN)
+    cache = PrefixCache(layout, sizes=SIZES)
     for tokens in (TRUNK[:12], TRUNK, TRUNK + (7,) * 10, TRUNK + (8,) * 10):
         cache.commit(as_tokens(tokens), HashSource(tokens), kind=BoundaryKind.STABLE)
     match = cache.match(as_tokens(TRUNK))
     cache.lease(match, 20)
     cache.check()
-    trunk = cache.roots[""].children[0]
+    trunk = cache.tree.roots[""].children[0]
     while trunk.stop < 20:
         (trunk,) = trunk.children.values()
     return cache, trunk, trunk.children[7]
 
 
 def wrong_kv(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    cache.ledger.kv += 10
+    cache.memory.charge(Account.KV, 10)
 
 
 def wrong_snapshots(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    cache.ledger.snapshots -= 70
+    cache.memory.charge(Account.SNAPSHOTS, -70)
 
 
 def wrong_tokens(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    cache.ledger.tokens += 1
+    cache.tree.num_tokens += 1
 
 
 def wrong_nodes(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    cache.ledger.num_nodes -= 1
+    cache.tree.num_nodes -= 1
 
 
-def wrong_landmark_count(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    cache.num_landmarks += 1
+def wrong_checkpoint_count(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.tree.num_checkpoints += 1
 
 
 def lost_lease(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
@@ -58,7 +58,7 @@ def lost_lease(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
 
 
 def lease_not_counted_above(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    cache.roots[""].num_leases -= 1
+    cache.tree.roots[""].num_leases -= 1
 
 
 def lease_that_was_released(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
@@ -73,67 +73,71 @@ def lease_that_points_elsewhere(cache: PrefixCache, trunk: Node, leaf: Node) -> 
     trunk.leases[0] = Lease(leaf, 20)
 
 
-def landmark_out_of_order(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    leaf.landmarks[30].version += 1
+def checkpoint_out_of_order(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.order.remove(leaf.checkpoints[30])
 
 
-def landmark_placed_twice(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    landmark = leaf.landmarks[30]
-    cache.order.place(landmark)
-    landmark.version -= 1
-    cache.order.place(landmark)
+def one_checkpoint_in_the_place_of_another(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.order.remove(leaf.checkpoints[30])
+    cache.order.place(Checkpoint(30, BoundaryKind.STABLE, leaf))
 
 
-def landmark_of_another_node(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    leaf.landmarks[30].node = trunk
+def pin_of_what_is_gone(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.pins.pin(Checkpoint(30, BoundaryKind.STABLE, leaf), 5.0)
 
 
-def landmark_elsewhere(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    leaf.landmarks[30].position = 29
+def checkpoint_of_another_node(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    leaf.checkpoints[30].node = trunk
 
 
-def landmark_behind_its_edge(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    landmark = leaf.landmarks.pop(30)
-    landmark.position = 31
-    leaf.landmarks[31] = landmark
+def checkpoint_elsewhere(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    leaf.checkpoints[30].position = 29
 
 
-def landmark_without_snapshot(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    snapshot = leaf.landmarks[30].snapshot
+def checkpoint_behind_its_edge(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    checkpoint = leaf.checkpoints.pop(30)
+    checkpoint.position = 31
+    leaf.checkpoints[31] = checkpoint
+
+
+def checkpoint_without_snapshot(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    snapshot = leaf.checkpoints[30].snapshot
     assert snapshot is not None
-    leaf.landmarks[30].snapshot = None
-    cache.ledger.snapshots -= snapshot.nbytes
+    leaf.checkpoints[30].snapshot = None
+    cache.memory.charge(Account.SNAPSHOTS, -snapshot.nbytes)
 
 
-def landmark_lost(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    drop_landmark(cache, leaf.landmarks[30])
+def checkpoint_lost(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    checkpoint = leaf.checkpoints[30]
+    cache.tree.drop_checkpoint(leaf.checkpoints[30])
+    cache.order.remove(checkpoint)
 
 
 def full_entries_lost(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    cache.ledger.kv -= leaf.pieces[Full()].pop().payload.nbytes
+    cache.memory.charge(Account.KV, -leaf.segments[Full()].pop().nbytes)
 
 
 def window_entries_lost(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    cache.ledger.kv -= leaf.pieces[WINDOW].pop(0).payload.nbytes
-    if not leaf.pieces[WINDOW]:
-        del leaf.pieces[WINDOW]
+    cache.memory.charge(Account.KV, -leaf.segments[WINDOW].pop(0).nbytes)
+    if not leaf.segments[WINDOW]:
+        del leaf.segments[WINDOW]
 
 
 def empty_list_of_pieces(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    trunk.pieces[WINDOW] = []
+    trunk.segments[WINDOW] = []
 
 
 def pieces_of_a_kind_the_model_lacks(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    leaf.pieces[Chunk(5)] = leaf.pieces.pop(WINDOW)
+    leaf.segments[Chunk(5)] = leaf.segments.pop(WINDOW)
 
 
 def pieces_out_of_order(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    leaf.pieces[Full()].reverse()
+    leaf.segments[Full()].reverse()
 
 
 def piece_behind_its_edge(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    last = leaf.pieces[Full()][-1]
-    leaf.pieces[Full()][-1] = Piece(Span(last.span.start, last.span.stop + 1), last.payload)
+    last = leaf.segments[Full()][-1]
+    leaf.segments[Full()][-1] = Segment(Span(last.span.start, last.span.stop + 1), last.payload)
 
 
 def child_elsewhere(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
@@ -145,7 +149,7 @@ def child_under_another_token(cache: PrefixCache, trunk: Node, leaf: Node) -> No
 
 
 def child_of_another_parent(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    leaf.parent = cache.roots[""]
+    leaf.parent = cache.tree.roots[""]
 
 
 def tokens_that_can_change(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
@@ -157,8 +161,8 @@ def tokens_that_keep_another_buffer_alive(cache: PrefixCache, trunk: Node, leaf:
 
 
 def something_on_the_root(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    root = cache.roots[""]
-    root.landmarks[0] = trunk.landmarks[20]
+    root = cache.tree.roots[""]
+    root.checkpoints[0] = trunk.checkpoints[20]
 
 
 @pytest.mark.parametrize(
@@ -168,19 +172,20 @@ def something_on_the_root(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
         wrong_snapshots,
         wrong_tokens,
         wrong_nodes,
-        wrong_landmark_count,
+        wrong_checkpoint_count,
         lost_lease,
         lease_not_counted_above,
         lease_that_was_released,
         lease_of_another_edge,
         lease_that_points_elsewhere,
-        landmark_out_of_order,
-        landmark_placed_twice,
-        landmark_of_another_node,
-        landmark_elsewhere,
-        landmark_behind_its_edge,
-        landmark_without_snapshot,
-        landmark_lost,
+        checkpoint_out_of_order,
+        one_checkpoint_in_the_place_of_another,
+        pin_of_what_is_gone,
+        checkpoint_of_another_node,
+        checkpoint_elsewhere,
+        checkpoint_behind_its_edge,
+        checkpoint_without_snapshot,
+        checkpoint_lost,
         full_entries_lost,
         window_entries_lost,
         empty_list_of_pieces,
@@ -205,8 +210,10 @@ def test_a_wrong_book_is_noticed(corrupt: Callable[[PrefixCache, Node, Node], No
 def test_a_path_that_nothing_could_evict_is_noticed() -> None:
     cache, _, leaf = full_of_things(Layout(kinds=(Full(),)))
     cache.lease(cache.match(as_tokens(TRUNK + (7,) * 10)), 30)
-    drop_landmark(cache, leaf.landmarks[30])
-    with pytest.raises(AssertionError, match="a path ends at a landmark"):
+    checkpoint = leaf.checkpoints[30]
+    cache.tree.drop_checkpoint(leaf.checkpoints[30])
+    cache.order.remove(checkpoint)
+    with pytest.raises(AssertionError, match="a path ends at a checkpoint"):
         cache.check()
 
 

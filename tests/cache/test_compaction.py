@@ -2,8 +2,8 @@
 
 import pytest
 
-from reprise.cache.contents import Grain
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.cache.tree import SegmentSizes
 from reprise.core.kinds import Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
@@ -20,7 +20,7 @@ def chat(turns: int) -> tuple[int, ...]:
 
 def pieces_of(cache: PrefixCache, tokens: tuple[int, ...]) -> dict[object, int]:
     walked = cache.match(as_tokens(tokens)).walk
-    return {kind: sum(len(node.pieces.get(kind, ())) for node in walked.nodes) for kind in cache.layout.kinds}
+    return {kind: sum(len(node.segments.get(kind, ())) for node in walked.nodes) for kind in cache.layout.kinds}
 
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=str)
@@ -29,9 +29,9 @@ def test_a_path_that_is_tidied_as_it_grows_reads_as_before(layout: Layout) -> No
     for turn in range(1, 30):
         tokens = chat(turn)
         assert trial.commit(tokens, kind=BoundaryKind.STABLE)
-        held = trial.cache.ledger.held
+        held = trial.cache.nbytes
         trial.cache.compact_path(as_tokens(tokens))
-        assert trial.cache.ledger.held == held
+        assert trial.cache.nbytes == held
         trial.judge()
         trial.judge_read(tokens, limit=len(tokens))
         nodes = trial.cache.match(as_tokens(tokens)).walk.nodes
@@ -39,7 +39,7 @@ def test_a_path_that_is_tidied_as_it_grows_reads_as_before(layout: Layout) -> No
 
 
 def test_few_pieces_are_left_and_little_is_copied() -> None:
-    cache = PrefixCache(Layout(kinds=(Full(), Window(16))), grain=Grain(piece=24, tail=8))
+    cache = PrefixCache(Layout(kinds=(Full(), Window(16))), sizes=SegmentSizes(longest=24, tail=8))
     turns, copied = 200, 0
     for turn in range(1, turns + 1):
         tokens = as_tokens(chat(turn))
@@ -51,7 +51,7 @@ def test_few_pieces_are_left_and_little_is_copied() -> None:
 
 
 def test_a_long_piece_is_not_copied_for_each_short_one() -> None:
-    cache = PrefixCache(Layout(kinds=(Full(),)), grain=Grain(piece=2000, tail=8))
+    cache = PrefixCache(Layout(kinds=(Full(),)), sizes=SegmentSizes(longest=2000, tail=8))
     tokens = tuple(i % 7 for i in range(1900))
     copied = 0
     for stop in [1500, *range(1501, 1900)]:

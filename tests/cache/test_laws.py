@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.cache.policy import Facts, Lru
+from reprise.cache.policy import Facts
 from reprise.core.kinds import Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
+from reprise.simulate.policies import Lru
 from tests.cache.hash_model import ALIVE, ENTRY_NBYTES, SNAPSHOT_NBYTES, HashSource
 from tests.cache.strategies import BUDGETS, EXAMPLES, NAMESPACES, layouts, runs
 from tests.cache.trial import Trial
@@ -97,10 +98,9 @@ def test_a_source_that_fails_changes_nothing(layout: Layout, *, is_known: bool) 
         trial = Trial(layout)
         if is_known:
             trial.commit(BASE)
-        books = (trial.cache.ledger.held, trial.cache.ledger.tokens, trial.cache.ledger.num_nodes, trial.cache.clock)
+        books = (trial.cache.stats, trial.cache.tree.clock)
         if trial.commit(longer, fails_after=fails_after) is None:
-            ledger = trial.cache.ledger
-            assert books == (ledger.held, ledger.tokens, ledger.num_nodes, trial.cache.clock)
+            assert books == (trial.cache.stats, trial.cache.tree.clock)
         else:
             assert fails_after > 0
         trial.judge()
@@ -121,9 +121,9 @@ def test_a_conversation_is_stored_once(layout: Layout) -> None:
     for turn in range(5):
         trial.commit((*chat[:30], 100 + turn))
     trial.judge_contents()
-    assert trial.cache.ledger.tokens == 54 + 5
+    assert trial.cache.stats.num_tokens == 54 + 5
     if layout == Layout(kinds=(Full(),), has_snapshots=True):
-        assert trial.cache.ledger.held == 59 * ENTRY_NBYTES + 11 * SNAPSHOT_NBYTES
+        assert trial.cache.nbytes == 59 * ENTRY_NBYTES + 11 * SNAPSHOT_NBYTES
 
 
 def test_a_window_that_has_wrapped_resumes_wherever_its_entries_still_reach() -> None:
@@ -142,7 +142,7 @@ def test_namespaces_share_nothing() -> None:
     trial.commit(BASE, namespace="one")
     assert trial.request(BASE, namespace="two") == 0
     trial.commit(BASE, namespace="two")
-    assert trial.cache.ledger.held == 2 * len(BASE) * ENTRY_NBYTES
+    assert trial.cache.nbytes == 2 * len(BASE) * ENTRY_NBYTES
     trial.judge()
 
 
@@ -150,11 +150,11 @@ def test_namespaces_share_nothing() -> None:
 def test_what_cannot_fit_is_refused_and_nothing_is_evicted_for_it(layout: Layout) -> None:
     trial = Trial(layout)
     trial.commit(BASE)
-    trial.cache.budget = trial.cache.ledger.held
+    trial.cache.memory.resize(trial.cache.nbytes)
     trial.request(BASE, limit=len(BASE))
     done = trial.commit((9, 9, *BASE, *BASE, *BASE))
     assert done is not None and not done.is_resumable and done.tokens == 0 and done.nbytes == 0
-    assert trial.cache.ledger.evictions == 0 or not any(isinstance(kind, Full) for kind in layout.kinds)
+    assert trial.cache.stats.num_evictions == 0 or not any(isinstance(kind, Full) for kind in layout.kinds)
     trial.judge()
 
 
@@ -162,7 +162,7 @@ def test_what_cannot_fit_is_refused_and_nothing_is_evicted_for_it(layout: Layout
 def test_a_commit_evicts_nothing_of_the_path_that_it_extends(layout: Layout) -> None:
     trial = Trial(layout)
     trial.commit(BASE)
-    trial.cache.budget = trial.cache.ledger.held
+    trial.cache.memory.resize(trial.cache.nbytes)
     # Wanted, so that anything may go for it; there is nothing but the path itself, on which nobody has a lease.
     done = trial.commit((*BASE, 9, 9, 9), pinned_until=5.0)
     assert done is not None
@@ -177,7 +177,7 @@ def test_a_commit_of_what_is_there_succeeds_over_the_budget(layout: Layout) -> N
     trial = Trial(layout)
     trial.commit(BASE)
     trial.request(BASE, limit=len(BASE))
-    trial.cache.budget = 1
+    trial.cache.memory.resize(1)
     done = trial.commit(BASE)
     assert done is not None and done.is_resumable and done.nbytes == 0
     trial.judge()
@@ -189,13 +189,13 @@ def test_a_pin_outlasts_pressure_and_then_runs_out(layout: Layout) -> None:
     trial.commit(BASE[:20], pinned_until=5.0, kind=BoundaryKind.EXPLICIT)
     trial.commit(BASE)
     trial.judge()
-    while trial.cache.evict_one("test"):
+    while trial.cache.evict_one():
         trial.judge()
     assert trial.request(BASE, is_held=False) == 20
-    trial.cache.now_s = 5.0
-    while trial.cache.evict_one("test"):
+    trial.clock.now = 5.0
+    while trial.cache.evict_one():
         trial.judge()
-    assert trial.cache.ledger.held == 0 and trial.cache.ledger.tokens == 0
+    assert trial.cache.nbytes == 0 and trial.cache.stats.num_tokens == 0
 
 
 @pytest.mark.parametrize("pinned_at", range(1, len(BASE)))
@@ -204,11 +204,11 @@ def test_pins_that_ran_out_inside_an_edge_go_with_it(pinned_at: int) -> None:
     trial.commit(BASE)
     trial.commit(BASE[:pinned_at], pinned_until=5.0)
     trial.request(BASE, limit=len(BASE))
-    trial.cache.now_s = 5.0
+    trial.clock.now = 5.0
     trial.release(0)
-    while trial.cache.evict_one("test"):
+    while trial.cache.evict_one():
         trial.judge()
-    assert trial.cache.ledger.tokens == 0
+    assert trial.cache.stats.num_tokens == 0
 
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
@@ -221,11 +221,11 @@ def test_all_is_evicted_but_what_is_leased(layout: Layout) -> None:
     trial.clear()
     trial.judge()
     assert trial.request(BASE, is_held=False) == 20
-    assert trial.cache.ledger.tokens == 20
+    assert trial.cache.stats.num_tokens == 20
     trial.release(0)
     trial.clear()
     trial.judge()
-    assert trial.cache.ledger.held == 0 and trial.cache.ledger.tokens == 0 and not trial.cache.roots
+    assert trial.cache.nbytes == 0 and trial.cache.stats.num_tokens == 0 and not trial.cache.tree.roots
 
 
 def test_a_path_of_hundreds_of_edges_is_evicted_whole() -> None:
@@ -239,7 +239,7 @@ def test_a_path_of_hundreds_of_edges_is_evicted_whole() -> None:
     cache.commit(as_tokens((*chat, 1)), HashSource((*chat, 1)), kind=BoundaryKind.INTERVAL)
     cache.release(lease)
     cache.clear()
-    assert cache.ledger.tokens == 0
+    assert cache.stats.num_tokens == 0
 
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
@@ -258,12 +258,12 @@ def test_bytes_that_the_books_give_back_are_given_back(layout: Layout) -> None:
             trial.release(0)
         else:
             trial.request(BASE)
-        assert alive() == trial.cache.ledger.held
+        assert alive() == trial.cache.nbytes
     while trial.cache.compact(max_entries=10) > 0:
-        assert alive() == trial.cache.ledger.held
-    while trial.cache.evict_one("test"):
-        assert alive() == trial.cache.ledger.held
-    assert trial.cache.ledger.held == 0
+        assert alive() == trial.cache.nbytes
+    while trial.cache.evict_one():
+        assert alive() == trial.cache.nbytes
+    assert trial.cache.nbytes == 0
 
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
@@ -274,12 +274,12 @@ def test_what_is_superseded_stays_for_a_lease_at_it_and_for_no_other(layout: Lay
         trial.commit(BASE[:length])
     assert trial.request(BASE[:31], limit=leased_at) == leased_at
     protected = trial.cache.protected_nbytes()
-    while trial.cache.evict_one("test"):
+    while trial.cache.evict_one():
         trial.judge()
     assert trial.request(BASE, is_held=False, limit=leased_at) == leased_at
     if not layout.resumes_anywhere:
-        assert trial.cache.num_landmarks == 1
-    assert 0 < protected <= trial.cache.ledger.held or not trial.layout.has_snapshots
+        assert trial.cache.stats.num_checkpoints == 1
+    assert 0 < protected <= trial.cache.nbytes or not trial.layout.has_snapshots
 
 
 @pytest.mark.parametrize("leased_at", range(14, len(BASE) + 1))
@@ -287,9 +287,9 @@ def test_a_chat_loses_its_end_down_to_a_lease(leased_at: int) -> None:
     trial = Trial(Layout(kinds=(Full(),)))
     trial.commit(BASE)
     trial.request(BASE, limit=leased_at)
-    while trial.cache.evict_one("test"):
+    while trial.cache.evict_one():
         trial.judge()
-    assert trial.cache.ledger.tokens == leased_at
+    assert trial.cache.stats.num_tokens == leased_at
 
 
 def test_what_a_lease_alone_kept_goes_with_it() -> None:
@@ -298,7 +298,7 @@ def test_what_a_lease_alone_kept_goes_with_it() -> None:
         trial.commit(BASE[:length])
     assert trial.request(BASE, limit=22) == 22
     trial.commit((*BASE[:30], 9))
-    while trial.cache.evict_one("test"):
+    while trial.cache.evict_one():
         trial.judge_contents()
     trial.release(0)
     trial.judge()
@@ -310,12 +310,12 @@ def test_window_entries_go_with_the_last_who_needs_them() -> None:
     for length in (20, 23):
         trial.commit(BASE[:length], kind=BoundaryKind.SYSTEM)
     trial.request(BASE[:23], limit=22)
-    while trial.cache.evict_one("test"):
+    while trial.cache.evict_one():
         trial.judge()
     trial.commit(BASE)
     trial.release(0)
     trial.judge_contents()
-    # The lease at 22 kept [20, 22), which neither the landmark at 20 nor that at 37 needs.
+    # The lease at 22 kept [20, 22), which neither the checkpoint at 20 nor that at 37 needs.
     assert trial.request(BASE, limit=22, is_held=False) == 20
 
 
@@ -324,11 +324,11 @@ def test_nothing_is_evicted_for_what_the_leases_leave_no_room_for() -> None:
     trial.commit(BASE)
     trial.request(BASE, limit=len(BASE))
     trial.commit((5, *BASE[:10]))
-    trial.cache.budget = trial.cache.ledger.held
+    trial.cache.memory.resize(trial.cache.nbytes)
     # Pinned, so that it would be stored whatever it is worth.
     done = trial.commit((9, *BASE), pinned_until=5.0)
     assert done is not None and not done.is_resumable
-    assert trial.cache.ledger.evictions == 0
+    assert trial.cache.stats.num_evictions == 0
     done = trial.commit((9, *BASE[:10]), pinned_until=5.0)
     assert done is not None and done.is_resumable
     trial.judge()

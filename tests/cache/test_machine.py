@@ -7,6 +7,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from reprise.core.kinds import Layout
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
+from reprise.memory import Account
 from tests.cache.strategies import BUDGETS, NAMESPACES, layouts, runs
 from tests.cache.trial import Trial
 
@@ -44,7 +45,7 @@ class StoreMachine(RuleBasedStateMachine):
         pinned_for=st.sampled_from([0.0, 0.0, 0.0, 2.0]),
     )
     def is_stored(self, chat: Chat, kind: BoundaryKind, is_cancelled_at: int | None, pinned_for: float) -> None:
-        pinned_until = self.trial.cache.now_s + pinned_for if pinned_for > 0 else 0.0
+        pinned_until = self.trial.clock.now + pinned_for if pinned_for > 0 else 0.0
         self.trial.commit(chat[1][:is_cancelled_at], namespace=chat[0], kind=kind, pinned_until=pinned_until)
 
     @rule(target=chats, request=running, more=runs(max_size=12))
@@ -63,30 +64,30 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(nbytes=st.integers(0, 400))
     def makes_room(self, nbytes: int) -> None:
-        has_room = self.trial.cache.make_room(nbytes)
-        free = self.trial.cache.free()
+        has_room = self.trial.cache.memory.reserve(nbytes)
+        free = self.trial.cache.memory.available
         assert has_room == (free is None or free >= nbytes)
 
     @rule(budget=BUDGETS, reserved=st.integers(0, 300))
     def memory_changes(self, budget: int | None, reserved: int) -> None:
-        self.trial.cache.budget = budget
-        self.trial.cache.reserved = reserved
+        self.trial.cache.memory.resize(budget)
+        self.trial.cache.memory.measure(Account.SEQUENCES, reserved)
 
     @rule(seconds=st.floats(0.5, 3.0))
     def time_passes(self, seconds: float) -> None:
-        self.trial.cache.now_s += seconds
+        self.trial.clock.now += seconds
 
     @rule(max_entries=st.integers(1, 60))
     def compacts(self, max_entries: int) -> None:
-        before = self.trial.cache.ledger.held
+        before = self.trial.cache.nbytes
         self.trial.cache.compact(max_entries=max_entries)
-        assert self.trial.cache.ledger.held == before
+        assert self.trial.cache.nbytes == before
 
     @rule(chat=chats)
     def tidies_a_path(self, chat: Chat) -> None:
-        before = self.trial.cache.ledger.held
+        before = self.trial.cache.nbytes
         self.trial.cache.compact_path(as_tokens(chat[1]), namespace=chat[0])
-        assert self.trial.cache.ledger.held == before
+        assert self.trial.cache.nbytes == before
 
     @rule()
     def is_cleared(self) -> None:
@@ -109,7 +110,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.trial.release(0)
             self.trial.clear()
             self.trial.judge()
-            assert self.trial.cache.ledger.held == 0 and self.trial.cache.ledger.tokens == 0
+            assert self.trial.cache.nbytes == 0 and self.trial.cache.stats.num_tokens == 0
 
 
 TestStore = StoreMachine.TestCase

@@ -2,14 +2,15 @@
 
 import pytest
 
-from reprise.cache.contents import Grain
-from reprise.cache.policy import POLICIES, ExpectedSaving, Facts, GreedyDual, Lru
-from reprise.cache.store import PrefixCache
-from reprise.cache.tree import subtree
+from reprise.cache.policy import ExpectedSaving, Facts
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.cache.tree import SegmentSizes, subtree
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
+from reprise.memory import Memory
 from reprise.simulate.payloads import SizedSource, Sizes
-from tests.cache.test_returns import run_of
+from reprise.simulate.policies import POLICIES, GreedyDual, Lru
+from tests.cache.test_reuse_rate import run_of
 
 HYBRID = Sizes(full=1, snapshot=100)
 
@@ -21,17 +22,18 @@ def facts(**changes: object) -> Facts:
         "nbytes": 100,
         "last_use": 1,
         "now": 2,
-        "floor": 0.0,
         "num_uses": 0,
         "num_branches": 0,
         "is_superseded": False,
-        "is_side": False,
+        "is_auxiliary": False,
     }
     return Facts(**(known | changes))  # type: ignore[arg-type]
 
 
 def store(policy: str, sizes: Sizes, budget: int | None) -> PrefixCache:
-    return PrefixCache(sizes.layout(), budget=budget, policy=POLICIES[policy](), grain=Grain(piece=64, tail=16))
+    return PrefixCache(
+        sizes.layout(), memory=Memory(budget), policy=POLICIES[policy](), sizes=SegmentSizes(longest=64, tail=16)
+    )
 
 
 def serve(
@@ -40,8 +42,8 @@ def serve(
     sizes: Sizes,
     *,
     kind: BoundaryKind = BoundaryKind.STABLE,
-    is_side: bool = False,
-    pinned_until: float = 0.0,
+    is_auxiliary: bool = False,
+    is_pinned: bool = False,
     stable_at: int | None = None,
     num_answered: float | None = None,
 ) -> int:
@@ -49,7 +51,16 @@ def serve(
     resume_at = cache.resume_at(match, limit=len(tokens) - 1)
     lease = cache.lease(match, resume_at)
     source = SizedSource(sizes, 1)
-    cache.commit(tokens, source, kind=kind, is_side=is_side, pinned_until=pinned_until, stable_at=stable_at)
+    cache.commit(
+        tokens,
+        source,
+        kind=kind,
+        is_auxiliary=is_auxiliary,
+        overrides_admission=is_pinned,
+        stable_at=stable_at,
+    )
+    if is_pinned:
+        assert cache.pin(tokens, namespace="", until=float("inf"))
     if num_answered is not None:
         cache.note_answer(lease, num_answered)
     cache.release(lease)
@@ -70,10 +81,11 @@ def test_greedy_dual_ages_by_what_it_gave_up() -> None:
     policy = GreedyDual()
     assert policy.worth(facts(cost=200)) > policy.worth(facts(cost=100))
     assert policy.worth(facts(num_uses=1)) == 2 * policy.worth(facts())
-    policy.on_evict(5.0)
-    policy.on_evict(3.0)
-    assert policy.floor == 5.0
-    assert policy.worth(facts(floor=5.0)) > policy.worth(facts(num_uses=3))
+    policy.evicted(facts(now=7), 5.0)
+    policy.evicted(facts(now=8), 3.0)
+    assert policy.worth(facts(last_use=7, nbytes=0)) == 0.0
+    assert policy.worth(facts(last_use=8, nbytes=0)) == policy.worth(facts(last_use=9, nbytes=0)) == 5.0
+    assert policy.worth(facts(last_use=9)) > policy.worth(facts(num_uses=3))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +93,7 @@ def test_greedy_dual_ages_by_what_it_gave_up() -> None:
     [
         ({"cost": 50}, {"cost": 100}),
         ({"nbytes": 200}, {"nbytes": 100}),
-        ({"is_side": True}, {}),
+        ({"is_auxiliary": True}, {}),
         ({"is_superseded": True}, {"cost": 1}),
         ({"is_superseded": True}, {"is_superseded": True, "num_branches": 2}),
         ({"is_superseded": True}, {"is_superseded": True, "num_uses": 2}),
@@ -92,18 +104,18 @@ def test_greedy_dual_ages_by_what_it_gave_up() -> None:
 def test_what_saves_less_is_worth_less(worse: dict[str, object], better: dict[str, object]) -> None:
     policy = ExpectedSaving()
     policy.arrive(run_of(0, 50), known=0, namespace="")
-    assert policy.worth(facts(visit=1, **worse)) < policy.worth(facts(visit=1, **better))
+    assert policy.worth(facts(last_visit=1, **worse)) < policy.worth(facts(last_visit=1, **better))
 
 
 def test_the_end_that_a_chat_went_on_from_is_left_behind() -> None:
     policy = ExpectedSaving()
     first = run_of(0, 100)
     policy.arrive(first, known=0, namespace="")
-    assert policy.worth(facts(visit=1)) > 0
+    assert policy.worth(facts(last_visit=1)) > 0
     policy.arrive(join_tokens(first, run_of(1, 50)), known=100, namespace="")
-    assert policy.worth(facts(visit=1)) < 0
-    assert policy.worth(facts(visit=1, kind=BoundaryKind.SYSTEM)) > 0
-    assert policy.worth(facts(visit=2)) > 0
+    assert policy.worth(facts(last_visit=1)) < 0
+    assert policy.worth(facts(last_visit=1, kind=BoundaryKind.SYSTEM)) > 0
+    assert policy.worth(facts(last_visit=2)) > 0
 
 
 def test_the_same_prompts_give_the_same_order() -> None:
@@ -112,7 +124,7 @@ def test_the_same_prompts_give_the_same_order() -> None:
         policy = ExpectedSaving()
         for seed in range(200):
             policy.arrive(run_of(seed % 17, 40 + seed % 5), known=0, namespace="")
-        worths.append([policy.worth(facts(visit=n, first_visit=n)) for n in range(1, 201)])
+        worths.append([policy.worth(facts(last_visit=n, first_visit=n)) for n in range(1, 201)])
     assert worths[0] == worths[1]
 
 
@@ -125,10 +137,10 @@ def test_superseded_ends_stay_while_there_is_room_and_go_first_when_there_is_not
     for parts in chats.values():
         for turn in range(1, 6):
             assert resumes_at(cache, join_tokens(*parts[:turn])) == 30 * turn, "an edit resumes right there"
-    cache.budget = 4 * (150 + 2 * 100)
-    cache.make_room(0)
+    cache.memory.resize(4 * (150 + 2 * 100))
+    cache.memory.reserve(0)
     cache.check()
-    held = [mark for root in cache.roots.values() for node in subtree(root) for mark in node.landmarks.values()]
+    held = [mark for root in cache.tree.roots.values() for node in subtree(root) for mark in node.checkpoints.values()]
     assert len(held) <= 2 * len(chats)
     for parts in chats.values():
         assert resumes_at(cache, join_tokens(*parts)) == 150, "the newest turn of each chat is there"
@@ -143,16 +155,16 @@ def test_what_a_prompt_left_beside_its_settled_continuation_goes_first() -> None
     settled = join_tokens(lasting, answer)
     cache.commit(settled, SizedSource(HYBRID, 1), kind=BoundaryKind.STABLE)
     cache.check()
-    held = [mark for root in cache.roots.values() for node in subtree(root) for mark in node.landmarks.values()]
+    held = [mark for root in cache.tree.roots.values() for node in subtree(root) for mark in node.checkpoints.values()]
     assert {mark.position: mark.is_superseded for mark in held} == {84: True, 154: True, 110: False}
-    cache.budget = cache.ledger.held - 1
-    cache.make_room(0)
+    cache.memory.resize(cache.nbytes - 1)
+    cache.memory.reserve(0)
     assert resumes_at(cache, settled) == 110
-    cache.budget = 110 + 100
-    cache.make_room(0)
+    cache.memory.resize(110 + 100)
+    cache.memory.reserve(0)
     cache.check()
     assert resumes_at(cache, settled) == 110
-    assert cache.ledger.held == 110 + 100
+    assert cache.nbytes == 110 + 100
 
 
 def test_an_end_survives_those_that_stand_close_below_it() -> None:
@@ -169,14 +181,13 @@ def test_an_end_survives_those_that_stand_close_below_it() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_pins_and_leases_stay_whatever_they_are_worth(policy: str) -> None:
     cache = store(policy, HYBRID, 1000)
-    cache.now_s = 1.0
     pinned, leased = run_of(0, 60), run_of(1, 60)
-    serve(cache, pinned, HYBRID, kind=BoundaryKind.EXPLICIT, pinned_until=100.0)
+    serve(cache, pinned, HYBRID, kind=BoundaryKind.EXPLICIT, is_pinned=True)
     serve(cache, leased, HYBRID)
     lease = cache.lease(cache.match(leased), 60)
     for seed in range(2, 40):
         serve(cache, run_of(seed, 60), HYBRID)
-        assert cache.ledger.held <= 1000
+        assert cache.nbytes <= 1000
         assert resumes_at(cache, pinned) == 60
         assert resumes_at(cache, leased) == 60
     cache.release(lease)
@@ -211,7 +222,7 @@ def test_of_what_is_admitted_in_part_the_beginning_is_kept() -> None:
     serve(cache, once, sizes)
     assert [resumes_at(cache, chat) for chat in chats] == [100, 100]
     assert 0 < resumes_at(cache, once) < 350
-    assert 400 - cache.grain.tail < cache.ledger.held <= 400, "nothing was evicted for nothing"
+    assert 400 - cache.tree.sizes.tail < cache.nbytes <= 400, "nothing was evicted for nothing"
 
 
 @pytest.mark.parametrize("has_tail", [False, True])
@@ -225,12 +236,12 @@ def test_what_next_turns_do_not_have_goes_before_what_they_have(*, has_tail: boo
             lasting = join_tokens(kept, run_of(100 * turn + n, 60))
             chats[n] = (lasting, run_of(100 * turn + 10 + n, 40))
             serve(cache, join_tokens(*chats[n]), sizes, kind=BoundaryKind.GENERATION_END, stable_at=len(lasting))
-    cache.make_room(0)
+    cache.memory.reserve(0)
     for lasting, tail in chats.values():
         assert resumes_at(cache, join_tokens(lasting, tail)) == len(lasting) + 40, "there is room"
     # As much has to go as there is behind the stable boundaries.
-    cache.budget = cache.ledger.held - 4 * 40
-    cache.make_room(0)
+    cache.memory.resize(cache.nbytes - 4 * 40)
+    cache.memory.reserve(0)
     cache.check()
     whole = [resumes_at(cache, lasting) == len(lasting) for lasting, _ in chats.values()]
     assert all(whole) is not has_tail
@@ -245,9 +256,9 @@ def test_an_end_is_cut_at_the_stable_boundary_and_the_rest_is_worth_what_it_was(
     worths: list[float] = []
     for end in ends:
         assert resumes_at(cache, tokens) == end
-        leaf = next(iter(next(iter(cache.roots.values())).children.values()))
-        worths.append(cache.order.policy.worth(cache.facts(leaf.landmarks[end])))
-        cache.evict_one("test")
+        leaf = next(iter(next(iter(cache.tree.roots.values())).children.values()))
+        worths.append(cache.order.policy.worth(cache.order.facts(leaf.checkpoints[end])))
+        cache.evict_one()
         cache.check()
     assert worths[0] == worths[1] < worths[2] == worths[3]
 
@@ -265,7 +276,7 @@ def test_answers_tell_who_comes_back() -> None:
     worths: list[float] = []
     for seed, num_answered in ((5000, 2), (5001, 300), (5002, None)):
         serve(cache, run_of(seed, 100), sizes, num_answered=num_answered)
-        worths.append(policy.worth(facts(visit=301 + len(worths))))
+        worths.append(policy.worth(facts(last_visit=301 + len(worths))))
     word, page, unknown = worths
     assert word < unknown < page
 
@@ -274,7 +285,7 @@ def test_side_requests_go_before_chats() -> None:
     sizes = Sizes(full=1)
     cache = store("cost", sizes, 700)
     side, chat = run_of(0, 300), run_of(1, 300)
-    serve(cache, side, sizes, is_side=True)
+    serve(cache, side, sizes, is_auxiliary=True)
     serve(cache, chat, sizes)
     serve(cache, run_of(2, 200), sizes)
     assert resumes_at(cache, chat) == 300
@@ -288,8 +299,8 @@ def test_nothing_is_learned_from_work_that_nobody_asked_for() -> None:
     longer = join_tokens(tokens, run_of(1, 20))
     lease = cache.lease(cache.match(longer), 50, is_request=False)
     cache.release(lease)
-    mark = next(iter(next(iter(cache.roots.values())).children.values())).landmarks[50]
-    assert cache.order.policy.worth(cache.facts(mark)) > 0, "the chat has not gone on yet"
+    mark = next(iter(next(iter(cache.tree.roots.values())).children.values())).checkpoints[50]
+    assert cache.order.policy.worth(cache.order.facts(mark)) > 0, "the chat has not gone on yet"
 
 
 def test_what_a_client_wants_kept_takes_the_place_of_what_is_worth_more() -> None:
@@ -300,6 +311,6 @@ def test_what_a_client_wants_kept_takes_the_place_of_what_is_worth_more() -> Non
     for is_wanted in (False, True):
         assert (resumes_at(cache, chat), resumes_at(cache, side)) == (280, 0)
         source = SizedSource(sizes, 1)
-        done = cache.commit(side, source, kind=BoundaryKind.STABLE, is_side=True, is_wanted=is_wanted)
+        done = cache.commit(side, source, kind=BoundaryKind.STABLE, is_auxiliary=True, overrides_admission=is_wanted)
         assert done.is_resumable is is_wanted
     assert resumes_at(cache, side) == 280

@@ -7,6 +7,7 @@ import pytest
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
+from reprise.memory import Account
 from tests.cache.trial import Trial
 from tests.soak.lengths import times
 
@@ -41,7 +42,7 @@ def one_life(rng: random.Random, rounds: int) -> Trial:
             namespace=namespace,
             kind=rng.choice(list(BoundaryKind)),
             fails_after=rng.choice([None, None, None, None, 0, 1, 2]),
-            pinned_until=rng.choice([0.0, 0.0, 0.0, trial.cache.now_s + 3]),
+            pinned_until=rng.choice([0.0, 0.0, 0.0, trial.clock.now + 3]),
         )
         trial.judge()
         if done is not None:
@@ -59,9 +60,9 @@ def one_life(rng: random.Random, rounds: int) -> Trial:
         elif chance < 0.3:
             trial.evict()
         elif chance < 0.35:
-            trial.cache.reserved = rng.choice([0, 0, 200])
+            trial.cache.memory.measure(Account.SEQUENCES, rng.choice([0, 0, 200]))
         elif chance < 0.45:
-            trial.cache.now_s += 2
+            trial.clock.now += 2
         elif chance < 0.46:
             trial.clear()
         trial.judge()
@@ -73,7 +74,7 @@ def one_life(rng: random.Random, rounds: int) -> Trial:
     trial.judge_contents()
     trial.clear()
     trial.judge()
-    assert trial.cache.ledger.held == 0 and trial.cache.ledger.tokens == 0
+    assert trial.cache.nbytes == 0 and trial.cache.stats.num_tokens == 0
     return trial
 
 

@@ -6,14 +6,13 @@ Driven by Hypothesis (`test_laws.py`, `test_machine.py`) and by a random generat
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from reprise.cache.commits import Committed
-from reprise.cache.contents import Grain
 from reprise.cache.policy import Policy
-from reprise.cache.store import PrefixCache
-from reprise.cache.tree import Lease
+from reprise.cache.prefix_cache import Committed, PrefixCache
+from reprise.cache.tree import Lease, SegmentSizes
 from reprise.core.kinds import KvKind, Layout
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
+from reprise.memory import Memory
 from tests.cache.hash_model import (
     ENTRY_NBYTES,
     SNAPSHOT_NBYTES,
@@ -24,8 +23,18 @@ from tests.cache.hash_model import (
 )
 from tests.cache.oracle import Oracle, sees, stored_in
 
-GRAIN = Grain(piece=8, tail=6)
+SIZES = SegmentSizes(longest=8, tail=6)
 """Small, so that short chats have several pieces and lose their ends in several bites."""
+
+
+@dataclass(slots=True)
+class ManualClock:
+    """A clock that stands until it is turned."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +45,7 @@ class Held:
     namespace: str
     tokens: tuple[int, ...]
     position: int
-    landmarks: frozenset[tuple[str, tuple[int, ...]]]
+    checkpoints: frozenset[tuple[str, tuple[int, ...]]]
     """Those of the leased path."""
 
 
@@ -58,16 +67,19 @@ class Trial:
     num_changes: int = 0
     num_lookups: int = 0
     """Calls of the cache that changed something, and those whose answer was judged."""
+    clock: ManualClock = field(default_factory=ManualClock)
     cache: PrefixCache = field(init=False)
     stored: Oracle = field(init=False)
     held: list[Held] = field(default_factory=list[Held])
     promises: dict[tuple[str, tuple[int, ...]], Promise] = field(default_factory=dict)
     evictions: int = 0
     superseded: set[tuple[str, tuple[int, ...]]] = field(default_factory=set[tuple[str, tuple[int, ...]]])
-    """The landmarks that a newer one had superseded when last looked at."""
+    """The checkpoints that a newer one had superseded when last looked at."""
 
     def __post_init__(self) -> None:
-        self.cache = PrefixCache(self.layout, budget=self.budget, policy=self.policy, grain=GRAIN)
+        self.cache = PrefixCache(
+            self.layout, memory=Memory(self.budget), policy=self.policy, sizes=SIZES, clock=self.clock
+        )
         self.stored = Oracle(self.layout)
 
     # What the owner of a cache does.
@@ -87,7 +99,7 @@ class Trial:
                 namespace=namespace,
                 tokens=tuple(tokens),
                 position=position,
-                landmarks=frozenset(path & self._landmarks()),
+                checkpoints=frozenset(path & self._checkpoints()),
             )
             self.held.append(held)
         return position
@@ -103,12 +115,13 @@ class Trial:
     ) -> Committed | None:
         """Store a position; None: the source failed."""
         self.num_changes += 1
-        before, evictions, held = stored_in(self.cache), self.cache.ledger.evictions, self.cache.ledger.held
+        before, evictions, held = stored_in(self.cache), self.cache.stats.num_evictions, self.cache.nbytes
         stood = self.cache.match(as_tokens(tokens), namespace=namespace).length
         source = HashSource(tokens, fails_after=fails_after)
+        is_pinned = pinned_until > self.clock.now
         try:
             done = self.cache.commit(
-                as_tokens(tokens), source, kind=kind, namespace=namespace, pinned_until=pinned_until
+                as_tokens(tokens), source, kind=kind, namespace=namespace, overrides_admission=is_pinned
             )
         except SourceFailed:
             done = None
@@ -119,18 +132,20 @@ class Trial:
         elif done is None or not done.is_resumable:
             after = stored_in(self.cache)
             assert after.entries <= before.entries and after.snapshots <= before.snapshots
-            if self.cache.ledger.evictions == evictions:
+            if self.cache.stats.num_evictions == evictions:
                 assert after.entries == before.entries and after.snapshots == before.snapshots
             return done
+        if is_pinned:
+            assert self.cache.pin(as_tokens(tokens), namespace=namespace, until=pinned_until)
         assert self._fits_budget() or done.nbytes == 0
-        if self.cache.ledger.evictions == evictions:
-            assert self.cache.ledger.held == held + done.nbytes
+        if self.cache.stats.num_evictions == evictions:
+            assert self.cache.nbytes == held + done.nbytes
         copied = {(kind, at) for kind, span in source.copied for at in range(span.start, span.stop)}
         assert len(copied) == sum(len(span) for _, span in source.copied), "an entry was copied twice"
         assert not any((namespace, kind, (*tokens[: at + 1],)) in before.entries for kind, at in copied) or (
-            self.cache.ledger.evictions > evictions
+            self.cache.stats.num_evictions > evictions
         ), "an entry was copied that was there"
-        self.superseded = self._landmarks(only_superseded=True)
+        self.superseded = self._checkpoints(only_superseded=True)
         self.stored.store(namespace, tokens)
         known = self.promises.get((namespace, tuple(tokens)))
         pinned_before = known.pinned_until if known is not None else 0.0
@@ -143,7 +158,7 @@ class Trial:
         """Evict one item; prompts that lose something are told so."""
         before = {key: self._reach(promise) for key, promise in self.promises.items()}
         self.num_changes += 1
-        self.cache.evict_one("trial")
+        self.cache.evict_one()
         for key, reach in before.items():
             promise = self.promises[key]
             if self._reach(promise) < reach:
@@ -171,36 +186,36 @@ class Trial:
     def judge(self) -> None:
         """The books, the leases and the promises. After every operation."""
         self.cache.check()
-        evicted = self.cache.ledger.evictions - self.evictions
-        self.evictions = self.cache.ledger.evictions
+        evicted = self.cache.stats.num_evictions - self.evictions
+        self.evictions = self.cache.stats.num_evictions
         self._judge_promises(evicted)
-        landmarks = self._landmarks()
+        checkpoints = self._checkpoints()
         for at, held in enumerate(self.held):
             match = self.cache.match(as_tokens(held.tokens), namespace=held.namespace)
             assert self.cache.resume_at(match, limit=held.position) == held.position, "a leased path was evicted"
             if not self.layout.resumes_anywhere:
-                gone = held.landmarks - landmarks
-                assert gone <= self.superseded, "a landmark of a leased path was evicted that nothing had superseded"
-                self.held[at] = replace(held, landmarks=held.landmarks - gone)
-        self.superseded = self._landmarks(only_superseded=True)
+                gone = held.checkpoints - checkpoints
+                assert gone <= self.superseded, "a checkpoint of a leased path was evicted that nothing had superseded"
+                self.held[at] = replace(held, checkpoints=held.checkpoints - gone)
+        self.superseded = self._checkpoints(only_superseded=True)
 
     def _judge_promises(self, evicted: int) -> None:
-        landmarks = self._landmarks()
+        checkpoints = self._checkpoints()
         num_lost = 0
         for key, promise in list(self.promises.items()):
             reach = self._reach(promise)
-            if promise.pinned_until > self.cache.now_s:
+            if promise.pinned_until > self.clock.now:
                 assert reach == len(promise.tokens), "a pinned position was evicted"
             if self.layout.resumes_anywhere:
-                assert reach >= promise.reach - evicted * 2 * GRAIN.tail, "more was lost than was evicted"
+                assert reach >= promise.reach - evicted * 2 * SIZES.tail, "more was lost than was evicted"
                 promise.reach = reach
-            elif key in landmarks:
-                assert reach == len(promise.tokens), "a landmark does not hold what it promises"
+            elif key in checkpoints:
+                assert reach == len(promise.tokens), "a checkpoint does not hold what it promises"
             else:
                 num_lost += 1
                 del self.promises[key]
         if not self.layout.resumes_anywhere:
-            assert num_lost == evicted, "an eviction takes one landmark, and nothing else takes any"
+            assert num_lost == evicted, "an eviction takes one checkpoint, and nothing else takes any"
 
     def judge_read(self, tokens: Sequence[int], *, namespace: str = "", limit: int | None = None) -> None:
         """SAFETY: what is read is what a cold run would hold. REUSE: no better position can be had."""
@@ -214,7 +229,7 @@ class Trial:
             cold = cold_entries(tokens, kind)
             seen = [
                 (at, item)
-                for part in restore.parts[kind]
+                for part in restore.slices[kind]
                 for at, item in zip(
                     range(part.span.start, part.span.stop),
                     part.payload.items[part.start : part.stop],  # pyright: ignore
@@ -234,7 +249,7 @@ class Trial:
         assert position == best, f"resumes at {position}, but {best} was possible"
 
     def _best_known(self, namespace: str, tokens: Sequence[int], limit: int) -> int:
-        if self.cache.ledger.evictions == 0:
+        if self.cache.stats.num_evictions == 0:
             return self.stored.resume_at(namespace, tokens, limit)
         return stored_in(self.cache).resume_at(namespace, tokens, limit)
 
@@ -245,31 +260,31 @@ class Trial:
     def judge_contents(self) -> None:
         """Every entry is stored once, and none that nothing needs. Slow."""
         now = stored_in(self.cache)
-        assert self.cache.ledger.kv == ENTRY_NBYTES * len(now.entries), "an entry is stored twice"
-        assert self.cache.ledger.snapshots == SNAPSHOT_NBYTES * len(now.snapshots)
+        assert self.cache.stats.kv_nbytes == ENTRY_NBYTES * len(now.entries), "an entry is stored twice"
+        assert self.cache.stats.snapshot_nbytes == SNAPSHOT_NBYTES * len(now.snapshots)
         if not self.layout.resumes_anywhere:
             needed = Oracle(self.layout)
-            for namespace, tokens in self._landmarks():
+            for namespace, tokens in self._checkpoints():
                 needed.store(namespace, tokens)
             for held in self.held:
                 needed.store(held.namespace, held.tokens[: held.position])
             assert now.entries == needed.entries, "entries stayed that nothing needs, or needed ones went"
 
-    def _landmarks(self, *, only_superseded: bool = False) -> set[tuple[str, tuple[int, ...]]]:
+    def _checkpoints(self, *, only_superseded: bool = False) -> set[tuple[str, tuple[int, ...]]]:
         found: set[tuple[str, tuple[int, ...]]] = set()
-        for namespace, root in self.cache.roots.items():
+        for namespace, root in self.cache.tree.roots.items():
             stack = [(root, ())]
             while stack:
                 node, prefix = stack.pop()
                 path = (*prefix, *map(int, node.tokens))
                 found.update(
                     (namespace, path[:position])
-                    for position, mark in node.landmarks.items()
+                    for position, mark in node.checkpoints.items()
                     if mark.is_superseded or not only_superseded
                 )
                 stack.extend((child, path) for child in node.children.values())
         return found
 
     def _fits_budget(self) -> bool:
-        free = self.cache.free()
+        free = self.cache.memory.available
         return free is None or free >= 0

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job, Sampling
 from reprise.core.prompt import BoundaryKind, Prompt

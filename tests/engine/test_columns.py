@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from reprise.cache.lookup import Part, Restore
+from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.spans import Span
 from reprise.engine.columns import Column, Columns, as_words
@@ -38,14 +38,14 @@ def plane(length: int, *, heads: int = 2, width: int = 64, seed: int = 0) -> mx.
 
 def restore_of(kind: KvKind, planes: list[mx.array], cuts: tuple[int, ...]) -> Restore:
     """`planes` as a restore would read them: in segments that end at `cuts`, the first entry of each left out."""
-    parts: list[Part] = []
+    parts: list[SegmentSlice] = []
     start = 0
     for stop in cuts:
         first = mx.zeros_like(planes[0][:, :, :1, :])
         segment = pack([mx.concatenate([first, p[:, :, start:stop, :]], axis=2) for p in planes])
-        parts.append(Part(segment, 1, stop - start + 1, Span(start, stop)))
+        parts.append(SegmentSlice(segment, 1, stop - start + 1, Span(start, stop)))
         start = stop
-    return Restore(position=start, parts={kind: tuple(parts)}, snapshot=None)
+    return Restore(position=start, slices={kind: tuple(parts)}, snapshot=None)
 
 
 @pytest.mark.parametrize(("width", "dtype", "word"), WIDTHS)

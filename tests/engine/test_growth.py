@@ -24,7 +24,7 @@ def runner(request: pytest.FixtureRequest) -> Runner:
 
 def _fresh(runner: Runner, *, reserve: int = 0) -> Live:
     parts = dict.fromkeys(runner.loaded.blueprint.layout.kinds, ())
-    return runner.start(Restore(position=0, parts=parts, snapshot=None), reserve=reserve)
+    return runner.start(Restore(position=0, slices=parts, snapshot=None), reserve=reserve)
 
 
 def _feed(runner: Runner, lives: list[Live], num: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
 from reprise.core.tokens import Tokens
@@ -74,7 +74,7 @@ def test_bytes_out_are_bytes_in(name: str) -> None:
 def test_what_is_stored_stays_as_it_was_while_the_sequence_goes_on(name: str) -> None:
     rows, tokens, cache = stored(name, 51)
     restore = cache.read(cache.match(tokens), 51)
-    payloads = [part.payload for parts in restore.parts.values() for part in parts] + [restore.snapshot]
+    payloads = [part.payload for parts in restore.slices.values() for part in parts] + [restore.snapshot]
     before = [all_bits(payload) for payload in payloads]
     model = build_any(name)
     feed(model, rows, random_prompt(9, seed=1), chunk=1)
@@ -188,7 +188,7 @@ def test_a_snapshot_holds_one_row(memory: Callable[[], int]) -> None:
 def test_a_commit_of_a_sequence_holds_what_the_books_say(memory: Callable[[], int]) -> None:
     rows, _, cache = stored("qwen3", 300)
     del rows
-    assert_held(memory, cache.ledger.kv)
+    assert_held(memory, cache.stats.kv_nbytes)
 
 
 def test_restored_rows_hold_their_buffers_only(memory: Callable[[], int]) -> None:

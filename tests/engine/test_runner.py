@@ -154,11 +154,11 @@ def test_the_footprint_is_what_sequences_take(bench: Bench) -> None:
     footprint, blueprint = bench.runner.footprint, bench.runner.loaded.blueprint
     job = a_job(words(890, 100))
     bench.events(job)
-    stored = bench.cache.ledger
+    stored = bench.cache.stats
     # Windows are stored as far as they are needed at the end of the prompt and after the answer.
-    assert stored.snapshots in (0, footprint.snapshot)
+    assert stored.snapshot_nbytes in (0, footprint.snapshot)
     if blueprint.layout.resumes_anywhere or blueprint.layout.has_snapshots:
-        assert stored.kv + stored.snapshots == footprint.at(stored.tokens)
+        assert stored.kv_nbytes + stored.snapshot_nbytes == footprint.at(stored.num_tokens)
     assert footprint.full == sum(n for kind, n in footprint.by_kind.items() if not hasattr(kind, "size"))
 
 

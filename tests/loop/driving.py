@@ -168,4 +168,4 @@ class Engine:
         self.ask(lambda worker: worker.cache.check())
 
     def num_leases(self) -> int:
-        return self.ask(lambda worker: sum(root.num_leases for root in worker.cache.roots.values()))
+        return self.ask(lambda worker: sum(root.num_leases for root in worker.cache.tree.roots.values()))

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from reprise.core.backend import Status, StoredRun
-from reprise.core.pin import Pins
+from reprise.core.pin import PinList
 from reprise.loop import EngineLoop
 
 
@@ -30,7 +30,7 @@ class Passing:
     def clear(self, namespace: str | None = None) -> Future[None]:
         return self.loop.clear(namespace)
 
-    def pins(self, namespace: str, *, owner: str = "") -> Future[Pins]:
+    def pins(self, namespace: str, *, owner: str = "") -> Future[PinList]:
         return self.loop.pins(namespace, owner=owner)
 
     def unpin(self, pin_id: str, *, namespace: str, owner: str = "") -> Future[bool]:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from reprise.cache.loans import lenders_of
-from reprise.cache.tree import subtree
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Purpose, Sampling, Thinking
 from reprise.core.prompt import Boundary, BoundaryKind
@@ -198,10 +196,8 @@ def _failing(num_tokens: int) -> Callable[[int], bool]:
 def _check_at_rest(worker: Worker) -> None:
     """Nothing runs: all that is lent is parked, nothing is leased, and the books agree with what is held."""
     cache, runner = worker.cache, worker.runner
-    cache.check()
-    assert sum(root.num_leases for root in cache.roots.values()) == 0
-    nodes = [node for root in cache.roots.values() for node in subtree(root)]
-    lenders = {id(lender) for node in nodes for lender in lenders_of(node)}
+    worker.check()
+    assert sum(root.num_leases for root in cache.tree.roots.values()) == 0
+    sharing = {id(sequence) for node in cache.tree.nodes() for sequence in node.sequences()}
     # No sequence is held for nothing: each is parked, and the cache has something of it on loan.
-    assert lenders == {id(live) for live in worker._parked._sequences} == {id(live) for live in runner._lives}
-    assert cache.reserved == runner.live_nbytes
+    assert sharing == {id(live) for live in worker.sequences.idle} == {id(live) for live in runner._lives}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.loop.worker import Worker
+from reprise.memory import Account
 from tests.loop.driving import Engine, Running
 from tests.loop.random_chats import RandomChats
 from tests.loop.restarts import Restarts
@@ -88,7 +89,7 @@ def check_disk(worker: Worker, *, is_whole: bool) -> None:
     """Nothing is being read, and what is known of the files is so."""
     loads, disk = worker.disk._loads, worker.disk._disk
     assert loads is not None and disk is not None
-    assert loads._loads == [] and worker.cache.coming == 0
+    assert loads._loads == [] and worker.memory.nbytes(Account.INCOMING) == 0
     assert disk.flush(_PATIENCE_S)
     assert not disk._store.held
     if is_whole:

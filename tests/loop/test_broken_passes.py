@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from reprise.cache.loans import lenders_of
-from reprise.cache.tree import subtree
 from reprise.core.events import Event
 from reprise.engine.layers import FullLayer, KvLayer
 from reprise.loop.worker import Worker
@@ -21,8 +19,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 def _lenders(worker: Worker) -> set[object]:
-    nodes = [node for root in worker.cache.roots.values() for node in subtree(root)]
-    return {lender for node in nodes for lender in lenders_of(node)}
+    return {sequence for node in worker.cache.tree.nodes() for sequence in node.sequences()}
 
 
 def _breaks_once(engine: Engine, name: str, *, before: Callable[[Worker], None] = lambda worker: None) -> None:
@@ -45,7 +42,7 @@ def _stored(engine: Engine, seed: int) -> list[int]:
     """A path that the cache owns: whoever goes on from it has a copy. Gives a prompt that does."""
     prompt = words(seed, 300)
     answer = engine.run(prompt, num=20)
-    engine.ask(lambda worker: worker._parked.give_up())
+    engine.ask(lambda worker: worker.sequences.close_idle())
     return [*prompt, *answer.tokens, *words(seed + 1, 40)]
 
 
@@ -53,7 +50,7 @@ def test_one_that_is_lost_lends_nothing_when_memory_gets_short(engine: Engine) -
     longer = _stored(engine, 600)
     _breaks_once(engine, "prefill")
     assert engine.run(longer).end.error is not None
-    engine.ask(lambda worker: worker._room._lend_doubled())
+    engine.ask(lambda worker: worker.sequences.share_duplicates())
     assert engine.ask(_lenders) == set()
     again = engine.run(longer)
     assert again.end.error is None
@@ -65,7 +62,7 @@ def test_nobody_makes_room_with_what_a_broken_pass_left(engine: Engine) -> None:
     lent: list[object] = []
 
     def get_short(worker: Worker) -> None:
-        room, lend = worker._room, worker.runner.lend
+        room, lend = worker.sequences, worker.runner.lend
         worker.runner.lend = lambda *given: lent.append(given) or lend(*given)  # type: ignore[method-assign]
         room.make = lambda nbytes: room._lend_doubled() is None  # type: ignore[method-assign]
 

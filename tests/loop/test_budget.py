@@ -10,6 +10,7 @@ from reprise.core.errors import ContextTooLong
 from reprise.core.events import FinishReason
 from reprise.core.job import Purpose
 from reprise.core.tokens import as_tokens
+from reprise.memory import Account
 from tests.holding import active_memory
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
@@ -29,8 +30,8 @@ def watch(engine: Engine) -> list[int]:
         def watched() -> None:
             step()
             worker.cache.check()
-            assert worker.cache.reserved == worker.runner.live_nbytes
-            seen.append(-worker.cache.free())
+            assert worker.memory.nbytes(Account.SEQUENCES) == worker.runner.live_nbytes
+            seen.append(-worker.memory.available)
 
         worker.step = watched
 
@@ -42,7 +43,7 @@ def needed(architecture: str, num_prompt: int) -> int:
     """What one request with so many prompt tokens takes."""
     engine = Engine(architecture, prefill_chunk=_CHUNK)
     try:
-        return engine.ask(lambda worker: worker._room.needed(num_prompt))
+        return engine.ask(lambda worker: worker.sequences.estimate(num_prompt))
     finally:
         engine.close()
 
@@ -133,13 +134,13 @@ def test_a_path_for_which_there_is_no_room_twice_is_taken_over(architecture: str
     cold = engine.cold(prompt)
     assert engine.run(prompt[:-1], purpose=Purpose.PREFILL).computed == 699
     # Its buffers are gone, as after many other chats: the cache owns the path.
-    engine.ask(lambda worker: worker._parked.give_up())
+    engine.ask(lambda worker: worker.sequences.close_idle())
     over = watch(engine)
     longer = [*prompt, *words(771, 20)]
-    before = engine.ask(lambda worker: worker.cache.ledger.evictions)
+    before = engine.ask(lambda worker: worker.cache.stats.num_evictions)
     again = engine.run(prompt)
     assert (again.tokens, again.computed) == (cold, 1)
-    assert engine.ask(lambda worker: worker.cache.ledger.evictions) == before
+    assert engine.ask(lambda worker: worker.cache.stats.num_evictions) == before
     answer = engine.run(longer)
     assert answer.tokens == engine.cold(longer)
     assert max(over) <= 0
@@ -152,18 +153,18 @@ def test_taking_over_holds_little_twice(engines: list[Engine]) -> None:
     engine.run(prompt, purpose=Purpose.PREFILL)
 
     def take_over(worker) -> tuple[int, int, int]:
-        worker._parked.give_up()
+        worker.sequences.close_idle()
         match = worker.cache.match(as_tokens(prompt))
         lease = worker.cache.lease(match, len(prompt))
-        path = worker.cache.ledger.kv
+        path = worker.cache.stats.kv_nbytes
         before = active_memory()
         mx.reset_peak_memory()
-        worker.cache.budget = worker.cache.reserved + path + path // 4
-        live = worker._room.start(match, len(prompt), reserve=len(prompt))
+        worker.memory.resize(worker.memory.nbytes(Account.SEQUENCES) + path + path // 4)
+        live = worker.sequences.start(match, len(prompt), reserve=len(prompt))
         peak, after = mx.get_peak_memory() - before, mx.get_active_memory() - before
-        worker._parked.end(live, as_tokens(prompt), namespace="")
+        worker.sequences.end(live, as_tokens(prompt), namespace="")
         worker.cache.release(lease)
-        worker._room.charge()
+        worker.sequences.measure()
         worker.cache.check()
         return path, peak, after
 
@@ -181,7 +182,7 @@ def test_nothing_is_held_twice_when_room_is_short(engines: list[Engine]) -> None
     engine = Engine("llama", cache_bytes=budget, prefill_chunk=_CHUNK, lends_from=400)
     engines.append(engine)
     engine.run(prompt, purpose=Purpose.PREFILL)
-    engine.ask(lambda worker: worker._parked.give_up())
+    engine.ask(lambda worker: worker.sequences.close_idle())
     over = watch(engine)
     running = [engine.submit([*prompt, *words(781, 5)], num=300), engine.submit(words(782, 900), num=300)]
     assert all(each.wait().end.reason is FinishReason.LENGTH for each in running)

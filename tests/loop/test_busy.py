@@ -2,7 +2,7 @@
 
 import pytest
 
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.events import Sampled
 from reprise.core.tokens import as_tokens
 from tests.loop.driving import PATIENCE_S, Engine
@@ -16,7 +16,7 @@ def num_pieces(engine: Engine, tokens: list[int]) -> int:
 
     def count(cache: PrefixCache) -> int:
         nodes = cache.match(as_tokens(tokens)).walk.nodes
-        return max(sum(len(node.pieces.get(kind, ())) for node in nodes) for kind in cache.layout.kinds)
+        return max(sum(len(node.segments.get(kind, ())) for node in nodes) for kind in cache.layout.kinds)
 
     return engine.ask(lambda worker: count(worker.cache))
 

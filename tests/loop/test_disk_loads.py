@@ -14,8 +14,9 @@ from reprise.engine import records
 from reprise.engine.runner import Runner
 from reprise.loop import disk as loop_disk
 from reprise.loop import loads
-from reprise.loop.room import Room
+from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker
+from reprise.memory import Account
 from tests.loop.driving import Engine
 from tests.loop.restarts import BLOCK, Restarts, disk_of, words
 
@@ -52,7 +53,7 @@ def next_turn(engine: Engine, prompt: list[int]) -> list[int]:
 def wait_until_loading(engine: Engine, num: int) -> None:
     """Until so many jobs wait for the disk."""
     for _ in range(1000):
-        if engine.ask(lambda worker: sum(task.is_loading for task in worker._tasks.values())) == num:
+        if engine.ask(lambda worker: sum(task.is_loading for task in worker.requests.values())) == num:
             return
     raise AssertionError("nothing is being read")
 
@@ -68,15 +69,15 @@ def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
     path = engine.ask(lambda worker: worker.runner.footprint.at(len(turns[0])))
     engine = start(model, cache_bytes=live + path + path // 2, lends_from=lends_from)
     over: list[int] = []
-    charge = Room.charge
+    measure = SequencePool.measure
 
-    def charged(room: Room) -> None:
-        charge(room)
-        free = room._cache.free()
-        assert free is not None
-        over.append(-free)
+    def measured(sequences: SequencePool) -> None:
+        measure(sequences)
+        available = sequences.memory.available
+        assert available is not None
+        over.append(-available)
 
-    monkeypatch.setattr(Room, "charge", charged)
+    monkeypatch.setattr(SequencePool, "measure", measured)
     if lends_from == 50:
         monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
     jobs = engine.submit_all(turns)
@@ -98,7 +99,7 @@ def test_the_loop_sleeps_while_all_wait_for_the_disk(start: Restarts, held: Held
 
     def is_asleep(worker: Worker) -> bool:
         # Something is stored whose pieces could be joined, and nothing is due to be written.
-        worker._commits.is_compact = False
+        worker._is_compact = False
         worker.disk._writes._noted.clear()
         return not worker.has_work and worker.wakes_in_s is not None
 
@@ -122,7 +123,7 @@ def test_a_disk_that_hangs_makes_nobody_wait_for_ever(
     assert other.computed == len(turn)
     held.goes_on.set()
     engine.check()
-    assert engine.ask(lambda worker: worker.cache.coming) == 0
+    assert engine.ask(lambda worker: worker.memory.nbytes(Account.INCOMING)) == 0
 
 
 def test_what_could_not_be_read_and_another_computed_is_not_told_as_loaded(start: Restarts) -> None:
@@ -149,13 +150,13 @@ def test_what_is_being_read_counts_also_when_parked_buffers_are_given_up(start: 
     wait_until_loading(engine, 1)
 
     def free_before_and_after(worker: Worker) -> list[int | None]:
-        worker.cache.coming = 100_000
-        worker._room.charge()
-        before = worker.cache.free()
-        worker._parked.give_up()
-        after = worker.cache.free()
-        worker._ends.start_anew()
-        return [before, after, worker.cache.free()]
+        worker.memory.measure(Account.INCOMING, 100_000)
+        worker.sequences.measure()
+        before = worker.memory.available
+        worker.sequences.close_idle()
+        after = worker.memory.available
+        worker.reset_cache()
+        return [before, after, worker.memory.available]
 
     before, after, anew = engine.ask(free_before_and_after)
     assert before is not None and after is not None and before <= after <= 9_900_000 and anew == 9_900_000
@@ -183,7 +184,7 @@ def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
         case "clear":
             engine.loop.clear().result(_GRACE_S)
         case "anew":
-            engine.ask(lambda worker: worker._ends.start_anew())
+            engine.ask(lambda worker: worker.reset_cache())
         case _:
             engine.ask(lambda worker: worker.fail_all(EngineFailed("a step broke")))
     held.goes_on.set()
@@ -196,7 +197,7 @@ def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
         else:
             assert job.tokens == []
     assert engine.num_leases() == 0
-    assert engine.ask(lambda worker: (worker.cache.coming, worker.disk._loads._loads)) == (0, [])
+    assert engine.ask(lambda worker: (worker.memory.nbytes(Account.INCOMING), worker.disk._loads._loads)) == (0, [])
     assert engine.run([*shared, 9]).tokens == engine.cold([*shared, 9])
 
 

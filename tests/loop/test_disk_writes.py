@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from reprise.cache import removal
-from reprise.cache.lookup import Part, landmark_at
+from reprise.cache.lookup import SegmentSlice, checkpoint_at
 from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
@@ -48,7 +47,7 @@ def test_no_entry_is_written_twice_but_those_behind_the_last_whole_block(
     spans: list[tuple[int, int]] = []
     add = RecordEncoder.add_entries
 
-    def adding(encoder: RecordEncoder, parts: Sequence[Part], layers: KvKind, span: Span) -> None:
+    def adding(encoder: RecordEncoder, parts: Sequence[SegmentSlice], layers: KvKind, span: Span) -> None:
         if isinstance(layers, Full):
             spans.append((span.start, span.stop))
         add(encoder, parts, layers, span)
@@ -93,9 +92,9 @@ def test_a_position_that_was_evicted_while_its_path_is_written_leaves_the_others
         for _ in range(num_steps):
             assert write(worker)
         match = worker.cache.match(as_tokens(prompt))
-        landmark = landmark_at(match.walk, 200)
-        assert landmark is not None
-        removal._evict(worker.cache, landmark, "test")
+        checkpoint = checkpoint_at(match.walk, 200)
+        assert checkpoint is not None
+        worker.cache._evict(checkpoint, "test")
         worker.cache.check()
 
     engine.ask(evict_in_between)
@@ -110,7 +109,7 @@ def test_a_path_whose_end_was_evicted_is_written_as_far_as_it_goes(start: Restar
     running = engine.run(prompt)
 
     def evict(worker: Worker) -> int:
-        assert worker.cache.evict_one("test")
+        assert worker.cache.evict_one()
         return worker.cache.match(as_tokens(prompt)).length
 
     length = engine.ask(evict)
@@ -127,7 +126,7 @@ def test_a_path_that_the_disk_has_no_room_for_is_not_copied_to_its_end(
     copied: list[int] = []
     add = RecordEncoder.add_entries
 
-    def adding(encoder: RecordEncoder, parts: Sequence[Part], layers: KvKind, span: Span) -> None:
+    def adding(encoder: RecordEncoder, parts: Sequence[SegmentSlice], layers: KvKind, span: Span) -> None:
         copied.append(len(span))
         add(encoder, parts, layers, span)
 

@@ -14,7 +14,7 @@ def bytes_of(architecture: str, num_prompt: int) -> tuple[int, int]:
     """What a request with so many prompt tokens takes, and a resumable position."""
     engine = Engine(architecture, prefill_chunk=_CHUNK)
     try:
-        return engine.ask(lambda worker: (worker._room.needed(num_prompt), worker.runner.footprint.checkpoint))
+        return engine.ask(lambda worker: (worker.sequences.estimate(num_prompt), worker.runner.footprint.checkpoint))
     finally:
         engine.close()
 

@@ -29,10 +29,10 @@ def test_turns_branches_and_parallel_requests_are_held_once(architecture: str, l
     def check(worker: Worker) -> None:
         cache, footprint = worker.cache, worker.runner.footprint
         cache.check()
-        assert cache.ledger.tokens <= len(unique)
-        assert cache.ledger.kv <= _MOST * len(unique) * sum(footprint.by_kind.values())
-        num_marks = cache.num_landmarks if cache.layout.has_snapshots else 0
-        assert cache.ledger.snapshots == num_marks * footprint.snapshot
+        assert cache.stats.num_tokens <= len(unique)
+        assert cache.stats.kv_nbytes <= _MOST * len(unique) * sum(footprint.by_kind.values())
+        num_marks = cache.stats.num_checkpoints if cache.layout.has_snapshots else 0
+        assert cache.stats.snapshot_nbytes == num_marks * footprint.snapshot
 
     try:
         chat = words(950, 240)
@@ -51,7 +51,7 @@ def test_turns_branches_and_parallel_requests_are_held_once(architecture: str, l
             note(prompt, each)
         engine.ask(check)
         assert sum(each.end.outcome.prefilled for each in running) <= 6 * 12 + len(chat)
-        assert engine.ask(lambda worker: worker.cache.ledger.tokens) == len(unique)
+        assert engine.ask(lambda worker: worker.cache.stats.num_tokens) == len(unique)
         live = engine.ask(lambda worker: worker.runner.live_nbytes)
         assert live == 0 or lends_from < LENDS_FROM
     finally:

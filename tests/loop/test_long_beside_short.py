@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from reprise.core.events import Event, Sampled
+from reprise.loop.requests import Decoding
 from reprise.loop.worker import Worker
 from tests.loop.driving import Engine, Running
 from tests.loop.test_reuse import words
@@ -32,7 +33,11 @@ class Watch:
         self.worker: Worker = engine.ask(lambda worker: worker)
 
     def __call__(self, event: Event) -> None:
-        decoding = [task for task in self.worker._tasks.values() if task.group is not None]
+        decoding = [
+            request
+            for request in self.worker.requests.values()
+            if isinstance(request.phase, Decoding) and request.phase.group is not None
+        ]
         if isinstance(event, Sampled) and len(decoding) == self._num:
             live = sum(rows.nbytes for rows in {id(r): r for r in (t.live.rows for t in decoding if t.live)}.values())
             self.nbytes.append(live)

@@ -18,8 +18,9 @@ from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
 from reprise.engine.rows import Rows
-from reprise.loop.task import Task
+from reprise.loop.requests import Prefilling, RunningRequest
 from reprise.loop.worker import Worker
+from reprise.plan.checkpoints import Plan
 from tests.api.leaving import asking
 from tests.holding import active_memory
 from tests.loop.driving import PATIENCE_S, Engine
@@ -46,9 +47,9 @@ class Peak:
 
     def __call__(self, event: Event) -> None:
         cache = self._worker.cache
-        assert cache.budget is not None
-        self.most = max(self.most, cache.ledger.held + cache.reserved - cache.budget)
-        self.at_once = max(self.at_once, sum(task.live is not None for task in self._worker._tasks.values()))
+        assert cache.memory.budget is not None
+        self.most = max(self.most, cache.memory.held - cache.memory.budget)
+        self.at_once = max(self.at_once, sum(task.live is not None for task in self._worker.requests.values()))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5"])
@@ -103,12 +104,12 @@ def test_what_a_running_request_was_promised_is_not_free() -> None:
             job = Job(
                 id="new", prompt=Prompt(tokens=as_tokens(words(840, 300))), purpose=Purpose.GENERATE, max_tokens=8
             )
-            task = Task(job, sink=lambda event: None, arrived_s=0.0)
-            task.live = live
-            before, after = worker._room.free([]), worker._room.free([task])
+            task = RunningRequest(job=job, sink=lambda event: None, arrived_s=0.0)
+            task.enter(Prefilling(live=live, lease=None, plan=Plan(resume_at=0, end=299)))
+            before, after = worker.sequences.available([]), worker.sequences.available([task])
             worker.runner.drop(live)
             assert before is not None and after is not None
-            return before - after, worker._room.needed(300)
+            return before - after, worker.sequences.estimate(300)
 
         promised, needed = engine.ask(taken)
         assert promised == needed > 0

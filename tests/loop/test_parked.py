@@ -6,11 +6,9 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from reprise.cache.loans import lenders_of
-from reprise.cache.tree import subtree
 from reprise.core.events import Finished, Progress, Sampled
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.loop import parked
+from reprise.loop import sequences
 from tests.holding import active_memory
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
@@ -87,10 +85,10 @@ def test_a_sequence_that_joins_a_batch_still_lends(engine: Engine) -> None:
 def test_evicting_recalls_what_was_lent(engine: Engine) -> None:
     prompt = words(450, 400)
     answer = engine.run(prompt, num=20)
-    assert engine.ask(lambda worker: len(worker._parked)) == 1
-    engine.ask(lambda worker: worker.cache.evict_one("test"))
+    assert engine.ask(lambda worker: worker.sequences.num_idle) == 1
+    engine.ask(lambda worker: worker.cache.evict_one())
     engine.check()
-    assert engine.ask(lambda worker: len(worker._parked)) == 0
+    assert engine.ask(lambda worker: worker.sequences.num_idle) == 0
     longer = [*prompt, *answer.tokens, *words(451, 10)]
     assert engine.run(longer).tokens == engine.cold(longer)
 
@@ -149,17 +147,17 @@ def test_what_was_lent_and_lost_empties_the_cache_and_no_more(engine: Engine) ->
     longer = [*prompt, *answer.tokens, *words(481, 40)]
 
     def break_once(worker) -> None:
-        prefill, recall = worker.runner.prefill, worker._parked.recall
+        prefill, discard = worker.runner.prefill, worker.sequences.discard
 
         def broken(lives, chunks):
             worker.runner.prefill = prefill
             raise RuntimeError("the pass is broken")
 
         def lost(*where: object, **names: object) -> None:
-            worker._parked.recall = recall
+            worker.sequences.discard = discard
             raise RuntimeError("the buffers are gone")
 
-        worker.runner.prefill, worker._parked.recall = broken, lost
+        worker.runner.prefill, worker.sequences.discard = broken, lost
 
     engine.ask(break_once)
     assert engine.run(longer).end.error is not None
@@ -186,8 +184,7 @@ def _breaks_at(engine: Engine, number: int) -> None:
 
 
 def _lenders(worker) -> set[object]:
-    nodes = [node for root in worker.cache.roots.values() for node in subtree(root)]
-    return {lender for node in nodes for lender in lenders_of(node)}
+    return {sequence for node in worker.cache.tree.nodes() for sequence in node.sequences()}
 
 
 def _marks(prompt: list[int], every: int = 100) -> list[Boundary]:
@@ -295,7 +292,7 @@ def test_a_recall_that_breaks_off_empties_the_cache_and_no_more(
         monkeypatch.undo()
         raise MemoryError("no room for the copies")
 
-    monkeypatch.setattr(parked, "own_all", raising)
+    monkeypatch.setattr(sequences, "own_all", raising)
     engine.loop.clear()
     assert engine.run(longer).tokens == engine.cold(longer)
     assert engine.loop.status().held.kv > 0
@@ -307,13 +304,13 @@ def test_one_whose_end_goes_wrong_ends_all_the_same(engine: Engine) -> None:
     cold = engine.cold(beside, num=30)
 
     def break_once(worker) -> None:
-        end = worker._parked.end
+        end = worker.sequences.end
 
         def broken(*where: object, **names: object) -> None:
-            worker._parked.end = end
+            worker.sequences.end = end
             raise RuntimeError("the state cannot be given back")
 
-        worker._parked.end = broken
+        worker.sequences.end = broken
 
     engine.ask(break_once)
     other = engine.submit(beside, num=30)
@@ -334,14 +331,14 @@ def test_joining_small_pieces_leaves_lent_ones_alone(engine: Engine) -> None:
         pass
     lenders = engine.ask(_lenders)
     assert len(lenders) == 1
-    assert lenders == engine.ask(lambda worker: set(worker._parked._sequences))
+    assert lenders == engine.ask(lambda worker: set(worker.sequences.idle))
 
 
 def test_a_sequence_is_parked_only_for_what_the_cache_has_on_loan(engine: Engine) -> None:
     engine.run(words(570, 900), num=20)
-    assert engine.ask(lambda worker: len(worker._parked)) == 1
+    assert engine.ask(lambda worker: worker.sequences.num_idle) == 1
     # As when a path is cut back behind others' leases: what is dropped there is not asked for again.
-    engine.ask(lambda worker: worker.cache.forget())
+    engine.ask(lambda worker: worker.cache.reset())
     engine.run(words(571, 20))
-    assert engine.ask(lambda worker: len(worker._parked)) == 0
+    assert engine.ask(lambda worker: worker.sequences.num_idle) == 0
     assert engine.loop.status().held.live == 0

@@ -30,9 +30,9 @@ def test_the_cache_is_told_what_a_client_wants_kept(engine: Engine, asked: dict[
     def watch(worker) -> None:
         commit = worker.cache.commit
 
-        def noted(*given: Any, is_wanted: bool = False, **options: Any) -> Any:
-            wanted.append(is_wanted)
-            return commit(*given, is_wanted=is_wanted, **options)
+        def noted(*given: Any, overrides_admission: bool = False, **options: Any) -> Any:
+            wanted.append(overrides_admission)
+            return commit(*given, overrides_admission=overrides_admission, **options)
 
         worker.cache.commit = noted
 
@@ -141,8 +141,8 @@ def test_a_shared_beginning_that_was_computed_ahead_is_not_superseded_by_the_fir
         engine.run(chat, boundaries=[Boundary(50, BoundaryKind.SYSTEM), Boundary(75, BoundaryKind.STABLE)])
 
         def at_head(worker) -> list[tuple[BoundaryKind, bool]]:
-            nodes = [node for root in worker.cache.roots.values() for node in subtree(root)]
-            return [(m.kind, m.is_superseded) for n in nodes for m in n.landmarks.values() if m.position == 50]
+            nodes = [node for root in worker.cache.tree.roots.values() for node in subtree(root)]
+            return [(m.kind, m.is_superseded) for n in nodes for m in n.checkpoints.values() if m.position == 50]
 
         assert engine.ask(at_head) == [(BoundaryKind.SYSTEM, False)]
     finally:

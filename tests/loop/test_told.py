@@ -26,8 +26,8 @@ def test_how_long_an_answer_was_and_where_the_next_turn_may_differ() -> None:
         worker.cache.order.policy = heard
 
     def ends(worker: Worker) -> list[tuple[int, int | None]]:
-        nodes = [node for root in worker.cache.roots.values() for node in subtree(root)]
-        return [(mark.position, mark.stable_at) for node in nodes for mark in node.landmarks.values()]
+        nodes = [node for root in worker.cache.tree.roots.values() for node in subtree(root)]
+        return [(mark.position, mark.stable_at) for node in nodes for mark in node.checkpoints.values()]
 
     engine = Engine("llama")
     try:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from reprise.core.tokens import Tokens, common_prefix
 from reprise.schedule.decide import decide
-from reprise.schedule.limits import Limits, Speed
+from reprise.schedule.limits import SchedulerLimits, Speed
 from reprise.schedule.queue_bound import retry_after_s
 from reprise.schedule.sharing import relate
-from reprise.schedule.state import Decoding, Prefilling, State, Waiting
+from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
 from reprise.schedule.step import Slice, Step
 
 PASS_S = 0.002
@@ -93,7 +93,7 @@ class Report:
 class Simulation:
     """Runs the requests to their end. `free_nbytes`: room for live state in all."""
 
-    def __init__(self, requests: list[Request], limits: Limits, *, room_nbytes: int | None = None) -> None:
+    def __init__(self, requests: list[Request], limits: SchedulerLimits, *, room_nbytes: int | None = None) -> None:
         self.limits = limits
         self.room_nbytes = room_nbytes
         self.coming = sorted(requests, key=lambda request: (request.arrived_s, request.id))
@@ -118,17 +118,17 @@ class Simulation:
                 assert not self.jobs, f"idle, and these were forgotten: {list(self.jobs)}"
                 return self.report
 
-    def state(self) -> State:
+    def state(self) -> SchedulerState:
         """One record for each job, as the scheduler wants them."""
-        waiting: list[Waiting] = []
-        prefilling: list[Prefilling] = []
-        decoding: list[Decoding] = []
+        waiting: list[WaitingJob] = []
+        prefilling: list[PrefillingJob] = []
+        decoding: list[DecodingJob] = []
         used = 0
         for job_id, job in self.jobs.items():
             request = job.request
             if job.position is None:
                 waiting.append(
-                    Waiting(
+                    WaitingJob(
                         id=job_id,
                         arrived_s=request.arrived_s,
                         prompt_len=job.end,
@@ -144,7 +144,7 @@ class Simulation:
             used += request.live_nbytes
             if job.position < job.end:
                 prefilling.append(
-                    Prefilling(
+                    PrefillingJob(
                         id=job_id,
                         arrived_s=request.arrived_s,
                         position=job.position,
@@ -159,7 +159,7 @@ class Simulation:
                 )
             else:
                 decoding.append(
-                    Decoding(
+                    DecodingJob(
                         id=job_id,
                         length=job.end + job.num_generated,
                         group=job.group,
@@ -168,7 +168,7 @@ class Simulation:
                         can_batch=request.can_batch,
                     )
                 )
-        return State(
+        return SchedulerState(
             now_s=self.now_s,
             waiting=tuple(waiting),
             prefilling=tuple(prefilling),
@@ -260,7 +260,7 @@ class Simulation:
                 job.resume_at = self.store.match(job.request.tokens)
 
 
-def check_step(state: State, step: Step, limits: Limits) -> None:
+def check_step(state: SchedulerState, step: Step, limits: SchedulerLimits) -> None:
     """What holds for each step, whatever the schedule."""
     assert set(step.admit) <= {job.id for job in state.waiting}
     assert len(state.prefilling) + len(state.decoding) + len(step.admit) <= limits.max_batch

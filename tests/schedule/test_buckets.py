@@ -7,33 +7,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.schedule.buckets import group_rows
-from reprise.schedule.limits import Limits
-from reprise.schedule.state import Decoding
+from reprise.schedule.limits import SchedulerLimits
+from reprise.schedule.state import DecodingJob
 from reprise.schedule.step import Group
 
-LIMITS = Limits(max_batch=32, free_padding=100)
+LIMITS = SchedulerLimits(max_batch=32, free_padding=100)
 
 
-def rows(*lengths: int) -> list[Decoding]:
-    return [Decoding(id=f"r{index:02}", length=length) for index, length in enumerate(lengths)]
+def rows(*lengths: int) -> list[DecodingJob]:
+    return [DecodingJob(id=f"r{index:02}", length=length) for index, length in enumerate(lengths)]
 
 
 def padded(groups: Sequence[Group], lengths: Mapping[str, int]) -> int:
     return sum(len(group.ids) * max(lengths[job_id] for job_id in group.ids) for group in groups)
 
 
-def settled(before: Sequence[Decoding], groups: Sequence[Group], *, grow: int = 1) -> list[Decoding]:
+def settled(before: Sequence[DecodingJob], groups: Sequence[Group], *, grow: int = 1) -> list[DecodingJob]:
     keys = {job_id: group.key for group in groups for job_id in group.ids}
     return [replace(row, length=row.length + grow, group=keys[row.id]) for row in before]
 
 
 def test_a_long_chat_does_not_make_seven_short_ones_pay() -> None:
-    groups = group_rows(rows(60_000, *[20] * 7), Limits())
+    groups = group_rows(rows(60_000, *[20] * 7), SchedulerLimits())
     assert [len(group.ids) for group in groups] == [7, 1]
 
 
 def test_rows_of_similar_length_decode_together() -> None:
-    assert len(group_rows(rows(2250, 2267, 2284, 2301, 2318, 2335), Limits())) == 1
+    assert len(group_rows(rows(2250, 2267, 2284, 2301, 2318, 2335), SchedulerLimits())) == 1
 
 
 def test_rows_that_cannot_be_batched_decode_alone() -> None:
@@ -52,7 +52,7 @@ def test_a_row_without_state_decodes_alone_once() -> None:
 def test_a_row_that_joins_moves_nobody() -> None:
     running = settled(rows(1000, 1010, 5000), group_rows(rows(1000, 1010, 5000), LIMITS))
     before = {row.id: row.group for row in running}
-    groups = group_rows([*running, Decoding(id="new", length=1005)], LIMITS)
+    groups = group_rows([*running, DecodingJob(id="new", length=1005)], LIMITS)
     after = {job_id: group.key for group in groups for job_id in group.ids}
     assert {job_id: after[job_id] for job_id in before} == before
     assert after["new"] == after["r00"]
@@ -83,11 +83,11 @@ def test_of_two_groups_that_are_merged_the_smaller_moves() -> None:
 @settings(deadline=None)
 @given(data=st.data())
 def test_padding_is_bounded_while_rows_come_and_go(data: st.DataObject) -> None:
-    live: list[Decoding] = []
+    live: list[DecodingJob] = []
     for number in range(12):
         live = [row for row in live if data.draw(st.integers(0, 4)) != 0]
         new = data.draw(st.lists(st.integers(1, 40_000), max_size=4))
-        live += [Decoding(id=f"{number}.{index}", length=length) for index, length in enumerate(new)]
+        live += [DecodingJob(id=f"{number}.{index}", length=length) for index, length in enumerate(new)]
         groups = group_rows(live, LIMITS)
         assert sorted(job_id for group in groups for job_id in group.ids) == sorted(row.id for row in live)
         assert len({group.key for group in groups}) == len(groups)

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.schedule.chunks import chunk_tokens, next_stop, plan_pass
-from reprise.schedule.limits import Limits, Speed
-from reprise.schedule.state import Prefilling
+from reprise.schedule.limits import SchedulerLimits, Speed
+from reprise.schedule.state import PrefillingJob
 
-LIMITS = Limits(prefill_chunk=2048, short_slice=512)
+LIMITS = SchedulerLimits(prefill_chunk=2048, short_slice=512)
 
 
-def job(job_id: str, position: int, end: int, *checkpoints: int) -> Prefilling:
-    return Prefilling(id=job_id, arrived_s=0, position=position, end=end, checkpoints=checkpoints)
+def job(job_id: str, position: int, end: int, *checkpoints: int) -> PrefillingJob:
+    return PrefillingJob(id=job_id, arrived_s=0, position=position, end=end, checkpoints=checkpoints)
 
 
 def test_whole_chunks_while_nobody_decodes() -> None:

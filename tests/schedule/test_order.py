@@ -5,25 +5,25 @@ from dataclasses import replace
 import pytest
 
 from reprise.schedule.decide import decide
-from reprise.schedule.limits import Limits, Speed
+from reprise.schedule.limits import SchedulerLimits, Speed
 from reprise.schedule.order import is_side_request, rank
 from reprise.schedule.queue_bound import LONGEST_RETRY_S, retry_after_s
-from reprise.schedule.state import Decoding, Prefilling, State, Waiting
+from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
 
 SPEED = Speed(prefill_tokens_per_s=1000)
 
 
-def job(job_id: str, arrived_s: float, prompt_len: int, resume_at: int = 0, *, is_side: bool = False) -> Waiting:
-    return Waiting(id=job_id, arrived_s=arrived_s, prompt_len=prompt_len, resume_at=resume_at, is_side=is_side)
+def job(job_id: str, arrived_s: float, prompt_len: int, resume_at: int = 0, *, is_side: bool = False) -> WaitingJob:
+    return WaitingJob(id=job_id, arrived_s=arrived_s, prompt_len=prompt_len, resume_at=resume_at, is_side=is_side)
 
 
-def order(*jobs: Waiting, now_s: float = 0.0) -> list[str]:
-    state = State(now_s=now_s, waiting=jobs, speed=SPEED)
-    return [one.id for one in sorted(jobs, key=lambda one: rank(one, state, Limits()))]
+def order(*jobs: WaitingJob, now_s: float = 0.0) -> list[str]:
+    state = SchedulerState(now_s=now_s, waiting=jobs, speed=SPEED)
+    return [one.id for one in sorted(jobs, key=lambda one: rank(one, state, SchedulerLimits()))]
 
 
-def decoding(num: int) -> tuple[Decoding, ...]:
-    return tuple(Decoding(id=f"d{index}", length=10) for index in range(num))
+def decoding(num: int) -> tuple[DecodingJob, ...]:
+    return tuple(DecodingJob(id=f"d{index}", length=10) for index in range(num))
 
 
 def test_jobs_of_one_size_go_in_the_order_of_their_arrival() -> None:
@@ -46,12 +46,12 @@ def test_a_side_request_comes_last_until_it_has_waited() -> None:
 
 
 def test_a_side_request_leaves_a_row_free_until_it_has_waited() -> None:
-    limits = Limits(max_batch=3)
-    state = State(now_s=0.5, waiting=(job("side", 0, 10, is_side=True),), decoding=decoding(2))
+    limits = SchedulerLimits(max_batch=3)
+    state = SchedulerState(now_s=0.5, waiting=(job("side", 0, 10, is_side=True),), decoding=decoding(2))
     assert decide(state, limits).admit == ()
     assert decide(replace(state, now_s=1.0), limits).admit == ("side",)
     assert decide(replace(state, decoding=decoding(1)), limits).admit == ("side",)
-    assert decide(replace(state, decoding=()), Limits(max_batch=1)).admit == ("side",)
+    assert decide(replace(state, decoding=()), SchedulerLimits(max_batch=1)).admit == ("side",)
 
 
 def test_what_is_a_side_request() -> None:
@@ -62,50 +62,54 @@ def test_what_is_a_side_request() -> None:
 
 
 def test_no_more_rows_than_the_batch_has() -> None:
-    state = State(now_s=0, waiting=(job("a", 0, 10),), decoding=decoding(8))
-    step = decide(state, Limits(max_batch=8))
+    state = SchedulerState(now_s=0, waiting=(job("a", 0, 10),), decoding=decoding(8))
+    step = decide(state, SchedulerLimits(max_batch=8))
     assert not step.is_change
     assert len(step.decode[0].ids) == 8
 
 
 def test_jobs_that_are_admitted_together_share_the_rows() -> None:
     waiting = tuple(job(f"j{index}", 0, 10) for index in range(6))
-    assert decide(State(now_s=0, waiting=waiting, decoding=decoding(1)), Limits(max_batch=3)).admit == ("j0", "j1")
+    assert decide(
+        SchedulerState(now_s=0, waiting=waiting, decoding=decoding(1)), SchedulerLimits(max_batch=3)
+    ).admit == ("j0", "j1")
 
 
 def test_the_last_row_goes_to_the_first_in_order_wherever_it_stands_in_the_queue() -> None:
     waiting = (job("late", 2, 10), job("early", 1, 10))
-    assert decide(State(now_s=3, waiting=waiting, decoding=decoding(1)), Limits(max_batch=2)).admit == ("early",)
+    assert decide(
+        SchedulerState(now_s=3, waiting=waiting, decoding=decoding(1)), SchedulerLimits(max_batch=2)
+    ).admit == ("early",)
 
 
 def test_a_job_without_room_waits_and_those_behind_it_too() -> None:
     big, small = replace(job("big", 0, 10), live_nbytes=100), replace(job("small", 1, 10), live_nbytes=1)
-    state = State(now_s=2, waiting=(big, small), decoding=decoding(1), free_nbytes=50)
-    assert decide(state, Limits()).admit == ()
-    assert decide(replace(state, decoding=()), Limits()).admit == ("big",), "it will never have more room"
+    state = SchedulerState(now_s=2, waiting=(big, small), decoding=decoding(1), free_nbytes=50)
+    assert decide(state, SchedulerLimits()).admit == ()
+    assert decide(replace(state, decoding=()), SchedulerLimits()).admit == ("big",), "it will never have more room"
 
 
 def test_jobs_that_are_admitted_together_share_the_room() -> None:
     waiting = tuple(replace(job(f"j{index}", 0, 10), live_nbytes=20) for index in range(4))
-    assert len(decide(State(now_s=0, waiting=waiting, free_nbytes=50), Limits()).admit) == 2
+    assert len(decide(SchedulerState(now_s=0, waiting=waiting, free_nbytes=50), SchedulerLimits()).admit) == 2
 
 
 def test_settling_stops_for_a_request_and_nothing_else_happens_in_that_step() -> None:
-    settling = Prefilling(id="s", arrived_s=0, position=10, end=100, is_settle=True)
-    state = State(now_s=0, prefilling=(settling,), waiting=(job("a", 0, 10),))
-    step = decide(state, Limits())
+    settling = PrefillingJob(id="s", arrived_s=0, position=10, end=100, is_settle=True)
+    state = SchedulerState(now_s=0, prefilling=(settling,), waiting=(job("a", 0, 10),))
+    step = decide(state, SchedulerLimits())
     assert (step.give_up, step.admit) == (("s",), ())
-    assert decide(replace(state, waiting=()), Limits()).prefill[0].id == "s"
+    assert decide(replace(state, waiting=()), SchedulerLimits()).prefill[0].id == "s"
 
 
 def test_settling_runs_in_short_chunks() -> None:
-    settling = Prefilling(id="s", arrived_s=0, position=10, end=9000, is_settle=True)
-    step = decide(State(now_s=0, prefilling=(settling,), speed=SPEED), Limits(max_stall_s=0.1))
+    settling = PrefillingJob(id="s", arrived_s=0, position=10, end=9000, is_settle=True)
+    step = decide(SchedulerState(now_s=0, prefilling=(settling,), speed=SPEED), SchedulerLimits(max_stall_s=0.1))
     assert len(step.prefill[0]) == 96
 
 
 def test_nothing_to_do_is_idle() -> None:
-    assert decide(State(now_s=0), Limits()).is_idle
+    assert decide(SchedulerState(now_s=0), SchedulerLimits()).is_idle
 
 
 @pytest.mark.parametrize(
@@ -122,5 +126,5 @@ def test_a_full_queue_says_when_half_of_it_will_be_gone(
     num_waiting: int, num_left: int, generation_s: float, expected: int | None
 ) -> None:
     speed = replace(SPEED, generation_s=generation_s)
-    limits = Limits(max_queue=8, max_batch=8)
+    limits = SchedulerLimits(max_queue=8, max_batch=8)
     assert retry_after_s(num_waiting=num_waiting, num_left=num_left, limits=limits, speed=speed) == expected

@@ -6,24 +6,24 @@ import numpy as np
 
 from reprise.core.tokens import as_tokens
 from reprise.schedule.decide import decide
-from reprise.schedule.limits import Limits
+from reprise.schedule.limits import SchedulerLimits
 from reprise.schedule.sharing import Wait, relate, share
-from reprise.schedule.state import Decoding, Prefilling, State, Waiting
+from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
 from reprise.schedule.step import Slice
 
-SNAPSHOTS = Limits(resumes_anywhere=False, min_shared=16, prefill_chunk=4096)
+SNAPSHOTS = SchedulerLimits(resumes_anywhere=False, min_shared=16, prefill_chunk=4096)
 ANYWHERE = replace(SNAPSHOTS, resumes_anywhere=True)
 
 
-def follower(job_id: str = "f", *, resume_at: int = 0, prompt_len: int = 1000, **shares: int) -> Waiting:
-    return Waiting(id=job_id, arrived_s=1, prompt_len=prompt_len, resume_at=resume_at, shares=shares)
+def follower(job_id: str = "f", *, resume_at: int = 0, prompt_len: int = 1000, **shares: int) -> WaitingJob:
+    return WaitingJob(id=job_id, arrived_s=1, prompt_len=prompt_len, resume_at=resume_at, shares=shares)
 
 
-def leader(job_id: str = "a", position: int = 100, end: int = 2000, **kwargs: int) -> Prefilling:
-    return Prefilling(id=job_id, arrived_s=0, position=position, end=end, **kwargs)  # pyright: ignore
+def leader(job_id: str = "a", position: int = 100, end: int = 2000, **kwargs: int) -> PrefillingJob:
+    return PrefillingJob(id=job_id, arrived_s=0, position=position, end=end, **kwargs)  # pyright: ignore
 
 
-def waits(waiting: Waiting, *leaders: Prefilling, limits: Limits = SNAPSHOTS) -> tuple[Wait, ...]:
+def waits(waiting: WaitingJob, *leaders: PrefillingJob, limits: SchedulerLimits = SNAPSHOTS) -> tuple[Wait, ...]:
     return share([waiting], leaders, (), limits).waits
 
 
@@ -46,7 +46,7 @@ def test_nobody_waits_for_what_is_not_coming() -> None:
     assert waits(follower(a=700), leader(position=700)) == (), "the leader has passed the parting"
     assert waits(follower(a=700), leader("b")) == (), "the leader is gone"
     assert waits(follower(a=700, resume_at=690), leader()) == (), "not worth it"
-    assert share([follower(a=700)], (), [Decoding(id="a", length=2000)], SNAPSHOTS).ready, "it is decoding"
+    assert share([follower(a=700)], (), [DecodingJob(id="a", length=2000)], SNAPSHOTS).ready, "it is decoding"
 
 
 def test_one_token_is_always_left_to_the_follower() -> None:
@@ -73,25 +73,25 @@ def test_partings_that_fall_together_are_one_pause() -> None:
 
 
 def test_a_leader_pauses_at_the_parting_if_the_model_needs_a_snapshot_there() -> None:
-    state = State(now_s=1, waiting=(follower(a=700),), prefilling=(leader(),))
+    state = SchedulerState(now_s=1, waiting=(follower(a=700),), prefilling=(leader(),))
     assert decide(state, SNAPSHOTS).prefill == (Slice(id="a", start=100, stop=700, is_checkpoint=True),)
     assert decide(state, ANYWHERE).prefill == (Slice(id="a", start=100, stop=2000),)
 
 
 def test_where_all_positions_can_be_resumed_what_is_computed_is_committed_for_who_needs_it() -> None:
-    passed = State(now_s=1, waiting=(follower(a=700),), prefilling=(leader(position=900),))
+    passed = SchedulerState(now_s=1, waiting=(follower(a=700),), prefilling=(leader(position=900),))
     assert decide(passed, ANYWHERE).commit == ("a",)
-    decoding = State(now_s=1, waiting=(follower(a=700),), decoding=(Decoding(id="a", length=2100),))
+    decoding = SchedulerState(now_s=1, waiting=(follower(a=700),), decoding=(DecodingJob(id="a", length=2100),))
     assert decide(decoding, ANYWHERE).commit == ("a",)
-    refused = State(now_s=1, waiting=(follower(a=700),), prefilling=(leader(position=900, stored=900),))
+    refused = SchedulerState(now_s=1, waiting=(follower(a=700),), prefilling=(leader(position=900, stored=900),))
     assert share(refused.waiting, refused.prefilling, (), ANYWHERE).ready, "the cache has refused: nothing to wait for"
     assert not decide(refused, ANYWHERE).commit
 
 
 def test_a_leader_goes_as_early_as_the_first_of_its_followers() -> None:
     leading = replace(leader(), arrived_s=50)
-    other = Prefilling(id="other", arrived_s=10, position=0, end=2000)
-    alone = State(now_s=60, prefilling=(leading, other))
+    other = PrefillingJob(id="other", arrived_s=10, position=0, end=2000)
+    alone = SchedulerState(now_s=60, prefilling=(leading, other))
     assert decide(alone, SNAPSHOTS).prefill[0].id == "other"
     followed = replace(alone, waiting=(follower(a=700),))
     assert decide(followed, SNAPSHOTS).prefill[0].id == "a"
@@ -109,6 +109,6 @@ def test_of_two_short_prompts_with_one_beginning_one_is_admitted() -> None:
         replace(follower(name, prompt_len=100), shares=shares) for name, shares in (("a", {}), ("b", {"a": 40}))
     )
     for limits in (SNAPSHOTS, ANYWHERE):
-        assert decide(State(now_s=2, waiting=(first, second)), limits).admit == ("a",)
+        assert decide(SchedulerState(now_s=2, waiting=(first, second)), limits).admit == ("a",)
         strangers = (first, replace(second, shares={"a": limits.min_shared - 1}))
-        assert decide(State(now_s=2, waiting=strangers), limits).admit == ("a", "b")
+        assert decide(SchedulerState(now_s=2, waiting=strangers), limits).admit == ("a", "b")

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.core.tokens import Tokens, as_tokens
-from reprise.schedule.limits import Limits
+from reprise.schedule.limits import SchedulerLimits
 from tests.schedule.simulated import PASS_S, PREFILL_TOKENS_PER_S, Report, Request, Simulation
 
-EXACT = Limits(min_shared=1, prefill_chunk=64, max_batch=3, short_slice=24)
+EXACT = SchedulerLimits(min_shared=1, prefill_chunk=64, max_batch=3, short_slice=24)
 SNAPSHOTS = replace(EXACT, resumes_anywhere=False)
 LAYOUTS = pytest.mark.parametrize("limits", [EXACT, SNAPSHOTS], ids=["anywhere", "snapshots"])
 
 
-def run(requests: list[Request], limits: Limits, *, room_nbytes: int | None = None) -> Report:
+def run(requests: list[Request], limits: SchedulerLimits, *, room_nbytes: int | None = None) -> Report:
     return Simulation(requests, limits, room_nbytes=room_nbytes).run()
 
 
@@ -64,7 +64,9 @@ def crowds(draw: st.DrawFn, *, is_burst: bool = False, may_leave: bool = True) -
 @LAYOUTS
 @settings(deadline=None, max_examples=60)
 @given(requests=crowds())
-def test_every_request_ends_and_every_stream_gets_all_its_tokens(limits: Limits, requests: list[Request]) -> None:
+def test_every_request_ends_and_every_stream_gets_all_its_tokens(
+    limits: SchedulerLimits, requests: list[Request]
+) -> None:
     report = run(requests, limits, room_nbytes=4)
     assert set(report.ended_s) == {request.id for request in requests}
     for request in requests:
@@ -75,7 +77,7 @@ def test_every_request_ends_and_every_stream_gets_all_its_tokens(limits: Limits,
 @LAYOUTS
 @settings(deadline=None, max_examples=30)
 @given(requests=crowds())
-def test_the_same_arrivals_give_the_same_schedule(limits: Limits, requests: list[Request]) -> None:
+def test_the_same_arrivals_give_the_same_schedule(limits: SchedulerLimits, requests: list[Request]) -> None:
     assert run(requests, limits).steps == run(requests, limits).steps
 
 
@@ -83,7 +85,7 @@ def test_the_same_arrivals_give_the_same_schedule(limits: Limits, requests: list
 @pytest.mark.parametrize("min_shared", [1, 8])
 @settings(deadline=None, max_examples=50)
 @given(requests=crowds(is_burst=True, may_leave=False))
-def test_a_burst_computes_each_token_once(limits: Limits, min_shared: int, requests: list[Request]) -> None:
+def test_a_burst_computes_each_token_once(limits: SchedulerLimits, min_shared: int, requests: list[Request]) -> None:
     report = run(requests, replace(limits, min_shared=min_shared))
     # The last token of each prompt is always computed, and what is not worth waiting for.
     assert sum(report.num_prefilled.values()) <= num_unique(r.tokens for r in requests) + min_shared * len(requests)
@@ -113,7 +115,7 @@ def translate_burst(num: int, *, first: int = 0, arrived_s: float = 0.0) -> list
 
 @pytest.mark.parametrize("resumes_anywhere", [True, False])
 def test_the_page_translators_burst_computes_the_system_prompt_once(*, resumes_anywhere: bool) -> None:
-    limits = Limits(resumes_anywhere=resumes_anywhere)
+    limits = SchedulerLimits(resumes_anywhere=resumes_anywhere)
     requests = [*translate_burst(6), *translate_burst(6, first=6, arrived_s=60.0)]
     report = run(requests, limits)
     unique = num_unique(request.tokens for request in requests)
@@ -122,7 +124,7 @@ def test_the_page_translators_burst_computes_the_system_prompt_once(*, resumes_a
 
 @LAYOUTS
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_followers_go_on_where_a_leader_that_leaves_has_stopped(limits: Limits, *, is_lost: bool) -> None:
+def test_followers_go_on_where_a_leader_that_leaves_has_stopped(limits: SchedulerLimits, *, is_lost: bool) -> None:
     # The shortest leads, and leaves after about 400 tokens.
     leader, *others = translate_burst(4)
     report = run([replace(leader, leaves_s=0.4, is_lost=is_lost), *others], limits)
@@ -135,7 +137,7 @@ def test_followers_go_on_where_a_leader_that_leaves_has_stopped(limits: Limits, 
 
 
 @LAYOUTS
-def test_a_follower_that_leaves_holds_up_nobody(limits: Limits) -> None:
+def test_a_follower_that_leaves_holds_up_nobody(limits: SchedulerLimits) -> None:
     requests = translate_burst(3)
     requests[2] = replace(requests[2], leaves_s=0.1)
     report = run(requests, limits)
@@ -144,14 +146,14 @@ def test_a_follower_that_leaves_holds_up_nobody(limits: Limits) -> None:
 
 
 @LAYOUTS
-def test_three_answers_to_one_prompt_are_one_prefill(limits: Limits) -> None:
+def test_three_answers_to_one_prompt_are_one_prefill(limits: SchedulerLimits) -> None:
     tokens = random_tokens(500, seed=3)
     report = run([Request(id=f"n{index}", tokens=tokens, max_tokens=5) for index in range(3)], limits)
     assert sorted(report.num_prefilled.values()) == [1, 1, 500]
 
 
 @LAYOUTS
-def test_a_long_prompt_stalls_nobody(limits: Limits) -> None:
+def test_a_long_prompt_stalls_nobody(limits: SchedulerLimits) -> None:
     limits = replace(limits, prefill_chunk=2048, max_stall_s=0.1)
     stream = Request(id="stream", tokens=random_tokens(10, seed=1), max_tokens=400)
     long = Request(id="long", tokens=random_tokens(20_000, seed=2), arrived_s=0.05)
@@ -161,7 +163,7 @@ def test_a_long_prompt_stalls_nobody(limits: Limits) -> None:
 
 
 @LAYOUTS
-def test_a_short_request_need_not_wait_for_a_long_prompt(limits: Limits) -> None:
+def test_a_short_request_need_not_wait_for_a_long_prompt(limits: SchedulerLimits) -> None:
     limits = replace(limits, prefill_chunk=512)
     long = Request(id="long", tokens=random_tokens(20_000, seed=2))
     short = Request(id="short", tokens=random_tokens(30, seed=1), arrived_s=5.0)
@@ -170,7 +172,7 @@ def test_a_short_request_need_not_wait_for_a_long_prompt(limits: Limits) -> None
 
 
 @LAYOUTS
-def test_a_long_prompt_does_not_starve_among_short_ones(limits: Limits) -> None:
+def test_a_long_prompt_does_not_starve_among_short_ones(limits: SchedulerLimits) -> None:
     # More short prompts than can be computed, for ever.
     shorts = [
         Request(id=f"s{index:04}", tokens=random_tokens(50, seed=index), arrived_s=0.04 * index) for index in range(160)
@@ -181,7 +183,7 @@ def test_a_long_prompt_does_not_starve_among_short_ones(limits: Limits) -> None:
 
 
 @LAYOUTS
-def test_a_side_request_gives_way_and_does_not_starve(limits: Limits) -> None:
+def test_a_side_request_gives_way_and_does_not_starve(limits: SchedulerLimits) -> None:
     chats = [
         Request(id=f"c{index:03}", tokens=random_tokens(200, seed=index), arrived_s=0.19 * index) for index in range(60)
     ]
@@ -194,7 +196,7 @@ def test_a_side_request_gives_way_and_does_not_starve(limits: Limits) -> None:
 
 
 @LAYOUTS
-def test_the_queue_is_bounded_and_says_when_to_come_back(limits: Limits) -> None:
+def test_the_queue_is_bounded_and_says_when_to_come_back(limits: SchedulerLimits) -> None:
     requests = [Request(id=f"r{index:02}", tokens=random_tokens(100, seed=index)) for index in range(30)]
     report = run(requests, replace(limits, max_queue=10))
     assert report.most_waiting == 10
@@ -204,7 +206,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(limits: Limits) -> None
 
 
 @LAYOUTS
-def test_settling_runs_when_idle_and_is_given_up_on_arrival(limits: Limits) -> None:
+def test_settling_runs_when_idle_and_is_given_up_on_arrival(limits: SchedulerLimits) -> None:
     limits = replace(limits, prefill_chunk=2048)
     settle = Request(id="settle", tokens=random_tokens(3000, seed=1), max_tokens=0, is_settle=True)
     chat = Request(id="chat", tokens=random_tokens(3100, seed=1), arrived_s=1.0)
@@ -216,7 +218,7 @@ def test_settling_runs_when_idle_and_is_given_up_on_arrival(limits: Limits) -> N
 
 
 @LAYOUTS
-def test_settling_waits_until_all_streams_have_ended(limits: Limits) -> None:
+def test_settling_waits_until_all_streams_have_ended(limits: SchedulerLimits) -> None:
     chat = Request(id="chat", tokens=random_tokens(100, seed=2), max_tokens=50)
     settle = Request(id="settle", tokens=random_tokens(100, seed=1), max_tokens=0, is_settle=True)
     report = run([settle, chat], limits)
@@ -226,7 +228,7 @@ def test_settling_waits_until_all_streams_have_ended(limits: Limits) -> None:
 
 
 def test_models_that_run_alone_take_turns() -> None:
-    limits = Limits(can_batch=False)
+    limits = SchedulerLimits(can_batch=False)
     requests = [Request(id=f"r{index}", tokens=random_tokens(20, seed=index), max_tokens=30) for index in range(4)]
     report = run(requests, limits)
     assert all(len(report.token_times[request.id]) == 30 for request in requests)
@@ -241,5 +243,5 @@ def test_a_job_that_is_too_big_for_now_is_not_overtaken_and_not_forgotten() -> N
         Request(id="small", tokens=random_tokens(100, seed=3), arrived_s=0.002, live_nbytes=1),
         Request(id="huge", tokens=random_tokens(100, seed=4), arrived_s=0.003, live_nbytes=99),
     ]
-    report = run(requests, Limits(), room_nbytes=10)
+    report = run(requests, SchedulerLimits(), room_nbytes=10)
     assert sorted(report.ended_s, key=lambda job_id: report.ended_s[job_id]) == ["a", "big", "small", "huge"]

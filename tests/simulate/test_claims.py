@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from reprise.cache.policy import POLICIES
-from reprise.cache.tree import Landmark, subtree
+from reprise.cache.tree import Checkpoint, subtree
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.simulate.payloads import Sizes
+from reprise.simulate.policies import POLICIES
 from reprise.simulate.replay import Replay
 from reprise.simulate.traces import Request
 from reprise.simulate.workloads import Shape, chats_in_turn
-from tests.cache.test_returns import run_of
+from tests.cache.test_reuse_rate import run_of
 
 KV = 20_480
 SNAPSHOT = 3_100 * KV
@@ -27,7 +27,7 @@ def computed(policy: str, budget: int | None, *, num_chats: int, num_turns: int,
     replay = Replay(policy=policy, budget=budget, sizes=SIZES, settles=settles)
     for request in chats_in_turn(num_chats=num_chats, num_turns=num_turns, shape=shape):
         replay.take(request)
-        assert budget is None or replay.cache.ledger.held <= budget
+        assert budget is None or replay.cache.nbytes <= budget
     replay.cache.check()
     return replay
 
@@ -38,7 +38,7 @@ def test_32_chats_in_turn_in_8_gb_compute_what_infinite_memory_computes(thinking
     shape = Shape(thinking=thinking)
     bounded = computed("cost", 8 * GB, num_chats=32, num_turns=5, shape=shape, settles=settles)
     unbounded = computed("cost", None, num_chats=32, num_turns=5, shape=shape, settles=settles)
-    assert bounded.cache.ledger.evictions > 0
+    assert bounded.cache.stats.num_evictions > 0
     assert bounded.tally.computed == unbounded.tally.computed
 
 
@@ -54,12 +54,12 @@ def test_under_pressure_an_idle_chat_keeps_two_snapshots_at_most() -> None:
     num_chats = 12
     replay = computed("cost", None, num_chats=num_chats, num_turns=6, shape=Shape(thinking=80), settles=False)
     cache = replay.cache
-    assert cache.num_landmarks > 4 * num_chats, "while there is room, all stay"
+    assert cache.stats.num_checkpoints > 4 * num_chats, "while there is room, all stay"
     assert _num_newest(replay) == num_chats
     held: list[int] = []
     while _num_newest(replay) == num_chats:
-        held.append(cache.num_landmarks)
-        assert any(mark.kind is BoundaryKind.SYSTEM for mark in _landmarks(replay))
+        held.append(cache.stats.num_checkpoints)
+        assert any(mark.kind is BoundaryKind.SYSTEM for mark in _checkpoints(replay))
         assert cache.evict_one("budget")
     cache.check()
     assert held[-1] <= 2 * num_chats + 1, "before a chat loses its newest turn, all the others have gone"
@@ -87,18 +87,18 @@ def test_a_chat_its_branches_and_parallel_requests_are_held_once(policy: str, si
         take(join_tokens(chat[:700], run_of(3000 + branch, 90)), run_of(4000 + branch, 50))
     for parallel in range(6):
         take(chat, run_of(5000 + parallel, 70))
-    ledger = replay.cache.ledger
-    assert ledger.tokens == len(unique)
-    assert ledger.kv <= 1.1 * len(unique) * KV
-    snapshots = sum(mark.snapshot is not None for mark in _landmarks(replay))
-    assert ledger.held <= 1.1 * len(unique) * KV + snapshots * sizes.snapshot
+    stats = replay.cache.stats
+    assert stats.num_tokens == len(unique)
+    assert stats.kv_nbytes <= 1.1 * len(unique) * KV
+    snapshots = sum(mark.snapshot is not None for mark in _checkpoints(replay))
+    assert replay.cache.nbytes <= 1.1 * len(unique) * KV + snapshots * sizes.snapshot
 
 
 def _num_newest(replay: Replay) -> int:
-    return sum(mark.kind is BoundaryKind.STABLE and not mark.is_superseded for mark in _landmarks(replay))
+    return sum(mark.kind is BoundaryKind.STABLE and not mark.is_superseded for mark in _checkpoints(replay))
 
 
-def _landmarks(replay: Replay) -> Iterator[Landmark]:
-    for root in replay.cache.roots.values():
+def _checkpoints(replay: Replay) -> Iterator[Checkpoint]:
+    for root in replay.cache.tree.roots.values():
         for node in subtree(root):
-            yield from node.landmarks.values()
+            yield from node.checkpoints.values()

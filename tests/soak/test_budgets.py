@@ -30,8 +30,8 @@ class Auditor:
 
     def __call__(self, event: Event) -> None:
         cache = self.worker.cache
-        assert cache.budget is not None
-        over = cache.ledger.held + cache.reserved - cache.budget
+        assert cache.memory.budget is not None
+        over = cache.memory.held - cache.memory.budget
         if over > self._growth():
             self.failure = self.failure or AssertionError(f"{over} bytes over the budget")
         self.most_over = max(self.most_over, over)
@@ -44,7 +44,7 @@ class Auditor:
     def _growth(self) -> int:
         """What one more chunk takes in each sequence that runs: its entries, and the steps in which buffers grow."""
         footprint = self.worker.runner.footprint
-        num = sum(task.live is not None for task in self.worker._tasks.values())
+        num = sum(task.live is not None for task in self.worker.requests.values())
         return max(1, num) * ((_CHUNK + 2 * _STEP) * sum(footprint.by_kind.values()) + 2 * footprint.snapshot)
 
 
@@ -65,7 +65,7 @@ def fuzz(architecture: str, *, seed: int, num_bursts: int) -> None:
         engine.ask(lambda worker, budget=budget: setattr(worker.cache, "budget", budget))
         burst = [one_request(engine, source, some_prompt(source, chats), auditor) for _ in range(source.randint(1, 6))]
         if source.random() < 0.3:
-            engine.ask(lambda worker: worker.cache.evict_one("test"))
+            engine.ask(lambda worker: worker.cache.evict_one())
         for running in burst:
             running.wait()
             assert running.end.error is None

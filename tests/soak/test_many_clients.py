@@ -45,7 +45,7 @@ def check_what_is_left(server: House, before: int) -> None:
     engine.check()
     assert engine.num_leases() == 0
     assert engine.loop._gate.num_inside == 0
-    assert engine.ask(lambda worker: len(worker.runner._lives) - len(worker._parked)) == 0
+    assert engine.ask(lambda worker: len(worker.runner._lives) - worker.sequences.num_idle) == 0
     held = engine.loop.status().held
     active = engine.ask(lambda worker: mx.get_active_memory()) - before
     assert held.kv + held.snapshots + held.live <= held.budget

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mlx import nn
 
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.engine.blueprint import Blueprint

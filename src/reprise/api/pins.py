@@ -13,7 +13,7 @@ from reprise.api.pin_body import PinBody, UnpinBody, pinned_prefix
 from reprise.api.service import ChatService, new_request_id
 from reprise.api.sse import while_connected
 from reprise.core.errors import BadRequest, NotFound, OutOfMemory
-from reprise.core.pin import Pin, Pins, pin_id
+from reprise.core.pin import Pin, PinList, pin_id
 
 router = APIRouter(
     route_class=BodyRoute, tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
@@ -69,7 +69,7 @@ async def unpin(name: str, context: InContext, namespace: Namespace) -> dict[str
     return await _unpin(context.service, name, namespace)
 
 
-async def _pins(service: ChatService, namespace: str) -> Pins:
+async def _pins(service: ChatService, namespace: str) -> PinList:
     return await asyncio.wrap_future(service.backend.pins(service.cache_namespace(namespace), owner=namespace))
 
 

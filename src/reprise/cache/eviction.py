@@ -1,104 +1,218 @@
-"""The order of eviction: a heap of landmarks by worth, with lazy re-evaluation.
+"""The order of eviction: a heap of checkpoints by worth, with lazy re-evaluation, and what the policy is told of each.
 
-An entry is stale when its landmark is gone or has a newer version. A popped landmark whose worth has risen since it
+An entry is stale when its checkpoint is gone or was placed anew. A popped checkpoint whose worth has risen since it
 was pushed goes back with its new worth, so facts that change elsewhere (a neighbour evicted, a branch added) need no
 bookkeeping here. A worth that changes by itself is looked at again when the policy says so: a second heap, by the
 number of the prompt. O(log n) for each push and pop.
 """
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable
 from itertools import count
 
+from reprise.cache.pins import Pins
 from reprise.cache.policy import Facts, Policy
-from reprise.cache.tree import Landmark
+from reprise.cache.retention import evicted_from, is_tail, superseded_kinds
+from reprise.cache.tree import Checkpoint, Node, RadixTree, Segment, Walk
+from reprise.core.kinds import Full
+from reprise.core.prompt import BoundaryKind
 
 
 class EvictionOrder:
-    """Gives landmarks, least worth first."""
+    """Gives the checkpoints of `tree`, least worth first."""
 
-    def __init__(self, policy: Policy, facts_of: Callable[[Landmark], Facts]) -> None:
+    def __init__(self, policy: Policy, tree: RadixTree, pins: Pins) -> None:
         self.policy = policy
-        self._facts_of = facts_of
-        self._heap: list[tuple[float, int, Landmark, int]] = []
-        self._reviews: list[tuple[int, int, Landmark, int]] = []
-        self._ticks = count()
+        self._tree = tree
+        self._pins = pins
+        self._heap: list[tuple[float, int, Checkpoint]] = []
+        self._reviews: list[tuple[int, int, Checkpoint]] = []
+        self._placed: dict[Checkpoint, int] = {}
+        """The number of each checkpoint's newest place: entries with another are stale."""
+        self._numbers = count()
 
     def __len__(self) -> int:
-        return len(self._heap)
+        """How many checkpoints stand in the order."""
+        return len(self._placed)
 
-    def use(self, landmark: Landmark) -> None:
-        """Place the landmark anew: it was made or used."""
-        landmark.floor = self.policy.floor
-        self.place(landmark)
+    def __contains__(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint in self._placed
 
-    def place(self, landmark: Landmark) -> None:
-        """Place the landmark anew: something about it changed, but it was not used."""
-        landmark.version += 1
-        facts = self._facts_of(landmark)
-        self._push(self.policy.worth(facts), landmark)
+    @property
+    def num_entries(self) -> int:
+        """Entries of both heaps, stale ones among them."""
+        return len(self._heap) + len(self._reviews)
+
+    # Changes.
+
+    def place(self, checkpoint: Checkpoint) -> None:
+        """Place the checkpoint anew: it was made or used, or something about it changed."""
+        self._placed[checkpoint] = next(self._numbers)
+        facts = self.facts(checkpoint)
+        self._push(self.policy.worth(facts), checkpoint)
         review_at = self.policy.review_at(facts)
         if review_at is not None:
-            heapq.heappush(self._reviews, (review_at, next(self._ticks), landmark, landmark.version))
+            heapq.heappush(self._reviews, (review_at, self._placed[checkpoint], checkpoint))
+
+    def remove(self, checkpoint: Checkpoint) -> None:
+        """The checkpoint leaves the tree, or has left it."""
+        self._placed.pop(checkpoint, None)
+
+    def clear(self) -> None:
+        self._placed.clear()
+        self._heap.clear()
+        self._reviews.clear()
 
     def advance(self, number: int) -> None:
         """Prompt `number` has come: look again at what was to be looked at by then."""
         while self._reviews and self._reviews[0][0] <= number:
-            _, _, landmark, version = heapq.heappop(self._reviews)
-            if _is_live(landmark, version):
-                self.place(landmark)
+            _, place, checkpoint = heapq.heappop(self._reviews)
+            if self._placed.get(checkpoint) == place:
+                self.place(checkpoint)
 
-    def _push(self, worth: float, landmark: Landmark) -> None:
-        heapq.heappush(self._heap, (worth, next(self._ticks), landmark, landmark.version))
-
-    def pop(self, *, may_evict: Callable[[Landmark], bool], new: Facts | None = None) -> Landmark | None:
-        """The landmark of least worth that may be evicted, or None. It is no longer in the order.
+    def pop(self, *, may_evict: Callable[[Checkpoint], bool], new: Facts | None = None) -> Checkpoint | None:
+        """The checkpoint of least worth that may be evicted, or None. It is no longer in the order.
 
         `new`: what is to take its place. None if the policy does not admit that.
         """
-        put_back: list[tuple[float, Landmark]] = []
-        found: Landmark | None = None
+        put_back: list[tuple[float, Checkpoint]] = []
+        found: Checkpoint | None = None
         while self._heap:
-            worth, _, landmark, version = heapq.heappop(self._heap)
-            if not _is_live(landmark, version):
+            worth, place, checkpoint = heapq.heappop(self._heap)
+            if self._placed.get(checkpoint) != place:
                 continue
-            if not may_evict(landmark):
-                put_back.append((worth, landmark))
+            if not may_evict(checkpoint):
+                put_back.append((worth, checkpoint))
                 continue
-            now_worth = self.policy.worth(self._facts_of(landmark))
+            facts = self.facts(checkpoint)
+            now_worth = self.policy.worth(facts)
             if now_worth > worth and self._heap and now_worth > self._heap[0][0]:
-                self._push(now_worth, landmark)
+                self._push(now_worth, checkpoint)
                 continue
             if new is not None and not self.policy.admits(new, now_worth):
-                put_back.append((now_worth, landmark))
+                put_back.append((now_worth, checkpoint))
                 break
-            self.policy.on_evict(now_worth)
-            landmark.version += 1
-            found = landmark
+            self.policy.evicted(facts, now_worth)
+            self.remove(checkpoint)
+            found = checkpoint
             break
-        for worth, landmark in put_back:
-            self._push(worth, landmark)
+        for worth, checkpoint in put_back:
+            self._push(worth, checkpoint)
         return found
 
-    def num_placed(self) -> int:
-        """How many landmarks stand in the order: entries that are not stale. O(n)."""
-        return sum(_is_live(landmark, version) for _, _, landmark, version in self._heap)
+    def sweep(self) -> None:
+        """Drop stale entries when they outnumber the live ones, so that the heaps stay proportional to the tree."""
+        most = 4 * len(self._placed) + 64
+        if len(self._heap) > most:
+            self._heap = [entry for entry in self._heap if self._placed.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
+        if len(self._reviews) > most:
+            self._reviews = [entry for entry in self._reviews if self._placed.get(entry[2]) == entry[1]]
+            heapq.heapify(self._reviews)
 
-    def num_reviews(self) -> int:
-        """How many entries wait to be looked at again, stale ones among them."""
-        return len(self._reviews)
+    def _push(self, worth: float, checkpoint: Checkpoint) -> None:
+        heapq.heappush(self._heap, (worth, self._placed[checkpoint], checkpoint))
 
-    def sweep(self, num_live: int) -> None:
-        """Drop stale entries when they outnumber the live ones, so that the heap stays proportional to the tree."""
-        if len(self._heap) > 4 * num_live + 64:
-            live = [entry for entry in self._heap if _is_live(entry[2], entry[3])]
-            heapq.heapify(live)
-            self._heap = live
-        if len(self._reviews) > 4 * num_live + 64:
-            due = [entry for entry in self._reviews if _is_live(entry[2], entry[3])]
-            heapq.heapify(due)
-            self._reviews = due
+    # What the policy is told.
+
+    def facts(self, checkpoint: Checkpoint) -> Facts:
+        """The facts of a checkpoint in the tree. O(depth) at worst."""
+        node, layout = checkpoint.node, self._tree.layout
+        is_end = not node.children and checkpoint.position == node.stop
+        if is_end and layout.resumes_anywhere:
+            lower = evicted_from(checkpoint, self._tree.sizes.tail, self._pins.holds)
+        else:
+            lower = _checkpoint_below(checkpoint)
+        standing = lower
+        if not layout.resumes_anywhere and not checkpoint.is_superseded:
+            # What is superseded goes first, so it would not be there to resume from.
+            standing = _standing_below(node, checkpoint.position - 1)
+        return Facts(
+            kind=checkpoint.kind,
+            cost=checkpoint.position - standing,
+            nbytes=_freed_nbytes(checkpoint, lower, is_end=is_end),
+            last_use=max(checkpoint.last_use, node.last_use) if layout.resumes_anywhere else checkpoint.last_use,
+            now=self._tree.clock,
+            num_uses=checkpoint.num_uses,
+            num_branches=len(node.children) if checkpoint.position == node.stop else 0,
+            is_superseded=checkpoint.is_superseded,
+            is_auxiliary=checkpoint.is_auxiliary,
+            last_visit=node.last_visit,
+            first_visit=node.first_visit,
+            num_passes=node.num_uses,
+            is_tail=is_end and layout.resumes_anywhere and is_tail(checkpoint),
+        )
+
+    def facts_of_new(
+        self, walk: Walk, position: int, nbytes: int, *, kind: BoundaryKind, visit: int | None, is_auxiliary: bool
+    ) -> Facts:
+        """The facts of a checkpoint of `nbytes` that a commit would add at `position`, behind the walked path."""
+        below = walk.length
+        if not self._tree.layout.resumes_anywhere:
+            below = _standing_below(walk.last, min(walk.length, position - 1), leaving=superseded_kinds(kind))
+        now = self._tree.clock + 1
+        return Facts(
+            kind=kind,
+            cost=position - below,
+            nbytes=nbytes,
+            last_use=now,
+            now=now,
+            last_visit=visit,
+            first_visit=visit,
+            is_auxiliary=is_auxiliary,
+        )
 
 
-def _is_live(landmark: Landmark, version: int) -> bool:
-    return version == landmark.version and landmark.node.landmarks.get(landmark.position) is landmark
+def _freed_nbytes(checkpoint: Checkpoint, lower: int, *, is_end: bool) -> int:
+    """The bytes that evicting the checkpoint gives back; `lower`: from where its path would be dropped at its end."""
+    node = checkpoint.node
+    nbytes = checkpoint.snapshot.nbytes if checkpoint.snapshot is not None else 0
+    for kind, segments in node.segments.items():
+        if is_end:
+            start = max(node.start, lower)
+        elif isinstance(kind, Full):
+            continue
+        else:
+            needs = kind.needs(checkpoint.position)
+            start = max(lower, needs[-1].start if needs else checkpoint.position)
+        for segment in segments[bisect_right(segments, start, key=_stop_of) :]:
+            freed = segment.span.clip(start, max(start, checkpoint.position))
+            if freed is None:
+                break
+            nbytes += segment.nbytes * len(freed) // len(segment.span)
+    return nbytes
+
+
+def _standing_below(node: Node, limit: int, *, leaving: frozenset[BoundaryKind] = frozenset()) -> int:
+    """The highest checkpoint ≤ `limit` on the path that is neither superseded nor of a kind in `leaving`, or 0.
+
+    O(checkpoints of the path) at worst.
+    """
+    above: Node | None = node
+    while above is not None:
+        standing = [
+            checkpoint.position
+            for checkpoint in above.checkpoints.values()
+            if checkpoint.position <= limit and not checkpoint.is_superseded and checkpoint.kind not in leaving
+        ]
+        if standing:
+            return max(standing)
+        above = above.parent
+    return 0
+
+
+def _checkpoint_below(checkpoint: Checkpoint) -> int:
+    """The next lower checkpoint on the path, or 0. O(depth) where the edges have none."""
+    node: Node | None = checkpoint.node
+    limit = checkpoint.position - 1
+    while node is not None:
+        lower = node.checkpoints.highest(limit)
+        if lower is not None:
+            return lower
+        node = node.parent
+    return 0
+
+
+def _stop_of(segment: Segment) -> int:
+    return segment.span.stop

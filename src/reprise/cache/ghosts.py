@@ -9,37 +9,37 @@ _MOST = 64
 
 @dataclass(slots=True)
 class Ghosts:
-    """The evicted landmarks of one edge, and the evicted paths that left it.
+    """The evicted checkpoints of one edge, and the evicted paths that left it.
 
     A path is known by where it left and the token that it went on with.
     """
 
-    landmarks: list[int] = field(default_factory=list[int])
+    checkpoints: list[int] = field(default_factory=list[int])
     paths: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
-    def lose_landmark(self, position: int) -> None:
-        self.forget_landmark(position)
-        self.landmarks = [*self.landmarks, position][-_MOST:]
+    def lose_checkpoint(self, position: int) -> None:
+        self.forget_checkpoint(position)
+        self.checkpoints = [*self.checkpoints, position][-_MOST:]
 
     def lose_path(self, position: int, token: int) -> None:
         lost = (position, token)
         self.paths = [*(path for path in self.paths if path != lost), lost][-_MOST:]
 
-    def forget_landmark(self, position: int) -> None:
-        """The landmark was made again."""
-        self.landmarks = [at for at in self.landmarks if at != position]
+    def forget_checkpoint(self, position: int) -> None:
+        """The checkpoint was made again."""
+        self.checkpoints = [at for at in self.checkpoints if at != position]
 
     def up_to(self, position: int) -> "Ghosts":
         """The part of the edge that ends at `position`."""
         return Ghosts(
-            landmarks=[at for at in self.landmarks if at <= position],
+            checkpoints=[at for at in self.checkpoints if at <= position],
             paths=[path for path in self.paths if path[0] <= position],
         )
 
     def behind(self, position: int) -> "Ghosts":
         """The part of the edge that begins at `position`."""
         return Ghosts(
-            landmarks=[at for at in self.landmarks if at > position],
+            checkpoints=[at for at in self.checkpoints if at > position],
             paths=[path for path in self.paths if path[0] > position],
         )
 
@@ -50,6 +50,6 @@ def join_ghosts(parts: Iterable[Ghosts | None]) -> Ghosts | None:
     if not known:
         return None
     return Ghosts(
-        landmarks=[at for part in known for at in part.landmarks][-_MOST:],
+        checkpoints=[at for part in known for at in part.checkpoints][-_MOST:],
         paths=[path for part in known for path in part.paths][-_MOST:],
     )

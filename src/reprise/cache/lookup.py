@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from reprise.cache.payload import SegmentPayload, SnapshotPayload
-from reprise.cache.tree import Landmark, Node, Piece, Walk, walk
+from reprise.cache.payload import SegmentPayload, SharedPayload, SnapshotPayload
+from reprise.cache.tree import Checkpoint, Node, Segment, Walk
 from reprise.core.kinds import Full, KvKind, Layout, best_position
 from reprise.core.spans import Span, covers, subtract, union
 from reprise.core.tokens import Tokens
@@ -31,7 +31,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SegmentSlice:
     """The entries ``[start, stop)`` of a payload, counted from its own first entry; they stand at `span`."""
 
     payload: SegmentPayload
@@ -42,16 +42,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Restore:
-    """All that the layers need to resume at `position`: parts by kind, in order of position, and the snapshot."""
+    """All that the layers need to resume at `position`: slices by kind, in order of position, and the snapshot."""
 
     position: int
-    parts: Mapping[KvKind, tuple[Part, ...]]
+    slices: Mapping[KvKind, tuple[SegmentSlice, ...]]
     snapshot: SnapshotPayload | None
 
 
-def match_in(root: Node, tokens: Tokens, namespace: str) -> Match:
-    """How far the tree agrees with `tokens`. O(length of the match)."""
-    walked = walk(root, tokens)
+def match_of(walked: Walk, tokens: Tokens, namespace: str) -> Match:
+    """The match that a walk along `tokens` found."""
     last, length = walked.last, walked.length
     continues: Tokens | None = None
     if length < last.stop:
@@ -73,8 +72,8 @@ def resume_position(layout: Layout, match: Match, limit: int) -> int:
     """The largest position ≤ `limit` at which every layer can resume; 0 if there is none."""
     limit = min(limit, match.length)
     if layout.has_snapshots:
-        # A landmark is resumable (`check()` sees to that), and without its snapshot no other position is.
-        below = (node.landmarks.highest(limit) for node in reversed(match.walk.nodes))
+        # A checkpoint is resumable (`check()` sees to that), and without its snapshot no other position is.
+        below = (node.checkpoints.highest(limit) for node in reversed(match.walk.nodes))
         return next((at for at in below if at is not None), 0)
     runs = stored_runs(layout, match.walk)
     position = limit
@@ -86,33 +85,35 @@ def resume_position(layout: Layout, match: Match, limit: int) -> int:
         position = lowest
 
 
-def landmark_at(walked: Walk, position: int) -> Landmark | None:
-    """The landmark at exactly `position` of the walked path, or None."""
+def checkpoint_at(walked: Walk, position: int) -> Checkpoint | None:
+    """The checkpoint at exactly `position` of the walked path, or None."""
     if position > walked.length:
         return None
     node = next(node for node in walked.nodes if position <= node.stop)
-    return node.landmarks.get(position)
+    return node.checkpoints.get(position)
 
 
 def read(layout: Layout, match: Match, position: int) -> Restore:
     """What is needed to resume at `position`, which `resume_position` gave for the same match."""
-    parts: dict[KvKind, tuple[Part, ...]] = {}
+    slices: dict[KvKind, tuple[SegmentSlice, ...]] = {}
     for kind in layout.kinds:
         needs = kind.needs(position)
-        parts[kind] = tuple(part for need in needs for node in match.walk.nodes for part in _parts(node, kind, need))
-        assert covers((part.span for part in parts[kind]), needs), (kind, position)
+        slices[kind] = tuple(
+            piece for need in needs for node in match.walk.nodes for piece in _slices(node, kind, need)
+        )
+        assert covers((piece.span for piece in slices[kind]), needs), (kind, position)
     snapshot: SnapshotPayload | None = None
     if layout.has_snapshots and position > 0:
-        landmark = landmark_at(match.walk, position)
-        assert landmark is not None and landmark.snapshot is not None, position
-        snapshot = landmark.snapshot
-    return Restore(position=position, parts=parts, snapshot=snapshot)
+        checkpoint = checkpoint_at(match.walk, position)
+        assert checkpoint is not None and checkpoint.snapshot is not None, position
+        snapshot = checkpoint.snapshot
+    return Restore(position=position, slices=slices, snapshot=snapshot)
 
 
 def was_lost(match: Match, position: int) -> bool:
     """Whether something was evicted that would have let this prompt resume behind `position`."""
     for node in match.walk.nodes:
-        if node.ghosts is not None and any(position < at <= match.length for at in node.ghosts.landmarks):
+        if node.ghosts is not None and any(position < at <= match.length for at in node.ghosts.checkpoints):
             return True
     ghosts = match.walk.last.ghosts
     return ghosts is not None and match.next_token is not None and (match.length, match.next_token) in ghosts.paths
@@ -144,18 +145,26 @@ def missing(layout: Layout, walked: Walk, position: int, longest: int) -> list[t
 def _runs_of(kind: KvKind, walked: Walk) -> tuple[Span, ...]:
     if isinstance(kind, Full):  # Complete on every edge (`check()` sees to that).
         return (Span(0, walked.length),) if walked.length > 0 else ()
-    spans = (piece.span.clip(0, walked.length) for node in walked.nodes for piece in node.pieces.get(kind, ()))
+    spans = (segment.span.clip(0, walked.length) for node in walked.nodes for segment in node.segments.get(kind, ()))
     return union(span for span in spans if span is not None)
 
 
-def _parts(node: Node, kind: KvKind, need: Span) -> list[Part]:
-    pieces: list[Piece] = node.pieces.get(kind, [])
-    first = bisect_right(pieces, need.start, key=lambda piece: piece.span.stop)
-    found: list[Part] = []
-    for piece in pieces[first:]:
-        span = piece.span.clip(need.start, need.stop)
+def _slices(node: Node, kind: KvKind, need: Span) -> list[SegmentSlice]:
+    segments: list[Segment] = node.segments.get(kind, [])
+    first = bisect_right(segments, need.start, key=lambda segment: segment.span.stop)
+    found: list[SegmentSlice] = []
+    for segment in segments[first:]:
+        span = segment.span.clip(need.start, need.stop)
         if span is None:
             break
-        offset = piece.span.start
-        found.append(Part(piece.payload, span.start - offset, span.stop - offset, span))
+        offset = segment.span.start
+        found.append(SegmentSlice(segment.payload, span.start - offset, span.stop - offset, span))
     return found
+
+
+def sharing_sequence(restore: Restore) -> object | None:
+    """The one sequence in whose buffers all full-attention entries of what is read stand, or None."""
+    payloads = [piece.payload for kind, part in restore.slices.items() if isinstance(kind, Full) for piece in part]
+    holders = {id(p.sequence): p.sequence for p in payloads if isinstance(p, SharedPayload)}
+    is_all_shared = all(isinstance(payload, SharedPayload) for payload in payloads)
+    return next(iter(holders.values())) if is_all_shared and len(holders) == 1 else None

@@ -12,13 +12,13 @@ from reprise.core.spans import Span
 
 
 class SegmentPayload(Protocol):
-    """The entries of one layer kind for a run of consecutive positions. Immutable; owns its bytes."""
+    """The entries of one layer kind for a run of consecutive positions. Immutable; owns its bytes, or is shared."""
 
     @property
     def nbytes(self) -> int: ...
 
     def cut(self, start: int, stop: int) -> "SegmentPayload":
-        """A copy of the entries ``[start, stop)``, counted from this payload's own first entry."""
+        """The entries ``[start, stop)``, counted from this payload's own first entry: a copy, unless shared."""
         ...
 
     def join(self, others: Sequence["SegmentPayload"]) -> "SegmentPayload":
@@ -26,16 +26,17 @@ class SegmentPayload(Protocol):
         ...
 
 
-class Lent(ABC):
-    """A segment payload whose entries still stand in a live sequence (`lender`), which can be asked to give copies.
+class SharedPayload(ABC):
+    """A segment payload that is a span of a sequence's own buffers, instead of a copy.
 
-    It is counted like any other, and the lender's own buffers by so much less. Dropping it frees nothing while the
-    lender lives: so before an edge with lent entries is evicted, the cache recalls them (`PrefixCache.recall`).
+    Its bytes count as the tree's, and the sequence's own by so much less. Dropping it frees nothing while the
+    sequence has its buffers: so the cache has idle sequences closed before it evicts what they share.
     """
 
     @property
     @abstractmethod
-    def lender(self) -> object: ...
+    def sequence(self) -> object:
+        """Whose buffers these are."""
 
     @property
     @abstractmethod
@@ -65,7 +66,7 @@ class Source(Protocol):
     def snapshot_nbytes(self) -> int: ...
 
     def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
-        """A copy of the entries of `span`, which lies within what `kind` needs at this position."""
+        """The entries of `span`, which lies within what `kind` needs at this position."""
         ...
 
     def snapshot(self) -> SnapshotPayload: ...

@@ -1,16 +1,15 @@
 """Which item of the cache is worth least. Facts in, a number out; the lowest number goes first.
 
-The policies know nothing of the tree. They are told of every prompt (`arrive`), and learn from that alone: nothing here
+A policy knows nothing of the tree. It is told of every prompt (`arrive`), and learns from that alone: nothing here
 does I/O, reads a clock or draws a random number, so the same prompts give the same order.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from reprise.cache.lineage import Lineage
-from reprise.cache.returns import Returns
+from reprise.cache.conversation_history import ConversationHistory
+from reprise.cache.reuse_rate import ReuseRateEstimator
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 
@@ -30,8 +29,9 @@ class Facts:
 
     `cost`: the tokens to compute again if it were gone and its position were asked for. `nbytes`: what evicting it
     gives back. `last_use`, `now`: the cache's clock. `num_uses`: how often a request resumed here. `num_branches`: the
-    paths that go on from here. `visit`: the number of the prompt that came by last; `first_visit`: that of the first
-    (0: none known). `num_passes`: how many requests came by. `is_tail`: it lies behind the stable boundary of its path.
+    paths that go on from here. `last_visit`: the number of the prompt that came by last; `first_visit`: that of the
+    first (None: not known). `num_passes`: how many requests came by. `is_tail`: it lies behind the stable boundary of
+    its path.
     """
 
     kind: BoundaryKind
@@ -39,14 +39,12 @@ class Facts:
     nbytes: int
     last_use: int
     now: int
-    floor: float
-    """The policy's floor when the item was last used."""
-    num_uses: int
-    num_branches: int
-    is_superseded: bool
-    is_side: bool
-    visit: int = 0
-    first_visit: int = 0
+    num_uses: int = 0
+    num_branches: int = 0
+    is_superseded: bool = False
+    is_auxiliary: bool = False
+    last_visit: int | None = None
+    first_visit: int | None = None
     num_passes: int = 0
     is_tail: bool = False
 
@@ -60,26 +58,21 @@ class Arrival:
 
 
 class Policy(Protocol):
-    """An order of eviction. `floor` ages the items: it is stamped on an item when it is used, and only `on_evict`
-    raises it.
-    """
-
-    @property
-    def floor(self) -> float: ...
+    """An order of eviction. The numbers of prompts begin at 1."""
 
     def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
         """A request came with this prompt, of which ``[0, known)`` is stored."""
         ...
 
-    def number_of(self, tokens: Tokens, *, namespace: str) -> int:
-        """The number of the prompt that these tokens belong to, 0 if it is not known."""
+    def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
+        """The number of the prompt that these tokens belong to, None if it is not known."""
         ...
 
     def answered(self, number: int, num_tokens: float) -> None:
         """Prompt `number` has its answer, of so many tokens."""
         ...
 
-    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int, namespace: str) -> None:
+    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
         """Prompt `number` and its answer are stored as far as `tokens`; from `stable_at` on a next turn may differ."""
         ...
 
@@ -93,93 +86,37 @@ class Policy(Protocol):
         """The number of the prompt at which this item's worth will have changed by itself, None if it never does."""
         ...
 
-    def on_evict(self, worth: float) -> None:
+    def evicted(self, facts: Facts, worth: float) -> None:
         """An item of this worth was evicted."""
         ...
-
-
-class _Unlearned:
-    """What policies share that do not look at prompts."""
-
-    def __init__(self) -> None:
-        self.floor = 0.0
-        self._num_prompts = 0
-
-    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
-        self._num_prompts += 1
-        return Arrival(self._num_prompts)
-
-    def number_of(self, tokens: Tokens, *, namespace: str) -> int:
-        return 0
-
-    def answered(self, number: int, num_tokens: float) -> None:
-        pass
-
-    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int, namespace: str) -> None:
-        pass
-
-    def admits(self, new: Facts, than: float) -> bool:
-        return True
-
-    def review_at(self, facts: Facts) -> int | None:
-        return None
-
-
-class Lru(_Unlearned):
-    """Least recently used first. For comparison."""
-
-    def worth(self, facts: Facts) -> float:
-        return float(facts.last_use)
-
-    def on_evict(self, worth: float) -> None:
-        pass
-
-
-class GreedyDual(_Unlearned):
-    """What a byte saves, aged by what was given up before. For comparison.
-
-    After Cherkasova, "Improving WWW proxies performance with greedy-dual-size-frequency caching policy" (1998): an
-    item's worth is the floor at its last use plus uses × cost / size; the floor rises to what is evicted.
-    """
-
-    def worth(self, facts: Facts) -> float:
-        if facts.nbytes == 0:
-            return facts.floor
-        uses = 1 + facts.num_uses + max(0, facts.num_branches - 1)
-        gain = uses * facts.cost / facts.nbytes
-        if facts.is_superseded or facts.is_side:
-            gain *= 0.1
-        return facts.floor + gain
-
-    def on_evict(self, worth: float) -> None:
-        self.floor = max(self.floor, worth)
 
 
 class ExpectedSaving:
     """What a byte is expected to save for each prompt that it waits: the default.
 
-    Worth = tokens saved by a use × uses expected per prompt of waiting ÷ bytes. How soon a chat comes back is learned
-    from the chats themselves, also from those that were evicted (`reprise.cache.returns`), and so is how often another
-    path leaves from what is shared. Once a prompt has its answer, its length tells more: a word is the answer to a task
-    that is done. How often next turns have what stands behind the stable boundary of the last one is learned for all
-    of them together. A chat that has gone on elsewhere leaves ends behind that nobody waits for: these
-    have negative worth and go before anything else, the least useful first. New entries that are expected to save
-    less than everything stored are not stored, so that prompts which come once do not wash out chats.
+    Worth = tokens saved by a use × uses expected per prompt of waiting ÷ bytes. How soon a chat comes back is
+    learned from the chats themselves, also from those that were evicted (`reprise.cache.reuse_rate`), and so is how
+    often another path leaves from what is shared. Once a prompt has its answer, its length tells more: a word is
+    the answer to a task that is done. How often next turns have what stands behind the stable boundary of the last
+    one is learned for all of them together. A chat that has gone on elsewhere leaves ends behind that nobody waits
+    for: these have negative worth and go before anything else, the least useful first. New entries that are
+    expected to save less than everything stored are not stored, so that prompts which come once do not wash out
+    chats.
     """
-
-    floor = 0.0
 
     def __init__(self, *, unit_tokens: int = 1) -> None:
         """`unit_tokens`: how many real tokens one token of the prompts stands for (replayed block hashes)."""
         self._unit_tokens = unit_tokens
-        self._lineage = Lineage()
-        self._turns = Returns((len(_TURNS) + 1, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1), num_later=len(_ANSWERED) + 1)
-        self._branches = Returns((len(_TURNS) + 1,))
+        self._history = ConversationHistory()
+        self._turns = ReuseRateEstimator(
+            (len(_TURNS) + 1, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1), num_later=len(_ANSWERED) + 1
+        )
+        self._branches = ReuseRateEstimator((len(_TURNS) + 1,))
         # One of each before any was seen.
         self._tails_met, self._tails_missed = 1, 1
 
     def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
-        visit = self._lineage.arrive(tokens, known=known, namespace=namespace)
+        visit = self._history.arrive(tokens, known=known, namespace=namespace)
         self._turns.advance()
         self._branches.advance()
         if visit.continues is not None:
@@ -198,26 +135,26 @@ class ExpectedSaving:
         )
         return Arrival(visit.number, visit.continues)
 
-    def number_of(self, tokens: Tokens, *, namespace: str) -> int:
-        return self._lineage.number_of(tokens, namespace=namespace)
+    def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
+        return self._history.number_of(tokens, namespace=namespace)
 
     def answered(self, number: int, num_tokens: float) -> None:
         self._turns.specify(number, _place(_ANSWERED, num_tokens * self._unit_tokens))
 
-    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int, namespace: str) -> None:
-        self._lineage.leave_tail(tokens, stable_at, number=number, namespace=namespace)
+    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
+        self._history.leave_tail(tokens, stable_at, number=number, namespace=namespace)
 
     def worth(self, facts: Facts) -> float:
         if facts.nbytes == 0:
             return 0.0
         saved = facts.cost / facts.nbytes
-        rate = self._turns.worth(facts.visit)
-        branched_at = self._lineage.passes(facts.first_visit)
+        rate = self._turns.worth(facts.last_visit)
+        branched_at = self._history.last_continuation(facts.first_visit)
         if branched_at is not None:
             rate += self._branches.worth(branched_at)
         if facts.num_branches > 1:
             rate = max(rate, self._rate_of_passes(facts))
-        if facts.is_side:
+        if facts.is_auxiliary:
             rate *= 0.1
         if facts.is_tail:
             rate *= self._tails_met / (self._tails_met + self._tails_missed)
@@ -228,30 +165,28 @@ class ExpectedSaving:
         return self.worth(new) >= than
 
     def review_at(self, facts: Facts) -> int | None:
-        return self._turns.next_step_at(facts.visit)
+        return self._turns.next_step_at(facts.last_visit)
 
-    def on_evict(self, worth: float) -> None:
+    def evicted(self, facts: Facts, worth: float) -> None:
         pass
 
     def _is_left_behind(self, facts: Facts) -> bool:
         """Whether the chat has gone on from elsewhere. What two requests have resumed from is not one chat's alone."""
         if facts.num_branches > 1 or facts.num_uses > 1:
             return False
-        return facts.is_superseded or (facts.kind not in _SHARED and self._lineage.is_continued(facts.visit))
+        return facts.is_superseded or (facts.kind not in _SHARED and self._history.is_continued(facts.last_visit))
 
     def _rate_of_passes(self, facts: Facts) -> float:
         """Requests that come by, per prompt: any of them falls back on this place if what it had further on is gone.
 
         Once none has come for longer than usual, the rate falls as the silence lasts.
         """
-        rate = facts.num_passes / max(1, self._lineage.now - facts.first_visit)
-        silence = max(1, self._lineage.now - facts.visit)
+        # Of prompts that are not known, the first came before all others.
+        first, last = (0 if number is None else number for number in (facts.first_visit, facts.last_visit))
+        rate = facts.num_passes / max(1, self._history.now - first)
+        silence = max(1, self._history.now - last)
         return min(rate, 1 / silence)
 
 
 def _place(edges: tuple[int, ...], value: float) -> int:
     return bisect_right(edges, value)
-
-
-POLICIES: dict[str, Callable[[], Policy]] = {"lru": Lru, "greedy-dual": GreedyDual, "cost": ExpectedSaving}
-"""The table of policies by name; `cost` is the default."""

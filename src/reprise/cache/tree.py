@@ -1,71 +1,125 @@
-"""The radix tree's nodes. Structure only: no bytes are counted and nothing is decided here.
+"""The radix tree: all stored paths of one model, by namespace.
 
-A node stands for the edge that leads to it: the tokens ``[start, stop)`` of every path through it. Pieces (segments)
-hang on the edge by layer kind, landmarks hang on positions in ``(start, stop]``.
+A node stands for the edge that leads to it: the tokens ``[start, stop)`` of every path through it. Segments hang on the
+edge by layer kind, checkpoints on positions in ``(start, stop]``. `RadixTree` is the only code that changes any of
+this, and it charges the bytes as it does; what goes and what stays is decided elsewhere (`reprise.cache.prefix_cache`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 
-from reprise.cache.ghosts import Ghosts
-from reprise.cache.landmarks import Landmarks
-from reprise.cache.payload import SegmentPayload, SnapshotPayload
-from reprise.core.kinds import Full, KvKind
+from reprise.cache.ghosts import Ghosts, join_ghosts
+from reprise.cache.payload import SegmentPayload, SharedPayload, SnapshotPayload
+from reprise.core.kinds import Full, KvKind, Layout
 from reprise.core.prompt import BoundaryKind
-from reprise.core.spans import Span, union
-from reprise.core.tokens import Tokens, as_tokens, common_prefix, own_tokens
+from reprise.core.spans import Span, covers, union
+from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens, own_tokens
+from reprise.memory import Account, Memory
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Segment:
     """The entries of one layer kind for `span`, which lies within one edge."""
 
     span: Span
     payload: SegmentPayload
 
+    @property
+    def nbytes(self) -> int:
+        return self.payload.nbytes
+
+    @property
+    def sequence(self) -> object | None:
+        """Whose buffers the entries stand in; None: the tree has its own."""
+        return self.payload.sequence if isinstance(self.payload, SharedPayload) else None
+
+    def cut(self, span: Span) -> "Segment":
+        """The entries of `span` alone, which lies within this one."""
+        if span == self.span:
+            return self
+        return Segment(span, self.payload.cut(span.start - self.span.start, span.stop - self.span.start))
+
+
+Segments = dict[KvKind, list[Segment]]
+"""What hangs on one edge: by kind, in order of position."""
+
 
 @dataclass(slots=True, eq=False)
-class Landmark:
+class Checkpoint:
     """A position that a commit promised to be resumable, and what is known of its use.
 
-    `snapshot` is None for models without snapshots. `last_use` is the cache's clock (a count of requests) when the
-    position was made or resumed from; `num_uses` counts the resumes. `is_superseded`: a later tip of the same
-    conversation exists. `version` marks its newest place in the order of eviction. `stable_at`: from there on the next
-    turn may have something else (None: not known); kept where every position is resumable, and up to that one matter.
+    `snapshot` is None for models without snapshots. `last_use` is the tree's clock when the position was made or
+    resumed from; `num_uses` counts the resumes. `is_superseded`: a later tip of the same conversation exists.
+    `is_auxiliary`: only side requests (titles, tags) came here. `stable_at`: from there on the next turn may have
+    something else (None: not known); kept where every position is resumable, and up to that one matter.
     """
 
     position: int
     kind: BoundaryKind
     node: "Node"
     snapshot: SnapshotPayload | None = None
-    made_at: int = 0
     last_use: int = 0
     num_uses: int = 0
     is_superseded: bool = False
-    is_side: bool = False
+    is_auxiliary: bool = False
     stable_at: int | None = None
-    pinned_until: float = 0.0
-    retained_until: float = 0.0
-    """Like `pinned_until`, until a later position of the same path is retained (`reprise.cache.pins`)."""
-    floor: float = 0.0
-    version: int = 0
 
     @property
-    def stays_until(self) -> float:
-        """Until when it may not be evicted, on the cache's clock."""
-        return max(self.pinned_until, self.retained_until)
+    def is_in_tree(self) -> bool:
+        return self.node.checkpoints.get(self.position) is self
+
+
+class CheckpointMap(MutableMapping[int, Checkpoint]):
+    """The checkpoints of one edge by position, in order of position."""
+
+    __slots__ = ("_by_position", "_positions")
+
+    def __init__(self) -> None:
+        self._by_position: dict[int, Checkpoint] = {}
+        self._positions: list[int] = []
+
+    def __getitem__(self, position: int) -> Checkpoint:
+        return self._by_position[position]
+
+    def __setitem__(self, position: int, checkpoint: Checkpoint) -> None:
+        if position not in self._by_position:
+            insort(self._positions, position)
+        self._by_position[position] = checkpoint
+
+    def __delitem__(self, position: int) -> None:
+        del self._by_position[position]
+        del self._positions[bisect_left(self._positions, position)]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._positions)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __contains__(self, position: object) -> bool:
+        return position in self._by_position
+
+    def values(self) -> ValuesView[Checkpoint]:
+        """The checkpoints, in no order."""
+        return self._by_position.values()
+
+    def highest(self, limit: int) -> int | None:
+        """The highest position ≤ `limit` that has a checkpoint, or None. O(log n)."""
+        number = bisect_right(self._positions, limit)
+        return self._positions[number - 1] if number > 0 else None
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
     """Protects the path from the root to `position` while a request uses it.
 
-    `number`: how the policy knows the request, 0 if nobody asked.
+    `number`: how the policy knows the request, None if nobody asked.
     """
 
     node: "Node"
     position: int
-    number: int = 0
+    number: int | None = None
     is_released: bool = False
 
 
@@ -81,15 +135,15 @@ class Node:
     tokens: Tokens
     parent: "Node | None"
     children: dict[int, "Node"] = field(default_factory=dict[int, "Node"])
-    pieces: dict[KvKind, list[Piece]] = field(default_factory=dict[KvKind, list[Piece]])
-    landmarks: Landmarks = field(default_factory=Landmarks)
+    segments: Segments = field(default_factory=Segments)
+    checkpoints: CheckpointMap = field(default_factory=CheckpointMap)
     leases: list[Lease] = field(default_factory=list[Lease])
     num_leases: int = 0
     last_use: int = 0
     num_uses: int = 0
-    visit: int = 0
+    last_visit: int | None = None
     """The policy's number of the prompt that came by last; `first_visit`: of the first."""
-    first_visit: int = 0
+    first_visit: int | None = None
     ghosts: Ghosts | None = None
     """What was evicted from this edge; None: nothing was."""
 
@@ -97,13 +151,43 @@ class Node:
     def stop(self) -> int:
         return self.start + len(self.tokens)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all segments on this edge."""
+        return _nbytes(self.segments)
+
     def coverage(self, kind: KvKind) -> tuple[Span, ...]:
         """Which positions of this edge have entries of `kind`."""
-        return union(piece.span for piece in self.pieces.get(kind, ()))
+        return union(segment.span for segment in self.segments.get(kind, ()))
+
+    def sequences(self) -> tuple[object, ...]:
+        """Whose buffers entries of this edge stand in, each once."""
+        holders = {id(segment.sequence): segment.sequence for group in self.segments.values() for segment in group}
+        return tuple(holder for holder in holders.values() if holder is not None)
 
 
-def new_root() -> Node:
-    return Node(start=0, tokens=as_tokens(()), parent=None)
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentRef:
+    """Where a segment hangs. Valid until the tree changes; who keeps one keeps its entries alive."""
+
+    node: Node
+    kind: KvKind
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentSizes:
+    """How finely payloads are cut, in tokens.
+
+    `longest`: of a segment, which bounds what a split or an eviction has to copy. `tail`: how much of a path's end is
+    evicted at a time where every position is resumable.
+    """
+
+    longest: int = 2048
+    tail: int = 1024
+
+    def __post_init__(self) -> None:
+        assert self.longest > 0 and self.tail > 0, self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,22 +203,6 @@ class Walk:
     @property
     def last(self) -> Node:
         return self.nodes[-1]
-
-
-def walk(root: Node, tokens: Tokens) -> Walk:
-    """Follow `tokens` from the root as far as the tree agrees. Changes nothing. O(length of the match)."""
-    nodes = [root]
-    at = 0
-    while at < len(tokens):
-        child = nodes[-1].children.get(int(tokens[at]))
-        if child is None:
-            break
-        shared = common_prefix(child.tokens, tokens[at:])
-        nodes.append(child)
-        at += shared
-        if at < child.stop:
-            break
-    return Walk(nodes=tuple(nodes), length=at)
 
 
 def path_to(node: Node) -> tuple[Node, ...]:
@@ -154,77 +222,528 @@ def subtree(node: Node) -> Iterator[Node]:
         stack.extend(top.children.values())
 
 
-def cut_spans(pieces: Sequence[Piece], span: Span) -> list[Piece]:
-    """The pieces of `span` alone. A piece that lies within is shared, one that is cut is copied."""
-    inside: list[Piece] = []
-    for piece in pieces:
-        part = piece.span.clip(span.start, span.stop)
-        if part == piece.span:
-            inside.append(piece)
-        elif part is not None:
-            offset = piece.span.start
-            inside.append(Piece(part, piece.payload.cut(part.start - offset, part.stop - offset)))
-    return inside
+def cut_segments(segments: Sequence[Segment], span: Span) -> list[Segment]:
+    """The segments of `span` alone. One that lies within is the same object, one that is cut is copied."""
+    inside = ((segment, segment.span.clip(span.start, span.stop)) for segment in segments)
+    return [segment.cut(part) for segment, part in inside if part is not None]
 
 
-def cut_pieces(node: Node, start: int, stop: int) -> dict[KvKind, list[Piece]]:
-    """The pieces of ``[start, stop)`` of this edge, by kind."""
-    cut = {kind: cut_spans(pieces, Span(start, stop)) for kind, pieces in node.pieces.items()}
-    return {kind: pieces for kind, pieces in cut.items() if pieces}
+class RadixTree:
+    """The nodes of all namespaces, and what they cost. Raises nothing of its own; used by one thread."""
+
+    def __init__(self, layout: Layout, memory: Memory, sizes: SegmentSizes) -> None:
+        self.layout = layout
+        self.sizes = sizes
+        self._memory = memory
+        self._roots: dict[str, Node] = {}
+        self.clock = 0
+        """Counts uses and commits."""
+        self.num_nodes = 0
+        self.num_tokens = 0
+        self.num_checkpoints = 0
+
+    # Looking.
+
+    @property
+    def roots(self) -> Mapping[str, Node]:
+        """By namespace."""
+        return self._roots
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes, parents first."""
+        for root in self._roots.values():
+            yield from subtree(root)
+
+    def checkpoints(self, namespace: str | None = None) -> Iterator[Checkpoint]:
+        """All checkpoints of a namespace, or of all (None), in no order."""
+        for name, root in self._roots.items():
+            if namespace in (None, name):
+                for node in subtree(root):
+                    yield from node.checkpoints.values()
+
+    def walk(self, tokens: Tokens, namespace: str) -> Walk:
+        """Follow `tokens` from the root as far as the tree agrees. Changes nothing. O(length of the match)."""
+        root = self._roots.get(namespace)
+        nodes = [root if root is not None else _new_root()]
+        at = 0
+        while at < len(tokens):
+            child = nodes[-1].children.get(int(tokens[at]))
+            if child is None:
+                break
+            shared = common_prefix(child.tokens, tokens[at:])
+            nodes.append(child)
+            at += shared
+            if at < child.stop:
+                break
+        return Walk(nodes=tuple(nodes), length=at)
+
+    def namespace_of(self, checkpoint: Checkpoint) -> str:
+        """The namespace in whose tree the checkpoint stands. O(depth + namespaces)."""
+        root = path_to(checkpoint.node)[0]
+        return next(name for name, known in self._roots.items() if known is root)
+
+    def leased_nbytes(self) -> int:
+        """The bytes of full-attention entries and snapshots up to the leases, but for superseded ones on the way.
+
+        O(leased nodes).
+        """
+        nbytes = 0
+        stack = [root for root in self._roots.values() if root.num_leases > 0]
+        while stack:
+            node = stack.pop()
+            below = [child for child in node.children.values() if child.num_leases > 0]
+            stack.extend(below)
+            stop = node.stop if below else max(lease.position for lease in node.leases)
+            for kind, segments in node.segments.items():
+                if isinstance(kind, Full):
+                    nbytes += sum(segment.nbytes for segment in segments if segment.span.stop <= stop)
+            leased = {lease.position for lease in node.leases}
+            for checkpoint in node.checkpoints.values():
+                is_needed = not checkpoint.is_superseded or checkpoint.position in leased
+                if checkpoint.snapshot is not None and checkpoint.position <= stop and is_needed:
+                    nbytes += checkpoint.snapshot.nbytes
+        return nbytes
+
+    # Leases and use.
+
+    def protect(self, walk: Walk, position: int) -> Lease:
+        """Keep the walked path up to `position`, until `unprotect`. O(depth)."""
+        node = next(n for n in walk.nodes if position <= n.stop)
+        lease = Lease(node, position)
+        node.leases.append(lease)
+        for above in path_to(node):
+            above.num_leases += 1
+        return lease
+
+    def unprotect(self, lease: Lease) -> None:
+        """Give a lease back. Twice is a bug."""
+        assert not lease.is_released, lease
+        lease.is_released = True
+        lease.node.leases.remove(lease)
+        for above in path_to(lease.node):
+            above.num_leases -= 1
+
+    def use(self, walk: Walk, position: int) -> Checkpoint | None:
+        """The walked path is used up to `position`; gives the checkpoint there, if there is one."""
+        self.clock += 1
+        used: Checkpoint | None = None
+        for node in walk.nodes:
+            if node.start < position:
+                node.last_use = self.clock
+                node.num_uses += 1
+                used = node.checkpoints.get(position)
+        if used is not None:
+            used.last_use = self.clock
+            used.num_uses += 1
+        return used
+
+    def visit(self, node: Node, number: int) -> bool:
+        """The prompt of this number went through `node`. False if it, or a later one, is known to have."""
+        if node.last_visit is not None and number <= node.last_visit:
+            return False
+        node.last_visit = number
+        return True
+
+    def note_first_visit(self, node: Node, number: int) -> None:
+        """The prompt of this number has stored `node`, unless an earlier one had."""
+        node.first_visit = number if node.first_visit is None else node.first_visit
+
+    # Growth.
+
+    def extend(self, walk: Walk, tokens: Tokens, namespace: str) -> tuple[Node, ...]:
+        """Add the tokens that the tree lacks behind the walk; gives the nodes from the root to the end of `tokens`."""
+        root, last = walk.nodes[0], walk.last
+        if namespace not in self._roots:
+            self._roots[namespace] = root
+            self.num_nodes += 1
+        if walk.length == len(tokens):
+            return walk.nodes
+        if walk.length < last.stop:
+            last = self._split(last, walk.length)
+        child = Node(start=walk.length, tokens=own_tokens(tokens[walk.length :]), parent=last)
+        child.last_visit = last.last_visit
+        last.children[int(child.tokens[0])] = child
+        self.num_nodes += 1
+        self.num_tokens += len(child.tokens)
+        return path_to(child)
+
+    def attach(self, path: Sequence[Node], kind: KvKind, segment: Segment) -> None:
+        """Hang a segment on the edge of `path` that its span lies in."""
+        node = path[bisect_left(path, segment.span.stop, key=lambda n: n.stop)]
+        assert node.start <= segment.span.start, (node.start, segment.span)
+        insort(node.segments.setdefault(kind, []), segment, key=lambda s: s.span.start)
+        self._charge_kv([segment], ())
+
+    def tick(self, path: Iterable[Node]) -> None:
+        """A commit on this path: it is the newest."""
+        self.clock += 1
+        for node in path:
+            node.last_use = self.clock
+
+    def _split(self, node: Node, position: int) -> Node:
+        """Split the edge at `position`, strictly inside it. Gives the new upper node; `node` stays the lower one.
+
+        The payloads are cut before anything changes, so a failure leaves the tree as it was.
+        """
+        assert node.start < position < node.stop and node.parent is not None, (node.start, position, node.stop)
+        above, below = _cut(node, node.start, position), _cut(node, position, node.stop)
+        head, tail = own_tokens(node.tokens[: position - node.start]), own_tokens(node.tokens[position - node.start :])
+        upper = Node(start=node.start, tokens=head, parent=node.parent)
+        node.parent.children[int(head[0])] = upper
+        upper.children[int(tail[0])] = node
+        for at in [p for p in node.checkpoints if p <= position]:
+            checkpoint = node.checkpoints.pop(at)
+            checkpoint.node = upper
+            upper.checkpoints[at] = checkpoint
+        upper.num_leases, upper.last_use, upper.num_uses = node.num_leases, node.last_use, node.num_uses
+        upper.last_visit, upper.first_visit = node.last_visit, node.first_visit
+        if node.ghosts is not None:
+            upper.ghosts, node.ghosts = node.ghosts.up_to(position), node.ghosts.behind(position)
+        for lease in [lease for lease in node.leases if lease.position <= position]:
+            node.leases.remove(lease)
+            node.num_leases -= 1
+            upper.leases.append(lease)
+            lease.node = upper
+        node.parent, node.start, node.tokens = upper, position, tail
+        self._set_segments(node, below)
+        self._set_segments(upper, above)
+        self.num_nodes += 1
+        return upper
+
+    # Checkpoints.
+
+    def add_checkpoint(
+        self, node: Node, position: int, kind: BoundaryKind, *, is_auxiliary: bool = False, stable_at: int | None = None
+    ) -> Checkpoint:
+        """Make a checkpoint on this edge, without a snapshot."""
+        checkpoint = Checkpoint(position, kind, node, is_auxiliary=is_auxiliary, stable_at=stable_at)
+        checkpoint.last_use = node.last_use
+        node.checkpoints[position] = checkpoint
+        self.num_checkpoints += 1
+        if node.ghosts is not None:
+            node.ghosts.forget_checkpoint(position)
+        return checkpoint
+
+    def renew_checkpoint(
+        self, checkpoint: Checkpoint, kind: BoundaryKind, *, is_auxiliary: bool, stable_at: int | None
+    ) -> None:
+        """A commit came to this position again: it is a tip anew, and of the better kind of the two."""
+        checkpoint.kind = min(kind, checkpoint.kind, key=list(BoundaryKind).index)
+        checkpoint.last_use = checkpoint.node.last_use
+        checkpoint.is_superseded, checkpoint.stable_at = False, stable_at
+        checkpoint.is_auxiliary = checkpoint.is_auxiliary and is_auxiliary
+
+    def inherit_uses(self, checkpoint: Checkpoint) -> None:
+        """A path's new end has been used as often as the path."""
+        checkpoint.num_uses = checkpoint.node.num_uses
+
+    def save(self, checkpoint: Checkpoint, snapshot: SnapshotPayload) -> None:
+        assert checkpoint.snapshot is None, checkpoint
+        checkpoint.snapshot = snapshot
+        self._memory.charge(Account.SNAPSHOTS, snapshot.nbytes)
+
+    def supersede(self, checkpoint: Checkpoint) -> None:
+        """A newer checkpoint of the same conversation has made this one superfluous."""
+        checkpoint.is_superseded = True
+
+    def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint out of the tree, and give its bytes back."""
+        del checkpoint.node.checkpoints[checkpoint.position]
+        self.num_checkpoints -= 1
+        if checkpoint.snapshot is not None:
+            self._memory.charge(Account.SNAPSHOTS, -checkpoint.snapshot.nbytes)
+            # The order of eviction may hold the checkpoint for a while; its bytes are given back now.
+            checkpoint.snapshot = None
+
+    def note_lost(self, checkpoint: Checkpoint) -> None:
+        """Remember that this position was evicted."""
+        _ghosts(checkpoint.node).lose_checkpoint(checkpoint.position)
+
+    # Removal.
+
+    def keep_segments(self, node: Node, kept: Segments) -> None:
+        """Drop all segments of this edge but these, which may be cut."""
+        self._set_segments(node, kept)
+
+    def shorten(self, leaf: Node, stop: int) -> None:
+        """Drop the tokens ``[stop, leaf.stop)`` of a leaf, at least one of which stays."""
+        assert not leaf.children and leaf.start < stop < leaf.stop, (leaf.start, stop, leaf.stop)
+        self._set_segments(leaf, _cut(leaf, leaf.start, stop))
+        self.num_tokens -= leaf.stop - stop
+        leaf.ghosts = _ghosts(leaf).up_to(stop)
+        leaf.ghosts.lose_path(stop, int(leaf.tokens[stop - leaf.start]))
+        leaf.tokens = own_tokens(leaf.tokens[: stop - leaf.start])
+
+    def remove(self, leaf: Node) -> Node:
+        """Take a leaf out of the tree; gives its parent."""
+        parent = leaf.parent
+        assert parent is not None and leaf.num_leases == 0 and not leaf.checkpoints and not leaf.children, leaf.start
+        first = int(leaf.tokens[0])
+        del parent.children[first]
+        self._set_segments(leaf, {})
+        self.num_tokens -= len(leaf.tokens)
+        self.num_nodes -= 1
+        leaf.parent = None
+        _ghosts(parent).lose_path(parent.stop, first)
+        return parent
+
+    def remove_empty_root(self, namespace: str) -> None:
+        """Forget a namespace that has nothing left and that nobody uses."""
+        root = self._roots[namespace]
+        if not root.children and root.num_leases == 0:
+            del self._roots[namespace]
+            self.num_nodes -= 1
+
+    def reset(self) -> None:
+        """Drop everything at once, leases included."""
+        for node in self.nodes():
+            # The nodes refer to each other, and others to checkpoints: their bytes are not to wait for that.
+            for checkpoint in list(node.checkpoints.values()):
+                self.drop_checkpoint(checkpoint)
+            self._set_segments(node, {})
+        self._roots = {}
+        self.num_nodes = self.num_tokens = 0
+
+    # Sharing buffers with sequences.
+
+    def owned_segments(self, tokens: Tokens, namespace: str) -> list[SegmentRef]:
+        """The full-attention segments on this path that are the tree's own and that one lease at most passes."""
+        walk = self.walk(tokens, namespace)
+        return [
+            SegmentRef(node, kind, segment)
+            for node in walk.nodes
+            if node.num_leases <= 1
+            for kind, segments in node.segments.items()
+            if isinstance(kind, Full)
+            for segment in segments
+            if segment.span.stop <= walk.length and segment.sequence is None
+        ]
+
+    def shared_segments(self, sequence: object, tokens: Tokens, namespace: str) -> list[SegmentRef]:
+        """The segments on this path that stand in the buffers of `sequence`, in order."""
+        return [
+            SegmentRef(node, kind, segment)
+            for node in self.walk(tokens, namespace).nodes
+            for kind, segments in node.segments.items()
+            for segment in segments
+            if segment.sequence is sequence
+        ]
+
+    def cut_shared(self, sequence: object, tokens: Tokens, namespace: str, position: int) -> None:
+        """Have no segment that stands in the buffers of `sequence` go across `position`. Copies nothing."""
+        for ref in self.shared_segments(sequence, tokens, namespace):
+            span = ref.segment.span
+            if span.start < position < span.stop:
+                parts = [ref.segment.cut(Span(span.start, position)), ref.segment.cut(Span(position, span.stop))]
+                segments = ref.node.segments[ref.kind]
+                at = segments.index(ref.segment)
+                segments[at : at + 1] = parts
+
+    def replace(self, refs: Sequence[SegmentRef], payloads: Sequence[SegmentPayload]) -> None:
+        """Put other payloads of the same entries in these places."""
+        for ref, payload in zip(refs, payloads, strict=True):
+            segments = ref.node.segments[ref.kind]
+            new = Segment(ref.segment.span, payload)
+            segments[segments.index(ref.segment)] = new
+            self._charge_kv([new], [ref.segment])
+
+    # Compaction: a long conversation's 200th turn restores as fast as its second. The tree's meaning does not change:
+    # the same tokens, entries, checkpoints and leases (the same objects), in fewer nodes and segments.
+
+    def compact(self, *, max_entries: int) -> int:
+        """Merge all chains of edges, and join segments until `max_entries` entries were copied.
+
+        Gives how much was done; 0: nothing is left to join. Each step leaves the books right, even if the next one
+        fails. O(nodes) and what is copied.
+        """
+        num_merged = num_copied = 0
+        for root in list(self._roots.values()):
+            for node in subtree(root):
+                if node.parent is not None and len(node.children) == 1:
+                    num_merged += self._merge_chain(node)
+                while num_copied < max_entries and (run := _joinable(node, self.sizes.longest)) is not None:
+                    num_copied += self._join(node, *run)
+        return num_merged + num_copied
+
+    def compact_path(self, tokens: Tokens, namespace: str) -> int:
+        """The same for what the end of one path is made of: its edges, and segments with others as long.
+
+        The segments that are left grow like powers of two, so they are few, and an entry is copied a few times in all
+        however often the path grows. O(edges of the path) if there is nothing to do.
+        """
+        node = last = self.walk(tokens, namespace).last
+        while (above := node.parent) is not None and above.parent is not None and len(above.children) == 1:
+            node = above
+        if node.parent is None:
+            return 0
+        done = self._merge_chain(node) if node is not last else 0
+        while (run := _joinable(node, self.sizes.longest, is_growing=True)) is not None:
+            done += self._join(node, *run)
+        return done
+
+    def _merge_chain(self, top: Node) -> int:
+        """Make one edge of `top` and the only children below it. `top` stays; gives how many nodes went."""
+        chain = [top]
+        while len(chain[-1].children) == 1:
+            chain.extend(chain[-1].children.values())
+        top.tokens = join_tokens(*(node.tokens for node in chain))
+        top.children = chain[-1].children
+        for child in top.children.values():
+            child.parent = top
+        for node in chain[1:]:
+            for kind, segments in node.segments.items():
+                top.segments.setdefault(kind, []).extend(segments)
+            for at, checkpoint in node.checkpoints.items():
+                checkpoint.node = top
+                top.checkpoints[at] = checkpoint
+            for lease in node.leases:
+                lease.node = top
+                top.leases.append(lease)
+        top.last_use = max(node.last_use for node in chain)
+        top.last_visit = max((n.last_visit for n in chain if n.last_visit is not None), default=None)
+        top.num_uses = max(node.num_uses for node in chain)
+        top.ghosts = join_ghosts(node.ghosts for node in chain)
+        for node in chain[1:]:
+            # Whoever still holds the node must not keep its payloads alive.
+            node.parent, node.children, node.segments, node.checkpoints = None, {}, {}, CheckpointMap()
+            node.leases, node.tokens = [], as_tokens(())
+        self.num_nodes -= len(chain) - 1
+        return len(chain) - 1
+
+    def _join(self, node: Node, kind: KvKind, first: int, stop: int) -> int:
+        """Make one segment of the segments ``[first, stop)``. Gives the entries copied."""
+        segments = node.segments[kind]
+        head, *rest = run = segments[first:stop]
+        span = Span(head.span.start, run[-1].span.stop)
+        joined = Segment(span, head.payload.join([segment.payload for segment in rest]))
+        segments[first:stop] = [joined]
+        self._charge_kv([joined], run)
+        return len(span)
+
+    # Bytes.
+
+    def _set_segments(self, node: Node, segments: Segments) -> None:
+        before, node.segments = node.segments, segments
+        self._charge_kv(_flat(segments), _flat(before))
+
+    def _charge_kv(self, new: Iterable[Segment], old: Iterable[Segment]) -> None:
+        """These segments came, and those went: the one place where the bytes of entries are charged.
+
+        What stands in a sequence's buffers is counted here instead of there, and falls back to it.
+        """
+        own = shared = 0
+        for sign, segments in ((1, new), (-1, old)):
+            for segment in segments:
+                if segment.sequence is None:
+                    own += sign * segment.nbytes
+                else:
+                    shared += sign * segment.nbytes
+        self._memory.charge(Account.KV, own)
+        self._memory.transfer(Account.SEQUENCES, Account.KV, shared)
+
+    # Integrity.
+
+    def check(self) -> None:
+        """Recompute everything from the nodes; AssertionError on any difference. O(size of the tree)."""
+        kv = snapshots = num_tokens = num_nodes = num_checkpoints = 0
+        for root in self._roots.values():
+            assert root.start == 0 and len(root.tokens) == 0 and root.parent is None
+            assert not root.segments and not root.checkpoints
+            for node in subtree(root):
+                _check_node(node, self.layout)
+                kv += node.nbytes
+                snapshots += sum(c.snapshot.nbytes for c in node.checkpoints.values() if c.snapshot is not None)
+                num_tokens += len(node.tokens)
+                num_nodes += 1
+                num_checkpoints += len(node.checkpoints)
+        counted = (num_tokens, num_nodes, num_checkpoints)
+        assert counted == (self.num_tokens, self.num_nodes, self.num_checkpoints), (counted, vars(self))
+        self._memory.check({Account.KV: kv, Account.SNAPSHOTS: snapshots})
 
 
-def kv_nbytes(node: Node) -> int:
-    """The bytes of all pieces on this edge."""
-    return sum(piece.payload.nbytes for pieces in node.pieces.values() for piece in pieces)
+def _new_root() -> Node:
+    return Node(start=0, tokens=as_tokens(()), parent=None)
 
 
-def split(node: Node, position: int) -> Node:
-    """Split the edge at `position`, strictly inside it. Gives the new upper node; `node` stays the lower one.
+def _ghosts(node: Node) -> Ghosts:
+    if node.ghosts is None:
+        node.ghosts = Ghosts()
+    return node.ghosts
 
-    The payloads are cut before anything changes, so a failure leaves the tree as it was.
+
+def _flat(segments: Segments) -> Iterator[Segment]:
+    return (segment for group in segments.values() for segment in group)
+
+
+def _nbytes(segments: Segments) -> int:
+    return sum(segment.nbytes for segment in _flat(segments))
+
+
+def _cut(node: Node, start: int, stop: int) -> Segments:
+    """The segments of ``[start, stop)`` of this edge, by kind."""
+    cut = {kind: cut_segments(segments, Span(start, stop)) for kind, segments in node.segments.items()}
+    return {kind: segments for kind, segments in cut.items() if segments}
+
+
+def _joinable(node: Node, longest: int, *, is_growing: bool = False) -> tuple[KvKind, int, int] | None:
+    """The first run of adjacent segments that fit into one of `longest` tokens, as (kind, first, stop), or None.
+
+    `is_growing`: more will come, and what is joined now may be joined with that again. What stands in a sequence's
+    buffers joins only what stands there too: else it would be copied, while the sequence holds it still.
     """
-    assert node.start < position < node.stop and node.parent is not None, (node.start, position, node.stop)
-    upper_pieces = cut_pieces(node, node.start, position)
-    lower_pieces = cut_pieces(node, position, node.stop)
-    head, tail = own_tokens(node.tokens[: position - node.start]), own_tokens(node.tokens[position - node.start :])
-    upper = Node(start=node.start, tokens=head, parent=node.parent, pieces=upper_pieces)
-    node.parent.children[int(head[0])] = upper
-    upper.children[int(tail[0])] = node
-    for at in [p for p in node.landmarks if p <= position]:
-        landmark = node.landmarks.pop(at)
-        landmark.node = upper
-        upper.landmarks[at] = landmark
-    upper.num_leases, upper.last_use, upper.num_uses = node.num_leases, node.last_use, node.num_uses
-    upper.visit, upper.first_visit = node.visit, node.first_visit
-    if node.ghosts is not None:
-        upper.ghosts, node.ghosts = node.ghosts.up_to(position), node.ghosts.behind(position)
-    for lease in [lease for lease in node.leases if lease.position <= position]:
-        node.leases.remove(lease)
-        node.num_leases -= 1
-        upper.leases.append(lease)
-        lease.node = upper
-    node.parent, node.start, node.tokens, node.pieces = upper, position, tail, lower_pieces
-    return upper
+    for kind, segments in node.segments.items():
+        for first in range(len(segments) - 1):
+            stop = first + 1
+            while stop < len(segments) and _adjoin(segments, stop) and _tokens(segments, first, stop + 1) <= longest:
+                stop += 1
+            # Copied once more only where that makes the segment that it stands in twice as long.
+            is_worth = not is_growing or len(segments[first].span) <= _tokens(segments, first + 1, stop)
+            if stop - first > 1 and is_worth:
+                return kind, first, stop
+    return None
 
 
-def leased_nbytes(roots: Iterable[Node]) -> int:
-    """The bytes of full-attention entries and snapshots up to the leases, but for superseded ones on the way.
+def _adjoin(segments: Sequence[Segment], at: int) -> bool:
+    """Whether the segment at `at` goes on where the one before ends, in the same hands."""
+    before, after = segments[at - 1], segments[at]
+    return after.span.start == before.span.stop and after.sequence is before.sequence
 
-    O(leased nodes).
-    """
-    nbytes = 0
-    stack = [root for root in roots if root.num_leases > 0]
-    while stack:
-        node = stack.pop()
-        below = [child for child in node.children.values() if child.num_leases > 0]
-        stack.extend(below)
-        stop = node.stop if below else max(lease.position for lease in node.leases)
-        for kind, pieces in node.pieces.items():
-            if isinstance(kind, Full):
-                nbytes += sum(piece.payload.nbytes for piece in pieces if piece.span.stop <= stop)
-        leased = {lease.position for lease in node.leases}
-        for mark in node.landmarks.values():
-            is_needed = not mark.is_superseded or mark.position in leased
-            if mark.snapshot is not None and mark.position <= stop and is_needed:
-                nbytes += mark.snapshot.nbytes
-    return nbytes
+
+def _tokens(segments: Sequence[Segment], first: int, stop: int) -> int:
+    return segments[stop - 1].span.stop - segments[first].span.start
+
+
+def _check_node(node: Node, layout: Layout) -> None:
+    assert not node.tokens.flags.writeable and node.tokens.base is None, "token runs own their bytes"
+    for first, child in node.children.items():
+        assert child.parent is node and child.start == node.stop and len(child.tokens) > 0
+        assert int(child.tokens[0]) == first
+    assert node.num_leases == len(node.leases) + sum(child.num_leases for child in node.children.values())
+    for lease in node.leases:
+        assert lease.node is node and not lease.is_released and node.start <= lease.position <= node.stop
+    for kind, segments in node.segments.items():
+        assert kind in layout.kinds and segments, kind
+        at = node.start
+        for segment in segments:
+            assert at <= segment.span.start < segment.span.stop <= node.stop, (kind, segment.span)
+            at = segment.span.stop
+    for kind in layout.kinds:
+        if isinstance(kind, Full):
+            whole = (Span(node.start, node.stop),)
+            assert covers(node.coverage(kind), whole), ("full attention entries are complete on every edge", node.start)
+    for position, checkpoint in node.checkpoints.items():
+        assert checkpoint.node is node and checkpoint.position == position and node.start < position <= node.stop
+        assert (checkpoint.snapshot is not None) == layout.has_snapshots, position
+        _check_resumable(node, position, layout)
+    if not node.children and node.parent is not None:
+        # Where every position is resumable, only the checkpoint at a path's end can ever be evicted, leased or not.
+        is_leased = any(lease.position == node.stop for lease in node.leases) and not layout.resumes_anywhere
+        assert node.stop in node.checkpoints or is_leased, ("a path ends at a checkpoint", node.start, node.stop)
+
+
+def _check_resumable(node: Node, position: int, layout: Layout) -> None:
+    for kind in layout.kinds:
+        if isinstance(kind, Full):
+            continue  # Complete on every edge, which is checked there.
+        have = union(span for above in path_to(node) for span in above.coverage(kind))
+        assert covers(have, kind.needs(position)), (kind, position, have)

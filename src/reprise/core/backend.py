@@ -7,7 +7,7 @@ from typing import Protocol
 
 from reprise.core.events import Event
 from reprise.core.job import Job
-from reprise.core.pin import Pins
+from reprise.core.pin import PinList
 from reprise.core.tokens import Tokens
 
 
@@ -136,7 +136,7 @@ class Backend(Protocol):
         """The server is about to end: write to the disk now what would be written soon."""
         ...
 
-    def pins(self, namespace: str, *, owner: str) -> Future[Pins]:
+    def pins(self, namespace: str, *, owner: str) -> Future[PinList]:
         """What is pinned in a namespace for jobs of this owner. Raises ShuttingDown."""
         ...
 

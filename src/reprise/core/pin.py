@@ -22,7 +22,7 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
+class PinList:
     """The pins of one namespace, oldest first. `nbytes`: what stays for all of them."""
 
     pins: tuple[Pin, ...] = ()

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
-from reprise.cache.lookup import Part, Restore
+from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
 
@@ -72,17 +72,17 @@ class Columns:
         self._left: dict[KvKind, deque[Column]] = {}
 
     def spans(self, kind: KvKind) -> list[Span]:
-        return [part.span for part in self._restore.parts[kind]]
+        return [part.span for part in self._restore.slices[kind]]
 
     def take(self, kind: KvKind, num_planes: int) -> list[Column]:
         """The planes of the next layer of this kind."""
         if kind not in self._left:
-            self._left[kind] = deque(columns_of(self._restore.parts[kind]))
+            self._left[kind] = deque(columns_of(self._restore.slices[kind]))
         left = self._left[kind]
         return [left.popleft() for _ in range(num_planes)]
 
 
-def columns_of(parts: Sequence[Part]) -> list[Column]:
+def columns_of(parts: Sequence[SegmentSlice]) -> list[Column]:
     """One column for each plane of these parts, which are in order."""
     payloads = [cast(Planes, part.payload) for part in parts]
     read = [payload.words(part.start, part.stop) for payload, part in zip(payloads, parts, strict=True)]

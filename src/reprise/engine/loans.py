@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from reprise.cache.payload import Lent, SegmentPayload
+from reprise.cache.payload import SegmentPayload, SharedPayload
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
 from reprise.engine.payloads import Segment
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reprise.engine.runner import Live
 
 
-class Loan(Lent):
+class Loan(SharedPayload):
     """The entries of `span` (absolute positions) of one layer kind, in the buffers of a live sequence."""
 
     def __init__(self, live: Live, kind: KvKind, span: Span, nbytes_each: int) -> None:
@@ -33,7 +33,7 @@ class Loan(Lent):
         live.loans.add(self)
 
     @property
-    def lender(self) -> Live:
+    def sequence(self) -> Live:
         return self._live
 
     @property
@@ -50,7 +50,7 @@ class Loan(Lent):
 
     def join(self, others: Sequence[SegmentPayload]) -> SegmentPayload:
         # What is lent joins only what the same sequence lends: joined with others it would have to be copied.
-        loans = [other for other in others if isinstance(other, Loan) and other.lender is self._live]
+        loans = [other for other in others if isinstance(other, Loan) and other.sequence is self._live]
         assert len(loans) == len(others), self
         return Loan(self._live, self.kind, Span(self.span.start, [self, *loans][-1].span.stop), self._nbytes_each)
 
@@ -75,7 +75,7 @@ def own_all(loans: Sequence[Loan]) -> list[Segment]:
     """
     if not loans:
         return []
-    live = loans[0].lender
+    live = loans[0].sequence
     copies: list[list[mx.array]] = [[] for _ in loans]
     for kind in {loan.kind for loan in loans}:
         for index in range(live.num_planes(kind)):

@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 
-from reprise.cache.lookup import Part, Restore
+from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
@@ -70,7 +70,7 @@ class RecordEncoder:
         self._segments: list[dict[str, Any]] = []
         self._states: list[list[int | None]] | None = None
 
-    def add_entries(self, parts: Sequence[Part], layers: KvKind, span: Span) -> None:
+    def add_entries(self, parts: Sequence[SegmentSlice], layers: KvKind, span: Span) -> None:
         """Copy the entries of `span`, which lies within what the parts have."""
         segment = _packed(parts, span)
         self._segments.append(
@@ -102,9 +102,9 @@ class RecordEncoder:
         return len(self._sections) - 1
 
 
-def _packed(parts: Sequence[Part], span: Span) -> Segment:
+def _packed(parts: Sequence[SegmentSlice], span: Span) -> Segment:
     """The entries of `span`, in order, from the parts that have some of them."""
-    clipped: list[Part] = []
+    clipped: list[SegmentSlice] = []
     for part in parts:
         both = part.span.clip(span.start, span.stop)
         if both is not None:
@@ -277,12 +277,12 @@ class RecordSource:
 
     def restore(self, layout: Layout, position: int) -> Restore:
         """All but the entries of full attention, as a restore reads it. LookupError if something is not there."""
-        parts: dict[KvKind, tuple[Part, ...]] = {}
+        slices: dict[KvKind, tuple[SegmentSlice, ...]] = {}
         for kind in layout.kinds:
             needs = () if isinstance(kind, Full) else kind.needs(position)
             segments = [(span, self.segment(kind, span)) for span in needs]
-            parts[kind] = tuple(Part(segment, 0, len(span), span) for span, segment in segments)
-        return Restore(position=position, parts=parts, snapshot=self.snapshot() if layout.has_snapshots else None)
+            slices[kind] = tuple(SegmentSlice(segment, 0, len(span), span) for span, segment in segments)
+        return Restore(position=position, slices=slices, snapshot=self.snapshot() if layout.has_snapshots else None)
 
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
         return self._nbytes_each.get(kind, 0) * length

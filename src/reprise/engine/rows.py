@@ -10,7 +10,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx import nn
 
-from reprise.cache.lookup import Part, Restore
+from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
 from reprise.engine.blueprint import Blueprint, leaf_states, with_leaves
@@ -255,11 +255,11 @@ def handed_over(restore: Restore, segments: Sequence[Segment]) -> Restore:
     """The same, with these segments, which are unpacked and nobody else holds, given up as they are read."""
     passing = {id(segment): Passing(segment) for segment in segments}
 
-    def hand_over(part: Part) -> Part:
+    def hand_over(part: SegmentSlice) -> SegmentSlice:
         taken = passing.get(id(part.payload))
         return part if taken is None else replace(part, payload=taken)
 
-    return replace(restore, parts={kind: tuple(map(hand_over, parts)) for kind, parts in restore.parts.items()})
+    return replace(restore, slices={kind: tuple(map(hand_over, slices)) for kind, slices in restore.slices.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from weakref import WeakSet
 import mlx.core as mx
 import numpy as np
 
+from reprise.cache.lookup import Restore
 from reprise.cache.payload import SegmentPayload, Source
-from reprise.cache.store import Restore
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job
 from reprise.core.kinds import Full, KvKind

@@ -9,8 +9,8 @@ from dataclasses import replace
 from reprise.core.backend import Status
 from reprise.core.errors import BadRequest, ContextTooLong, QueueFull, ShuttingDown, prompt_too_long
 from reprise.core.job import Job, Purpose
-from reprise.loop.room import answer_room
-from reprise.schedule.limits import Limits, Speed
+from reprise.loop.sequences import initial_decode_slots
+from reprise.schedule.limits import SchedulerLimits, Speed
 from reprise.schedule.queue_bound import retry_after_s
 
 
@@ -25,7 +25,7 @@ class Gate:
         self._inside: dict[str, Job] = {}
         self._waiting: set[str] = set()
         self._is_closed = False
-        self.limits = Limits()
+        self.limits = SchedulerLimits()
         self.speed = Speed()
         self.context: int | None = None
         """The most positions of one sequence."""
@@ -65,7 +65,7 @@ class Gate:
         if self.context is not None and length > self.context:
             raise prompt_too_long(len(job.prompt), self.context)
         # What it gets from the start: its prompt, and room for the beginning of an answer.
-        needed = self.needed(len(job.prompt) + answer_room(job))
+        needed = self.needed(len(job.prompt) + initial_decode_slots(job))
         if self.budget is not None and needed > self.budget:
             raise ContextTooLong(
                 f"The prompt has {len(job.prompt)} tokens, whose state takes {needed:,} bytes, but --cache-bytes is "

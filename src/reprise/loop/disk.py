@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.backend import OnDisk, StoredRun
 from reprise.core.errors import DiskUnusable
 from reprise.core.prompt import BoundaryKind
@@ -17,11 +17,9 @@ from reprise.disk.cache import DiskCache
 from reprise.engine.load import LoadedModel
 from reprise.engine.records import runtime_id, why_not_persistable
 from reprise.engine.runner import Footprint, Runner
-from reprise.loop.loads import Loads
-from reprise.loop.parked import Parked
-from reprise.loop.room import Room
-from reprise.loop.stored import Stored
-from reprise.loop.task import Task
+from reprise.loop.loads import Loads, PrefixMatcher
+from reprise.loop.requests import RunningRequest
+from reprise.loop.sequences import SequencePool
 from reprise.loop.writes import Writes
 
 log = logging.getLogger("reprise.loop")
@@ -92,9 +90,8 @@ class Disk:
         cache: PrefixCache,
         *,
         runner: Runner,
-        room: Room,
-        parked: Parked,
-        stored: Stored,
+        sequences: SequencePool,
+        matcher: PrefixMatcher,
         max_stall_s: float,
         wake: Callable[[], None],
     ) -> None:
@@ -107,9 +104,8 @@ class Disk:
                 disk,
                 cache,
                 runner=runner,
-                room=room,
-                parked=parked,
-                stored=stored,
+                sequences=sequences,
+                matcher=matcher,
                 max_stall_s=max_stall_s,
                 wake=wake,
             )
@@ -117,11 +113,11 @@ class Disk:
 
     # Reading.
 
-    def begin(self, task: Task) -> bool:
+    def begin(self, task: RunningRequest) -> bool:
         """Whether a request that is to be admitted has to wait for what is being read for it."""
         return self._loads is not None and self._loads.begin(task)
 
-    def reach(self, task: Task) -> int:
+    def reach(self, task: RunningRequest) -> int:
         """How far the task's prompt could be resumed from the disk."""
         return self._loads.reach(task) if self._loads is not None else 0
 
@@ -132,7 +128,7 @@ class Disk:
 
     # Writing.
 
-    def note(self, task: Task, position: int, kind: BoundaryKind) -> None:
+    def note(self, task: RunningRequest, position: int, kind: BoundaryKind) -> None:
         """The path of a task has been stored up to `position`."""
         if self._writes is not None:
             self._writes.note(task, position, kind)
@@ -185,6 +181,8 @@ class Disk:
                 break
             time.sleep(0.01)  # The writer is behind.
         self._disk.close(_LAST_FLUSH_S)
+        # They refer to the loop, and it to them.
+        self._loads = self._writes = None
 
     def stats(self) -> OnDisk | None:
         """What is on disk, None without one. May be asked on any thread."""

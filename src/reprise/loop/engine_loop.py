@@ -19,7 +19,7 @@ from reprise.core.backend import Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
 from reprise.core.events import Event
 from reprise.core.job import Job
-from reprise.core.pin import Pins
+from reprise.core.pin import PinList
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel, load_model
 from reprise.engine.memory import leave_thread
@@ -147,11 +147,11 @@ class EngineLoop:
     def hurry(self) -> None:
         self.call(lambda worker: worker.disk.hurry())
 
-    def pins(self, namespace: str, *, owner: str = "") -> Future[Pins]:
-        return self._ask(lambda worker: worker.pinning.listed(namespace, owner=owner))
+    def pins(self, namespace: str, *, owner: str = "") -> Future[PinList]:
+        return self._ask(lambda worker: worker.cache.list_pins(namespace, owner=owner))
 
     def unpin(self, pin_id: str, *, namespace: str, owner: str = "") -> Future[bool]:
-        return self._ask(lambda worker: worker.pinning.unpin(pin_id, namespace=namespace, owner=owner))
+        return self._ask(lambda worker: worker.cache.unpin(pin_id, namespace=namespace, owner=owner))
 
     def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
         """Keep layer state within `nbytes` from now on. `returns_buffers`: give the system idle buffers back, too."""
@@ -225,7 +225,7 @@ class EngineLoop:
             if self._may_end(worker):
                 worker.cancel_all()
                 self._publish(worker)
-                worker.forget()
+                worker.shutdown()
                 return
             try:
                 worker.step()
@@ -236,7 +236,7 @@ class EngineLoop:
             self._publish(worker)
 
     def _may_end(self, worker: Worker) -> bool:
-        is_all_here = self._gate.num_inside == worker.num_tasks
+        is_all_here = self._gate.num_inside == worker.num_requests
         return self._close is not None and is_all_here and (self._close.now or worker.is_empty)
 
     def _receive(self, worker: Worker) -> None:
@@ -255,8 +255,6 @@ class EngineLoop:
             self._publish(worker)
 
     def _take(self, worker: Worker, command: _Command) -> None:
-        # Nothing may have happened for an hour, and pins are asked how long they last.
-        worker.set_clock()
         match command:
             case _Submit(job=job, sink=sink, arrived_s=arrived_s):
                 worker.arrive(job, sink, arrived_s)

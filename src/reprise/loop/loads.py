@@ -14,19 +14,19 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from reprise.cache.payload import Source
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.kinds import Full
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 from reprise.disk.cache import DiskCache, Fetch
 from reprise.engine.records import RecordSource, RestoringSequence
 from reprise.engine.runner import Live, Runner
-from reprise.loop.parked import Parked
-from reprise.loop.room import ROOM_TO_DECODE, Room
-from reprise.loop.stored import Stored
-from reprise.loop.task import Phase, Task
+from reprise.loop.requests import Ended, RunningRequest, Waiting
+from reprise.loop.sequences import INITIAL_DECODE_SLOTS, SequencePool
+from reprise.memory import Account
 
 log = logging.getLogger("reprise.loop")
 
@@ -53,6 +53,14 @@ _REST_S = 60.0
 """And nothing is read for so long."""
 
 
+class PrefixMatcher(Protocol):
+    """Who looks requests up in the cache, and notes where they could resume."""
+
+    def match(self, request: RunningRequest) -> object: ...
+
+    def match_followers(self, leader: RunningRequest) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class _Load:
     """Records on their way into the cache, and the requests that wait for them."""
@@ -66,8 +74,8 @@ class _Load:
     """Bytes with which the first of them can be admitted."""
     heard_s: float
     """When something came last."""
-    tasks: list[Task] = field(default_factory=list[Task])
-    next: list[Task] = field(default_factory=list[Task])
+    tasks: list[RunningRequest] = field(default_factory=list[RunningRequest])
+    next: list[RunningRequest] = field(default_factory=list[RunningRequest])
     """Those for which there is no room beside it."""
     is_void: bool = False
     """The cache was cleared meanwhile: what is read is not to come back."""
@@ -87,9 +95,8 @@ class Loads:
         cache: PrefixCache,
         *,
         runner: Runner,
-        room: Room,
-        parked: Parked,
-        stored: Stored,
+        sequences: SequencePool,
+        matcher: PrefixMatcher,
         max_stall_s: float,
         wake: Callable[[], None],
     ) -> None:
@@ -97,22 +104,21 @@ class Loads:
         self._disk = disk
         self._cache = cache
         self._runner = runner
-        self._room = room
-        self._parked = parked
+        self._sequences = sequences
         self._step_s = max_stall_s * _SHARE_OF_STALL
-        self._stored = stored
+        self._matcher = matcher
         self._wake = wake
         self._loads: list[_Load] = []
         self._rests_until_s = 0.0
 
-    def reach(self, task: Task) -> int:
+    def reach(self, task: RunningRequest) -> int:
         """How far the task's prompt could be resumed from the disk."""
-        found = self._disk.find(task.prompt.tokens, namespace=task.job.namespace, limit=task.end)
+        found = self._disk.find(task.prompt.tokens, namespace=task.namespace, limit=task.end)
         return found.position if found is not None else 0
 
-    def begin(self, task: Task) -> bool:
+    def begin(self, task: RunningRequest) -> bool:
         """Whether a request that is to be admitted has to wait for what is being read for it."""
-        tokens, namespace = task.prompt.tokens, task.job.namespace
+        tokens, namespace = task.prompt.tokens, task.namespace
         match = self._cache.match(tokens, namespace=namespace)
         held = self._cache.resume_at(match, limit=task.end)
         is_resting = time.monotonic() < self._rests_until_s
@@ -126,7 +132,7 @@ class Loads:
             # Full attention is whole on every path; blocks of models without it say only that the path is there.
             known = min(known, match.length // self._disk.block)
         keys = found.keys[known:]
-        needed = self._room.needed_to_admit(len(task.prompt), found.position)
+        needed = self._sequences.estimate_to_admit(len(task.prompt), found.position)
         load = next((load for load in self._loads if load.first_key == keys[0] and not load.is_void), None)
         if load is not None:
             load.tasks.append(task)
@@ -142,7 +148,7 @@ class Loads:
             self._loads[-1].next.append(task)
         else:
             return False
-        task.is_loading = True
+        task.set_loading(is_loading=True)
         return True
 
     def _target(self, position: int, num_prompt: int, *, is_whole: bool) -> RecordSource | RestoringSequence:
@@ -151,8 +157,8 @@ class Loads:
         if not is_whole or footprint.full * position <= _LARGE_NBYTES:
             return RecordSource()
         # No more room to grow than a sequence may have that waits for its next turn.
-        length = min(num_prompt + ROOM_TO_DECODE, position + max(ROOM_TO_DECODE, position // 16))
-        if not self._room.make(footprint.live(length, chunk=1) + footprint.checkpoint):
+        length = min(num_prompt + INITIAL_DECODE_SLOTS, position + max(INITIAL_DECODE_SLOTS, position // 16))
+        if not self._cache.memory.reserve(footprint.live(length, chunk=1) + footprint.checkpoint):
             # It takes less to have the cache hold it alone until the request can start.
             return RecordSource()
         return RestoringSequence(self._runner, length=length)
@@ -162,11 +168,11 @@ class Loads:
 
         Else what was read for one would be evicted for another before it is used.
         """
-        free = self._cache.free()
+        free = self._cache.memory.available
         if free is None:
             return True
         # What has come of the others is not free any more, and counted with the rest of them.
-        room = free + self._cache.coming + self._cache.ledger.held - self._cache.protected_nbytes()
+        room = free + self._cache.memory.nbytes(Account.INCOMING) + self._cache.nbytes - self._cache.protected_nbytes()
         room += sum(load.target.live.rows.nbytes for load in self._loads if isinstance(load.target, RestoringSequence))
         if not self._loads:
             return self._runner.footprint.at(position) <= room
@@ -184,7 +190,7 @@ class Loads:
         """Take what was read for a while, and commit what is complete."""
         until_s = time.monotonic() + self._step_s
         for load in list(self._loads):
-            if load.is_void or all(task.phase is Phase.ENDED for task in load.tasks):
+            if load.is_void or all(isinstance(task.phase, Ended) for task in load.tasks):
                 self._end(load)
                 continue
             try:
@@ -242,7 +248,7 @@ class Loads:
         if self._cache.resume_at(match, limit=position) == position:
             return
         self._count(but=load)  # The commit counts what it takes over from here.
-        waiting = [task for task in (*load.tasks, *load.next) if task.phase is Phase.WAITING]
+        waiting = [task for task in (*load.tasks, *load.next) if isinstance(task.phase, Waiting)]
         before = [self._resume_at(task) for task in waiting]
         live: Live | None = None
         try:
@@ -252,14 +258,16 @@ class Loads:
                 source = self._runner.source(live, lends=True)
             else:
                 source = load.target
-            committed = self._cache.commit(tokens, source, kind=kind, namespace=load.namespace, is_wanted=True)
+            committed = self._cache.commit(
+                tokens, source, kind=kind, namespace=load.namespace, overrides_admission=True
+            )
         except LookupError as error:
             log.debug("what was not read again since the memory had it has gone: %s", error)
             return
         if live is not None:
             # It waits for its request like one whose next turn is to come.
             load.target = RecordSource()
-            self._parked.end(live, tokens, namespace=load.namespace)
+            self._sequences.end(live, tokens, namespace=load.namespace)
         for task, held in zip(waiting, before, strict=True):
             task.loaded += max(0, self._resume_at(task) - held)
         if not committed.is_resumable:
@@ -267,8 +275,8 @@ class Loads:
             for task in load.tasks:
                 task.num_loads = _MOST_LOADS
 
-    def _resume_at(self, task: Task) -> int:
-        match = self._cache.match(task.prompt.tokens, namespace=task.job.namespace)
+    def _resume_at(self, task: RunningRequest) -> int:
+        match = self._cache.match(task.prompt.tokens, namespace=task.namespace)
         return self._cache.resume_at(match, limit=task.end)
 
     def _end(self, load: _Load) -> None:
@@ -276,15 +284,16 @@ class Loads:
         self._loads.remove(load)
         if isinstance(load.target, RestoringSequence):
             load.target.give_up()
-        waiting = [task for task in (*load.tasks, *load.next) if task.phase is Phase.WAITING]
+        waiting = [task for task in (*load.tasks, *load.next) if isinstance(task.phase, Waiting)]
         for task in waiting:
-            task.is_loading = False
+            task.set_loading(is_loading=False)
         self._count()
         for task in waiting:
-            self._stored.match(task)
-            self._stored.match_followers(task)
+            self._matcher.match(task)
+            self._matcher.match_followers(task)
 
     def _count(self, *, but: _Load | None = None) -> None:
         """What was read and is not in the cache yet counts like the buffers of running requests."""
-        self._cache.coming = sum(load.target.nbytes for load in self._loads if load is not but)
-        self._room.charge()
+        nbytes = sum(load.target.nbytes for load in self._loads if load is not but)
+        self._cache.memory.measure(Account.INCOMING, nbytes)
+        self._sequences.measure()

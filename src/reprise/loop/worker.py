@@ -1,42 +1,51 @@
-"""The work of the engine thread: jobs in, steps of the scheduler done, events out."""
+"""The work of the engine thread: requests in, steps of the scheduler done, events out.
+
+`Worker.step` reads from top to bottom: schedule, execute, store, finish. Nothing that a request does wrong leaves it:
+whatever raises ends that request, with its reason, and the others go on.
+"""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-from reprise.cache.store import PrefixCache
+from reprise.cache.lookup import Match
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.backend import Counts, Held, Status
-from reprise.core.errors import RepriseError
-from reprise.core.events import Event, FinishReason, Started
+from reprise.core.clock import Clock, monotonic
+from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError
+from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
+from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Reason
 from reprise.core.settings import Settings
-from reprise.engine import memory
+from reprise.engine import memory as device_memory
 from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
 from reprise.engine.load import LoadedModel
-from reprise.engine.runner import LENDS_FROM, Runner
+from reprise.engine.runner import LENDS_FROM, Broken, Live, Picked, Runner
 from reprise.engine.score import PromptScorer
 from reprise.loop.admission import Gate
-from reprise.loop.commits import Commits
 from reprise.loop.disk import Disk, open_disk
-from reprise.loop.ends import Ends
-from reprise.loop.parked import Parked
-from reprise.loop.passes import Passes
-from reprise.loop.picture import picture_of
-from reprise.loop.pinning import Pinning
-from reprise.loop.pressure import Pressure
-from reprise.loop.room import Room, answer_room
+from reprise.loop.requests import (
+    Admission,
+    Decoding,
+    Ended,
+    Preempted,
+    Prefilling,
+    RunningRequest,
+    Waiting,
+)
+from reprise.loop.scheduler_state import scheduler_state
+from reprise.loop.sequences import SequencePool, initial_decode_slots
 from reprise.loop.settled import SettledSpans
-from reprise.loop.stored import Stored
-from reprise.loop.task import Phase, Task
+from reprise.memory import Account, Memory
 from reprise.plan.checkpoints import interval_tokens, make_plan
 from reprise.schedule.decide import decide
-from reprise.schedule.limits import Limits
+from reprise.schedule.limits import SchedulerLimits, Speed
 from reprise.schedule.order import is_side_request
 from reprise.schedule.sharing import relate
+from reprise.schedule.step import Group, Slice, Step
 
 log = logging.getLogger("reprise.loop")
 
@@ -45,6 +54,15 @@ _COMPACT_ENTRIES = 8192
 
 _LONGEST_NAP_S = 3600.0
 """A clock may be told to wait for so long on every platform."""
+
+_PINNED_SHARE = 2
+"""Pins keep this part of the budget at most, so that there is always room for what nobody pinned."""
+
+_CHAT_TOKENS = 1024
+"""Beside a prompt longer than this, a short one that shares nothing is an auxiliary request."""
+
+Result = Slice | Picked | Broken
+"""What a pass did for one request."""
 
 
 class Worker:
@@ -59,24 +77,28 @@ class Worker:
         lends_from: int = LENDS_FROM,
         disk_block: int | None = None,
         wake: Callable[[], None] = lambda: None,
+        clock: Clock = monotonic,
     ) -> None:
         """`disk_block`: see `open_disk`; `wake` has the loop call `step`, and may be called on any thread."""
-        self._settings = settings
-        self._gate = gate
         alone = reason_to_run_alone(loaded)
         if alone is not None:
             log.info("%s runs one sequence at a time: %s", loaded.name, alone)
-        self.runner = Runner(loaded, can_batch=alone is None, lends_from=lends_from)
         layout = loaded.blueprint.layout
-        budget = settings.cache_bytes.of(memory.device_bytes()) if settings.cache_bytes is not None else None
-        self.cache = PrefixCache(layout, budget=budget if budget is not None else memory.default_budget(loaded.nbytes))
-        self._parked = Parked(self.runner, self.cache)
-        self.pinning = Pinning(self.cache)
-        memory.bound_free_buffers(self.cache.budget)
+        chunk = 1 if loaded.architecture in TOKEN_BY_TOKEN else settings.prefill_chunk
+        self._clock = clock
+        self._gate = gate
+        self._uses_cache = settings.has_prefix_cache
+        self.runner = Runner(loaded, can_batch=alone is None, lends_from=lends_from)
+        self.memory = Memory(_budget(settings, loaded))
+        self.cache = PrefixCache(layout, memory=self.memory, clock=clock)
+        self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
+        self.memory.reclaim_from(
+            self.sequences.share_duplicates, self.cache.evict_one, self.sequences.close_idle, self._unpin_first
+        )
+        device_memory.bound_free_buffers(self.memory.budget)
         footprint = self.runner.footprint
         self._interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
-        chunk = 1 if loaded.architecture in TOKEN_BY_TOKEN else settings.prefill_chunk
-        self._limits = Limits(
+        self._limits = SchedulerLimits(
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             prefill_chunk=chunk,
@@ -85,298 +107,659 @@ class Worker:
             can_batch=self.runner.can_batch,
             resumes_anywhere=layout.resumes_anywhere,
         )
-        self._room = Room(self.runner, self.cache, self._parked, chunk=chunk)
-        self._tasks: dict[str, Task] = {}
-        self._settled = SettledSpans()
+        self.requests: dict[str, RunningRequest] = {}
+        """By id, in the order of arrival. For others to look at."""
         self._counts: Counter[str] = Counter()
-        self._stored = Stored(self.cache, self._tasks, is_used=settings.has_prefix_cache)
-        self._ends = Ends(
-            runner=self.runner,
-            cache=self.cache,
-            parked=self._parked,
-            room=self._room,
-            gate=gate,
-            tasks=self._tasks,
-            counts=self._counts,
-            stored=self._stored,
-        )
+        self._settled = SettledSpans()
+        self._speed = Speed()
+        self._is_compact = True
+        """Whether nothing was stored since the small segments of the cache were joined."""
         disk = open_disk(settings, loaded, footprint, block=disk_block)
         self.disk = Disk(
             disk,
             self.cache,
             runner=self.runner,
-            room=self._room,
-            parked=self._parked,
-            stored=self._stored,
-            max_stall_s=settings.max_stall_ms / 1000,
+            sequences=self.sequences,
+            matcher=self,
+            max_stall_s=self._limits.max_stall_s,
             wake=wake,
-        )
-        self._commits = Commits(
-            runner=self.runner,
-            cache=self.cache,
-            stored=self._stored,
-            settled=self._settled,
-            pinning=self.pinning,
-            disk=self.disk,
-            is_used=settings.has_prefix_cache,
-        )
-        pressure = Pressure(
-            runner=self.runner,
-            room=self._room,
-            ends=self._ends,
-            commits=self._commits,
-            stored=self._stored,
-            tasks=self._tasks,
-            counts=self._counts,
-        )
-        self._passes = Passes(
-            runner=self.runner,
-            cache=self.cache,
-            room=self._room,
-            gate=gate,
-            ends=self._ends,
-            commits=self._commits,
-            pressure=pressure,
-            tasks=self._tasks,
-            counts=self._counts,
         )
         contexts = [c for c in (settings.max_context, loaded.context) if c is not None]
         gate.limits = self._limits
         gate.context = min(contexts, default=None)
         gate.needed = lambda position: footprint.live(position, chunk=1)
-        gate.budget = self.cache.budget
+        gate.budget = self.memory.budget
 
-    # What the loop asks.
+    # A step.
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no job is there but those that settle."""
-        return all(task.is_settle for task in self._tasks.values())
+    def step(self) -> None:
+        """Ask the scheduler what to do next, do it, store what was computed, and finish what is complete."""
+        if self.sequences.is_broken:
+            self.reset_cache()
+        self.disk.advance()
+        step = self._schedule()
+        if step is None:
+            self._tidy()
+        else:
+            self._come_and_go(step)
+            for request, result in self._execute(step):
+                self._run_isolated(request, lambda request, result=result: self._take(request, result))
+        self.disk.write()
 
-    @property
-    def num_tasks(self) -> int:
-        return len(self._tasks)
+    def _schedule(self) -> Step | None:
+        """What the scheduler says; None if nobody is there who could run."""
+        present = [request for request in self.requests.values() if not request.is_loading]
+        if not present:
+            return None
+        state = scheduler_state(present, self.sequences, self._speed, self.cache.layout, now_s=self._clock())
+        step = decide(state, self._limits)
+        assert not step.is_idle, "requests are there, and nothing runs"
+        return step
 
-    @property
-    def has_work(self) -> bool:
-        # Small pieces are joined when no job is there, and not while one waits for the disk.
-        return self._runs or (not self._tasks and not self._commits.is_compact) or self.disk.due_in_s == 0
+    def _come_and_go(self, step: Step) -> None:
+        """Stop settling, commit what others can go on from, and admit those whose turn it is."""
+        for job_id in step.give_up:
+            self.cancel(job_id)
+        for job_id in step.commit:
+            self._run_isolated(self.requests[job_id], self._store_progress)
+        for job_id in step.admit:
+            self._run_isolated(self.requests[job_id], self._admit)
 
-    @property
-    def wakes_in_s(self) -> float | None:
-        """When there will be something to do or to tell if nothing comes: to write, or a pin that ends. None: never."""
-        until = self.pinning.kept().until
-        naps = [max(0.0, until - time.monotonic())] if until != float("inf") else []
-        due_in_s = self.disk.due_in_s
-        naps += [due_in_s] if due_in_s is not None else []
-        return min([_LONGEST_NAP_S, *naps]) if naps else None
+    def _execute(self, step: Step) -> Iterator[tuple[RunningRequest, Result]]:
+        """Run the passes of this step. What is yielded is stored and finished before the next pass."""
+        if step.prefill:
+            yield from self._prefill(step.prefill)
+        if step.decode:
+            started_s = self._clock()
+            for group in step.decode:
+                yield from self._decode(group)
+            self.sequences.measure()
+            self._speed = self._speed.after_decode(self._clock() - started_s)
 
-    @property
-    def _runs(self) -> bool:
-        """Whether there is a task that does not wait for the disk."""
-        return any(not task.is_loading for task in self._tasks.values())
+    def _take(self, request: RunningRequest, result: Result) -> None:
+        """Store and finish what one request got from a pass."""
+        match result:
+            case Slice():
+                self._after_slice(request, result)
+            case Picked():
+                self._after_token(request, result)
+            case Broken(error=error):
+                raise error
 
-    def set_clock(self) -> None:
-        """Tell the cache what time it is."""
-        self.cache.now_s = time.monotonic()
+    def _tidy(self) -> None:
+        """There is nothing to do: join small segments."""
+        if self.requests:
+            return  # Those that are there wait for the disk.
+        # First, so that a compaction that raises is not tried for ever.
+        self._is_compact = True
+        copied = self.cache.compact(max_entries=_COMPACT_ENTRIES)
+        self._is_compact = copied == 0
+        if copied == 0:
+            device_memory.give_back()
+            if log.isEnabledFor(logging.DEBUG):
+                self.cache.check()
 
-    def status(self) -> Status:
-        """All but what is on disk, which changes while the loop sleeps."""
-        self.set_clock()
-        kept = self.pinning.kept()
-        phases = [task.phase for task in self._tasks.values()]
-        ledger = self.cache.ledger
-        return Status(
-            is_idle=len(self._tasks) == 0,
-            queued=phases.count(Phase.WAITING),
-            prefilling=phases.count(Phase.PREFILLING),
-            decoding=phases.count(Phase.DECODING),
-            counts=Counts(**self._counts, evictions=ledger.evictions),
-            held=Held(
-                budget=self.cache.budget if self.cache.budget is not None else 0,
-                kv=ledger.kv,
-                snapshots=ledger.snapshots,
-                live=self.cache.reserved,
-                pinned=kept.nbytes,
-                pins=kept.num,
-                tokens=ledger.tokens,
-                index=4 * ledger.tokens + 512 * ledger.num_nodes,
-                evicted_by_reason=dict(ledger.evicted_by_reason),
-            ),
-        )
-
-    # Commands.
+    # Requests arrive, are matched and admitted.
 
     def arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
         """Queue a job."""
-        # Without a cache there is nothing through which one could use what another computed.
-        # Nor has a job that reuses nothing.
-        reuses = self._settings.has_prefix_cache and job.prompt_logprobs is None
-        sharers = self._tasks.values() if reuses else ()
-        others = {t.id: t.job.prompt.tokens for t in sharers if t.job.namespace == job.namespace}
-        task = Task(job=job, sink=sink, arrived_s=arrived_s)
-        self._tasks[job.id] = task
-        try:
-            task.shares = relate(job.prompt.tokens, others)
-            self._stored.match(task)
-        except Exception as error:
-            self._ends.fail(task, error)
-            return
-        task.first_resume_at = task.resume_at
-        chats = any(len(t.job.prompt) > 1024 for t in self._tasks.values() if t is not task and not t.is_settle)
-        known = max(task.resume_at, self.disk.reach(task))
-        task.is_side = is_side_request(prompt_len=len(job.prompt), resume_at=known, has_chats=chats)
-        if job.purpose is not Purpose.SETTLE:
+        request = RunningRequest(job=job, sink=sink, arrived_s=arrived_s)
+        others = {other.id: other.job.prompt.tokens for other in self._sharers(job)}
+        has_chats = any(len(other.job.prompt) > _CHAT_TOKENS for other in self.requests.values() if not other.is_settle)
+        self.requests[job.id] = request
+        if not request.is_settle:
             self._counts.update(requests=1)
-        if task.resume_at == len(job.prompt):
-            task.admitted_s = time.monotonic()
-            task.reused = task.resume_at
-            self.pinning.keep(task)
-            self._ends.end(task, FinishReason.DONE)
+        try:
+            request.shares = relate(job.prompt.tokens, others)
+            self.match(request)
+            request.first_resume_at = request.position
+            known = max(request.position, self.disk.reach(request))
+            request.is_auxiliary = is_side_request(prompt_len=len(job.prompt), resume_at=known, has_chats=has_chats)
+        except Exception as error:
+            self._fail(request, error)
+            return
+        if request.position == len(job.prompt):
+            self._note_admission(request, request.position)
+            self._keep_pins(request)
+            self._finish(request, FinishReason.DONE)
+
+    def _sharers(self, job: Job) -> list[RunningRequest]:
+        """Those whose computed prefixes the job could use. Without a cache there is nothing to hand them over."""
+        if not self._uses_cache or job.prompt_logprobs is not None:
+            return []
+        return [request for request in self.requests.values() if request.namespace == job.namespace]
+
+    def match(self, request: RunningRequest) -> Match:
+        """Look the request's prompt up, and note where it could resume if it waits."""
+        match = self.cache.match(request.prompt.tokens, namespace=request.namespace)
+        if not self._uses_cache:
+            request.reason = Reason.CACHE_OFF
+        elif isinstance(request.phase, Waiting):
+            request.phase.resume_at = self.cache.resume_at(match, limit=request.reusable)
+            request.stored = max(request.stored, request.phase.resume_at)
+            if request.admission is None:
+                request.matched = match.length
+        return match
+
+    def match_followers(self, leader: RunningRequest) -> None:
+        """Look those up anew that wait and share something with this request."""
+        for other in self.requests.values():
+            if isinstance(other.phase, Waiting) and (leader.id in other.shares or other.id in leader.shares):
+                self.match(other)
+
+    def _admit(self, request: RunningRequest) -> None:
+        """Start a request that waited, where the cache can resume it."""
+        if request.reusable == request.end and self.disk.begin(request):
+            return  # It is admitted when what the disk has of it is there.
+        waiting = request.phase
+        assert isinstance(waiting, Waiting), request.phase
+        prompt, match = request.prompt, self.match(request)
+        resume_at = waiting.resume_at
+        # One that was preempted comes back: what is told of it is how it began.
+        is_new = request.admission is None
+        if self._uses_cache and is_new:
+            request.continues = match.continues
+            request.reason = self._reason(request, resume_at, was_lost=self.cache.was_lost(match, resume_at))
+        is_branch = match.continues is not None and match.length < len(prompt)
+        plan = make_plan(
+            prompt,
+            layout=self.cache.layout,
+            resume_at=resume_at,
+            end=request.end,
+            branch_at=match.length if is_branch else None,
+            interval=self._interval,
+        )
+        lease = self.cache.lease(match, resume_at, is_request=not request.is_settle)
+        try:
+            reserve = len(prompt) + initial_decode_slots(request.job)
+            live = self.sequences.start(match, resume_at, reserve=reserve)
+        except Exception:
+            self.cache.release(lease)
+            raise
+        live.scorer = self._scorer(request)
+        request.enter(Prefilling(live=live, lease=lease, plan=plan, preempted=waiting.preempted))
+        request.checkpoints = plan.positions
+        self.sequences.measure()
+        self._keep_pins(request)
+        if is_new:
+            self._note_admission(request, resume_at)
+            self._gate.admitted(request.id)
+            self._emit(request, Started(reused=resume_at, total=len(prompt)))
+        if resume_at < request.end:
+            return
+        if request.job.purpose is Purpose.GENERATE:
+            self._begin_decode(request)
+        else:
+            # Another request has computed all of it while this one waited.
+            self._finish(request, FinishReason.DONE)
+
+    def _note_admission(self, request: RunningRequest, resume_at: int) -> None:
+        request.admission = Admission(
+            at_s=self._clock(),
+            reused=resume_at,
+            settled=self._settled.within(request.prompt.tokens, resume_at),
+            # Some of it may have been evicted again.
+            loaded=min(request.loaded, resume_at),
+        )
+        self._counts.update(loaded=request.admission.loaded)
+
+    def _scorer(self, request: RunningRequest) -> PromptScorer | None:
+        is_wanted = request.job.prompt_logprobs is not None and request.scored < len(request.job.prompt)
+        return PromptScorer(request.job, start=request.scored) if is_wanted else None
+
+    @staticmethod
+    def _reason(request: RunningRequest, resume_at: int, *, was_lost: bool) -> Reason:
+        """Why what lies behind `resume_at` is computed, as far as the cache knows."""
+        if request.job.prompt_logprobs is not None:
+            return Reason.PROMPT_LOGPROBS
+        if request.matched == 0:
+            return Reason.EVICTED if was_lost else Reason.COLD
+        if resume_at >= request.end:
+            return Reason.NOTHING_NEW
+        if was_lost:
+            return Reason.EVICTED
+        if request.continues is not None:
+            return Reason.BRANCHED
+        return Reason.NEW_TOKENS if resume_at >= request.matched else Reason.NO_SNAPSHOT
+
+    # Prefill.
+
+    def _prefill(self, slices: Sequence[Slice]) -> Iterator[tuple[RunningRequest, Result]]:
+        """One pass over slices of one length, as far as there is room."""
+        num = len(slices[0])
+        fitting = self._preempt_until_fit(
+            [self.requests[piece.id] for piece in slices], lambda lives: self.sequences.reserve_to_prefill(lives, num)
+        )
+        by_id = {request.id: request for request in fitting}
+        slices = [piece for piece in slices if piece.id in by_id]
+        if not slices:
+            return
+        started_s = self._clock()
+        chunks = [by_id[piece.id].prompt.tokens[piece.start : piece.stop] for piece in slices]
+        if self._run_pass(fitting, lambda lives: self.runner.prefill(lives, chunks)) is None:
+            return
+        self._speed = self._speed.after_prefill(num * len(slices), self._clock() - started_s, position=slices[0].start)
+        self._gate.speed = self._speed
+        self.sequences.measure()
+        for piece in slices:
+            self._counts.update({"settled" if by_id[piece.id].is_settle else "prefilled": len(piece)})
+            yield by_id[piece.id], piece
+
+    def _after_slice(self, request: RunningRequest, piece: Slice) -> None:
+        """Store the checkpoint that the slice ends at, and begin to decode or finish where the prompt ends."""
+        phase = request.phase
+        assert isinstance(phase, Prefilling), phase
+        scored = phase.live.scorer.give() if phase.live.scorer is not None else None
+        if scored is not None:
+            request.scored = scored.start + len(scored.tokens)
+            self._emit(request, scored)
+        if piece.is_checkpoint and not self.cache.layout.resumes_anywhere:
+            self._store(request, piece.stop, phase.plan.kind_at(piece.stop))
+        if phase.preempted is None:
+            self._emit(request, Progress(position=piece.stop, total=len(request.job.prompt)))
+        if piece.stop < request.end:
+            return
+        if request.job.purpose is Purpose.GENERATE:
+            self._begin_decode(request)
+            return
+        self._store(request, piece.stop, request.end_kind)
+        self._note_settled(request)
+        self._finish(request, FinishReason.DONE)
+
+    # Decode.
+
+    def _begin_decode(self, request: RunningRequest) -> None:
+        """The prompt is there: the next pass samples."""
+        phase = request.phase
+        assert isinstance(phase, Prefilling), phase
+        if phase.preempted is None:
+            self.runner.begin_decode(phase.live, request.job)
+        else:
+            pending = int(phase.preempted.prompt.tokens[-1])
+            self.runner.go_on(phase.live, phase.preempted.sampler, pending=pending)
+        request.enter(Decoding(live=phase.live, lease=phase.lease, plan=phase.plan))
+
+    def _decode(self, group: Group) -> Iterator[tuple[RunningRequest, Result]]:
+        """A token for each sequence of a group, as far as there is room."""
+        # A prefill slice of the same step may have failed one of them, or have preempted it.
+        there = [self.requests[job_id] for job_id in group.ids if job_id in self.requests]
+        decoding = [request for request in there if isinstance(request.phase, Decoding)]
+        decoding = self._preempt_until_fit(decoding, self.sequences.reserve_to_decode)
+        if len(decoding) == 1 and self._is_context_full(decoding[0]):
+            self._run_isolated(decoding[0], self._stop_for_memory)
+            return
+        results = self._run_pass(decoding, self.runner.decode) if decoding else None
+        by_live = {id(request.live): request for request in decoding}
+        for result in results if results is not None else ():
+            request = by_live[id(result.live)]
+            assert isinstance(request.phase, Decoding), request.phase
+            request.phase.group = group.key
+            yield request, result
+
+    def _after_token(self, request: RunningRequest, result: Picked) -> None:
+        """Tell the token, and finish if it was the last."""
+        now_s = self._clock()
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+            # The prompt's last token is fed with the pass that samples the first of the answer.
+            self._counts.update(prefilled=1)
+        request.generated.append(result.sampled.token)
+        self._counts.update(generated=1)
+        self._emit(request, result.sampled)
+        context, length = self._gate.context, len(request.job.prompt) + len(request.generated)
+        is_at_end = context is not None and length >= context
+        reason = FinishReason.LENGTH if result.reason is None and is_at_end else result.reason
+        if reason is not None:
+            self._speed = self._speed.after_generation(now_s - request.first_token_s)
+            self._complete(request, reason)
+
+    def _complete(self, request: RunningRequest, reason: FinishReason) -> None:
+        """Store an answer that is whole, and finish."""
+        assert isinstance(request.phase, Decoding), request.phase
+        if request.phase.lease is not None:
+            self.cache.note_answer(request.phase.lease, len(request.generated))
+        self._store_progress(request)
+        tokens = request.tokens_to(request.position)
+        self._finish(request, reason)
+        try:
+            # However busy the server is: its next turn is restored from few segments.
+            self.cache.compact_path(tokens, namespace=request.namespace)
+        except Exception:
+            # The answer is there, and each step leaves the books right: it stays as it is.
+            log.exception("what a chat has stored could not be joined")
+
+    # Store.
+
+    def _store_progress(self, request: RunningRequest) -> None:
+        """Store what the request has computed so far."""
+        phase = request.phase
+        if not isinstance(phase, Prefilling | Decoding) or request.position <= phase.plan.resume_at:
+            return
+        is_decoding = isinstance(phase, Decoding)
+        self._store(request, request.position, BoundaryKind.GENERATION_END if is_decoding else BoundaryKind.INTERVAL)
+        self._note_settled(request)
+
+    def _store(self, request: RunningRequest, position: int, kind: BoundaryKind) -> None:
+        """Put what the request has computed up to `position`, where it stands, into the cache."""
+        assert request.live is not None and position == request.position, (request.id, position, request.position)
+        if not self._uses_cache:
+            return
+        committed = self.cache.commit(
+            request.tokens_to(position),
+            self.runner.source(request.live),
+            kind=kind,
+            namespace=request.namespace,
+            is_auxiliary=request.is_auxiliary,
+            overrides_admission=request.overrides_admission,
+            stable_at=request.job.prompt.stable_at,
+        )
+        self._keep_pins(request)
+        request.num_stored += committed.tokens
+        request.stored = min(position, len(request.job.prompt))
+        self.disk.note(request, position, kind)
+        self._is_compact = False
+        self.match_followers(request)
+
+    def _note_settled(self, request: RunningRequest) -> None:
+        """A settle is over or given up: a later request is told how much of what it reuses was computed by it."""
+        if request.is_settle and isinstance(request.phase, Prefilling):
+            self._settled.add(request.job.prompt.tokens, request.phase.plan.resume_at, request.position)
+
+    def _keep_pins(self, request: RunningRequest) -> None:
+        """Pin what the client marked, as far as it is stored: new, or there before and asked for again.
+
+        The time of each begins when it is found there first, and does not begin anew as the job goes on.
+        """
+        cache, now_s, owner = self.cache, self._clock(), request.job.owner
+        num_before = cache.pins.num_changes
+        for position, seconds in request.pins.items():
+            if position <= request.position:
+                until = request.pinned_until.get(position, now_s + seconds)
+                if cache.pin(request.tokens_to(position), until=until, namespace=request.namespace, owner=owner):
+                    request.pinned_until[position] = until
+        retained_at, seconds = request.retained_at, request.job.retain_for_s
+        if retained_at is not None and seconds is not None and retained_at <= request.position:
+            until = request.retained_until if request.retained_until is not None else now_s + seconds
+            if cache.retain(request.tokens_to(retained_at), until=until, namespace=request.namespace, owner=owner):
+                request.retained_until = until
+        if cache.pins.num_changes > num_before and self.memory.budget is not None:
+            num = cache.pins.keep_within(self.memory.budget // _PINNED_SHARE)
+            if num > 0:
+                log.warning("%d pins gave way: pins keep half of --cache-bytes at most", num)
+        prompt = request.job.prompt
+        if request.pin is None and request.job.purpose is Purpose.PREFILL and len(prompt) in request.pinned_until:
+            # Now, before it may be over.
+            request.pin = cache.pin_of(prompt.tokens, namespace=request.namespace)
+
+    # Too little memory.
+
+    def _preempt_until_fit(
+        self, requests: Sequence[RunningRequest], reserve: Callable[[list[Live]], bool]
+    ) -> list[RunningRequest]:
+        """Those of `requests` that can take their next step: the youngest of all that run wait where there is no room.
+
+        The last one that runs goes on whatever it takes.
+        """
+        going = list(requests)
+        while going and not reserve([request.live for request in going if request.live is not None]):
+            running = [request for request in self.requests.values() if request.is_running]
+            if len(running) == 1:
+                break
+            youngest = max(running, key=lambda request: (request.is_settle, request.arrived_s))
+            self._run_isolated(youngest, self._preempt)
+            going = [request for request in going if request.is_running]
+        return going
+
+    def _preempt(self, request: RunningRequest) -> None:
+        """Give the request's state up, to be computed again when there is room; what the cache can keep is kept."""
+        assert request.live is not None
+        log.info("request %s waits for memory at token %d", request.id, request.position)
+        self._store_progress(request)
+        sampler = self.runner.pause(request.live)
+        preempted = request.preempted
+        if sampler is not None:
+            prompt = Prompt(tokens=request.tokens, boundaries=request.job.prompt.boundaries)
+            preempted = Preempted(prompt=prompt, sampler=sampler)
+        self._release(request, Waiting(preempted=preempted))
+        request.stored = 0
+        self.match(request)
+        self._counts.update(paused=1)
+
+    def _is_context_full(self, request: RunningRequest) -> bool:
+        """Whether nothing else is there to give way, and its next token has no room: its memory is its context."""
+        others = (other for other in self.requests.values() if other is not request and other.is_running)
+        is_alone = next(others, None) is None
+        return request.live is not None and is_alone and not self.sequences.fits_next_token(request.live)
+
+    def _stop_for_memory(self, request: RunningRequest) -> None:
+        """What it has is an answer, if any."""
+        if not request.generated:
+            raise OutOfMemory("There is no room for the first token of an answer. Give --cache-bytes more memory.")
+        self._complete(request, FinishReason.LENGTH)
+
+    def _unpin_first(self) -> bool:
+        has_gone = self.cache.pins.unpin_first()
+        if has_gone:
+            log.warning("a pin gave way: running requests had no room otherwise")
+        return has_gone
+
+    def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
+        """Keep within this budget from now on; what exceeds it is reclaimed. `returns_buffers`: to the system, too."""
+        if nbytes != self.memory.budget:
+            self._gate.budget = nbytes
+            device_memory.bound_free_buffers(nbytes)
+            self.memory.resize(nbytes)
+        if returns_buffers:
+            device_memory.give_back()
+
+    # Ending: each request for itself, whatever goes wrong, and with all that it holds given back.
 
     def cancel(self, job_id: str) -> None:
         """End the job; what it computed stays in the cache."""
-        task = self._tasks.get(job_id)
-        if task is not None:
-            self._ends.guarded([task], self._commits.progress)
-        if task is not None and task.phase is not Phase.ENDED:
-            self._ends.end(task, FinishReason.CANCELLED)
+        request = self.requests.get(job_id)
+        if request is not None:
+            self._run_isolated(request, self._store_progress)
+            self._run_isolated(request, lambda request: self._finish(request, FinishReason.CANCELLED))
 
     def cancel_all(self) -> None:
-        for job_id in list(self._tasks):
+        for job_id in list(self.requests):
             self.cancel(job_id)
 
     def fail_all(self, error: RepriseError) -> None:
         """End all jobs with `error`, and keep nothing of them: their state is not to be trusted."""
-        for task in list(self._tasks.values()):
-            self._ends.lose(task)
-            self._ends.fail(task, error)
+        for request in list(self.requests.values()):
+            self._discard_state(request)
+            self._fail(request, error)
 
-    def forget(self) -> None:
-        """Give all memory back now, and not when Python finds what refers to itself."""
-        self.disk.close()
-        self._ends.start_anew()
-        memory.give_back()
-
-    def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
-        """Keep within this budget from now on; what exceeds it is evicted, least worth first."""
-        if returns_buffers:
-            memory.give_back()
-        if nbytes == self.cache.budget:
+    def _run_isolated(self, request: RunningRequest, action: Callable[[RunningRequest], None]) -> None:
+        """Do something for a request; if that raises, it fails alone."""
+        if isinstance(request.phase, Ended):
             return
-        self.cache.budget = self._gate.budget = nbytes
-        memory.bound_free_buffers(nbytes)
-        self._room.make(0)
-        if returns_buffers:
-            memory.give_back()
+        try:
+            action(request)
+        except Exception as error:
+            self._fail(request, error)
+
+    def _run_pass(
+        self, requests: Sequence[RunningRequest], run: Callable[[list[Live]], Sequence[Picked | Broken]]
+    ) -> Sequence[Picked | Broken] | None:
+        """One pass over several sequences. If it raises, the state of all of them is lost, and all fail: then None."""
+        lives = [request.live for request in requests if request.live is not None]
+        assert len(lives) == len(requests)
+        try:
+            return run(lives)
+        except Exception as error:
+            log.exception("a pass over %d sequences failed", len(requests))
+            # All of them before the first one fails, which may make room with what they hold.
+            for request in requests:
+                self._discard_state(request)
+            for request in requests:
+                self._fail(request, error)
+            return None
+
+    def _fail(self, request: RunningRequest, error: Exception) -> None:
+        """The request has failed. What is no error of ours becomes one, with a sentence for its client."""
+        if device_memory.is_out_of_memory(error):
+            shown: RepriseError = OutOfMemory(
+                "There was not enough memory for this request. Shorten it, or lower --cache-bytes or --max-batch."
+            )
+            self._relieve(request)
+        elif isinstance(error, RepriseError):
+            shown = error
+        else:
+            log.error("request %s failed", request.id, exc_info=error)
+            shown = EngineFailed(f"The request failed in the engine: {type(error).__name__}: {error}")
+        self._finish(request, FinishReason.FAILED, shown)
+
+    def _finish(self, request: RunningRequest, reason: FinishReason, error: RepriseError | None = None) -> None:
+        """The request is over: give back what it holds, forget it, and tell its client."""
+        outcome = request.outcome(self._clock())
+        del self.requests[request.id]
+        self._release(request, Ended())
+        if not request.is_settle:
+            self._counts.update(
+                prompt=outcome.prompt if request.admission is not None else 0,
+                reused=outcome.reused,
+                finished=int(error is None and reason is not FinishReason.CANCELLED),
+                cancelled=int(reason is FinishReason.CANCELLED),
+                failed=int(error is not None),
+            )
+        self._gate.ended(request.id)
+        self._emit(request, Finished(reason=reason, outcome=outcome, error=error))
+
+    def _release(self, request: RunningRequest, phase: Waiting | Ended) -> None:
+        """Give back what the request holds, and enter `phase`. Whatever goes wrong, its client and the gate wait."""
+        before, position, tokens = request.phase, request.position, request.tokens_to(request.position)
+        request.enter(phase)
+        if not isinstance(before, Prefilling | Decoding):
+            self.match_followers(request)
+            return
+        request.reached = max(request.reached, position)
+        try:
+            if before.lease is not None:
+                self.cache.release(before.lease)
+            # After that, since it stays idle for what the cache still shares with it.
+            self.sequences.end(before.live, tokens, namespace=request.namespace)
+            self.sequences.measure()
+            self.match_followers(request)
+        except Exception:
+            log.exception("what request %s held could not be given back; the cache is reset", request.id)
+            self.sequences.drop(before.live)
+            self.reset_cache()
+        if self.sequences.is_broken:
+            self.reset_cache()
+
+    def _discard_state(self, request: RunningRequest) -> None:
+        """The state of a sequence is not to be trusted any more; only what it shared before the failure is kept."""
+        phase = request.phase
+        if not isinstance(phase, Prefilling | Decoding):
+            return
+        request.enter(Waiting())
+        try:
+            if phase.lease is not None:
+                self.cache.release(phase.lease)
+            # All that it was given or has computed: a checkpoint of this very run may have shared as well.
+            self.sequences.discard(phase.live, request.tokens, namespace=request.namespace)
+        except Exception:
+            log.exception("what request %s shared is lost; the cache is reset", request.id)
+            self.reset_cache()
+
+    def reset_cache(self) -> None:
+        """Nobody knows any more what the cache holds: it holds nothing, and what runs goes on without it."""
+        for request in self.requests.values():
+            if isinstance(request.phase, Prefilling | Decoding):
+                request.phase.lease = None
+        self.cache.reset()
+        self.sequences.reset()
+
+    def _relieve(self, request: RunningRequest) -> None:
+        """There was too little memory for this request: make what room there is for its next try."""
+        try:
+            self.memory.reserve(self.sequences.estimate(len(request.prompt)))
+        except Exception:
+            log.exception("making room failed; the cache is reset")
+            self.reset_cache()
+        device_memory.give_back()
+
+    def _emit(self, request: RunningRequest, event: Event) -> None:
+        """Tell the request's client."""
+        try:
+            request.sink(event)
+        except Exception:
+            # A sink that is gone (its event loop closed, say) must not hold up the others.
+            log.debug("the sink of %s raised", request.id, exc_info=True)
+
+    # What the thread asks and says.
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.requests)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no job is there but those that settle."""
+        return all(request.is_settle for request in self.requests.values())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do now."""
+        runs = any(not request.is_loading for request in self.requests.values())
+        # Small segments are joined when no job is there, and not while one waits for the disk.
+        return runs or (not self.requests and not self._is_compact) or self.disk.due_in_s == 0
+
+    @property
+    def wakes_in_s(self) -> float | None:
+        """When there will be something to do or to tell if nothing comes: to write, or a pin that ends. None: never."""
+        until = self.cache.pins.total().until
+        naps = [max(0.0, until - self._clock())] if until != float("inf") else []
+        due_in_s = self.disk.due_in_s
+        naps += [due_in_s] if due_in_s is not None else []
+        return min([_LONGEST_NAP_S, *naps]) if naps else None
+
+    def status(self) -> Status:
+        """All but what is on disk, which changes while the loop sleeps."""
+        pinned, stats = self.cache.pins.total(), self.cache.stats
+        phases = Counter(type(request.phase) for request in self.requests.values())
+        return Status(
+            is_idle=len(self.requests) == 0,
+            queued=phases[Waiting],
+            prefilling=phases[Prefilling],
+            decoding=phases[Decoding],
+            counts=Counts(**self._counts, evictions=stats.num_evictions),
+            held=Held(
+                budget=self.memory.budget if self.memory.budget is not None else 0,
+                kv=stats.kv_nbytes,
+                snapshots=stats.snapshot_nbytes,
+                live=self.memory.nbytes(Account.SEQUENCES),
+                pinned=pinned.nbytes,
+                pins=pinned.num,
+                tokens=stats.num_tokens,
+                index=4 * stats.num_tokens + 512 * stats.num_nodes,
+                evicted_by_reason=stats.evictions,
+            ),
+        )
 
     def clear_cache(self, namespace: str | None = None) -> None:
+        """Drop what no running request uses, from memory and disk: of one namespace, or of all."""
         self.disk.clear(namespace)
         self.cache.clear(namespace)
-        memory.give_back()
+        device_memory.give_back()
 
-    # Steps.
+    def shutdown(self) -> None:
+        """Give all memory back now, and not when Python finds what refers to itself."""
+        self.disk.close()
+        self.reset_cache()
+        self.memory.reclaim_from()
+        device_memory.give_back()
 
-    def step(self) -> None:
-        """Ask the scheduler and do what it says; with nothing to do, join small pieces."""
-        if self._parked.is_spoilt:
-            self._ends.start_anew()
-        self.set_clock()
-        self.disk.advance()
-        self._work()
-        self.disk.write()
+    def check(self) -> None:
+        """AssertionError unless all books balance, those of running sequences too."""
+        self.cache.check()
+        self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
 
-    def _work(self) -> None:
-        if not self._tasks:
-            self._tidy()
-        if not self._runs:
-            return
-        runs = [task for task in self._tasks.values() if not task.is_loading]
-        step = decide(picture_of(runs, self._room, self._passes.speed, self.cache.layout), self._limits)
-        assert not step.is_idle, "jobs are there, and nothing runs"
-        for job_id in step.give_up:
-            self.cancel(job_id)
-        for job_id in step.commit:
-            self._ends.guarded([self._tasks[job_id]], self._commits.progress)
-        for job_id in step.admit:
-            self._ends.guarded([self._tasks[job_id]], self._admit)
-        if step.prefill:
-            self._passes.prefill(step.prefill)
-        if step.decode:
-            self._passes.decode(step.decode)
 
-    # Matching and admission.
-
-    def _admit(self, task: Task) -> None:
-        if task.reusable == task.end and self.disk.begin(task):
-            return  # It is admitted when what the disk has of it is there.
-        # One that was paused comes back: what is told of it is how it began.
-        is_new = task.admitted_s is None
-        prompt = task.prompt
-        match = self.cache.match(prompt.tokens, namespace=task.job.namespace)
-        if self._settings.has_prefix_cache:
-            task.resume_at = self.cache.resume_at(match, limit=task.reusable)
-        if self._settings.has_prefix_cache and is_new:
-            task.matched, task.continues = match.length, match.continues
-            task.reason = self._reason(task, self.cache.was_lost(match, task.resume_at))
-        task.lease = self.cache.lease(match, task.resume_at, is_request=not task.is_settle)
-        reserve = len(prompt) + answer_room(task.job)
-        task.live = self._room.start(match, task.resume_at, reserve=reserve)
-        task.live.scorer = self._scorer(task)
-        self._room.charge()
-        is_branch = match.continues is not None and match.length < len(prompt)
-        task.plan = make_plan(
-            prompt,
-            layout=self.cache.layout,
-            resume_at=task.resume_at,
-            end=task.end,
-            branch_at=match.length if is_branch else None,
-            interval=self._interval,
-        )
-        task.stored = max(task.stored, task.resume_at)
-        self.pinning.keep(task)
-        if is_new:
-            task.admitted_s = time.monotonic()
-            task.reused = task.resume_at
-            # Some of it may have been evicted again.
-            task.loaded = min(task.loaded, task.resume_at)
-            self._counts.update(loaded=task.loaded)
-            task.settled = self._settled.within(prompt.tokens, task.resume_at)
-            self._gate.admitted(task.id)
-            self._ends.emit(task, Started(reused=task.resume_at, total=len(prompt)))
-        if task.resume_at < task.end:
-            task.move(Phase.PREFILLING)
-        elif task.job.purpose is Purpose.GENERATE:
-            self._passes.begin_decode(task)
-        else:
-            # Another job has computed all of it while this one waited.
-            self._ends.end(task, FinishReason.DONE)
-
-    def _scorer(self, task: Task) -> PromptScorer | None:
-        is_wanted = task.job.prompt_logprobs is not None and task.scored < len(task.job.prompt)
-        return PromptScorer(task.job, start=task.scored) if is_wanted else None
-
-    def _reason(self, task: Task, was_lost: bool) -> Reason:
-        if task.job.prompt_logprobs is not None:
-            return Reason.PROMPT_LOGPROBS
-        if task.matched == 0:
-            return Reason.EVICTED if was_lost else Reason.COLD
-        if task.resume_at >= task.end:
-            return Reason.NOTHING_NEW
-        if was_lost:
-            return Reason.EVICTED
-        if task.continues is not None:
-            return Reason.BRANCHED
-        return Reason.NEW_TOKENS if task.resume_at >= task.matched else Reason.NO_SNAPSHOT
-
-    # When there is nothing to do.
-
-    def _tidy(self) -> None:
-        # First, so that a compaction that raises is not tried for ever.
-        self._commits.is_compact = True
-        copied = self.cache.compact(max_entries=_COMPACT_ENTRIES)
-        self._commits.is_compact = copied == 0
-        if copied == 0:
-            memory.give_back()
-            if log.isEnabledFor(logging.DEBUG):
-                self.cache.check()
+def _budget(settings: Settings, loaded: LoadedModel) -> int:
+    """Bytes for the prefix cache and live sequences together."""
+    if settings.cache_bytes is not None:
+        return settings.cache_bytes.of(device_memory.device_bytes())
+    return device_memory.default_budget(loaded.nbytes)

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from reprise.cache.lookup import Match
-from reprise.cache.store import PrefixCache
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
@@ -22,7 +22,7 @@ from reprise.disk.record import DiskRecord
 from reprise.engine.payloads import Snapshot
 from reprise.engine.records import RecordEncoder
 from reprise.engine.runner import Footprint
-from reprise.loop.task import Task
+from reprise.loop.requests import RunningRequest
 
 log = logging.getLogger("reprise.loop")
 
@@ -67,7 +67,7 @@ class _Making:
 
 @dataclass(slots=True, eq=False)
 class _Noted:
-    """A path to be written. `ends`: positions worth a mark, beside the landmarks that the path will have by then."""
+    """A path to be written. `ends`: positions worth a mark, beside the checkpoints that the path will have by then."""
 
     tokens: Tokens
     namespace: str
@@ -91,15 +91,15 @@ class Writes:
         self.is_hurried = False
         """The server is about to end: what is stored is due at once."""
 
-    def note(self, task: Task, position: int, kind: BoundaryKind) -> None:
+    def note(self, task: RunningRequest, position: int, kind: BoundaryKind) -> None:
         """The path of a task has been stored up to `position`: it is to be written soon."""
-        if task.is_side:
+        if task.is_auxiliary:
             return
         known = self._noted.get(task.id)
         ends = {b.position: b.kind for b in task.job.prompt.boundaries if b.kind in _KEPT and 0 < b.position < position}
         self._noted[task.id] = _Noted(
             tokens=task.tokens_to(position),
-            namespace=task.job.namespace,
+            namespace=task.namespace,
             ends={**ends, position: kind},
             due_s=known.due_s if known is not None else time.monotonic() + _SOON_S,
         )
@@ -175,8 +175,9 @@ class Writes:
 
     def _ends(self, noted: _Noted, match: Match) -> dict[int, BoundaryKind]:
         """The positions of a path where somebody may resume one day."""
-        marks = [mark for node in match.walk.nodes for mark in node.landmarks.values() if mark.position <= match.length]
-        standing = {mark.position: mark.kind for mark in marks if not mark.is_superseded and not mark.is_side}
+        stored = (mark for node in match.walk.nodes for mark in node.checkpoints.values())
+        marks = [mark for mark in stored if mark.position <= match.length]
+        standing = {mark.position: mark.kind for mark in marks if not mark.is_superseded and not mark.is_auxiliary}
         last = max(standing, default=0)
         given_up = {mark.position for mark in marks if mark.position not in standing}
         ends = {position: kind for position, kind in noted.ends.items() if position not in given_up}
@@ -214,7 +215,7 @@ class Writes:
         copied = 0
         while making.left and copied < _AT_ONCE:
             layers, span = making.left.popleft()
-            making.encoder.add_entries(restore.parts[layers], layers, span)
+            making.encoder.add_entries(restore.slices[layers], layers, span)
             copied += self._footprint.by_kind[layers] * len(span)
         if making.piece.is_tail and not making.left and isinstance(restore.snapshot, Snapshot):
             making.encoder.add_snapshot(restore.snapshot)

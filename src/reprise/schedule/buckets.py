@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from reprise.schedule.limits import Limits
-from reprise.schedule.state import Decoding
+from reprise.schedule.limits import SchedulerLimits
+from reprise.schedule.state import DecodingJob
 from reprise.schedule.step import Group
 
 
@@ -18,7 +18,7 @@ class _Bucket:
     """Rows in ascending order of length, at least one; `key` is None for a group that is new."""
 
     key: int | None
-    rows: tuple[Decoding, ...]
+    rows: tuple[DecodingJob, ...]
 
     @property
     def longest(self) -> int:
@@ -29,13 +29,13 @@ class _Bucket:
         return len(self.rows) * self.longest
 
 
-def group_rows(rows: Sequence[Decoding], limits: Limits) -> tuple[Group, ...]:
+def group_rows(rows: Sequence[DecodingJob], limits: SchedulerLimits) -> tuple[Group, ...]:
     """The decode groups of the next pass, longest rows last.
 
     The padded length of all groups is at most ``max_padding`` times the sum of the rows' own lengths, plus
     ``free_padding``. Rows that cannot be batched have a group each. O(n log n) when nobody came or went.
     """
-    # State that does not exist yet cannot be joined with state that does.
+    # SchedulerState that does not exist yet cannot be joined with state that does.
     is_alone = {row.id: row.length == 0 or not (limits.can_batch and row.can_batch) for row in rows}
     together = [row for row in rows if not is_alone[row.id]]
     buckets = _buckets(together)
@@ -47,9 +47,9 @@ def group_rows(rows: Sequence[Decoding], limits: Limits) -> tuple[Group, ...]:
     return _named([*buckets, *alone])
 
 
-def _buckets(rows: Iterable[Decoding]) -> list[_Bucket]:
+def _buckets(rows: Iterable[DecodingJob]) -> list[_Bucket]:
     """The groups of the last pass without the rows that left; each new row by itself."""
-    kept: dict[int, list[Decoding]] = {}
+    kept: dict[int, list[DecodingJob]] = {}
     buckets: list[_Bucket] = []
     for row in sorted(rows, key=lambda row: (row.length, row.id)):
         if row.group is None:

@@ -7,14 +7,14 @@ first. Slices of several jobs share a pass only if they have the same length: pr
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reprise.schedule.limits import Limits, Speed
-from reprise.schedule.state import Prefilling
+from reprise.schedule.limits import SchedulerLimits, Speed
+from reprise.schedule.state import PrefillingJob
 
 Partings = Mapping[str, frozenset[int]]
 """Job id → the positions where waiting jobs want it to pause."""
 
 
-def chunk_tokens(limits: Limits, speed: Speed, *, must_be_short: bool, position: int = 0) -> int:
+def chunk_tokens(limits: SchedulerLimits, speed: Speed, *, must_be_short: bool, position: int = 0) -> int:
     """The most tokens of the next prefill pass, whose first job stands at `position`.
 
     `must_be_short`: streams are decoding, or somebody may come. Then the pass and the decode passes that follow it
@@ -30,7 +30,7 @@ def chunk_tokens(limits: Limits, speed: Speed, *, must_be_short: bool, position:
     return max(1, fitting // limits.min_chunk) * limits.min_chunk
 
 
-def next_stop(job: Prefilling, partings: Partings) -> int:
+def next_stop(job: PrefillingJob, partings: Partings) -> int:
     """The first position after ``job.position`` where its prefill must pause."""
     stops = (*job.checkpoints, *partings.get(job.id, ()), job.end)
     return min(stop for stop in stops if job.position < stop <= job.end)
@@ -40,11 +40,11 @@ def next_stop(job: Prefilling, partings: Partings) -> int:
 class Pass:
     """One forward pass: `length` tokens of each of the `jobs`."""
 
-    jobs: tuple[Prefilling, ...]
+    jobs: tuple[PrefillingJob, ...]
     length: int
 
 
-def plan_pass(jobs: Sequence[Prefilling], partings: Partings, budget: int, limits: Limits) -> Pass:
+def plan_pass(jobs: Sequence[PrefillingJob], partings: Partings, budget: int, limits: SchedulerLimits) -> Pass:
     """The next pass: a slice of the first job, and slices of others where that saves passes.
 
     `jobs` in their order, at least one. One long slice keeps the engine busy by itself. Short ones of the same length
@@ -71,8 +71,8 @@ def plan_pass(jobs: Sequence[Prefilling], partings: Partings, budget: int, limit
     return Pass(jobs=tuple(taking[: budget // length]), length=length)
 
 
-def _fits_beside(job: Prefilling, head: Prefilling) -> bool:
+def _fits_beside(job: PrefillingJob, head: PrefillingJob) -> bool:
     # In one pass all rows are as wide as the longest, so rows of very different lengths stay apart.
     low, high = sorted((job.position, head.position))
-    # State that does not exist yet cannot be joined with state that does.
+    # SchedulerState that does not exist yet cannot be joined with state that does.
     return job.can_batch and (low > 0 or high == 0) and high <= 2 * low + 512

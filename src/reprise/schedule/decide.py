@@ -17,14 +17,14 @@ from dataclasses import replace
 
 from reprise.schedule.buckets import group_rows
 from reprise.schedule.chunks import Partings, chunk_tokens, plan_pass
-from reprise.schedule.limits import Limits
+from reprise.schedule.limits import SchedulerLimits
 from reprise.schedule.order import Rank, rank
 from reprise.schedule.sharing import Wait, is_worth_waiting, parting, share
-from reprise.schedule.state import Prefilling, State, Waiting
+from reprise.schedule.state import PrefillingJob, SchedulerState, WaitingJob
 from reprise.schedule.step import Slice, Step
 
 
-def decide(state: State, limits: Limits) -> Step:
+def decide(state: SchedulerState, limits: SchedulerLimits) -> Step:
     """What to do next, in this order: stop settling if a request is there; commit what others can go on from; admit
     the job whose turn it is; run one prefill pass and all decode groups; settle if nothing else is there.
 
@@ -40,7 +40,7 @@ def decide(state: State, limits: Limits) -> Step:
     return _serve(requests, limits)
 
 
-def _requests(state: State) -> State:
+def _requests(state: SchedulerState) -> SchedulerState:
     return replace(
         state,
         waiting=tuple(job for job in state.waiting if not job.is_settle),
@@ -48,7 +48,7 @@ def _requests(state: State) -> State:
     )
 
 
-def _settle(state: State, limits: Limits) -> Step:
+def _settle(state: SchedulerState, limits: SchedulerLimits) -> Step:
     """One job at a time, in chunks so short that a request that comes meanwhile hardly notices."""
     if state.prefilling:
         job = min(state.prefilling, key=lambda job: rank(job, state, limits))
@@ -59,7 +59,7 @@ def _settle(state: State, limits: Limits) -> Step:
     return Step()
 
 
-def _serve(state: State, limits: Limits) -> Step:
+def _serve(state: SchedulerState, limits: SchedulerLimits) -> Step:
     decode = group_rows(state.decoding, limits)
     num_free = limits.max_batch - len(state.prefilling) - len(state.decoding)
     if num_free <= 0 and not state.prefilling:
@@ -83,10 +83,10 @@ def _serve(state: State, limits: Limits) -> Step:
 
 
 def _admissible(
-    ready: Sequence[Waiting], ranks: dict[str, Rank], num_free: int, state: State, limits: Limits
-) -> list[Waiting]:
+    ready: Sequence[WaitingJob], ranks: dict[str, Rank], num_free: int, state: SchedulerState, limits: SchedulerLimits
+) -> list[WaitingJob]:
     """The ready jobs for which there is room, in their order, none of which should wait for another of them."""
-    chosen: list[Waiting] = []
+    chosen: list[WaitingJob] = []
     is_alone = len(state.prefilling) + len(state.decoding) == 0
     room = state.free_nbytes
     for job in ready:
@@ -106,14 +106,14 @@ def _admissible(
     return chosen
 
 
-def _admitted(job: Waiting) -> Prefilling:
+def _admitted(job: WaitingJob) -> PrefillingJob:
     """The job as it will be once it is admitted, but for its checkpoints."""
-    return Prefilling(
+    return PrefillingJob(
         id=job.id, arrived_s=job.arrived_s, position=job.resume_at, end=job.prompt_len, can_batch=job.can_batch
     )
 
 
-def _in_order(jobs: Sequence[Prefilling], ranks: dict[str, Rank], waits: Sequence[Wait]) -> list[Prefilling]:
+def _in_order(jobs: Sequence[PrefillingJob], ranks: dict[str, Rank], waits: Sequence[Wait]) -> list[PrefillingJob]:
     """The jobs in their order; a leader goes as early as the first of those who wait for it."""
     first = dict(ranks)
     for wait in waits:
@@ -129,7 +129,12 @@ def _partings(waits: Sequence[Wait]) -> Partings:
 
 
 def _slices(
-    jobs: Sequence[Prefilling], partings: Partings, state: State, limits: Limits, *, must_be_short: bool
+    jobs: Sequence[PrefillingJob],
+    partings: Partings,
+    state: SchedulerState,
+    limits: SchedulerLimits,
+    *,
+    must_be_short: bool,
 ) -> tuple[Slice, ...]:
     budget = chunk_tokens(limits, state.speed, must_be_short=must_be_short, position=jobs[0].position)
     chosen = plan_pass(jobs, partings, budget, limits)

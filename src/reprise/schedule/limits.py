@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SchedulerLimits:
     """The bounds that hold while a model is served. Lengths in tokens, times in seconds."""
 
     max_batch: int = 8

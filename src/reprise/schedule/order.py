@@ -7,8 +7,8 @@ goes first; and nobody starves, since a due time never moves back while all late
 
 from dataclasses import dataclass
 
-from reprise.schedule.limits import Limits
-from reprise.schedule.state import Prefilling, State, Waiting
+from reprise.schedule.limits import SchedulerLimits
+from reprise.schedule.state import PrefillingJob, SchedulerState, WaitingJob
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -23,12 +23,12 @@ class Rank:
     id: str
 
 
-def num_left(job: Waiting | Prefilling) -> int:
+def num_left(job: WaitingJob | PrefillingJob) -> int:
     """How many tokens the job still has to prefill."""
-    return job.end - job.position if isinstance(job, Prefilling) else job.prompt_len - job.resume_at
+    return job.end - job.position if isinstance(job, PrefillingJob) else job.prompt_len - job.resume_at
 
 
-def rank(job: Waiting | Prefilling, state: State, limits: Limits) -> Rank:
+def rank(job: WaitingJob | PrefillingJob, state: SchedulerState, limits: SchedulerLimits) -> Rank:
     """Where the job stands among all that wait for prefill."""
     left = num_left(job)
     grace = limits.side_grace_s if job.is_side else 0.0

@@ -2,13 +2,13 @@
 
 from math import ceil
 
-from reprise.schedule.limits import Limits, Speed
+from reprise.schedule.limits import SchedulerLimits, Speed
 
 LONGEST_RETRY_S = 120
 """Nobody plans further ahead than this; the estimate is rough anyway."""
 
 
-def retry_after_s(*, num_waiting: int, num_left: int, limits: Limits, speed: Speed) -> int | None:
+def retry_after_s(*, num_waiting: int, num_left: int, limits: SchedulerLimits, speed: Speed) -> int | None:
     """None if one more job may wait; else in how many seconds about half of those that wait will have started.
 
     `num_waiting` jobs wait; `num_left` tokens of waiting and prefilling jobs are still to be prefilled. Half, so that a

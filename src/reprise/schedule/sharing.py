@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from reprise.core.tokens import Tokens, common_prefix
-from reprise.schedule.limits import Limits
-from reprise.schedule.state import Decoding, Prefilling, Waiting
+from reprise.schedule.limits import SchedulerLimits
+from reprise.schedule.state import DecodingJob, PrefillingJob, WaitingJob
 
 
 def relate(prompt: Tokens, live: Mapping[str, Tokens]) -> dict[str, int]:
@@ -35,12 +35,12 @@ class Wait:
 class Sharing:
     """What each waiting job can do now: start, or wait. `commit`: leaders whose tokens others can use right now."""
 
-    ready: tuple[Waiting, ...] = ()
+    ready: tuple[WaitingJob, ...] = ()
     waits: tuple[Wait, ...] = ()
     commit: tuple[str, ...] = ()
 
 
-def parting(follower: Waiting, leader: Waiting | Prefilling | Decoding) -> int:
+def parting(follower: WaitingJob, leader: WaitingJob | PrefillingJob | DecodingJob) -> int:
     """The last position where the follower could go on from the leader's state; 0 if they share nothing.
 
     The leader will have been there when it has computed its prompt, and at least one token is left to the follower.
@@ -48,22 +48,25 @@ def parting(follower: Waiting, leader: Waiting | Prefilling | Decoding) -> int:
     # Each knows of those that were there before it.
     common = follower.shares.get(leader.id, leader.shares.get(follower.id, 0))
     match leader:
-        case Prefilling():
+        case PrefillingJob():
             reach = leader.end
-        case Waiting():
+        case WaitingJob():
             reach = leader.prompt_len
-        case Decoding():
+        case DecodingJob():
             reach = leader.length
     return min(common, reach, follower.prompt_len - 1)
 
 
-def is_worth_waiting(follower: Waiting, until: int, limits: Limits) -> bool:
+def is_worth_waiting(follower: WaitingJob, until: int, limits: SchedulerLimits) -> bool:
     """Whether a state at `until` has so much more than the cache that the follower does better to wait for it."""
     return until - follower.resume_at >= limits.min_shared
 
 
 def share(
-    waiting: Iterable[Waiting], prefilling: Iterable[Prefilling], decoding: Iterable[Decoding], limits: Limits
+    waiting: Iterable[WaitingJob],
+    prefilling: Iterable[PrefillingJob],
+    decoding: Iterable[DecodingJob],
+    limits: SchedulerLimits,
 ) -> Sharing:
     """Sort the waiting jobs (given in their order) into those that can start and those that wait for a leader.
 
@@ -72,7 +75,7 @@ def share(
     O(waiting x running) look-ups.
     """
     prefilling, decoding = tuple(prefilling), tuple(decoding)
-    ready: list[Waiting] = []
+    ready: list[WaitingJob] = []
     waits: list[Wait] = []
     # A mapping keeps the order in which they were found, so that the schedule is reproducible.
     commit: dict[str, None] = {}
@@ -88,7 +91,7 @@ def share(
     return Sharing(ready=tuple(ready), waits=_merged(waits, prefilling, limits), commit=tuple(commit))
 
 
-def _wait(job: Waiting, leaders: Iterable[Prefilling], limits: Limits) -> Wait | None:
+def _wait(job: WaitingJob, leaders: Iterable[PrefillingJob], limits: SchedulerLimits) -> Wait | None:
     """The leader that `job` waits for: the one that it parts from last, and of equals the one that is there first."""
     best: tuple[tuple[int, int, str], Wait] | None = None
     for leader in leaders:
@@ -100,7 +103,7 @@ def _wait(job: Waiting, leaders: Iterable[Prefilling], limits: Limits) -> Wait |
     return None if best is None else best[1]
 
 
-def _source(job: Waiting, running: Iterable[Prefilling | Decoding], limits: Limits) -> str | None:
+def _source(job: WaitingJob, running: Iterable[PrefillingJob | DecodingJob], limits: SchedulerLimits) -> str | None:
     """The running job that has computed most of what `job` could go on from, without having committed it yet.
 
     All of them are past the parting: otherwise `job` would wait.
@@ -113,7 +116,7 @@ def _source(job: Waiting, running: Iterable[Prefilling | Decoding], limits: Limi
     return None if best is None else best[1]
 
 
-def _merged(waits: Iterable[Wait], prefilling: Iterable[Prefilling], limits: Limits) -> tuple[Wait, ...]:
+def _merged(waits: Iterable[Wait], prefilling: Iterable[PrefillingJob], limits: SchedulerLimits) -> tuple[Wait, ...]:
     """The waits, with partings of one leader that fall together moved to the first of them.
 
     Each pause costs a snapshot. A follower that is let go fewer than `min_shared` tokens early computes these itself.

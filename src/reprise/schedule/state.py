@@ -11,7 +11,7 @@ def _no_shares() -> Mapping[str, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class WaitingJob:
     """A job that has not been admitted yet.
 
     Prefill would compute ``[resume_at, prompt_len)``. `resume_at` is what the cache has now: the loop matches again
@@ -29,7 +29,7 @@ class Waiting:
     """What its live state will take."""
     can_batch: bool = True
     is_side: bool = False
-    """A short request beside the chats (a title, tags): gives way for `Limits.side_grace_s`."""
+    """A short request beside the chats (a title, tags): gives way for `SchedulerLimits.side_grace_s`."""
     is_settle: bool = False
     """Runs only while nothing else is there."""
 
@@ -39,7 +39,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefilling:
+class PrefillingJob:
     """An admitted job whose live state stands at `position`; ``[position, end)`` is still to be prefilled.
 
     `end` is the prompt's length, or one less if the loop gives the last prompt token to the decode. A job that has
@@ -65,7 +65,7 @@ class Prefilling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
+class DecodingJob:
     """A row that gets a token with every pass. Its live state has `length` positions; none yet for a prompt of one
     token.
     """
@@ -84,14 +84,14 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class SchedulerState:
     """Everything that a decision depends on, besides the limits. Jobs that are cancelled or failed are not in it."""
 
     now_s: float
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[WaitingJob, ...] = ()
     """In any order."""
-    prefilling: tuple[Prefilling, ...] = ()
-    decoding: tuple[Decoding, ...] = ()
+    prefilling: tuple[PrefillingJob, ...] = ()
+    decoding: tuple[DecodingJob, ...] = ()
     speed: Speed = field(default_factory=Speed)
     free_nbytes: int | None = None
     """What live state may still take; None: no bound."""

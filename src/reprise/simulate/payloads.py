@@ -58,7 +58,9 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SizedSnapshot:
+    """A snapshot of so many bytes."""
+
     nbytes: int
 
 
@@ -78,5 +80,5 @@ class SizedSource:
     def segment(self, kind: KvKind, span: Span) -> Entries:
         return Entries(len(span), self.sizes.of_kind(kind) * self.unit)
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.sizes.snapshot)
+    def snapshot(self) -> SizedSnapshot:
+        return SizedSnapshot(self.sizes.snapshot)

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
-from reprise.cache.contents import Grain
-from reprise.cache.policy import POLICIES, ExpectedSaving, Policy
-from reprise.cache.store import PrefixCache
+from reprise.cache.policy import ExpectedSaving, Policy
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.cache.tree import SegmentSizes
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
+from reprise.memory import Memory
 from reprise.plan.checkpoints import interval_tokens, make_plan
 from reprise.simulate.payloads import SizedSource, Sizes
+from reprise.simulate.policies import POLICIES
 from reprise.simulate.traces import Request
 
 
@@ -41,8 +43,10 @@ class Replay:
         self.tally = Tally()
         self._sizes = sizes
         self._unit = unit
-        grain = Grain() if unit == 1 else Grain(piece=max(1, 2048 // unit), tail=max(1, 1024 // unit))
-        self.cache = PrefixCache(sizes.layout(unit=unit), budget=budget, policy=_policy(policy, unit), grain=grain)
+        cut = SegmentSizes() if unit == 1 else SegmentSizes(longest=max(1, 2048 // unit), tail=max(1, 1024 // unit))
+        self.cache = PrefixCache(
+            sizes.layout(unit=unit), memory=Memory(budget), policy=_policy(policy, unit), sizes=cut
+        )
         self._source = SizedSource(sizes, unit)
         self._interval = max(
             1, interval_tokens(checkpoint_nbytes=sizes.snapshot, kv_nbytes_per_token=sizes.full) // unit
@@ -96,7 +100,7 @@ class Replay:
 
     def _commit(self, tokens: Tokens, kind: BoundaryKind, request: Request) -> None:
         stable_at = request.prompt.stable_at
-        self.cache.commit(tokens, self._source, kind=kind, is_side=request.is_side, stable_at=stable_at)
+        self.cache.commit(tokens, self._source, kind=kind, is_auxiliary=request.is_side, stable_at=stable_at)
 
 
 def _policy(name: str, unit: int) -> Policy:

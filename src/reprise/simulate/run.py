@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from reprise.cache.policy import POLICIES
 from reprise.core.errors import BadRequest
 from reprise.simulate.offline import FutureKnown
 from reprise.simulate.payloads import Sizes
+from reprise.simulate.policies import POLICIES
 from reprise.simulate.replay import Replay
 from reprise.simulate.traces import Request
 

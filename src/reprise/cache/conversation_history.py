@@ -27,7 +27,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
+class PromptVisit:
     """One prompt's place in the history of its conversation. All times count prompts.
 
     `turn`: how many turns came before it. `gap`: prompts since the last of them, None if there is none or if it is a
@@ -51,7 +51,7 @@ class Visit:
         return self.continues is not None and self.num_others == 0
 
 
-class Lineage:
+class ConversationHistory:
     """The prompts seen last, by number (from 1), and the marks that they left."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Lineage:
         self._factors = np.zeros(0, dtype=np.uint64)
         self._seeds = np.random.default_rng(0x9E3779B9)
 
-    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Visit:
+    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> PromptVisit:
         """Take note of a prompt of which ``[0, known)`` is stored. O(length), some 50 µs for 10,000 tokens."""
         hashes = self._hashes(tokens, namespace)
         found = self._deepest(hashes)
@@ -89,7 +89,7 @@ class Lineage:
         self._turns[slot], self._num_continued[slot], self._tail_at[slot] = turn, 0, 0
         if new_at < len(tokens) or is_next_turn:
             self._mark(hashes, new_at, number)
-        return Visit(
+        return PromptVisit(
             number=number,
             turn=turn,
             gap=number - before if before is not None and is_next_turn else None,
@@ -100,28 +100,28 @@ class Lineage:
             has_tail=has_tail,
         )
 
-    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int, namespace: str) -> None:
+    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
         """Prompt `number` and its answer are stored as far as `tokens` go; from `stable_at` on a next turn may differ.
 
         Whether it has is judged in the middle: a generation prompt may begin like an answer.
         """
         middle = (stable_at + len(tokens) + 1) // 2
-        if self._is_remembered(number):
+        if number is not None and self._is_remembered(number):
             self._tail_at[number % MEMORY] = middle
             self._tail_keys[number % MEMORY] = self._hashes(tokens[:middle], namespace)[-1]
 
-    def number_of(self, tokens: Tokens, *, namespace: str) -> int:
-        """The number of the newest remembered prompt that these tokens belong to, 0 if there is none."""
+    def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
+        """The number of the newest remembered prompt that these tokens belong to, None if there is none."""
         found = self._deepest(self._hashes(tokens, namespace))
-        return found[1] if found is not None else 0
+        return found[1] if found is not None else None
 
-    def passes(self, number: int) -> int | None:
+    def last_continuation(self, number: int | None) -> int | None:
         """The number of the last prompt that went on from prompt `number`, None if none did."""
-        return int(self._continued_by[number % MEMORY]) if self.is_continued(number) else None
+        return int(self._continued_by[number % MEMORY]) if number is not None and self.is_continued(number) else None
 
-    def is_continued(self, number: int) -> bool:
+    def is_continued(self, number: int | None) -> bool:
         """Whether a later prompt went on from prompt `number`."""
-        return self._is_remembered(number) and bool(self._num_continued[number % MEMORY] > 0)
+        return number is not None and self._is_remembered(number) and bool(self._num_continued[number % MEMORY] > 0)
 
     def _has_tail(self, hashes: Hashes, number: int) -> bool | None:
         at = int(self._tail_at[number % MEMORY])

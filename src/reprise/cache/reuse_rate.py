@@ -13,11 +13,12 @@ young items for what is coming; before anything was seen the prior falls with ag
 """
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from reprise.cache.lineage import MEMORY
+from reprise.cache.conversation_history import MEMORY
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,12 +41,12 @@ _REFRESH = 64
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingPrompt:
     kind: int
     is_waiting: bool = True
 
 
-class Returns:
+class ReuseRateEstimator:
     """Counts of returns and of waiting, by class and age, and the table of worth made from them.
 
     A class has a place on each axis of `shape`, and perhaps one of `num_later` more, of which it is known later who is
@@ -59,7 +60,7 @@ class Returns:
         self._waiting_now = np.zeros(size)
         self._waited = np.zeros(size)
         self._returned = np.zeros(size)
-        self._ring: list[_Waiting | None] = [None] * MEMORY
+        self._ring: list[_WaitingPrompt | None] = [None] * MEMORY
         self._now = 0
         self._worth = self._make_table()
 
@@ -79,7 +80,7 @@ class Returns:
     def wait(self, *places: int) -> None:
         """From this prompt on somebody of the class at `places` waits; at most one for a prompt."""
         kind = int(np.ravel_multi_index((*places, 0), self._shape))
-        self._ring[self._now % MEMORY] = _Waiting(kind)
+        self._ring[self._now % MEMORY] = _WaitingPrompt(kind)
         self._waiting_now[kind, 0] += 1
 
     def specify(self, number: int, place: int) -> None:
@@ -100,17 +101,18 @@ class Returns:
             self._waiting_now[one.kind, step] -= 1
             self._returned[one.kind, step] += 1
 
-    def worth(self, number: int) -> float:
+    def worth(self, number: int | None) -> float:
         """Uses to be expected per prompt of waiting, for whoever has waited since prompt `number`."""
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
-        if one is None:
+        if one is None or number is None:
             return float(self._worth[0, -1])
         return float(self._worth[one.kind, _step_of(self._now - number)])
 
-    def next_step_at(self, number: int) -> int:
+    def next_step_at(self, number: int | None) -> int:
         """The prompt at which whoever has waited since prompt `number` enters the next step of age."""
-        step = _step_of(self._now - number)
-        return number + int(_AGES[step + 1]) if step + 1 < _STEPS else self._now + MEMORY
+        begun = 0 if number is None else number
+        step = _step_of(self._now - begun)
+        return begun + int(_AGES[step + 1]) if step + 1 < _STEPS else self._now + MEMORY
 
     def _grow_older(self, number: int, step: int) -> None:
         one = self._ring[number % MEMORY] if number > 0 else None
@@ -118,8 +120,8 @@ class Returns:
             self._waiting_now[one.kind, step - 1] -= 1
             self._waiting_now[one.kind, step] += 1
 
-    def _is_remembered(self, number: int) -> bool:
-        return number > 0 and self._now - number < MEMORY
+    def _is_remembered(self, number: int | None) -> TypeGuard[int]:
+        return number is not None and self._now - number < MEMORY
 
     def _make_table(self) -> Floats:
         seen, time = self._returned.reshape(*self._shape, _STEPS), self._waited.reshape(*self._shape, _STEPS)

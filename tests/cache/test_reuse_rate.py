@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.cache.lineage import MEMORY, Lineage
-from reprise.cache.returns import Returns, index_table
+from reprise.cache.conversation_history import MEMORY, ConversationHistory
+from reprise.cache.reuse_rate import ReuseRateEstimator, index_table
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 
 
@@ -41,7 +41,7 @@ def test_the_index_is_the_best_ratio_over_all_stops(steps: list[tuple[float, flo
 
 
 def test_before_anything_was_seen_older_is_worth_less() -> None:
-    returns = Returns((1,))
+    returns = ReuseRateEstimator((1,))
     returns.advance()
     returns.wait(0)
     worths: list[float] = []
@@ -53,7 +53,7 @@ def test_before_anything_was_seen_older_is_worth_less() -> None:
 
 
 def test_who_always_comes_back_after_forty_is_worth_most_just_before() -> None:
-    returns = Returns((1,))
+    returns = ReuseRateEstimator((1,))
     for number in range(1, 600):
         returns.advance()
         if number > 40:
@@ -66,7 +66,7 @@ def test_who_always_comes_back_after_forty_is_worth_most_just_before() -> None:
 
 
 def test_who_comes_back_more_than_others_at_one_age_does_so_a_little_later() -> None:
-    returns = Returns((2,))
+    returns = ReuseRateEstimator((2,))
     # Of the even a quarter comes back after 50 and a quarter after 70; of the odd nine in ten after 50.
     after_50 = {began for began in range(1, 400) if (began % 20 > 1 if began % 2 == 1 else began % 8 == 0)}
     after_70 = {began for began in range(1, 400) if began % 8 == 2}
@@ -81,7 +81,7 @@ def test_who_comes_back_more_than_others_at_one_age_does_so_a_little_later() -> 
 
 
 def test_what_never_comes_back_is_worth_less_than_what_does() -> None:
-    returns = Returns((2,))
+    returns = ReuseRateEstimator((2,))
     for number in range(1, 800):
         returns.advance()
         if number > 20 and (number - 20) % 2 == 0:
@@ -91,7 +91,7 @@ def test_what_never_comes_back_is_worth_less_than_what_does() -> None:
 
 
 def test_who_is_known_better_later_is_judged_by_all_until_then() -> None:
-    returns = Returns((1,), num_later=2)
+    returns = ReuseRateEstimator((1,), num_later=2)
     # Those of the first place come back after 20, and nobody else; of a third it is never known where they are.
     for number in range(1, 900):
         returns.advance()
@@ -108,7 +108,7 @@ def test_who_is_known_better_later_is_judged_by_all_until_then() -> None:
 
 
 def test_somebody_comes_back_once() -> None:
-    returns = Returns((1,))
+    returns = ReuseRateEstimator((1,))
     returns.advance()
     returns.wait(0)
     returns.advance()
@@ -120,7 +120,7 @@ def test_somebody_comes_back_once() -> None:
 
 
 def test_a_longer_prompt_goes_on_from_a_shorter_one() -> None:
-    lineage = Lineage()
+    lineage = ConversationHistory()
     first = run_of(1, 300)
     lineage.arrive(first, known=0, namespace="")
     lineage.arrive(run_of(2, 200), known=0, namespace="")
@@ -133,7 +133,7 @@ def test_a_longer_prompt_goes_on_from_a_shorter_one() -> None:
 
 
 def test_it_is_recognised_without_anything_being_stored() -> None:
-    lineage = Lineage()
+    lineage = ConversationHistory()
     history = run_of(0, 100)
     for turn in range(8):
         visit = lineage.arrive(history, known=0, namespace="")
@@ -142,25 +142,25 @@ def test_it_is_recognised_without_anything_being_stored() -> None:
 
 
 def test_a_shared_beginning_is_no_conversation() -> None:
-    lineage = Lineage()
+    lineage = ConversationHistory()
     system = run_of(0, 500)
     visits = [lineage.arrive(join_tokens(system, run_of(n, 100)), known=500, namespace="") for n in range(1, 9)]
     assert all(visit.turn == 0 and visit.continues is None for visit in visits)
 
 
 def test_the_second_that_goes_on_is_a_branch() -> None:
-    lineage = Lineage()
+    lineage = ConversationHistory()
     first = run_of(0, 200)
     lineage.arrive(first, known=0, namespace="")
     lineage.arrive(join_tokens(first, run_of(1, 100)), known=200, namespace="")
     branch = lineage.arrive(join_tokens(first, run_of(2, 100)), known=200, namespace="")
     assert (branch.turn, branch.gap, branch.num_others, branch.last_other) == (0, None, 1, 2)
     assert not branch.is_next_turn
-    assert lineage.passes(1) == 3
+    assert lineage.last_continuation(1) == 3
 
 
 def test_a_repeat_goes_on_from_the_one_before() -> None:
-    lineage = Lineage()
+    lineage = ConversationHistory()
     prompt = run_of(0, 200)
     visits = [lineage.arrive(prompt, known=200 * (n > 0), namespace="") for n in range(4)]
     assert [visit.continues for visit in visits] == [None, 1, 2, 3]
@@ -168,7 +168,7 @@ def test_a_repeat_goes_on_from_the_one_before() -> None:
 
 @pytest.mark.parametrize(("kept", "has_tail"), [(200, True), (180, True), (160, False)])
 def test_whether_a_next_turn_has_what_was_left_is_judged_in_the_middle(kept: int, *, has_tail: bool) -> None:
-    lineage = Lineage()
+    lineage = ConversationHistory()
     path = run_of(0, 200)
     number = lineage.arrive(path[:150], known=0, namespace="").number
     lineage.leave_tail(path, 150, number=number, namespace="")
@@ -179,19 +179,19 @@ def test_whether_a_next_turn_has_what_was_left_is_judged_in_the_middle(kept: int
 
 
 def test_namespaces_are_strangers() -> None:
-    lineage = Lineage()
+    lineage = ConversationHistory()
     prompt = run_of(0, 200)
     lineage.arrive(prompt, known=0, namespace="a")
     assert lineage.arrive(prompt, known=0, namespace="b").continues is None
-    assert lineage.number_of(prompt, namespace="ab") == 0
+    assert lineage.number_of(prompt, namespace="ab") is None
 
 
 def test_old_prompts_are_forgotten() -> None:
-    lineage = Lineage()
+    lineage = ConversationHistory()
     prompt = run_of(0, 50)
     lineage.arrive(prompt, known=0, namespace="")
     filler = run_of(1, 1)
     for _ in range(MEMORY):
         lineage.arrive(filler, known=1, namespace="")
-    assert lineage.number_of(prompt, namespace="") == 0
+    assert lineage.number_of(prompt, namespace="") is None
     assert not lineage.is_continued(1)

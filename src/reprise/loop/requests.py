@@ -1,0 +1,275 @@
+"""One request on its way through the loop: what is known of it, and the phase it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from reprise.cache.tree import Lease
+from reprise.core.events import Event
+from reprise.core.job import Job, Purpose
+from reprise.core.pin import Pin
+from reprise.core.prompt import BoundaryKind, Prompt
+from reprise.core.record import Outcome, Reason
+from reprise.core.tokens import Tokens, as_tokens, join_tokens
+from reprise.engine.decode import Decoder
+from reprise.engine.runner import Live
+from reprise.plan.checkpoints import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Preempted:
+    """A request that had to give its state up in the middle of its answer: what it computes again, and decodes with."""
+
+    prompt: Prompt
+    sampler: Decoder
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Waiting:
+    """In the queue. `resume_at`: where it could resume now. `is_loading`: more of it is being read from the disk."""
+
+    resume_at: int = 0
+    is_loading: bool = False
+    preempted: Preempted | None = None
+    """None: it has not sampled yet."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Running:
+    """What a request has from its admission on."""
+
+    live: Live
+    lease: Lease | None
+    """None: the cache was reset meanwhile."""
+    plan: Plan
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Prefilling(_Running):
+    """Its prompt is being computed. `preempted`: it was decoding before, and goes on with that."""
+
+    preempted: Preempted | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Decoding(_Running):
+    """Its answer is being sampled. `group`: the decode group that it ran in last; None before its first token."""
+
+    group: int | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ended:
+    """Its client has been told. Nothing is held for it."""
+
+
+Phase = Waiting | Prefilling | Decoding | Ended
+
+NEXT: dict[type[Phase], frozenset[type[Phase]]] = {
+    Waiting: frozenset({Prefilling, Decoding, Ended}),
+    Prefilling: frozenset({Decoding, Waiting, Ended}),
+    Decoding: frozenset({Waiting, Ended}),
+    Ended: frozenset(),
+}
+"""Which phase may follow which. One that runs waits again when it is preempted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Admission:
+    """What was found when the request was admitted first."""
+
+    at_s: float
+    reused: int
+    """Where prefill started."""
+    settled: int
+    loaded: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RunningRequest:
+    """A job in the loop. Owned by the engine thread."""
+
+    job: Job
+    sink: Callable[[Event], None]
+    arrived_s: float
+    shares: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many leading tokens its prompt has in common with those that were there before it, by id."""
+    is_auxiliary: bool = False
+    phase: Phase = field(default_factory=Waiting)
+
+    # What its record will say.
+    matched: int = 0
+    first_resume_at: int = 0
+    """What the cache had on arrival; what it had more on admission came from others while this one waited."""
+    reason: Reason = Reason.COLD
+    continues: Tokens | None = None
+    """What the nearest stored path goes on with where it leaves the prompt, None at its end."""
+    admission: Admission | None = None
+    """None: it was not admitted yet."""
+    reached: int = 0
+    """How far of its prompt was computed when it gave its state up."""
+    first_token_s: float | None = None
+    generated: list[int] = field(default_factory=list[int])
+    num_stored: int = 0
+    """Tokens newly in the cache."""
+    checkpoints: tuple[int, ...] = ()
+    pin: Pin | None = None
+
+    # What is done of it.
+    stored: int = 0
+    """``[0, stored)`` of the prompt is in the cache, or the cache has refused it."""
+    scored: int = 1
+    """The first token of the prompt whose log-probability is still to be told, where the job wants them."""
+    pinned_until: dict[int, float] = field(default_factory=dict[int, float])
+    """Until when the positions that were pinned stay, on the cache's clock."""
+    retained_until: float | None = None
+    """The same for what is kept for the conversation; None: it is not there yet."""
+    num_loads: int = 0
+    """How often it was sent to the disk."""
+    loaded: int = 0
+    """How much further it could resume for what was read from the disk while it waited."""
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def is_settle(self) -> bool:
+        return self.job.purpose is Purpose.SETTLE
+
+    @property
+    def namespace(self) -> str:
+        return self.job.namespace
+
+    # Phases.
+
+    def enter(self, phase: Phase) -> None:
+        assert type(phase) in NEXT[type(self.phase)], (self.id, self.phase, phase)
+        self.phase = phase
+
+    @property
+    def live(self) -> Live | None:
+        """Its sequence, while it runs."""
+        return self.phase.live if isinstance(self.phase, _Running) else None
+
+    @property
+    def is_running(self) -> bool:
+        return isinstance(self.phase, _Running)
+
+    @property
+    def is_loading(self) -> bool:
+        return isinstance(self.phase, Waiting) and self.phase.is_loading
+
+    def set_loading(self, *, is_loading: bool) -> None:
+        """Whether it waits for the disk."""
+        assert isinstance(self.phase, Waiting), self.phase
+        self.phase.is_loading = is_loading
+
+    @property
+    def preempted(self) -> Preempted | None:
+        return self.phase.preempted if isinstance(self.phase, Waiting | Prefilling) else None
+
+    # Positions.
+
+    @property
+    def prompt(self) -> Prompt:
+        """What is computed before the next token: the job's prompt, and the answer so far if it was preempted."""
+        return self.job.prompt if self.preempted is None else self.preempted.prompt
+
+    @property
+    def end(self) -> int:
+        """Where prefill ends: before the last prompt token if that starts a decode."""
+        prompt = len(self.prompt)
+        return prompt - 1 if self.job.purpose is Purpose.GENERATE else prompt
+
+    @property
+    def reusable(self) -> int:
+        """The furthest position to resume from: the log-probability of a token needs the logits before it."""
+        if self.job.prompt_logprobs is None or self.scored >= len(self.job.prompt):
+            return self.end
+        return min(self.end, self.scored - 1)
+
+    @property
+    def position(self) -> int:
+        """Where its sequence stands, or could start."""
+        match self.phase:
+            case Prefilling(live=live) | Decoding(live=live):
+                return live.position
+            case Waiting(resume_at=resume_at):
+                return resume_at
+            case Ended():
+                return 0
+
+    @property
+    def end_kind(self) -> BoundaryKind:
+        """What the end of a job that samples nothing is: where all chats diverge, or what survives the next turn."""
+        ends = {boundary.kind for boundary in self.job.prompt.boundaries if boundary.position == len(self.job.prompt)}
+        # A chat that goes on from a shared beginning does not take its place.
+        return BoundaryKind.SYSTEM if BoundaryKind.SYSTEM in ends else BoundaryKind.STABLE
+
+    def tokens_to(self, position: int) -> Tokens:
+        """The first `position` tokens of prompt and answer."""
+        prompt = self.job.prompt.tokens
+        return prompt[:position] if position <= len(prompt) else self.tokens[:position]
+
+    @property
+    def tokens(self) -> Tokens:
+        """The prompt and the answer so far."""
+        return join_tokens(self.job.prompt.tokens, as_tokens(self.generated))
+
+    # What its client asked to keep.
+
+    @property
+    def pins(self) -> dict[int, float]:
+        """The positions that the client marked, and for how many seconds the cache is to keep them."""
+        seconds, boundaries = self.job.pin_for_s, self.job.prompt.boundaries
+        if seconds is None:
+            return {}
+        return {b.position: seconds for b in boundaries if b.kind is BoundaryKind.EXPLICIT and b.position > 0}
+
+    @property
+    def retained_at(self) -> int | None:
+        """The position to keep for the conversation, None if the client did not ask for that.
+
+        It is what survives the next turn; where the prompt does not say what does, as far as it is computed first.
+        """
+        if self.job.retain_for_s is None:
+            return None
+        prompt = self.job.prompt
+        end = len(prompt) - 1 if self.job.purpose is Purpose.GENERATE else len(prompt)
+        stable = [b.position for b in prompt.boundaries if b.kind is BoundaryKind.STABLE and 0 < b.position <= end]
+        return max(stable, default=end)
+
+    @property
+    def overrides_admission(self) -> bool:
+        """Whether the client asked to keep something of this path, so that it is stored whatever it is worth."""
+        return self.job.retain_for_s is not None or len(self.pins) > 0
+
+    # Its record.
+
+    def outcome(self, now_s: float) -> Outcome:
+        prompt, first_s, admission = len(self.job.prompt), self.first_token_s, self.admission
+        computed = min(max(self.position, self.reached) if self.is_running else self.reached, prompt)
+        reused = admission.reused if admission is not None else 0
+        loaded = admission.loaded if admission is not None else self.loaded
+        admitted_s = admission.at_s if admission is not None else now_s
+        return Outcome(
+            prompt=prompt,
+            matched=self.matched,
+            reused=reused,
+            prefilled=max(0, computed - reused) if admission is not None else 0,
+            settled=admission.settled if admission is not None else 0,
+            loaded=loaded,
+            awaited=max(0, reused - self.first_resume_at - loaded),
+            generated=len(self.generated),
+            stored=self.num_stored,
+            reason=self.reason,
+            stored_next=self.continues,
+            checkpoints=self.checkpoints,
+            pin=self.pin,
+            queued_s=admitted_s - self.arrived_s,
+            prefill_s=(first_s if first_s is not None else now_s) - admitted_s,
+            ttft_s=None if first_s is None else first_s - self.arrived_s,
+            total_s=now_s - self.arrived_s,
+        )

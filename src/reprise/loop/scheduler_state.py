@@ -1,0 +1,91 @@
+"""What the scheduler is told of the requests. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from reprise.core.kinds import Layout
+from reprise.loop.requests import Decoding, Prefilling, RunningRequest, Waiting
+from reprise.loop.sequences import SequencePool
+from reprise.schedule.limits import Speed
+from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
+
+_WHOLE_FROM = 8
+"""Before so many tokens recurrent state may have a shape of its own: the last tokens of an n-gram, of which few are
+there yet."""
+
+
+def scheduler_state(
+    requests: Iterable[RunningRequest], sequences: SequencePool, speed: Speed, layout: Layout, *, now_s: float
+) -> SchedulerState:
+    """The state of all requests, for `reprise.schedule.decide`."""
+    waiting: list[WaitingJob] = []
+    prefilling: list[PrefillingJob] = []
+    decoding: list[DecodingJob] = []
+    running: list[RunningRequest] = []
+    for request in requests:
+        match request.phase:
+            case Waiting(resume_at=resume_at):
+                waiting.append(_waiting(request, resume_at, sequences))
+                continue
+            case Prefilling() as phase:
+                prefilling.append(_prefilling(request, phase, layout))
+            case Decoding() as phase:
+                decoding.append(_decoding(request, phase, layout))
+            case _:
+                continue
+        running.append(request)
+    return SchedulerState(
+        now_s=now_s,
+        waiting=tuple(waiting),
+        prefilling=tuple(prefilling),
+        decoding=tuple(decoding),
+        speed=speed,
+        # Who asks for room is only who waits.
+        free_nbytes=sequences.available(running) if waiting else None,
+    )
+
+
+def _waiting(request: RunningRequest, resume_at: int, sequences: SequencePool) -> WaitingJob:
+    num_prompt = len(request.prompt)
+    return WaitingJob(
+        id=request.id,
+        arrived_s=request.arrived_s,
+        prompt_len=num_prompt,
+        resume_at=min(resume_at, num_prompt - 1),
+        shares=request.shares,
+        live_nbytes=sequences.estimate_to_admit(num_prompt, resume_at),
+        is_side=request.is_auxiliary,
+        is_settle=request.is_settle,
+    )
+
+
+def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout) -> PrefillingJob:
+    return PrefillingJob(
+        id=request.id,
+        arrived_s=request.arrived_s,
+        position=request.position,
+        end=request.end,
+        checkpoints=phase.plan.positions,
+        stored=request.stored,
+        shares=request.shares,
+        can_batch=_can_batch(request.position, layout),
+        is_side=request.is_auxiliary,
+        is_settle=request.is_settle,
+    )
+
+
+def _decoding(request: RunningRequest, phase: Decoding, layout: Layout) -> DecodingJob:
+    return DecodingJob(
+        id=request.id,
+        length=request.position,
+        group=phase.group,
+        stored=request.stored,
+        shares=request.shares,
+        can_batch=_can_batch(request.position, layout),
+    )
+
+
+def _can_batch(position: int, layout: Layout) -> bool:
+    """Whether a sequence that stands there can join others."""
+    return position == 0 or position >= _WHOLE_FROM or not layout.has_snapshots

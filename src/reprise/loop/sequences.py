@@ -1,0 +1,297 @@
+"""The sequences of running requests and the idle ones, within the memory budget that they share with the prefix cache.
+
+A long sequence and the tree share buffers: the tree's segments are spans of them, instead of copies. When its request
+ends, such a sequence stays as it is, *idle*, and the next turn of the conversation goes on in it. It is closed, and the
+tree gets copies, when something of it is evicted or its room is needed. A path that the tree has copies of beside a
+running sequence's own is a *duplicate*, which is given up before anything is evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from weakref import WeakMethod
+
+from reprise.cache.lookup import Match
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.cache.tree import SegmentRef
+from reprise.core.job import Job, Purpose
+from reprise.core.tokens import Tokens, own_tokens
+from reprise.engine.loans import Loan, own_all
+from reprise.engine.payloads import Segment
+from reprise.engine.rows import handed_over
+from reprise.engine.runner import Live, Runner
+from reprise.loop.requests import RunningRequest
+from reprise.memory import Account, Memory
+
+INITIAL_DECODE_SLOTS = 256
+"""Entries for the answer that are there from the start; more are made room for as they come."""
+
+_MOST_IDLE = 4
+"""How many sequences stay idle. Each has room to grow that nobody else can use."""
+
+_TIGHT = 8
+"""When less than this part of the budget is free, no duplicate is kept."""
+
+
+def initial_decode_slots(job: Job) -> int:
+    """For how many entries of its answer a request has room from the start."""
+    # One more than is asked for, since decode may run a pass ahead.
+    return min(job.max_tokens + 1, INITIAL_DECODE_SLOTS) if job.purpose is Purpose.GENERATE else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Path:
+    """What a sequence holds, or the cache holds twice: positions ``[0, len(tokens))``."""
+
+    tokens: Tokens
+    namespace: str
+
+
+class SequencePool:
+    """Starts sequences, ends them, and gives up what is not needed for running. `chunk`: the longest prefill chunk."""
+
+    def __init__(self, runner: Runner, cache: PrefixCache, memory: Memory, *, chunk: int) -> None:
+        self._runner = runner
+        self._cache = cache
+        self.memory = memory
+        self._chunk = chunk
+        self._idle: dict[Live, _Path] = {}
+        """Oldest first."""
+        self._duplicates: dict[Live, _Path] = {}
+        self.is_broken = False
+        """Copying broke off in the middle: the tree has segments whose entries nobody holds any more."""
+        # Weakly, or two that hold each other would keep the model and all that is stored after the loop has ended.
+        close = WeakMethod(self._close_if_idle)
+
+        def close_if_there(sequence: object) -> None:
+            here = close()
+            assert here is not None, "the pool outlives the cache"
+            here(sequence)
+
+        cache.close_idle_with(close_if_there)
+        memory.reclaim_from(self.share_duplicates, cache.evict_one, self.close_idle)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def idle(self) -> tuple[Live, ...]:
+        """The idle sequences, oldest first."""
+        return tuple(self._idle)
+
+    # Asking.
+
+    def estimate(self, num_prompt: int) -> int:
+        """The most bytes of live state that a request with so many prompt tokens takes until it has decoded a while."""
+        return self._runner.footprint.live(num_prompt + INITIAL_DECODE_SLOTS, chunk=self._chunk)
+
+    def estimate_to_admit(self, num_prompt: int, resume_at: int) -> int:
+        """The same, and what it copies from the cache that cannot be shared."""
+        is_shared = resume_at >= self._runner.lends_from
+        return self.estimate(num_prompt) + (0 if is_shared else self._runner.footprint.at(resume_at))
+
+    def available(self, running: Iterable[RunningRequest]) -> int | None:
+        """Bytes that new requests may take, with all that may be evicted gone; None without a budget.
+
+        What the running ones were promised and have not taken yet is not available.
+        """
+        memory = self.memory
+        if memory.budget is None:
+            return None
+        promised = sum(
+            max(0, self.estimate(len(request.prompt)) - _share(request.live)) for request in running if request.live
+        )
+        live = memory.nbytes(Account.SEQUENCES) + memory.nbytes(Account.INCOMING)
+        taken = live + promised + self._cache.protected_nbytes()
+        return memory.budget - taken + sum(map(self._owned_nbytes, self._duplicates.values()))
+
+    def fits_next_token(self, live: Live) -> bool:
+        """Whether a sequence can have its next token within the budget as it is."""
+        available = self.memory.available
+        return available is None or self._runner.growth([live], 2) <= max(0, available)
+
+    # Room.
+
+    def measure(self) -> None:
+        """Count the buffers anew, and give up what is too much."""
+        for live in [live for live in self._idle if not self._runner.can_park(live)]:
+            # The cache has dropped too much of what it shares for it to be worth its buffers.
+            self._close(live)
+        self._count()
+        available, budget = self.memory.available, self.memory.budget
+        if available is not None and budget is not None and available < budget // _TIGHT:
+            self.share_duplicates()
+        self.memory.reserve(0)
+
+    def reserve_to_prefill(self, lives: Sequence[Live], num: int) -> bool:
+        """Make room for `num` more tokens of each of these sequences, in one pass."""
+        return self.memory.reserve(self._runner.growth(lives, num))
+
+    def reserve_to_decode(self, lives: Sequence[Live]) -> bool:
+        """Make room for the next token of each."""
+        return self.memory.reserve(self._runner.growth_to_decode(lives))
+
+    def share_duplicates(self) -> bool:
+        """Have the tree refer to the buffers of running sequences where it has copies. False if there is none."""
+        had_any = len(self._duplicates) > 0
+        for live, path in self._duplicates.items():
+            refs = self._cache.owned_segments(path.tokens, namespace=path.namespace)
+            self._cache.replace(refs, [self._runner.lend(live, ref.kind, ref.segment.span) for ref in refs])
+        self._duplicates.clear()
+        return had_any
+
+    def close_idle(self) -> bool:
+        """Close all idle sequences: the tree gets copies of what it needs. False if there is none."""
+        had_any = len(self._idle) > 0
+        for live in list(self._idle):
+            self._close(live)
+        return had_any
+
+    def _count(self) -> None:
+        # An exception that is being handled may keep shared segments alive that the tree has replaced by copies.
+        self.memory.measure(Account.SEQUENCES, max(0, self._runner.live_nbytes))
+
+    # Starting.
+
+    def start(self, match: Match, position: int, *, reserve: int) -> Live:
+        """A sequence that stands at `position` of the matched path, which is leased, and grows to about `reserve`."""
+        live = self._reopen(match, position, reserve=reserve)
+        if live is not None:
+            return live
+        path = _Path(match.tokens[:position], match.namespace)
+        needed = self._runner.footprint.live(reserve, chunk=self._chunk)
+        is_long = position >= self._runner.lends_from
+        if self.memory.fits(needed) or (not is_long and self.memory.reserve(needed)):
+            live = self._runner.start(self._cache.read(match, position), reserve=reserve)
+            if is_long:
+                self._duplicates[live] = path
+            return live
+        # A second copy on the way costs less than what would have to be evicted for having the path twice.
+        self.memory.reserve(needed - self._owned_nbytes(path))
+        return self._start_with(path, match, reserve=reserve)
+
+    def _reopen(self, match: Match, position: int, *, reserve: int) -> Live | None:
+        """The idle sequence that holds the matched path up to `position`, now standing there; None if none does."""
+        if not self._idle or position == 0:
+            return None
+        live = self._cache.sharing_sequence(match, position)
+        if not isinstance(live, Live) or live not in self._idle:
+            return None
+        path = self._idle[live]
+        # What comes behind the position will be overwritten, and may be on somebody else's path.
+        self._cache.split_shared(live, path.tokens, namespace=path.namespace, position=position)
+        self._copy_shared(live, path, start=position)
+        self._runner.adopt(live, self._cache.read(match, position), reserve=reserve)
+        # Only now: if it cannot be taken back to the position, it is idle as before, and can still be closed.
+        del self._idle[live]
+        return live
+
+    def _start_with(self, path: _Path, match: Match, *, reserve: int) -> Live:
+        """Start a sequence with the tree's own entries instead of copies, where there is no room for both.
+
+        A plane at a time is copied, and given up as it is there: so at most one is held twice.
+        """
+        stacked = self._cache.owned_segments(path.tokens, namespace=path.namespace)
+        while stacked:
+            # Popped, so that nobody holds the stacked entries when their copies are there.
+            self._unstack(stacked.pop())
+        refs = self._cache.owned_segments(path.tokens, namespace=path.namespace)
+        restore = handed_over(self._cache.read(match, len(path.tokens)), [_segment(ref) for ref in refs])
+        live = self._runner.begin()
+        self._cache.replace(refs, [self._runner.lend(live, ref.kind, ref.segment.span) for ref in refs])
+        # The tree refers to the sequence now, and `restore` alone still holds the entries.
+        del refs
+        try:
+            self._runner.fill(live, restore, reserve=reserve, at_once=0)
+        except Exception:
+            self.is_broken = True
+            self._runner.drop(live)
+            raise
+        return live
+
+    def _unstack(self, ref: SegmentRef) -> None:
+        self._cache.replace([ref], [_segment(ref).unpacked()])
+
+    # Ending.
+
+    def end(self, live: Live, tokens: Tokens, *, namespace: str) -> None:
+        """A sequence that stands behind `tokens` has ended: it stays idle, or is stopped where that is not worth it."""
+        self._duplicates.pop(live, None)
+        if not self._runner.can_park(live):
+            self._copy_shared(live, _Path(tokens, namespace))
+            self._runner.stop(live)
+            return
+        self._runner.park(live)
+        self._idle[live] = _Path(own_tokens(tokens), namespace)
+        while len(self._idle) > _MOST_IDLE:
+            self._close(next(iter(self._idle)))
+
+    def discard(self, live: Live, tokens: Tokens, *, namespace: str) -> None:
+        """The state of a running sequence is not to be trusted: only what it shared before is kept, as copies."""
+        # Before anybody has it share what the tree holds of its path: nobody could read that.
+        self._duplicates.pop(live, None)
+        try:
+            self._copy_shared(live, _Path(tokens, namespace))
+        finally:
+            self._runner.drop(live)
+
+    def drop(self, live: Live) -> None:
+        """Forget a sequence that could not be ended."""
+        self._duplicates.pop(live, None)
+        self._runner.drop(live)
+
+    def reset(self) -> None:
+        """Stop all idle sequences, after the cache has dropped what they shared."""
+        for live in self._idle:
+            self._runner.stop(live)
+        self._idle.clear()
+        self._duplicates.clear()
+        self.is_broken = False
+        self._count()
+
+    def _close_if_idle(self, sequence: object) -> None:
+        # What a running sequence shares behind its lease may be dropped: copies of that are of no use to anybody.
+        if isinstance(sequence, Live) and sequence in self._idle:
+            self._close(sequence)
+
+    def _close(self, live: Live) -> None:
+        """Replace what an idle sequence shares by copies, and stop it."""
+        path = self._idle.pop(live)
+        refs = self._cache.shared_segments(live, path.tokens, namespace=path.namespace)
+        try:
+            self._cache.replace(refs, own_all(_loans(refs)))
+        except Exception:
+            self.is_broken = True
+            raise
+        finally:
+            self._runner.stop(live)
+        self._count()
+
+    def _copy_shared(self, live: Live, path: _Path, *, start: int = 0) -> None:
+        """Replace what a sequence shares of ``[start, …)`` by copies."""
+        if len(live.loans) > 0:
+            refs = self._cache.shared_segments(live, path.tokens, namespace=path.namespace, start=start)
+            self._cache.replace(refs, [loan.owned() for loan in _loans(refs)])
+
+    def _owned_nbytes(self, path: _Path) -> int:
+        # The references are not to be kept: who holds one holds its entries, too.
+        refs = self._cache.owned_segments(path.tokens, namespace=path.namespace)
+        return sum(ref.segment.nbytes for ref in refs)
+
+
+def _loans(refs: Sequence[SegmentRef]) -> list[Loan]:
+    loans = [ref.segment.payload for ref in refs]
+    return [loan for loan in loans if isinstance(loan, Loan)]
+
+
+def _segment(ref: SegmentRef) -> Segment:
+    payload = ref.segment.payload
+    assert isinstance(payload, Segment), ref
+    return payload
+
+
+def _share(live: Live) -> int:
+    """What one sequence takes of the buffers it shares with others."""
+    return live.rows.nbytes // live.rows.num_rows

@@ -1,0 +1,76 @@
+"""The policies that traces are replayed with: the cache's own, and two from the literature for comparison."""
+
+from bisect import bisect_right
+from collections.abc import Callable
+
+from reprise.cache.policy import Arrival, ExpectedSaving, Facts, Policy
+from reprise.core.tokens import Tokens
+
+
+class _Unlearned:
+    """What policies share that do not look at prompts."""
+
+    def __init__(self) -> None:
+        self._num_prompts = 0
+
+    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
+        self._num_prompts += 1
+        return Arrival(self._num_prompts)
+
+    def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
+        return None
+
+    def answered(self, number: int, num_tokens: float) -> None:
+        pass
+
+    def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
+        pass
+
+    def admits(self, new: Facts, than: float) -> bool:
+        return True
+
+    def review_at(self, facts: Facts) -> int | None:
+        return None
+
+    def evicted(self, facts: Facts, worth: float) -> None:
+        pass
+
+
+class Lru(_Unlearned):
+    """Least recently used first."""
+
+    def worth(self, facts: Facts) -> float:
+        return float(facts.last_use)
+
+
+class GreedyDual(_Unlearned):
+    """What a byte saves, aged by what was given up before.
+
+    After Cherkasova, "Improving WWW proxies performance with greedy-dual-size-frequency caching policy" (1998): an
+    item's worth is the floor at its last use plus uses × cost / size; the floor rises to what is evicted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._raised_at: list[int] = []
+        self._floors: list[float] = [0.0]
+
+    def worth(self, facts: Facts) -> float:
+        floor = self._floors[bisect_right(self._raised_at, facts.last_use)]
+        if facts.nbytes == 0:
+            return floor
+        uses = 1 + facts.num_uses + max(0, facts.num_branches - 1)
+        gain = uses * facts.cost / facts.nbytes
+        if facts.is_superseded or facts.is_auxiliary:
+            gain *= 0.1
+        return floor + gain
+
+    def evicted(self, facts: Facts, worth: float) -> None:
+        if worth > self._floors[-1]:
+            # Whoever is used from the next tick of the cache's clock on starts from here.
+            self._raised_at.append(facts.now + 1)
+            self._floors.append(worth)
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {"lru": Lru, "greedy-dual": GreedyDual, "cost": ExpectedSaving}
+"""By name; `cost` is the cache's own."""
