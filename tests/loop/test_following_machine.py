@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from reprise.core.events import Event, Finished
 from reprise.core.follow import Budget, Reading
+from reprise.core.job import Job, Purpose
+from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
+from reprise.core.tokens import as_tokens
 from reprise.engine.machine import read_machine
 from reprise.loop import EngineLoop
 from reprise.loop.watch import following_machine
@@ -88,3 +92,57 @@ def test_an_engine_follows_its_machine(caplog: pytest.LogCaptureFixture) -> None
     finally:
         engine.close(now=True, timeout_s=60)
     assert len([record for record in caplog.records if "other programs" in record.getMessage()]) == 1
+
+
+def test_a_smaller_budget_evicts_and_a_larger_one_is_used() -> None:
+    engine = EngineLoop(Settings(model="llama"), load=lambda: loaded("llama"))
+    engine.start()
+
+    def prefill(name: str, first: int) -> int:
+        """Bytes of KV that are held when a prompt of 200 tokens is computed."""
+        is_over = threading.Event()
+        prompt = Prompt(tokens=as_tokens([first, *range(10, 209)]))
+        job = Job(id=name, prompt=prompt, purpose=Purpose.PREFILL)
+        engine.submit(job, lambda event: is_over.set() if isinstance(event, Finished) else None)
+        assert is_over.wait(60)
+        engine.pins("").result(60)
+        return engine.status().held.kv
+
+    try:
+        most = engine.status().held.budget
+        one = prefill("first", 1)
+        assert prefill("second", 2) > 1.5 * one
+        engine.set_budget(one + one // 4, returns_buffers=True)
+        engine.pins("").result(60)
+        held = engine.status().held
+        assert held.budget == one + one // 4
+        assert 0 < held.kv <= held.budget
+        engine.set_budget(most)
+        engine.pins("").result(60)
+        assert prefill("third", 3) + prefill("fourth", 4) > 2 * one
+        engine.call(lambda worker: worker.cache.check())
+    finally:
+        engine.close(now=True, timeout_s=60)
+
+
+def test_a_reduced_budget_refuses_nobody_and_ends_no_answer() -> None:
+    engine = EngineLoop(Settings(model="llama"), load=lambda: loaded("llama"))
+    engine.start()
+    ends: list[Finished] = []
+    is_over = threading.Event()
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Finished):
+            ends.append(event)
+            is_over.set()
+
+    try:
+        # Far less than its prompt takes.
+        engine.set_budget(1000)
+        prompt = Prompt(tokens=as_tokens(range(10, 210)))
+        engine.submit(Job(id="one", prompt=prompt, max_tokens=600), listen)
+        assert is_over.wait(60)
+        assert ends[0].error is None
+        assert ends[0].outcome.generated == 600
+    finally:
+        engine.close(now=True, timeout_s=60)

@@ -133,10 +133,11 @@ class Connection(H11Protocol):
             each for each in others if each is not self and each.is_between_requests and not each.transport.is_closing()
         ]
         if waiting:
-            log.warning("%d connections, which is all that are served: idle ones are closed", len(self.connections) - 1)
+            # Without their number: a sentence that changes would be logged each time, and not once a second.
+            log.warning("all connections that are served (--max-connections) are in use: idle ones are closed")
             min(waiting, key=lambda each: each.quiet_since_s).transport.abort()
             return
-        log.warning("%d connections are at work, which is all that are served: one more refused", len(self.connections))
+        log.warning("all connections that are served (--max-connections) are at work: one more is refused")
         self.transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
         self.transport.close()
 

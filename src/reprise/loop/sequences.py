@@ -107,10 +107,9 @@ class SequencePool:
         taken = live + promised + self._cache.protected_nbytes()
         return memory.budget - taken + sum(map(self._owned_nbytes, self._duplicates.values()))
 
-    def fits_next_token(self, live: Live) -> bool:
-        """Whether a sequence can have its next token within the budget as it is."""
-        available = self.memory.available
-        return available is None or self._runner.growth([live], 2) <= max(0, available)
+    def fits_next_token(self, live: Live, *, budget: int | None) -> bool:
+        """Whether a sequence can have its next token within a budget, with all that is held now."""
+        return budget is None or self._runner.growth([live], 2) <= max(0, budget - self.memory.held)
 
     # Room.
 

@@ -529,7 +529,12 @@ class Worker:
         """Whether nothing else is there to give way, and its next token has no room: its memory is its context."""
         others = (other for other in self.requests.values() if other is not request and other.is_running)
         is_alone = next(others, None) is None
-        return request.live is not None and is_alone and not self.sequences.fits_next_token(request.live)
+        # Of the configured budget: what other programs need at this moment ends no answer.
+        return (
+            request.live is not None
+            and is_alone
+            and not self.sequences.fits_next_token(request.live, budget=self._gate.budget)
+        )
 
     def _stop_for_memory(self, request: RunningRequest) -> None:
         """What it has is an answer, if any."""
@@ -546,7 +551,8 @@ class Worker:
     def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
         """Keep within this budget from now on; what exceeds it is reclaimed. `returns_buffers`: to the system, too."""
         if nbytes != self.memory.budget:
-            self._gate.budget = nbytes
+            # The gate keeps the configured one: what fits that is served, alone if it must be, and not refused because
+            # other programs need memory at this moment.
             device_memory.bound_free_buffers(nbytes)
             self.memory.resize(nbytes)
         if returns_buffers:
