@@ -20,7 +20,7 @@ from reprise.cache.tree import Lease
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 from reprise.engine.blueprint import FullSpec
-from reprise.engine.runner import LENDS_FROM, Live, Runner
+from reprise.engine.runner import SHARES_FROM, LiveSequence, Runner
 from reprise.loop.sequences import SequencePool
 from reprise.memory import Memory
 
@@ -30,18 +30,18 @@ MOST = 1.08
 """Of what is lent, in multiples of the conversation's KV: it is held once, with room to grow."""
 
 
-def dense(*, lends_from: int = LENDS_FROM) -> Runner:
+def dense(*, shares_from: int = SHARES_FROM) -> Runner:
     """Thirty-two layers of one head: a layer is held twice now and then, which is little where there are many."""
-    return runner_for((FullSpec(),) * 32, Filler(heads=1), lends_from=lends_from)
+    return runner_for((FullSpec(),) * 32, Filler(heads=1), shares_from=shares_from)
 
 
 @dataclass(eq=False)
 class House:
     """The parts of the loop that decide what is held, without scheduler and model."""
 
-    lends_from: int
+    shares_from: int
     budget: int | None = None
-    live: Live | None = None
+    live: LiveSequence | None = None
     lease: Lease | None = None
     copied: int = 0
     """Bytes of entries that were copied into the cache or out of it."""
@@ -51,7 +51,7 @@ class House:
         gc.collect()
         mx.clear_cache()
         self.before = mx.get_active_memory()
-        self.runner = dense(lends_from=self.lends_from)
+        self.runner = dense(shares_from=self.shares_from)
         self.memory = Memory(self.budget)
         self.cache = PrefixCache(self.runner.loaded.blueprint.layout, memory=self.memory)
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=CHUNK)
@@ -110,14 +110,14 @@ class Way:
     """How the long path is held. `loses_buffers`: others have come between the turns. `budget`: in KV of the path."""
 
     name: str
-    lends_from: int = LENDS_FROM
+    shares_from: int = SHARES_FROM
     loses_buffers: bool = False
     budget: float | None = None
     most: float | None = None
 
 
 WAYS = (
-    Way(name="copied", lends_from=NEVER),
+    Way(name="copied", shares_from=NEVER),
     Way(name="lent", most=MOST),
     Way(name="its buffers gone, room for two", loses_buffers=True),
     Way(name="its buffers gone, room for 1.25", loses_buffers=True, budget=1.25, most=1.15),
@@ -127,7 +127,7 @@ WAYS = (
 def converse(way: Way, positions: int, gates: Gates) -> None:
     """Two turns of a conversation that is so long."""
     each = dense().footprint.full
-    house = House(way.lends_from, None if way.budget is None else int(way.budget * positions * each))
+    house = House(way.shares_from, None if way.budget is None else int(way.budget * positions * each))
     tokens = prompt_of(positions + 3 * TURN)
     prompt, first, second, third = (tokens[: positions + n * TURN] for n in range(4))
     house.begin(prompt)

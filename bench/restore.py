@@ -29,8 +29,8 @@ from reprise.core.tokens import Tokens, as_tokens
 from reprise.engine.blueprint import Blueprint, FullSpec, Spec, StateSpec, WindowSpec, leaf_states
 from reprise.engine.layers import KvLayer
 from reprise.engine.payloads import Segment, Snapshot
-from reprise.engine.rows import Rows, RowSource
-from reprise.engine.runner import Live, Runner
+from reprise.engine.runner import LiveSequence, Runner
+from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from reprise.loop.sequences import SequencePool
 
 HEADS, WIDTH = 8, 128
@@ -73,7 +73,7 @@ class Filler:
 class Counted:
     """A source that notes how many bytes it was asked to copy."""
 
-    source: RowSource
+    source: SequenceSource
     copied: list[int]
 
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
@@ -104,25 +104,25 @@ class Gates:
         return "" if holds else "  <- too much"
 
 
-def runner_of(name: str, *, lends_from: int = 10**9) -> Runner:
-    return runner_for(BLUEPRINTS[name], Filler(), lends_from=lends_from)
+def runner_of(name: str, *, shares_from: int = 10**9) -> Runner:
+    return runner_for(BLUEPRINTS[name], Filler(), shares_from=shares_from)
 
 
-def runner_for(specs: tuple[Spec, ...], model: Filler, *, lends_from: int) -> Runner:
+def runner_for(specs: tuple[Spec, ...], model: Filler, *, shares_from: int) -> Runner:
     """A runner for layers of these kinds, which `model` fills."""
     loaded: Any = SimpleNamespace(model=model, blueprint=Blueprint(specs=specs), vocab_size=1, context=None)
-    return Runner(loaded, can_batch=True, lends_from=lends_from)
+    return Runner(loaded, can_batch=True, shares_from=shares_from)
 
 
 def prompt_of(length: int) -> Tokens:
     return as_tokens(np.random.default_rng(length).integers(0, 50_000, length))
 
 
-def fresh(runner: Runner, cache: PrefixCache, *, reserve: int) -> Live:
+def fresh(runner: Runner, cache: PrefixCache, *, reserve: int) -> LiveSequence:
     return runner.start(cache.read(cache.match(prompt_of(1)), 0), reserve=reserve)
 
 
-def stored_in_turns(runner: Runner, cache: PrefixCache, tokens: Tokens) -> Live:
+def stored_in_turns(runner: Runner, cache: PrefixCache, tokens: Tokens) -> LiveSequence:
     """A sequence of these tokens, stored turn by turn."""
     live = fresh(runner, cache, reserve=len(tokens))
     start = 0
@@ -170,7 +170,7 @@ def keep_freed_pages() -> None:
         assert mallopt(mmap_max, 0) == 1 and mallopt(trim_threshold, 2**31 - 1) == 1
 
 
-def room_of(rows: Rows) -> int:
+def room_of(rows: SequenceBatch) -> int:
     """The bytes of a sequence's buffers in which no entry stands."""
     return sum(layer.nbytes - layer.nbytes // layer.capacity * layer.held for layer in rows.kv_layers())
 
@@ -191,8 +191,8 @@ def _restore(runner: Runner, cache: PrefixCache, tokens: Tokens, *, repeats: int
     blueprint, footprint, position = runner.loaded.blueprint, runner.footprint, len(tokens)
     needed = footprint.at(position)
     what = cache.read(cache.match(tokens), position)
-    held, most = memory_of(lambda: Rows.restored(blueprint, what))
-    room = room_of(Rows.restored(blueprint, what))
+    held, most = memory_of(lambda: SequenceBatch.restored(blueprint, what))
+    room = room_of(SequenceBatch.restored(blueprint, what))
     is_once = most - room <= MOST_BYTES * needed and room <= ROOM * sum(footprint.by_kind.values())
 
     # A snapshot's arrays are used as they are.
@@ -206,7 +206,7 @@ def _restore(runner: Runner, cache: PrefixCache, tokens: Tokens, *, repeats: int
 
     # What is over quickly is disturbed more easily.
     num = repeats * min(8, POSITIONS[-1] // position)
-    pairs = [(seconds(lambda: Rows.restored(blueprint, what)), seconds(concatenate)) for _ in range(num)]
+    pairs = [(seconds(lambda: SequenceBatch.restored(blueprint, what)), seconds(concatenate)) for _ in range(num)]
     # The quickest of each: others use the machine too.
     quickest, reference = min(a for a, _ in pairs), min(b for _, b in pairs)
     ratio = quickest / reference
@@ -226,7 +226,7 @@ def commit(name: str, position: int, gates: Gates) -> None:
     runner.prefill([live], [tokens[position:]])
     copied: list[int] = []
     before = cache.stats.kv_nbytes + cache.stats.snapshot_nbytes
-    cache.commit(tokens, Counted(RowSource(live.rows, live.row), copied), kind=BoundaryKind.STABLE)
+    cache.commit(tokens, Counted(SequenceSource(live.rows, live.row), copied), kind=BoundaryKind.STABLE)
     kept = cache.stats.kv_nbytes + cache.stats.snapshot_nbytes - before
     new = TURN * sum(runner.footprint.by_kind.values()) + runner.footprint.snapshot
     share = sum(copied) / (new if new > 0 else 1)
@@ -237,7 +237,7 @@ def commit(name: str, position: int, gates: Gates) -> None:
 
 
 def adopt(name: str, position: int, gates: Gates) -> None:
-    runner = runner_of(name, lends_from=1)
+    runner = runner_of(name, shares_from=1)
     cache = PrefixCache(runner.loaded.blueprint.layout)
     sequences = SequencePool(runner, cache, cache.memory, chunk=2048)
     tokens = prompt_of(position)
@@ -245,7 +245,7 @@ def adopt(name: str, position: int, gates: Gates) -> None:
     full = [plane for layer in live.rows.layers(Full()) for plane in layer.planes]
     sequences.end(live, tokens, namespace="")
     longer = as_tokens([*tokens.tolist(), *prompt_of(TURN).tolist()])
-    adopted: list[Live | None] = []
+    adopted: list[LiveSequence | None] = []
 
     def take() -> None:
         match = cache.match(longer)

@@ -11,7 +11,7 @@ from reprise.core.job import Job, Sampling
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import as_tokens
 from reprise.engine.load import LoadedModel, load_model
-from reprise.engine.runner import Broken, Live, Picked, Runner
+from reprise.engine.runner import LiveSequence, Runner, TokenFailure, TokenResult
 from tests.models.tiny import tiny_model
 
 GREEDY = Sampling(temperature=0)
@@ -36,7 +36,7 @@ class Bench:
         self.runner = Runner(loaded(architecture), can_batch=True)
         self.cache = PrefixCache(self.runner.loaded.blueprint.layout)
 
-    def begin(self, job: Job) -> Live:
+    def begin(self, job: Job) -> LiveSequence:
         """Resume where the cache can, prefill up to the last token, get ready to decode."""
         tokens = job.prompt.tokens
         match = self.cache.match(tokens)
@@ -47,7 +47,7 @@ class Bench:
         self.runner.begin_decode(live, job)
         return live
 
-    def keep(self, live: Live, job: Job) -> None:
+    def keep(self, live: LiveSequence, job: Job) -> None:
         """Store what the sequence stands on."""
         tokens = as_tokens([*job.prompt.tokens.tolist(), *live.ready.tokens])[: live.position]
         self.cache.commit(tokens, self.runner.source(live), kind=BoundaryKind.GENERATION_END)
@@ -58,7 +58,7 @@ class Bench:
         found: list[Sampled] = []
         while True:
             (result,) = self.runner.decode([live])
-            if isinstance(result, Broken):
+            if isinstance(result, TokenFailure):
                 raise result.error
             found.append(result.sampled)
             if result.reason is not None:
@@ -70,7 +70,7 @@ class Bench:
     def tokens(self, tokens: Sequence[int], **more: Any) -> list[int]:
         return [event.token for event in self.events(a_job(tokens, **more))]
 
-    def step(self, lives: Sequence[Live]) -> dict[Live, int | Exception]:
+    def step(self, lives: Sequence[LiveSequence]) -> dict[LiveSequence, int | Exception]:
         """One pass: the token or the error of each."""
-        results: list[Picked | Broken] = self.runner.decode(lives)
-        return {r.live: r.error if isinstance(r, Broken) else r.sampled.token for r in results}
+        results: list[TokenResult | TokenFailure] = self.runner.decode(lives)
+        return {r.live: r.error if isinstance(r, TokenFailure) else r.sampled.token for r in results}

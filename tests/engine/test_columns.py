@@ -11,7 +11,7 @@ from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.spans import Span
 from reprise.engine.columns import Column, Columns, as_words
 from reprise.engine.layers import FullLayer, QuantizedLayer
-from reprise.engine.payloads import Passing, pack
+from reprise.engine.payloads import MovedSegment, pack
 from reprise.engine.windows import SinkWindowLayer, WindowLayer
 from tests.holding import active_memory
 
@@ -135,8 +135,8 @@ def test_a_column_of_kept_positions_alone_leaves_no_entries() -> None:
 
 
 def test_entries_are_handed_over_once() -> None:
-    segment = pack([plane(9), plane(9, seed=1)]).unpacked()
-    passing = Passing(segment)
+    segment = pack([plane(9), plane(9, seed=1)]).unstacked()
+    passing = MovedSegment(segment)
     read = passing.words(2, 5)
     assert [bits(one) for one in read] == [bits(segment.plane(i, 2, 5)) for i in range(2)]
     with pytest.raises(AssertionError, match="once"):
@@ -145,4 +145,4 @@ def test_entries_are_handed_over_once() -> None:
 
 def test_what_is_packed_together_cannot_be_handed_over() -> None:
     with pytest.raises(AssertionError, match="one by one"):
-        Passing(pack([plane(9), plane(9, seed=1)]))
+        MovedSegment(pack([plane(9), plane(9, seed=1)]))

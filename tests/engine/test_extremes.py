@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from reprise.core.errors import BadRequest
 from reprise.core.events import Sampled
 from reprise.core.job import Job, Sampling
-from reprise.engine.choose import accept, choose
-from reprise.engine.decode import Decoder
+from reprise.engine.sample_batch import accept, sample_batch
+from reprise.engine.token_sampler import TokenSampler
 from tests.engine.sequences import a_job
-from tests.engine.test_decode import Only
+from tests.engine.test_token_sampler import Only
 
 VOCAB = 512
 PROMPT = list(range(1, 40))
@@ -27,8 +27,8 @@ TINY = [5e-324, 1e-310, 1e-45, 1e-38, 1e-31, 1e-20, 1e-9]
 
 
 def chosen(job: Job, logits: npt.NDArray[np.float32] = LOGITS, *, dtype: mx.Dtype = mx.float32) -> Sampled:
-    decoder = Decoder(job, vocab_size=VOCAB)
-    (made,) = accept([decoder], choose([decoder], mx.array(logits)[None].astype(dtype)))
+    decoder = TokenSampler(job, vocab_size=VOCAB)
+    (made,) = accept([decoder], sample_batch([decoder], mx.array(logits)[None].astype(dtype)))
     assert not isinstance(made, Exception), made
     return made[0]
 
@@ -109,7 +109,7 @@ def test_a_context_of_no_tokens_has_nothing_to_penalise() -> None:
 def test_what_is_no_number_is_refused(name: str, number: float) -> None:
     value: Any = {3: number} if name == "logit_bias" else number
     with pytest.raises(BadRequest, match=name):
-        Decoder(a_job(PROMPT, sampling=Sampling(**{name: value})), vocab_size=VOCAB)
+        TokenSampler(a_job(PROMPT, sampling=Sampling(**{name: value})), vocab_size=VOCAB)
 
 
 def test_values_that_nobody_sent_before_hold_nobody_up() -> None:
@@ -137,10 +137,10 @@ def test_what_the_grammar_forbids_is_not_among_the_likeliest(sampling: Sampling)
 
 def test_a_grammar_that_leads_nowhere_fails_alone() -> None:
     decoders = [
-        Decoder(a_job(PROMPT, sampling=Sampling(temperature=0), **only), vocab_size=VOCAB)
+        TokenSampler(a_job(PROMPT, sampling=Sampling(temperature=0), **only), vocab_size=VOCAB)
         for only in ({"constraint": lambda: Only(set())}, {})
     ]
-    failed, fine = accept(decoders, choose(decoders, mx.array(np.stack([LOGITS, LOGITS]))))
+    failed, fine = accept(decoders, sample_batch(decoders, mx.array(np.stack([LOGITS, LOGITS]))))
     assert "no further token" in str(failed)
     assert not isinstance(fine, Exception)
     assert fine[0].token == LOGITS.argmax()

@@ -7,7 +7,7 @@ import pytest
 from reprise.cache.lookup import Restore
 from reprise.core.tokens import as_tokens
 from reprise.engine.load import load_model
-from reprise.engine.runner import Live, Runner
+from reprise.engine.runner import LiveSequence, Runner
 from tests.matrix import now_and_later
 from tests.models.tiny import tiny_model
 
@@ -22,12 +22,12 @@ def runner(request: pytest.FixtureRequest) -> Runner:
     return Runner(load_model(str(tiny_model(request.param)), kv_bits=None, kv_group_size=64), can_batch=True)
 
 
-def _fresh(runner: Runner, *, reserve: int = 0) -> Live:
+def _fresh(runner: Runner, *, reserve: int = 0) -> LiveSequence:
     parts = dict.fromkeys(runner.loaded.blueprint.layout.kinds, ())
     return runner.start(Restore(position=0, slices=parts, snapshot=None), reserve=reserve)
 
 
-def _feed(runner: Runner, lives: list[Live], num: int) -> int:
+def _feed(runner: Runner, lives: list[LiveSequence], num: int) -> int:
     """Feed `num` tokens to each of `lives`; gives by how many bytes the buffers grew."""
     before = runner.live_nbytes
     runner.prefill(lives, [as_tokens([1] * num) for _ in lives])
@@ -36,7 +36,7 @@ def _feed(runner: Runner, lives: list[Live], num: int) -> int:
 
 def test_growth_is_never_underestimated(runner: Runner) -> None:
     rng = random.Random(1)
-    lives: list[Live] = []
+    lives: list[LiveSequence] = []
     for _ in range(60):
         if not lives or (len(lives) < 4 and rng.random() < 0.3):
             lives.append(_fresh(runner, reserve=rng.choice([0, 300, _LONGEST])))

@@ -90,7 +90,7 @@ class Life:
         self.stories = [self.stories[row] for row in rows]
 
     def copy(self) -> None:
-        """As `Rows.copy_rows`: a twin goes another way, and leaves no trace."""
+        """As `SequenceBatch.copy_rows`: a twin goes another way, and leaves no trace."""
         twin = self.make()
         vars(twin).update({k: list(v) if isinstance(v, list) else v for k, v in vars(self.layer).items()})
         stories = copy.deepcopy(self.stories)

@@ -18,8 +18,8 @@ from reprise.core.tokens import Tokens
 from reprise.engine.blueprint import blueprint_of
 from reprise.engine.layers import KvLayer
 from reprise.engine.opaque import look_into
-from reprise.engine.payloads import Segment, Snapshot, pack, save
-from reprise.engine.rows import Rows, RowSource
+from reprise.engine.payloads import PackedSegment, Snapshot, pack, save
+from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from reprise.engine.state import StateLayer
 from tests.holding import active_memory
 from tests.zoo.caches import build_any
@@ -42,15 +42,15 @@ def saved_bits(snapshot: Snapshot) -> list[bytes]:
     return [bits(array) for array in [*look_into(snapshot.states).arrays, *others]]
 
 
-def stored(name: str, at: int) -> tuple[Rows, Tokens, PrefixCache]:
+def stored(name: str, at: int) -> tuple[SequenceBatch, Tokens, PrefixCache]:
     """A sequence at `at`, committed in three steps so that its entries lie in several payloads."""
     model = build_any(name)
-    rows = Rows(blueprint_of(model))
+    rows = SequenceBatch(blueprint_of(model))
     cache = PrefixCache(rows.blueprint.layout)
     tokens = random_prompt(at, seed=at)
     for start, stop in ((0, 20), (20, 33), (33, at)):
         feed(model, rows, tokens[start:stop], chunk=5)
-        cache.commit(tokens[:stop], RowSource(rows, 0), kind=BoundaryKind.STABLE)
+        cache.commit(tokens[:stop], SequenceSource(rows, 0), kind=BoundaryKind.STABLE)
     return rows, tokens, cache
 
 
@@ -59,7 +59,7 @@ def test_bytes_out_are_bytes_in(name: str) -> None:
     rows, tokens, cache = stored(name, 51)
     match = cache.match(tokens)
     assert cache.resume_at(match, limit=51) == 51
-    back = Rows.restored(rows.blueprint, cache.read(match, 51))
+    back = SequenceBatch.restored(rows.blueprint, cache.read(match, 51))
     for mine, theirs in zip(rows._states(), back._states(), strict=True):
         if isinstance(mine, KvLayer):
             for span in mine.kind.needs(51):
@@ -78,7 +78,7 @@ def test_what_is_stored_stays_as_it_was_while_the_sequence_goes_on(name: str) ->
     before = [all_bits(payload) for payload in payloads]
     model = build_any(name)
     feed(model, rows, random_prompt(9, seed=1), chunk=1)
-    again = Rows.restored(rows.blueprint, restore)
+    again = SequenceBatch.restored(rows.blueprint, restore)
     feed(model, again, random_prompt(9, seed=2), chunk=4)
     assert [all_bits(payload) for payload in payloads] == before
 
@@ -86,7 +86,7 @@ def test_what_is_stored_stays_as_it_was_while_the_sequence_goes_on(name: str) ->
 @pytest.mark.parametrize("name", KINDS)
 def test_a_payload_is_as_large_as_it_says(name: str) -> None:
     rows, _, _ = stored(name, 51)
-    source = RowSource(rows, 0)
+    source = SequenceSource(rows, 0)
     for kind in rows.blueprint.layout.kinds:
         for span in kind.needs(51):
             segment = source.segment(kind, span)
@@ -102,9 +102,9 @@ def test_one_row_of_several(name: str) -> None:
     """A commit of one row of a batch takes that row alone."""
     model = build_any(name)
     blueprint = blueprint_of(model)
-    alone: list[Rows] = []
+    alone: list[SequenceBatch] = []
     for length in (9, 40, 23):
-        alone.append(Rows(blueprint))
+        alone.append(SequenceBatch(blueprint))
         feed(model, alone[-1], random_prompt(length, seed=length), chunk=None)
     expected = [_committed(rows, 0) for rows in alone]
     batch, *others = alone
@@ -112,8 +112,8 @@ def test_one_row_of_several(name: str) -> None:
     assert [_committed(batch, row) for row in range(3)] == expected
 
 
-def _committed(rows: Rows, row: int) -> list[list[bytes]]:
-    source, layout = RowSource(rows, row), rows.blueprint.layout
+def _committed(rows: SequenceBatch, row: int) -> list[list[bytes]]:
+    source, layout = SequenceSource(rows, row), rows.blueprint.layout
     found = [
         [bits(s[i : i + 1]) for s in source.segment(kind, span).stacks for i in range(s.shape[0])]
         for kind in layout.kinds
@@ -193,7 +193,7 @@ def test_a_commit_of_a_sequence_holds_what_the_books_say(memory: Callable[[], in
 
 def test_restored_rows_hold_their_buffers_only(memory: Callable[[], int]) -> None:
     rows, tokens, cache = stored("qwen3", 300)
-    back = Rows.restored(rows.blueprint, cache.read(cache.match(tokens), 300), reserve=400)
+    back = SequenceBatch.restored(rows.blueprint, cache.read(cache.match(tokens), 300), reserve=400)
     del rows, cache
     assert_held(memory, back.nbytes)
 
@@ -221,8 +221,8 @@ def test_pieces_joined_again_are_the_whole(cuts: list[int], heads: int, data: st
 def test_pieces_packed_in_another_way_join_plane_by_plane() -> None:
     made = planes(3, 30, width=8)
     usual = pack([plane[:, :, :10, :] for plane in made])
-    other = Segment(tuple(mx.array(plane[:, :, 10:, :]) for plane in made), tuple((i, 0) for i in range(3)))
-    for joined in (usual.join([other]), Segment(other.stacks, other.places).join([]).cut(0, 20)):
+    other = PackedSegment(tuple(mx.array(plane[:, :, 10:, :]) for plane in made), tuple((i, 0) for i in range(3)))
+    for joined in (usual.join([other]), PackedSegment(other.stacks, other.places).join([]).cut(0, 20)):
         assert [bits(joined.plane(i, 0, joined.length)) for i in range(3)] == [
             bits(plane[:, :, 30 - joined.length :, :]) for plane in made
         ]
@@ -242,21 +242,21 @@ def test_a_recurrent_layer_restores_to_the_same_bits() -> None:
 def test_a_model_that_writes_into_its_state_leaves_the_snapshot_alone() -> None:
     model = build_any("rwkv7")
     blueprint, tokens = blueprint_of(model), random_prompt(9, seed=1)
-    rows, cache = Rows(blueprint), PrefixCache(blueprint_of(model).layout)
+    rows, cache = SequenceBatch(blueprint), PrefixCache(blueprint_of(model).layout)
     feed(model, rows, tokens, chunk=None)
-    cache.commit(tokens, RowSource(rows, 0), kind=BoundaryKind.STABLE)
+    cache.commit(tokens, SequenceSource(rows, 0), kind=BoundaryKind.STABLE)
     restore = cache.read(cache.match(tokens), 9)
     before = saved_bits(cast(Snapshot, restore.snapshot))
-    for state in Rows.restored(blueprint, restore)._recurrent():
+    for state in SequenceBatch.restored(blueprint, restore)._recurrent():
         for i in range(len(state)):
             state[i] += 1
     assert saved_bits(cast(Snapshot, restore.snapshot)) == before
 
 
 def test_a_loan_of_a_span_reads_as_its_copy() -> None:
-    """`RowSource.segment` of a part is the part of `RowSource.segment`."""
+    """`SequenceSource.segment` of a part is the part of `SequenceSource.segment`."""
     rows, _, _ = stored("qwen3", 51)
     (kind,) = rows.blueprint.layout.kinds
-    source = RowSource(rows, 0)
+    source = SequenceSource(rows, 0)
     whole, part = source.segment(kind, Span(0, 51)), source.segment(kind, Span(17, 30))
     assert [bits(s) for s in whole.cut(17, 30).stacks] == [bits(s) for s in part.stacks]

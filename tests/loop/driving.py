@@ -14,7 +14,7 @@ from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
 from reprise.engine.load import LoadedModel
-from reprise.engine.runner import LENDS_FROM
+from reprise.engine.runner import SHARES_FROM
 from reprise.loop import EngineLoop
 from reprise.loop.worker import Worker
 from tests.models.tiny import tiny_model
@@ -80,7 +80,7 @@ class Engine:
         model: str | Path,
         *,
         cache_bytes: int | None = None,
-        lends_from: int = LENDS_FROM,
+        shares_from: int = SHARES_FROM,
         disk_block: int | None = None,
         load: Callable[[], LoadedModel] | None = None,
         **settings: Any,
@@ -93,7 +93,7 @@ class Engine:
                 **settings,
             ),
             load=load,
-            lends_from=lends_from,
+            shares_from=shares_from,
             disk_block=disk_block,
         )
         self.model = self.loop.start()

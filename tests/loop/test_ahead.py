@@ -9,7 +9,7 @@ import pytest
 
 from reprise.core.events import Event, FinishReason, Sampled
 from reprise.core.job import Sampling, Thinking
-from reprise.engine.rows import Rows
+from reprise.engine.sequence_batch import SequenceBatch
 from tests.loop.driving import GREEDY, Engine, Running
 from tests.loop.test_reuse import words
 
@@ -37,19 +37,19 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 def num_ahead(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was done with passes that were run ahead, in order."""
     done: list[str] = []
-    run, back = Rows.run_ahead, Rows.step_back
+    run, back = SequenceBatch.run_ahead, SequenceBatch.step_back
 
-    def noted_run(rows: Rows, *given: object) -> None:
+    def noted_run(rows: SequenceBatch, *given: object) -> None:
         run(rows, *given)  # type: ignore[arg-type]
         done.append("run")
 
-    def noted_back(rows: Rows) -> None:
+    def noted_back(rows: SequenceBatch) -> None:
         if rows.ahead is not None:
             done.append("undone")
         back(rows)
 
-    monkeypatch.setattr(Rows, "run_ahead", noted_run)
-    monkeypatch.setattr(Rows, "step_back", noted_back)
+    monkeypatch.setattr(SequenceBatch, "run_ahead", noted_run)
+    monkeypatch.setattr(SequenceBatch, "step_back", noted_back)
     return done
 
 

@@ -13,7 +13,7 @@ from tests.loop.test_reuse import words
 
 @pytest.fixture(params=["llama", "gemma3_text", "qwen3_5"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, lends_from=100, prefill_chunk=512)
+    engine = Engine(request.param, shares_from=100, prefill_chunk=512)
     yield engine
     engine.close()
 

@@ -129,7 +129,7 @@ def test_the_store_gives_way_to_running_requests(architecture: str, engines: lis
 def test_a_path_for_which_there_is_no_room_twice_is_taken_over(architecture: str, engines: list[Engine]) -> None:
     prompt = words(770, 700)
     budget = needed(architecture, 700) + needed(architecture, 700) // 3
-    engine = Engine(architecture, cache_bytes=budget, prefill_chunk=_CHUNK, lends_from=400)
+    engine = Engine(architecture, cache_bytes=budget, prefill_chunk=_CHUNK, shares_from=400)
     engines.append(engine)
     cold = engine.cold(prompt)
     assert engine.run(prompt[:-1], purpose=Purpose.PREFILL).computed == 699
@@ -148,7 +148,7 @@ def test_a_path_for_which_there_is_no_room_twice_is_taken_over(architecture: str
 
 def test_taking_over_holds_little_twice(engines: list[Engine]) -> None:
     prompt = words(775, 5000)
-    engine = Engine("llama", prefill_chunk=1024, lends_from=400)
+    engine = Engine("llama", prefill_chunk=1024, shares_from=400)
     engines.append(engine)
     engine.run(prompt, purpose=Purpose.PREFILL)
 
@@ -179,7 +179,7 @@ def test_taking_over_holds_little_twice(engines: list[Engine]) -> None:
 def test_nothing_is_held_twice_when_room_is_short(engines: list[Engine]) -> None:
     prompt = words(780, 1200)
     budget = 5 * needed("llama", 1200) // 2
-    engine = Engine("llama", cache_bytes=budget, prefill_chunk=_CHUNK, lends_from=400)
+    engine = Engine("llama", cache_bytes=budget, prefill_chunk=_CHUNK, shares_from=400)
     engines.append(engine)
     engine.run(prompt, purpose=Purpose.PREFILL)
     engine.ask(lambda worker: worker.sequences.close_idle())

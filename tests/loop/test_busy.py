@@ -21,10 +21,10 @@ def num_pieces(engine: Engine, tokens: list[int]) -> int:
     return engine.ask(lambda worker: count(worker.cache))
 
 
-@pytest.mark.parametrize("lends_from", [10**9, 50])
+@pytest.mark.parametrize("shares_from", [10**9, 50])
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
-def test_turns_beside_a_long_answer_leave_few_pieces(model: str, lends_from: int) -> None:
-    engine = Engine(model, lends_from=lends_from)
+def test_turns_beside_a_long_answer_leave_few_pieces(model: str, shares_from: int) -> None:
+    engine = Engine(model, shares_from=shares_from)
     try:
         engine.submit(words(900, 30), num=5000, namespace="other").wait_for(Sampled)
         prompt = words(901, 60)

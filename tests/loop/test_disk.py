@@ -15,22 +15,22 @@ from reprise.core.record import Reason
 from reprise.core.sizes import Bytes
 from reprise.demo.tiny.build import build_model
 from reprise.disk.directory import ModelDirectory
-from reprise.engine.runner import LENDS_FROM
+from reprise.engine.runner import SHARES_FROM
 from reprise.loop import loads, writes
 from tests.loop.driving import PATIENCE_S, Engine
 from tests.loop.restarts import BLOCK, Restarts, disk_of, words
 from tests.models.tiny import CONFIGS
 
 
-@pytest.mark.parametrize("lends_from", [LENDS_FROM, 50])
+@pytest.mark.parametrize("shares_from", [SHARES_FROM, 50])
 @pytest.mark.parametrize("model", sorted(CONFIGS))
 def test_the_next_turn_after_a_restart_computes_what_is_new(
-    start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str, lends_from: int
+    start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str, shares_from: int
 ) -> None:
-    if lends_from == 50:
+    if shares_from == 50:
         # Lent from the start: what is read goes straight into sequences.
         monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
-    engine = start(model, lends_from=lends_from)
+    engine = start(model, shares_from=shares_from)
     prompt = words(1, 200)
     for turn in range(3):
         answer = engine.run(prompt)
@@ -39,7 +39,7 @@ def test_the_next_turn_after_a_restart_computes_what_is_new(
         assert answer.end.outcome.loaded == (0 if turn == 0 else answer.end.outcome.reused), turn
         # The last token of an answer was sampled, but not fed.
         prompt = [*prompt, *answer.tokens, *words(20 + turn, 12)]
-        engine = start(model, lends_from=lends_from)
+        engine = start(model, shares_from=shares_from)
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "mamba2"])

@@ -58,16 +58,16 @@ def wait_until_loading(engine: Engine, num: int) -> None:
     raise AssertionError("nothing is being read")
 
 
-@pytest.mark.parametrize("lends_from", [10**6, 50])
+@pytest.mark.parametrize("shares_from", [10**6, 50])
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
 def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
-    start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str, lends_from: int
+    start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str, shares_from: int
 ) -> None:
     engine = start(model)
     turns = [next_turn(engine, words(100 + i, 400)) for i in range(4)]
     live = engine.ask(lambda worker: worker.runner.footprint.live(len(turns[0]) + 256, chunk=256))
     path = engine.ask(lambda worker: worker.runner.footprint.at(len(turns[0])))
-    engine = start(model, cache_bytes=live + path + path // 2, lends_from=lends_from)
+    engine = start(model, cache_bytes=live + path + path // 2, shares_from=shares_from)
     over: list[int] = []
     measure = SequencePool.measure
 
@@ -78,7 +78,7 @@ def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
         over.append(-available)
 
     monkeypatch.setattr(SequencePool, "measure", measured)
-    if lends_from == 50:
+    if shares_from == 50:
         monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
     jobs = engine.submit_all(turns)
     assert [job.wait().computed for job in jobs] == [3] * 4
@@ -142,9 +142,9 @@ def test_what_could_not_be_read_and_another_computed_is_not_told_as_loaded(start
 
 
 def test_what_is_being_read_counts_also_when_parked_buffers_are_given_up(start: Restarts, held: Held) -> None:
-    engine = start("llama", lends_from=50)
+    engine = start("llama", shares_from=50)
     turn = next_turn(engine, words(5, 300))
-    engine = start("llama", lends_from=50, cache_bytes=10_000_000)
+    engine = start("llama", shares_from=50, cache_bytes=10_000_000)
     engine.run(words(6, 200))
     job = engine.submit(turn)
     wait_until_loading(engine, 1)

@@ -61,7 +61,7 @@ def left_by_an_engine(architecture: str) -> int:
     before = active_memory()
     gc.disable()
     try:
-        engine = Engine(architecture, lends_from=64)
+        engine = Engine(architecture, shares_from=64)
         engine.run(words(720, 300))
         engine.close()
         del engine

@@ -3,7 +3,7 @@
 import pytest
 
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.engine.runner import LENDS_FROM
+from reprise.engine.runner import SHARES_FROM
 from reprise.loop.worker import Worker
 from tests.loop.driving import Engine, Running
 from tests.loop.test_reuse import words
@@ -11,10 +11,10 @@ from tests.loop.test_reuse import words
 _MOST = 1.1
 
 
-@pytest.mark.parametrize("lends_from", [LENDS_FROM, 200])
+@pytest.mark.parametrize("shares_from", [SHARES_FROM, 200])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5"])
-def test_turns_branches_and_parallel_requests_are_held_once(architecture: str, lends_from: int) -> None:
-    engine = Engine(architecture, lends_from=lends_from, prefill_chunk=128, max_batch=6)
+def test_turns_branches_and_parallel_requests_are_held_once(architecture: str, shares_from: int) -> None:
+    engine = Engine(architecture, shares_from=shares_from, prefill_chunk=128, max_batch=6)
     unique: set[tuple[int, ...]] = set()
 
     def ask(prompt: list[int]) -> Running:
@@ -53,6 +53,6 @@ def test_turns_branches_and_parallel_requests_are_held_once(architecture: str, l
         assert sum(each.end.outcome.prefilled for each in running) <= 6 * 12 + len(chat)
         assert engine.ask(lambda worker: worker.cache.stats.num_tokens) == len(unique)
         live = engine.ask(lambda worker: worker.runner.live_nbytes)
-        assert live == 0 or lends_from < LENDS_FROM
+        assert live == 0 or shares_from < SHARES_FROM
     finally:
         engine.close()

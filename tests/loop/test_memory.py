@@ -17,7 +17,7 @@ from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
-from reprise.engine.rows import Rows
+from reprise.engine.sequence_batch import SequenceBatch
 from reprise.loop.requests import Prefilling, RunningRequest
 from reprise.loop.worker import Worker
 from reprise.plan.checkpoints import Plan
@@ -167,16 +167,16 @@ def test_out_of_memory_ends_those_it_hits_and_nobody_else(
 def test_out_of_memory_in_a_pass_that_runs_ahead(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = words(840, 60)
     cold = engine.cold(prompt)
-    real = Rows.run_ahead
+    real = SequenceBatch.run_ahead
     left = [3]
 
-    def failing(rows: Rows, *given: object) -> None:
+    def failing(rows: SequenceBatch, *given: object) -> None:
         left[0] -= 1
         if left[0] == 0:
             raise MemoryError("std::bad_alloc")
         real(rows, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Rows, "run_ahead", failing)
+    monkeypatch.setattr(SequenceBatch, "run_ahead", failing)
     failed = engine.run(prompt)
     assert isinstance(failed.end.error, OutOfMemory)
     assert failed.tokens == cold[: len(failed.tokens)]

@@ -22,7 +22,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory = tmp_path_factory.mktemp("quantised") / request.param
     config = CONFIGS[request.param]
     build_model(directory, config if "text_config" in config else {**config, **_WIDE}, vocab_size=512)
-    engine = Engine(directory, kv_bits=4, kv_group_size=32, prefill_chunk=64, lends_from=250)
+    engine = Engine(directory, kv_bits=4, kv_group_size=32, prefill_chunk=64, shares_from=250)
     yield engine
     engine.close()
 

@@ -47,7 +47,7 @@ def _run(name: str, *, seed: int, num_bursts: int, **options: Any) -> Seen:
     load = _of_zoo(name) if name in _ZOO else None
     architecture = "llama" if load is not None else name
     # Short sequences lend as well, and chunks are far shorter than prompts.
-    engine = Engine(architecture, load=load, **{"max_batch": 3, "prefill_chunk": 32, "lends_from": 40, **options})
+    engine = Engine(architecture, load=load, **{"max_batch": 3, "prefill_chunk": 32, "shares_from": 40, **options})
     kept = {key: options[key] for key in ("kv_bits", "kv_group_size") if key in options}
     oracle = Engine(architecture, load=load, has_prefix_cache=False, **kept)
     try:

@@ -57,13 +57,13 @@ _SMALL = {"cache_bytes": 2_000_000, "disk_bytes": Bytes(2_000_000), "max_queue":
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("llama", {"lends_from": 40}),
-        ("gemma3_text", {"lends_from": 40, **_SMALL}),
+        ("llama", {"shares_from": 40}),
+        ("gemma3_text", {"shares_from": 40, **_SMALL}),
         pytest.param("qwen3_5", {}, marks=pytest.mark.matrix),
-        ("qwen3_5", {"lends_from": 40, **_SMALL}),
+        ("qwen3_5", {"shares_from": 40, **_SMALL}),
         ("mamba2", {}),
         pytest.param("quantised", _SMALL, marks=pytest.mark.matrix),
-        ("qwen3, kept beginning", {"lends_from": 40}),
+        ("qwen3, kept beginning", {"shares_from": 40}),
     ],
     ids=str,
 )
@@ -83,8 +83,8 @@ def test_answers_are_those_of_cold_runs(
 )
 def test_a_restart_costs_no_token(start: Restarts, tmp_path: Path, name: str) -> None:
     model, given = _given(name, tmp_path)
-    steady = Engine(model, lends_from=60, **given)
-    twin = SteadyTwin(begin=lambda: start(model, disk_block=16, lends_from=60, **given), steady=steady, seed=2)
+    steady = Engine(model, shares_from=60, **given)
+    twin = SteadyTwin(begin=lambda: start(model, disk_block=16, shares_from=60, **given), steady=steady, seed=2)
     try:
         twin.run(16)
         assert twin.num_restarts > 3 and twin.num_loaded > 0
@@ -100,20 +100,20 @@ def test_long_runs(
 ) -> None:
     for seed in range(times(2)):
         monkeypatch.setattr(writes, "_SOON_S", (0.0, 60.0)[seed % 2])
-        lends_from = (40, 10**6)[seed % 3 % 2]
-        _random_restarts(start, tmp_path, name, seed=seed, num_bursts=30, lends_from=lends_from, **options)
+        shares_from = (40, 10**6)[seed % 3 % 2]
+        _random_restarts(start, tmp_path, name, seed=seed, num_bursts=30, shares_from=shares_from, **options)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("lends_from", [60, 10**6])
+@pytest.mark.parametrize("shares_from", [60, 10**6])
 @pytest.mark.parametrize("name", [*_KINDS, *_ZOO])
-def test_long_chats_cost_no_token_after_restarts(start: Restarts, tmp_path: Path, name: str, lends_from: int) -> None:
+def test_long_chats_cost_no_token_after_restarts(start: Restarts, tmp_path: Path, name: str, shares_from: int) -> None:
     model, given = _given(name, tmp_path)
     for seed in range(times(1)):
         folder = Restarts(tmp_path / f"disk-{seed}")
-        steady = Engine(model, lends_from=lends_from, **given)
+        steady = Engine(model, shares_from=shares_from, **given)
         twin = SteadyTwin(
-            begin=lambda folder=folder: folder(model, disk_block=16, lends_from=lends_from, **given),
+            begin=lambda folder=folder: folder(model, disk_block=16, shares_from=shares_from, **given),
             steady=steady,
             seed=seed,
         )

@@ -9,7 +9,7 @@ from reprise.core.events import FinishReason, Progress, Started
 from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.record import Reason
-from reprise.engine.runner import LENDS_FROM
+from reprise.engine.runner import SHARES_FROM
 from tests.loop.driving import Engine, Running
 from tests.matrix import now_and_later
 from tests.models.tiny import CONFIGS
@@ -22,7 +22,7 @@ _ALL = [(name, lends) for name in sorted(CONFIGS) for lends in (False, True)]
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Each tiny model twice: sequences that are copied into the cache, and sequences that lend to it."""
     architecture, lends = request.param
-    engine = Engine(architecture, prefill_chunk=256, lends_from=50 if lends else LENDS_FROM)
+    engine = Engine(architecture, prefill_chunk=256, shares_from=50 if lends else SHARES_FROM)
     yield engine
     engine.close()
 

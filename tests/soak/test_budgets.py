@@ -56,7 +56,7 @@ def some_prompt(source: random.Random, chats: list[list[int]]) -> list[int]:
 
 def fuzz(architecture: str, *, seed: int, num_bursts: int) -> None:
     source = random.Random(f"{architecture}:{seed}")
-    engine = Engine(architecture, max_batch=4, prefill_chunk=_CHUNK, cache_bytes=3_000_000, lends_from=100)
+    engine = Engine(architecture, max_batch=4, prefill_chunk=_CHUNK, cache_bytes=3_000_000, shares_from=100)
     alone = Alone(architecture)
     auditor = Auditor(engine.ask(lambda worker: worker))
     chats: list[list[int]] = []

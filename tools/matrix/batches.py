@@ -8,7 +8,7 @@ from mlx import nn
 
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.engine.blueprint import Blueprint
-from reprise.engine.rows import Rows
+from reprise.engine.sequence_batch import SequenceBatch
 from tests.zoo.forward import log_probabilities
 from tools.matrix.gaps import Gap
 from tools.matrix.sequence import answers_of, feed, random_prompt
@@ -28,7 +28,7 @@ class _Sequence:
 class _Batch:
     """Sequences that are computed together; `gap` is how far they were from each alone."""
 
-    def __init__(self, model: nn.Module, rows: Rows, members: Sequence[_Sequence]) -> None:
+    def __init__(self, model: nn.Module, rows: SequenceBatch, members: Sequence[_Sequence]) -> None:
         self.model = model
         self.rows = rows
         self.members = list(members)
@@ -43,7 +43,7 @@ class _Batch:
         for row, (member, at) in enumerate(pairs):
             self.gap = self.gap.widened(answers[row], member.answers[at : at + num], where)
 
-    def join(self, rows: Rows, member: _Sequence) -> None:
+    def join(self, rows: SequenceBatch, member: _Sequence) -> None:
         self.rows.join([rows])
         self.members.append(member)
 
@@ -70,8 +70,8 @@ def ragged_decode(model: nn.Module, blueprint: Blueprint) -> Gap:
 def even_slices(model: nn.Module, blueprint: Blueprint) -> Gap:
     """Sequences prefill together from the start, in slices of equal length, and then decode."""
     members = [_member(model, blueprint, length) for length in _PROMPTS]
-    rows = Rows(blueprint)
-    rows.join([Rows(blueprint) for _ in members[1:]])
+    rows = SequenceBatch(blueprint)
+    rows.join([SequenceBatch(blueprint) for _ in members[1:]])
     batch = _Batch(model, rows, members)
     batch.step(20, "first slice")
     batch.step(9, "second slice")
@@ -95,8 +95,8 @@ def _member(model: nn.Module, blueprint: Blueprint, length: int) -> _Sequence:
     return _Sequence(tokens, answers_of(model, blueprint, tokens))
 
 
-def _after_prompt(model: nn.Module, blueprint: Blueprint, member: _Sequence) -> Rows:
-    rows = Rows(blueprint)
+def _after_prompt(model: nn.Module, blueprint: Blueprint, member: _Sequence) -> SequenceBatch:
+    rows = SequenceBatch(blueprint)
     feed(model, rows, member.tokens[: len(member.tokens) - _TAIL], chunk=None)
     return rows
 

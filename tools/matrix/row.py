@@ -9,7 +9,7 @@ from mlx import nn
 from reprise.cli.inspection import where_it_resumes
 from reprise.engine.batching import ALONE
 from reprise.engine.blueprint import Blueprint, blueprint_of
-from reprise.engine.rows import Rows, RowSource
+from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from tests.zoo.caches import build_any, cache_name, make_caches
 from tools.matrix import batches, chunking
 from tools.matrix.gaps import Gap
@@ -113,8 +113,8 @@ def _problem(check: Callable[[nn.Module, Blueprint], Gap], model: nn.Module, blu
 
 def _sizes(model: nn.Module, blueprint: Blueprint) -> tuple[int, int]:
     """Bytes of entries that one token stores in all layers, and bytes of a snapshot (0: none is needed)."""
-    rows = Rows(blueprint)
+    rows = SequenceBatch(blueprint)
     feed(model, rows, random_prompt(40, seed=5), chunk=None)
-    source = RowSource(rows, 0)
+    source = SequenceSource(rows, 0)
     tokens_nbytes = sum(source.segment_nbytes(kind, 1) for kind in blueprint.layout.kinds)
     return tokens_nbytes, source.snapshot_nbytes() if blueprint.layout.has_snapshots else 0

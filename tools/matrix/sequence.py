@@ -6,12 +6,12 @@ from mlx import nn
 
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.engine.blueprint import Blueprint
-from reprise.engine.rows import Rows
+from reprise.engine.sequence_batch import SequenceBatch
 from tests.zoo.forward import log_probabilities
 from tests.zoo.sizes import VOCAB
 
 
-def feed(model: nn.Module, rows: Rows, tokens: Tokens, *, chunk: int | None) -> mx.array:
+def feed(model: nn.Module, rows: SequenceBatch, tokens: Tokens, *, chunk: int | None) -> mx.array:
     """Compute `tokens`, `chunk` at a time (None: at once), on one sequence: log-probabilities, `(n, vocabulary)`."""
     step = len(tokens) if chunk is None else chunk
     answers: list[mx.array] = []
@@ -24,7 +24,7 @@ def feed(model: nn.Module, rows: Rows, tokens: Tokens, *, chunk: int | None) -> 
 
 def answers_of(model: nn.Module, blueprint: Blueprint, tokens: Tokens, *, chunk: int | None = None) -> mx.array:
     """Log-probabilities of all positions, computed alone and from nothing."""
-    return feed(model, Rows(blueprint), tokens, chunk=chunk)
+    return feed(model, SequenceBatch(blueprint), tokens, chunk=chunk)
 
 
 def random_prompt(length: int, *, seed: int) -> Tokens:

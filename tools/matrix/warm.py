@@ -9,7 +9,7 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.engine.blueprint import Blueprint
-from reprise.engine.rows import Rows, RowSource
+from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from tools.matrix.gaps import Gap
 from tools.matrix.sequence import answers_of, changed, feed, random_prompt
 
@@ -88,10 +88,10 @@ def warm_against_cold(model: nn.Module, blueprint: Blueprint, *, chunks: tuple[i
             at = cache.resume_at(match, limit=len(request.tokens) - 1)
             if at < request.at_least:
                 missed.append(f"{request.name} resumed at {at}, not at {request.at_least}")
-            rows = Rows.restored(blueprint, cache.read(match, at))
+            rows = SequenceBatch.restored(blueprint, cache.read(match, at))
             answers = feed(model, rows, request.tokens[at:], chunk=chunk)
             gap = gap.widened(answers, expected[at:], f"{request.name}, chunk {chunk}")
-            cache.commit(request.tokens, RowSource(rows, 0), kind=BoundaryKind.GENERATION_END)
+            cache.commit(request.tokens, SequenceSource(rows, 0), kind=BoundaryKind.GENERATION_END)
         cache.check()
     return WarmResult(gap=gap, missed=tuple(missed))
 
@@ -99,10 +99,10 @@ def warm_against_cold(model: nn.Module, blueprint: Blueprint, *, chunks: tuple[i
 def _compute_first(
     model: nn.Module, blueprint: Blueprint, cache: PrefixCache, tokens: Tokens, *, chunk: int | None
 ) -> None:
-    rows = Rows(blueprint)
+    rows = SequenceBatch(blueprint)
     at = 0
     for stop in (*_CHECKPOINTS, len(tokens)):
         feed(model, rows, tokens[at:stop], chunk=chunk)
-        committed = cache.commit(tokens[:stop], RowSource(rows, 0), kind=BoundaryKind.STABLE)
+        committed = cache.commit(tokens[:stop], SequenceSource(rows, 0), kind=BoundaryKind.STABLE)
         assert committed.is_resumable, (stop, committed)
         at = stop

@@ -6,7 +6,7 @@ _LAYERS = ("tests/engine/test_layers.py",)
 _OPAQUE = ("tests/engine/test_opaque.py",)
 _PAYLOADS = ("tests/engine/test_payloads.py",)
 _COLUMNS = ("tests/engine/test_columns.py",)
-_PARKED = ("tests/loop/test_parked.py", "-k", "branch_of_a_parked")
+_PARKED = ("tests/loop/test_idle_sequences.py", "-k", "branch_of_a_parked")
 _RESTARTS = ("tests/loop/test_disk.py", "-k", "read_again or what_is_new")
 
 
@@ -138,14 +138,14 @@ PAYLOADS = (
         _COLUMNS,
     ),
     _mutant(
-        "Passing.words",
+        "MovedSegment.words",
         "what is handed over stays held",
         "segment, self._segment = self._segment, None",
         "segment = self._segment",
         _COLUMNS,
     ),
     _mutant(
-        "RowSource.snapshot",
+        "SequenceSource.snapshot",
         "a snapshot of another sequence of the batch",
         "row = slice(self.row, self.row + 1)",
         "row = slice(0, 1)",
@@ -166,7 +166,7 @@ PAYLOADS = (
         _OPAQUE,
     ),
     _mutant(
-        "Loan.cut",
+        "SharedSegment.cut",
         "a piece of a loan stands at the loan's beginning",
         "Span(at + start, at + stop)",
         "Span(at, at + stop - start)",

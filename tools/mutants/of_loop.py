@@ -3,7 +3,7 @@
 from tools.mutants.mutant import Mutant
 
 _REUSE = ("tests/loop/test_reuse.py", "-k", "llama or qwen3_5")
-_PARKED = ("tests/loop/test_parked.py",)
+_PARKED = ("tests/loop/test_idle_sequences.py",)
 _BUDGET = ("tests/loop/test_budget.py", "-k", "llama or taking_over or held_twice")
 
 _LOADS = ("tests/loop/test_disk_loads.py",)

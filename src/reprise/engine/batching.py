@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.engine.load import LoadedModel
-from reprise.engine.rows import Rows
+from reprise.engine.sequence_batch import SequenceBatch
 
 ALONE: Mapping[str, str] = {
     "afm7": "its reuse layers take positions from the length of the buffer (off by 2.5 in log-probability)",
@@ -62,9 +62,9 @@ def batch_distance(loaded: LoadedModel) -> float:
     most = min(loaded.vocab_size, 1000)
     prompts = [random.integers(0, most, size=length + _STEPS + _SLICE) for length in _LENGTHS]
     alone = [_distributions(loaded, prompt, length) for prompt, length in zip(prompts, _LENGTHS, strict=True)]
-    group: list[Rows] = []
+    group: list[SequenceBatch] = []
     for prompt, length in zip(prompts, _LENGTHS, strict=True):
-        rows = Rows(loaded.blueprint)
+        rows = SequenceBatch(loaded.blueprint)
         rows.forward(loaded.model, mx.array(prompt[None, :length]))
         mx.eval(rows.arrays())
         group.append(rows)
@@ -76,13 +76,13 @@ def batch_distance(loaded: LoadedModel) -> float:
 
 
 def _distributions(loaded: LoadedModel, prompt: np.ndarray, length: int) -> mx.array:
-    rows = Rows(loaded.blueprint)
+    rows = SequenceBatch(loaded.blueprint)
     rows.forward(loaded.model, mx.array(prompt[None, :length]))
     mx.eval(rows.arrays())
     return _continue(loaded, rows, [prompt])[0]
 
 
-def _continue(loaded: LoadedModel, rows: Rows, prompts: Sequence[np.ndarray]) -> mx.array:
+def _continue(loaded: LoadedModel, rows: SequenceBatch, prompts: Sequence[np.ndarray]) -> mx.array:
     """The distributions of all further tokens, shape ``(rows, steps, vocabulary)``."""
     starts = list(rows.lengths)
     found: list[mx.array] = []
@@ -94,8 +94,8 @@ def _continue(loaded: LoadedModel, rows: Rows, prompts: Sequence[np.ndarray]) ->
     return mx.concatenate(found, axis=1)
 
 
-def _warm(loaded: LoadedModel) -> Rows:
-    rows = Rows(loaded.blueprint)
+def _warm(loaded: LoadedModel) -> SequenceBatch:
+    rows = SequenceBatch(loaded.blueprint)
     rows.forward(loaded.model, mx.array([[0]]))
     mx.eval(rows.arrays())
     return rows

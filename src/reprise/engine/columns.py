@@ -19,7 +19,7 @@ _WORDS = ((8, mx.uint64), (4, mx.uint32), (2, mx.uint16), (1, mx.uint8))
 
 
 class Planes(Protocol):
-    """Entries of one layer kind that a restore can read: a segment, a loan, or what is handed over."""
+    """Entries of one layer kind that a restore can read: a packed, a shared or a moved segment."""
 
     @property
     def dtypes(self) -> Sequence[mx.Dtype]:

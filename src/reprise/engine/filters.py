@@ -1,4 +1,4 @@
-"""Which tokens sampling may choose: top-p, min-p, XTC and top-k over rows of log-probabilities.
+"""Which tokens sampling may sample_batch: top-p, min-p, XTC and top-k over rows of log-probabilities.
 
 The meaning is that of mlx-lm's samplers. Those compile a kernel for each value of a parameter, on the engine thread and
 kept for ever (half a second a value on a CPU), so that a client that varies `top_p` would stop everybody; here a value

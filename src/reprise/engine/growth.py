@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from reprise.core.kinds import Chunk, KvKind, Window
 from reprise.engine.layers import STEP, KvLayer, room, rounded
-from reprise.engine.rows import Rows
+from reprise.engine.sequence_batch import SequenceBatch
 
 
-def growth(parts: Mapping[int, Rows], owners: frozenset[int], num: int, fresh: Mapping[KvKind, float]) -> int:
+def growth(parts: Mapping[int, SequenceBatch], owners: frozenset[int], num: int, fresh: Mapping[KvKind, float]) -> int:
     """Bytes by which buffers grow when the sequences of `owners` (ids) in `parts` are fed `num` tokens together.
 
     `fresh`: the bytes of one entry of one layer, by kind, for layers that hold nothing yet. Never less than what it

@@ -216,7 +216,7 @@ class KvLayer:
         self.end = self.held = held
         self.lengths = [position]
 
-    # Rows.
+    # SequenceBatch.
 
     @staticmethod
     def capacity_joined(layers: Sequence["KvLayer"], num: int) -> int:
@@ -291,7 +291,7 @@ class FullLayer(KvLayer):
         return max(self.lengths)
 
     def _reserved_capacity(self) -> int:
-        # Rows end at the same index: the longest that are held, and as many as the one that has most to come.
+        # SequenceBatch end at the same index: the longest that are held, and as many as the one that has most to come.
         to_come = (reserved - length for reserved, length in zip(self.reserved, self.lengths, strict=True))
         return max(self.lengths) + max(to_come)
 

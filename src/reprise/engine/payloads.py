@@ -19,7 +19,7 @@ from reprise.engine.opaque import Frozen, freeze
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class PackedSegment:
     """Packed entries of one layer kind: `stacks` of shape ``(planes, heads, length, width)``.
 
     `places` says for each plane, in the order of the layers, its stack and its index there.
@@ -32,13 +32,13 @@ class Segment:
     def nbytes(self) -> int:
         return sum(stack.nbytes for stack in self.stacks)
 
-    def cut(self, start: int, stop: int) -> Segment:
+    def cut(self, start: int, stop: int) -> PackedSegment:
         stacks = tuple(mx.array(stack[:, :, start:stop, :]) for stack in self.stacks)
         mx.eval(stacks)
-        return Segment(stacks, self.places)
+        return PackedSegment(stacks, self.places)
 
-    def join(self, others: Sequence[SegmentPayload]) -> Segment:
-        parts = [self, *(cast(Segment, other) for other in others)]
+    def join(self, others: Sequence[SegmentPayload]) -> PackedSegment:
+        parts = [self, *(cast(PackedSegment, other) for other in others)]
         segments = [part for part in parts if part.places == self.places]
         if len(segments) < len(parts):
             # Packed in another way: plane by plane.
@@ -51,13 +51,13 @@ class Segment:
         columns = zip(*(segment.stacks for segment in segments), strict=True)
         stacks = tuple(mx.concatenate(list(column), axis=2) for column in columns)
         mx.eval(stacks)
-        return Segment(stacks, self.places)
+        return PackedSegment(stacks, self.places)
 
-    def unpacked(self) -> Segment:
+    def unstacked(self) -> PackedSegment:
         """The same entries with an array of its own for each plane, so that planes can be given up one by one."""
         planes = tuple(mx.array(self.plane(i, 0, self.length)) for i in range(len(self.places)))
         mx.eval(planes)
-        return Segment(planes, tuple((i, 0) for i in range(len(planes))))
+        return PackedSegment(planes, tuple((i, 0) for i in range(len(planes))))
 
     @property
     def length(self) -> int:
@@ -79,22 +79,22 @@ class Segment:
         return [cuts[stack][place] for stack, place in self.places]
 
 
-class Passing:
-    """The entries of an unpacked segment on their way elsewhere: they can be read once, and whoever reads has them."""
+class MovedSegment:
+    """The entries of an unstacked segment on their way elsewhere: they can be read once, and whoever reads has them."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: PackedSegment) -> None:
         assert len(segment.stacks) == len(segment.places), "planes of a packed segment cannot be given up one by one"
         self.length = segment.length
         self.dtypes = segment.dtypes
-        self._segment: Segment | None = segment
+        self._segment: PackedSegment | None = segment
 
     def words(self, start: int, stop: int) -> list[mx.array]:
         segment, self._segment = self._segment, None
-        assert segment is not None, "entries are handed over once"
+        assert segment is not None, "moved entries are read once"
         return segment.words(start, stop)
 
 
-def pack(planes: Sequence[mx.array]) -> Segment:
+def pack(planes: Sequence[mx.array]) -> PackedSegment:
     """A segment of copies of these planes, each of shape ``(1, heads, length, width)`` with one common length."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, plane in enumerate(planes):
@@ -107,7 +107,7 @@ def pack(planes: Sequence[mx.array]) -> Segment:
         parts = [planes[index] for index in members]
         stacks.append(mx.array(parts[0]) if len(parts) == 1 else mx.concatenate(parts, axis=0))
     mx.eval(stacks)
-    return Segment(tuple(stacks), tuple(places))
+    return PackedSegment(tuple(stacks), tuple(places))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,7 +1,7 @@
 """Layer states as named bytes, for files, and back.
 
-What a record holds is described beside its bytes: entries of one layer kind and span as the stacks of a `Segment`, and
-a snapshot as one array after the other. Nothing here is executable: a file cannot name a class.
+What a record holds is described beside its bytes: entries of one layer kind and span as the stacks of a
+`PackedSegment`, and a snapshot as one array after the other. Nothing here is executable: a file cannot name a class.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from reprise.disk.record import DiskRecord, Section
 from reprise.engine.blueprint import Blueprint, OpaqueSpec
 from reprise.engine.columns import as_words, columns_of
 from reprise.engine.layers import KvLayer
-from reprise.engine.payloads import Segment, Snapshot, count_bytes, pack
-from reprise.engine.runner import Live, Runner
+from reprise.engine.payloads import PackedSegment, Snapshot, count_bytes, pack
+from reprise.engine.runner import LiveSequence, Runner
 
 _DTYPES: Mapping[str, mx.Dtype] = {
     str(dtype).rsplit(".", 1)[-1]: dtype
@@ -102,7 +102,7 @@ class RecordEncoder:
         return len(self._sections) - 1
 
 
-def _packed(parts: Sequence[SegmentSlice], span: Span) -> Segment:
+def _packed(parts: Sequence[SegmentSlice], span: Span) -> PackedSegment:
     """The entries of `span`, in order, from the parts that have some of them."""
     clipped: list[SegmentSlice] = []
     for part in parts:
@@ -164,7 +164,7 @@ class RestoringSequence:
         self.live = runner.begin()
         self._length = length
         self._rest = RecordSource()
-        self._work: deque[tuple[KvLayer, Segment, int]] = deque()
+        self._work: deque[tuple[KvLayer, PackedSegment, int]] = deque()
         """Layers that lack a segment, and the number of their first plane in it."""
 
     @property
@@ -212,11 +212,11 @@ class RestoringSequence:
         mx.eval(pending)
         return nbytes
 
-    def finish(self, position: int) -> Live:
+    def finish(self, position: int) -> LiveSequence:
         """The sequence, which stands at `position` now. Raises LookupError if the records lack something."""
         assert not self._work
         restore = self._rest.restore(self._runner.loaded.blueprint.layout, position)
-        self._runner.adopt(self.live, restore, reserve=self._length)
+        self._runner.reopen(self.live, restore, reserve=self._length)
         self._rest = RecordSource()
         return self.live
 
@@ -234,7 +234,7 @@ class RecordSource:
     """
 
     def __init__(self) -> None:
-        self._segments: dict[KvKind, list[tuple[Span, Segment]]] = {}
+        self._segments: dict[KvKind, list[tuple[Span, PackedSegment]]] = {}
         self._nbytes_each: dict[KvKind, int] = {}
         self._snapshot: Snapshot | None = None
         self.kind: BoundaryKind | None = None
@@ -248,19 +248,19 @@ class RecordSource:
         held = sum(segment.nbytes for each in self._segments.values() for _, segment in each)
         return held + (self._snapshot.nbytes if self._snapshot is not None else 0)
 
-    def add(self, record: DiskRecord, *, keeps_full: bool = True) -> list[Segment]:
+    def add(self, record: DiskRecord, *, keeps_full: bool = True) -> list[PackedSegment]:
         """Take over what a record holds. Raises ValueError or KeyError if it is not what `RecordEncoder` writes.
 
         What is of full attention is given back instead unless it is kept.
         """
-        given: list[Segment] = []
+        given: list[PackedSegment] = []
         arrays = [_array(section) for section in record.sections]
         mx.eval(arrays)
         about = record.about
         for each in about["segments"]:
             kind, span = _kind(each["layers"]), Span(*each["span"])
             places = tuple((int(stack), int(index)) for stack, index in each["places"])
-            segment = Segment(tuple(arrays[i] for i in each["stacks"]), places)
+            segment = PackedSegment(tuple(arrays[i] for i in each["stacks"]), places)
             if segment.length != len(span):
                 raise ValueError(f"{segment.length} entries do not fill {span}")
             if isinstance(kind, Full) and not keeps_full:
@@ -290,9 +290,9 @@ class RecordSource:
     def snapshot_nbytes(self) -> int:
         return self._snapshot.nbytes if self._snapshot is not None else 0
 
-    def segment(self, kind: KvKind, span: Span) -> Segment:
-        found: list[tuple[Segment, int, int]] = []
-        kept: list[tuple[Span, Segment]] = []
+    def segment(self, kind: KvKind, span: Span) -> PackedSegment:
+        found: list[tuple[PackedSegment, int, int]] = []
+        kept: list[tuple[Span, PackedSegment]] = []
         at = span.start
         for own, segment in self._segments.get(kind, ()):
             both = own.clip(span.start, span.stop)
@@ -316,5 +316,5 @@ class RecordSource:
         return self._snapshot
 
 
-def _view(segment: Segment, start: int, stop: int) -> Segment:
-    return Segment(tuple(stack[:, :, start:stop, :] for stack in segment.stacks), segment.places)
+def _view(segment: PackedSegment, start: int, stop: int) -> PackedSegment:
+    return PackedSegment(tuple(stack[:, :, start:stop, :] for stack in segment.stacks), segment.places)

@@ -16,34 +16,34 @@ from reprise.core.job import Job
 from reprise.core.kinds import Full, KvKind
 from reprise.core.spans import Span
 from reprise.core.tokens import Tokens
-from reprise.engine.choose import accept, choose
-from reprise.engine.decode import Decoder
 from reprise.engine.growth import growth, most_entries
 from reprise.engine.load import LoadedModel
-from reprise.engine.loans import Loan
-from reprise.engine.payloads import Segment
-from reprise.engine.rows import COPIED_AT_ONCE, Rows, RowSource
+from reprise.engine.payloads import PackedSegment
+from reprise.engine.sample_batch import accept, sample_batch
 from reprise.engine.score import SCORED_AT_ONCE, PromptScorer
+from reprise.engine.sequence_batch import COPIED_AT_ONCE, SequenceBatch, SequenceSource
+from reprise.engine.shared_segment import SharedSegment
+from reprise.engine.token_sampler import TokenSampler
 
-LENDS_FROM = 4096
-"""Shorter sequences are copied: that is quick, and their room to grow would weigh more than what lending saves."""
+SHARES_FROM = 4096
+"""Shorter sequences are copied: that is quick, and their room to grow would weigh more than what sharing saves."""
 
 _SPARE = 512
 """Room to grow, beside a sixteenth of the length, with which a sequence is still worth parking as it is."""
 
 
-class Live:
-    """One running sequence: its rows, what it decodes with, and what it lends to the prefix cache."""
+class LiveSequence:
+    """One running sequence: its row of a batch, what it samples with, and what the cache shares of its buffers."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: SequenceBatch) -> None:
         self.rows = rows
         rows.owners = [self]
-        self.decoder: Decoder | None = None
+        self.sampler: TokenSampler | None = None
         self.pending = 0
         """The token that is fed next, while decoding."""
         self.scorer: PromptScorer | None = None
         """Who takes the log-probabilities of the prompt, where a job wants them."""
-        self.loans: WeakSet[Loan] = WeakSet()
+        self.shared: WeakSet[SharedSegment] = WeakSet()
 
     @property
     def row(self) -> int:
@@ -54,15 +54,15 @@ class Live:
         return self.rows.lengths[self.row]
 
     @property
-    def ready(self) -> Decoder:
+    def ready(self) -> TokenSampler:
         """What it decodes with, after `Runner.begin_decode`."""
-        assert self.decoder is not None, "a sequence decodes after begin_decode"
-        return self.decoder
+        assert self.sampler is not None, "a sequence decodes after begin_decode"
+        return self.sampler
 
     @property
-    def lent_nbytes(self) -> int:
+    def shared_nbytes(self) -> int:
         """What of its buffers is counted by the prefix cache."""
-        return sum(loan.nbytes for loan in self.loans)
+        return sum(segment.nbytes for segment in self.shared)
 
     def num_planes(self, kind: KvKind) -> int:
         return sum(len(layer.planes) for layer in self.rows.layers(kind))
@@ -83,8 +83,8 @@ class Live:
         """The entries of `span` in all planes of all layers of this kind, as words; views."""
         return [words for layer in self.rows.layers(kind) for words in layer.words(self.row, span)]
 
-    def copy(self, kind: KvKind, span: Span) -> Segment:
-        return RowSource(self.rows, self.row).segment(kind, span)
+    def copy(self, kind: KvKind, span: Span) -> PackedSegment:
+        return SequenceSource(self.rows, self.row).segment(kind, span)
 
     def drop_plane(self, kind: KvKind, index: int) -> None:
         """Give up one buffer. The sequence cannot run any more."""
@@ -97,35 +97,35 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class _LendingSource(RowSource):
-    """A source that lends full-attention entries instead of copying them."""
+class _SharingSource(SequenceSource):
+    """A source that shares full-attention entries instead of copying them."""
 
-    live: Live
+    live: LiveSequence
 
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
-        # A loan takes no room: what it counts for is counted no more as the sequence's own.
-        return 0 if isinstance(kind, Full) else RowSource.segment_nbytes(self, kind, length)
+        # Takes no room: what is counted for the cache is not counted as the sequence's own any more.
+        return 0 if isinstance(kind, Full) else SequenceSource.segment_nbytes(self, kind, length)
 
     def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
         if isinstance(kind, Full):
-            return Loan(self.live, kind, span, RowSource.segment_nbytes(self, kind, 1))
-        return RowSource.segment(self, kind, span)
+            return SharedSegment(self.live, kind, span, SequenceSource.segment_nbytes(self, kind, 1))
+        return SequenceSource.segment(self, kind, span)
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class TokenResult:
     """A sequence got its next token; `reason` is set if it was the last."""
 
-    live: Live
+    live: LiveSequence
     sampled: Sampled
     reason: FinishReason | None
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class TokenFailure:
     """Choosing a token raised for this sequence; the others of its group have theirs."""
 
-    live: Live
+    live: LiveSequence
     error: Exception
 
 
@@ -166,32 +166,32 @@ class Footprint:
 class Runner:
     """A loaded model and the sequences that run on it."""
 
-    def __init__(self, loaded: LoadedModel, *, can_batch: bool, lends_from: int = LENDS_FROM) -> None:
-        """Sequences of `lends_from` positions and more lend to the prefix cache instead of being copied."""
+    def __init__(self, loaded: LoadedModel, *, can_batch: bool, shares_from: int = SHARES_FROM) -> None:
+        """Sequences of `shares_from` positions and more share their buffers with the prefix cache."""
         self.loaded = loaded
         self.can_batch = can_batch and loaded.blueprint.joins
         self.footprint = _footprint(loaded)
-        self.lends_from = lends_from
-        self._lives: list[Live] = []
+        self.shares_from = shares_from
+        self._lives: list[LiveSequence] = []
 
     @property
     def live_nbytes(self) -> int:
-        """The bytes of all live and parked sequences, room to grow included, less what the cache counts."""
+        """The bytes of all running and idle sequences, room to grow included, less what the cache counts."""
         distinct = {id(live.rows): live.rows for live in self._lives}
-        return sum(rows.nbytes for rows in distinct.values()) - sum(live.lent_nbytes for live in self._lives)
+        return sum(rows.nbytes for rows in distinct.values()) - sum(live.shared_nbytes for live in self._lives)
 
-    def growth(self, lives: Sequence[Live], num: int) -> int:
+    def growth(self, lives: Sequence[LiveSequence], num: int) -> int:
         """Bytes by which the buffers will grow when these sequences are fed `num` tokens each, together."""
         parts = {id(live.rows): live.rows for live in lives}
         fresh = sum(self.footprint.snapshot for live in lives if live.position == 0)
         return fresh + growth(parts, frozenset(map(id, lives)), num, self.footprint.each)
 
-    def growth_to_decode(self, lives: Sequence[Live]) -> int:
+    def growth_to_decode(self, lives: Sequence[LiveSequence]) -> int:
         """The same for one pass of `decode`, which may run another one ahead and keeps the states from before it."""
         kept = sum(self.footprint.snapshot for live in lives if live.rows.ahead is None)
         return kept + self.growth(lives, 2)
 
-    def start(self, restore: Restore, *, reserve: int) -> Live:
+    def start(self, restore: Restore, *, reserve: int) -> LiveSequence:
         """A sequence that stands where `restore` says and will grow to about `reserve` positions."""
         live = self.begin()
         try:
@@ -201,22 +201,22 @@ class Runner:
             raise
         return live
 
-    def begin(self) -> Live:
+    def begin(self) -> LiveSequence:
         """A sequence that holds nothing yet, to be filled."""
-        live = Live(Rows(self.loaded.blueprint))
+        live = LiveSequence(SequenceBatch(self.loaded.blueprint))
         self._lives.append(live)
         return live
 
-    def fill(self, live: Live, restore: Restore, *, reserve: int, at_once: int = COPIED_AT_ONCE) -> None:
-        """Put a sequence that holds nothing where `restore` says. `at_once`: see `Rows.restored`."""
-        live.rows = Rows.restored(self.loaded.blueprint, restore, reserve=reserve, at_once=at_once)
+    def fill(self, live: LiveSequence, restore: Restore, *, reserve: int, at_once: int = COPIED_AT_ONCE) -> None:
+        """Put a sequence that holds nothing where `restore` says. `at_once`: see `SequenceBatch.restored`."""
+        live.rows = SequenceBatch.restored(self.loaded.blueprint, restore, reserve=reserve, at_once=at_once)
         live.rows.owners = [live]
 
-    def lend(self, live: Live, kind: KvKind, span: Span) -> Loan:
-        """The entries of `span`, which the sequence holds or is about to be filled with, as a loan."""
-        return Loan(live, kind, span, self.footprint.by_kind[kind])
+    def share(self, live: LiveSequence, kind: KvKind, span: Span) -> SharedSegment:
+        """The entries of `span`, which the sequence holds or is about to be filled with, as a shared segment."""
+        return SharedSegment(live, kind, span, self.footprint.by_kind[kind])
 
-    def stop(self, live: Live) -> None:
+    def stop(self, live: LiveSequence) -> None:
         """The sequence is over; its state is given up."""
         rows = live.rows
         rows.step_back()
@@ -226,53 +226,53 @@ class Runner:
             rows.keep_rows(rest)
             mx.eval(rows.arrays())
 
-    def drop(self, live: Live) -> None:
+    def drop(self, live: LiveSequence) -> None:
         """Nothing of the sequence can be used, or it is given up already: forget it."""
         self._lives = [other for other in self._lives if other is not live]
-        # Rows and sequences refer to each other: buffers are to go now, and not when Python finds the circle.
+        # Batches and sequences refer to each other: buffers are to go now, and not when Python finds the circle.
         live.rows.owners = [None if owner is live else owner for owner in live.rows.owners]
 
-    def source(self, live: Live, *, lends: bool = False) -> Source:
-        """The sequence as a source for commits: a long one lends, a short one is copied, or lends if asked to."""
+    def source(self, live: LiveSequence, *, shares: bool = False) -> Source:
+        """The sequence as a source for commits: copied, unless it is long or `shares`: then it shares its buffers."""
         live.rows.step_back()
-        if lends or live.position >= self.lends_from:
-            return _LendingSource(live.rows, live.row, live)
-        return RowSource(live.rows, live.row)
+        if shares or live.position >= self.shares_from:
+            return _SharingSource(live.rows, live.row, live)
+        return SequenceSource(live.rows, live.row)
 
-    def can_park(self, live: Live) -> bool:
+    def is_worth_keeping(self, live: LiveSequence) -> bool:
         """Whether the sequence has buffers of its own, most of which the cache counts."""
-        if live.rows.num_rows > 1 or len(live.loans) == 0:
+        if live.rows.num_rows > 1 or len(live.shared) == 0:
             return False
-        # Room to grow, and what was computed but is not in the cache: nobody else can have it while it is parked.
-        lent = live.lent_nbytes // self.footprint.full
+        # Room to grow, and what was computed but is not in the cache: nobody else can have it meanwhile.
+        shared = live.shared_nbytes // self.footprint.full
         full = [layer for layer in live.rows.layers(Full()) if layer.planes]
-        return all(layer.planes[0].shape[2] - lent <= lent // 16 + _SPARE for layer in full)
+        return all(layer.planes[0].shape[2] - shared <= shared // 16 + _SPARE for layer in full)
 
-    def park(self, live: Live) -> None:
-        """The sequence has ended, and keeps its buffers for what the cache has on loan, or for its next turn."""
+    def keep_idle(self, live: LiveSequence) -> None:
+        """The sequence has ended, and keeps its buffers for what the cache shares, and for its next turn."""
         live.rows.step_back()
-        live.decoder = None
+        live.sampler = None
 
-    def adopt(self, live: Live, restore: Restore, *, reserve: int) -> None:
-        """A parked sequence goes on, from where `restore` says. Nothing of it is lent behind that position."""
+    def reopen(self, live: LiveSequence, restore: Restore, *, reserve: int) -> None:
+        """An idle sequence goes on from where `restore` says. Nothing of it is shared behind that position."""
         live.rows.reserve(reserve)
         live.rows.rewind(restore)
 
-    def pause(self, live: Live) -> Decoder | None:
+    def pause(self, live: LiveSequence) -> TokenSampler | None:
         """What the sequence decodes with, for `go_on`; None if it does not decode yet. It is to be stopped then."""
-        decoder, live.decoder = live.decoder, None
-        return decoder
+        sampler, live.sampler = live.sampler, None
+        return sampler
 
-    def go_on(self, live: Live, decoder: Decoder, *, pending: int) -> None:
+    def resume_decode(self, live: LiveSequence, sampler: TokenSampler, *, pending: int) -> None:
         """The sequence stands where a paused one did, before the token `pending`, and decodes with what that had."""
-        live.decoder, live.pending = decoder, pending
+        live.sampler, live.pending = sampler, pending
 
-    def prefill(self, lives: Sequence[Live], chunks: Sequence[Tokens]) -> tuple[()]:
+    def prefill(self, lives: Sequence[LiveSequence], chunks: Sequence[Tokens]) -> tuple[()]:
         """Feed each sequence its chunk; the chunks have one length. Returns when it is computed: nobody has a token."""
         rows = self._gather(lives)
         order = {id(live): chunk for live, chunk in zip(lives, chunks, strict=True)}
         tokens = np.stack([order[id(owner)] for owner in rows.owners])
-        scorers = [owner.scorer if isinstance(owner, Live) else None for owner in rows.owners]
+        scorers = [owner.scorer if isinstance(owner, LiveSequence) else None for owner in rows.owners]
         if all(scorer is None for scorer in scorers):
             rows.forward(self.loaded.model, mx.array(tokens))
             mx.eval(rows.arrays())
@@ -287,56 +287,58 @@ class Runner:
             mx.eval(rows.arrays())
         return ()
 
-    def begin_decode(self, live: Live, job: Job) -> None:
+    def begin_decode(self, live: LiveSequence, job: Job) -> None:
         """The sequence stands before its last prompt token, which starts the decode. Raises BadRequest."""
-        live.decoder = Decoder(job, vocab_size=self.loaded.vocab_size)
+        live.sampler = TokenSampler(job, vocab_size=self.loaded.vocab_size)
         live.pending = int(job.prompt.tokens[-1])
 
-    def decode(self, lives: Sequence[Live]) -> list[Picked | Broken]:
+    def decode(self, lives: Sequence[LiveSequence]) -> list[TokenResult | TokenFailure]:
         """One pass over these sequences: each gets a token, or breaks alone.
 
         Where nobody has to look at a token before the one after it, the next pass is begun before this one's tokens
         are read, so that the device does not wait for us.
         """
         rows = self._gather(lives)
-        members = [owner for owner in rows.owners if isinstance(owner, Live)]
-        decoders = [live.ready for live in members]
+        members = [owner for owner in rows.owners if isinstance(owner, LiveSequence)]
+        samplers = [live.ready for live in members]
         choices = rows.take_ahead()
         if choices is None:
             logits = rows.forward(self.loaded.model, mx.array([[live.pending] for live in members]))
-            choices = choose(decoders, logits[:, -1, :])
+            choices = sample_batch(samplers, logits[:, -1, :])
             mx.async_eval(choices.arrays(), rows.arrays())
-        if self._may_run_ahead(rows) and not choices.broken and all(decoder.foresees for decoder in decoders):
+        if self._may_run_ahead(rows) and not choices.broken and all(sampler.foresees for sampler in samplers):
             rows.run_ahead(
                 self.loaded.model,
                 choices.tokens[:, None].astype(mx.int32),
-                lambda logits: choose(decoders, logits, num_pending=1),
+                lambda logits: sample_batch(samplers, logits, num_pending=1),
             )
             assert rows.ahead is not None
             mx.async_eval(rows.ahead.choices.arrays(), rows.arrays())
-        results: list[Picked | Broken] = []
-        for live, taken in zip(members, accept(decoders, choices), strict=True):
+        results: list[TokenResult | TokenFailure] = []
+        for live, taken in zip(members, accept(samplers, choices), strict=True):
             if isinstance(taken, Exception):
-                results.append(Broken(live, taken))
+                results.append(TokenFailure(live, taken))
                 continue
             sampled, reason = taken
             live.pending = sampled.token
-            results.append(Picked(live, sampled, reason))
-        if any(isinstance(result, Broken) or result.reason is not None or _is_forced(result) for result in results):
+            results.append(TokenResult(live, sampled, reason))
+        if any(
+            isinstance(result, TokenFailure) or result.reason is not None or _is_forced(result) for result in results
+        ):
             rows.step_back()
         return results
 
-    def _may_run_ahead(self, rows: Rows) -> bool:
+    def _may_run_ahead(self, rows: SequenceBatch) -> bool:
         context = self.loaded.context
         return self.loaded.blueprint.joins and (context is None or max(rows.lengths) < context)
 
-    def _gather(self, lives: Sequence[Live]) -> Rows:
-        """Rows of exactly these sequences: those that are together already stay, others join, strangers leave."""
+    def _gather(self, lives: Sequence[LiveSequence]) -> SequenceBatch:
+        """A batch of exactly these sequences: those that are together already stay, others join, strangers leave."""
         wanted = {id(live) for live in lives}
         together = {id(live.rows): live.rows for live in lives}
         if len(together) == 1 and len(lives) == lives[0].rows.num_rows:
             return lives[0].rows
-        parts: list[Rows] = []
+        parts: list[SequenceBatch] = []
         for rows in together.values():
             rows.step_back()
             strangers = [i for i, owner in enumerate(rows.owners) if id(owner) not in wanted]
@@ -351,22 +353,22 @@ class Runner:
         if others:
             base.join(others)
         for owner in base.owners:
-            assert isinstance(owner, Live)
+            assert isinstance(owner, LiveSequence)
             owner.rows = base
         return base
 
 
-def _is_forced(result: Picked) -> bool:
+def _is_forced(result: TokenResult) -> bool:
     """Whether the sequence's next token is given, and not that of a pass that was run ahead."""
     return result.live.ready.forced() is not None
 
 
 def _footprint(loaded: LoadedModel) -> Footprint:
     """Measured on a sequence of two tokens: shapes follow from the model's code, not from its configuration."""
-    rows = Rows(loaded.blueprint)
+    rows = SequenceBatch(loaded.blueprint)
     rows.forward(loaded.model, mx.array([[0, 0]]))
     mx.eval(rows.arrays())
-    source = RowSource(rows, 0)
+    source = SequenceSource(rows, 0)
     layout = loaded.blueprint.layout
     by_kind = {kind: source.segment_nbytes(kind, 1) for kind in layout.kinds}
     return Footprint(

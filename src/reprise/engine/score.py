@@ -7,7 +7,7 @@ import numpy as np
 
 from reprise.core.events import Sampled, Scored
 from reprise.core.job import Job
-from reprise.engine.decode import sampled_with
+from reprise.engine.token_sampler import sampled_with
 
 SCORED_AT_ONCE = 256
 """Positions whose logits are there at a time: with a large vocabulary they take a megabyte each."""

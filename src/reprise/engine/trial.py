@@ -11,7 +11,7 @@ from reprise.core.errors import LoadFailed
 from reprise.core.kinds import Full
 from reprise.core.settings import KV_GROUP_SIZES
 from reprise.engine.blueprint import Blueprint, FullSpec, blueprint_of
-from reprise.engine.rows import Rows
+from reprise.engine.sequence_batch import SequenceBatch
 
 log = logging.getLogger("reprise.engine")
 
@@ -34,7 +34,7 @@ def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int
         log.warning("%s has no layer of full attention, so there is no KV that --kv-bits could quantise", source)
         return
     _check_widths(model, source, group_size)
-    rows = Rows(blueprint)
+    rows = SequenceBatch(blueprint)
     try:
         for num in _TRIAL:
             mx.eval(rows.forward(model, mx.array([[0] * num])), rows.arrays())
@@ -46,7 +46,7 @@ def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int
 
 
 def _check_widths(model: nn.Module, source: str, group_size: int) -> None:
-    rows = Rows(blueprint_of(model))
+    rows = SequenceBatch(blueprint_of(model))
     mx.eval(rows.forward(model, mx.array([[0]])), rows.arrays())
     widths = {plane.shape[3] for layer in rows.layers(Full()) for plane in layer.planes}
     if all(width % group_size == 0 for width in widths):

@@ -23,7 +23,7 @@ from reprise.core.pin import PinList
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel, load_model
 from reprise.engine.memory import leave_thread
-from reprise.engine.runner import LENDS_FROM
+from reprise.engine.runner import SHARES_FROM
 from reprise.loop.admission import Gate
 from reprise.loop.disk import Disk
 from reprise.loop.worker import Worker
@@ -70,16 +70,16 @@ class EngineLoop:
         settings: Settings,
         *,
         load: Callable[[], LoadedModel] | None = None,
-        lends_from: int = LENDS_FROM,
+        shares_from: int = SHARES_FROM,
         disk_block: int | None = None,
     ) -> None:
         """`load` gives the model; it is called on the engine thread. By default the model that `settings` name.
 
-        `lends_from`: from how many positions on a sequence lends to the cache (`reprise.engine.loans`). `disk_block`:
-        tokens of a file on disk, None: as fits the model.
+        `shares_from`: from how many positions on a sequence and the cache share buffers. `disk_block`: tokens of a file
+        on disk, None: as fits the model.
         """
         self._settings = settings
-        self._lends_from = lends_from
+        self._lends_from = shares_from
         self._disk_block = disk_block
         self._load = (
             load
@@ -201,7 +201,7 @@ class EngineLoop:
                 loaded,
                 self._settings,
                 self._gate,
-                lends_from=self._lends_from,
+                shares_from=self._lends_from,
                 disk_block=self._disk_block,
                 # An empty command: the loop takes its next step.
                 wake=lambda: self.call(lambda worker: None),

@@ -23,7 +23,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 from reprise.disk.cache import DiskCache, Fetch
 from reprise.engine.records import RecordSource, RestoringSequence
-from reprise.engine.runner import Live, Runner
+from reprise.engine.runner import LiveSequence, Runner
 from reprise.loop.requests import Ended, RunningRequest, Waiting
 from reprise.loop.sequences import INITIAL_DECODE_SLOTS, SequencePool
 from reprise.memory import Account
@@ -250,12 +250,12 @@ class Loads:
         self._count(but=load)  # The commit counts what it takes over from here.
         waiting = [task for task in (*load.tasks, *load.next) if isinstance(task.phase, Waiting)]
         before = [self._resume_at(task) for task in waiting]
-        live: Live | None = None
+        live: LiveSequence | None = None
         try:
             source: Source
             if isinstance(load.target, RestoringSequence):
                 live = load.target.finish(position)
-                source = self._runner.source(live, lends=True)
+                source = self._runner.source(live, shares=True)
             else:
                 source = load.target
             committed = self._cache.commit(

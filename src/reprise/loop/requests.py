@@ -12,8 +12,8 @@ from reprise.core.pin import Pin
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
-from reprise.engine.decode import Decoder
-from reprise.engine.runner import Live
+from reprise.engine.runner import LiveSequence
+from reprise.engine.token_sampler import TokenSampler
 from reprise.plan.checkpoints import Plan
 
 
@@ -22,7 +22,7 @@ class Preempted:
     """A request that had to give its state up in the middle of its answer: what it computes again, and decodes with."""
 
     prompt: Prompt
-    sampler: Decoder
+    sampler: TokenSampler
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -39,7 +39,7 @@ class Waiting:
 class _Running:
     """What a request has from its admission on."""
 
-    live: Live
+    live: LiveSequence
     lease: Lease | None
     """None: the cache was reset meanwhile."""
     plan: Plan
@@ -149,7 +149,7 @@ class RunningRequest:
         self.phase = phase
 
     @property
-    def live(self) -> Live | None:
+    def live(self) -> LiveSequence | None:
         """Its sequence, while it runs."""
         return self.phase.live if isinstance(self.phase, _Running) else None
 

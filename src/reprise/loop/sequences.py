@@ -17,10 +17,10 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.cache.tree import SegmentRef
 from reprise.core.job import Job, Purpose
 from reprise.core.tokens import Tokens, own_tokens
-from reprise.engine.loans import Loan, own_all
-from reprise.engine.payloads import Segment
-from reprise.engine.rows import handed_over
-from reprise.engine.runner import Live, Runner
+from reprise.engine.payloads import PackedSegment
+from reprise.engine.runner import LiveSequence, Runner
+from reprise.engine.sequence_batch import moving
+from reprise.engine.shared_segment import SharedSegment, copy_out
 from reprise.loop.requests import RunningRequest
 from reprise.memory import Account, Memory
 
@@ -56,9 +56,9 @@ class SequencePool:
         self._cache = cache
         self.memory = memory
         self._chunk = chunk
-        self._idle: dict[Live, _Path] = {}
+        self._idle: dict[LiveSequence, _Path] = {}
         """Oldest first."""
-        self._duplicates: dict[Live, _Path] = {}
+        self._duplicates: dict[LiveSequence, _Path] = {}
         self.is_broken = False
         """Copying broke off in the middle: the tree has segments whose entries nobody holds any more."""
         # Weakly, or two that hold each other would keep the model and all that is stored after the loop has ended.
@@ -77,7 +77,7 @@ class SequencePool:
         return len(self._idle)
 
     @property
-    def idle(self) -> tuple[Live, ...]:
+    def idle(self) -> tuple[LiveSequence, ...]:
         """The idle sequences, oldest first."""
         return tuple(self._idle)
 
@@ -89,7 +89,7 @@ class SequencePool:
 
     def estimate_to_admit(self, num_prompt: int, resume_at: int) -> int:
         """The same, and what it copies from the cache that cannot be shared."""
-        is_shared = resume_at >= self._runner.lends_from
+        is_shared = resume_at >= self._runner.shares_from
         return self.estimate(num_prompt) + (0 if is_shared else self._runner.footprint.at(resume_at))
 
     def available(self, running: Iterable[RunningRequest]) -> int | None:
@@ -107,7 +107,7 @@ class SequencePool:
         taken = live + promised + self._cache.protected_nbytes()
         return memory.budget - taken + sum(map(self._owned_nbytes, self._duplicates.values()))
 
-    def fits_next_token(self, live: Live, *, budget: int | None) -> bool:
+    def fits_next_token(self, live: LiveSequence, *, budget: int | None) -> bool:
         """Whether a sequence can have its next token within a budget, with all that is held now."""
         return budget is None or self._runner.growth([live], 2) <= max(0, budget - self.memory.held)
 
@@ -115,7 +115,7 @@ class SequencePool:
 
     def measure(self) -> None:
         """Count the buffers anew, and give up what is too much."""
-        for live in [live for live in self._idle if not self._runner.can_park(live)]:
+        for live in [live for live in self._idle if not self._runner.is_worth_keeping(live)]:
             # The cache has dropped too much of what it shares for it to be worth its buffers.
             self._close(live)
         self._count()
@@ -124,11 +124,11 @@ class SequencePool:
             self.share_duplicates()
         self.memory.reserve(0)
 
-    def reserve_to_prefill(self, lives: Sequence[Live], num: int) -> bool:
+    def reserve_to_prefill(self, lives: Sequence[LiveSequence], num: int) -> bool:
         """Make room for `num` more tokens of each of these sequences, in one pass."""
         return self.memory.reserve(self._runner.growth(lives, num))
 
-    def reserve_to_decode(self, lives: Sequence[Live]) -> bool:
+    def reserve_to_decode(self, lives: Sequence[LiveSequence]) -> bool:
         """Make room for the next token of each."""
         return self.memory.reserve(self._runner.growth_to_decode(lives))
 
@@ -137,7 +137,7 @@ class SequencePool:
         had_any = len(self._duplicates) > 0
         for live, path in self._duplicates.items():
             refs = self._cache.owned_segments(path.tokens, namespace=path.namespace)
-            self._cache.replace(refs, [self._runner.lend(live, ref.kind, ref.segment.span) for ref in refs])
+            self._cache.replace(refs, [self._runner.share(live, ref.kind, ref.segment.span) for ref in refs])
         self._duplicates.clear()
         return had_any
 
@@ -154,14 +154,14 @@ class SequencePool:
 
     # Starting.
 
-    def start(self, match: Match, position: int, *, reserve: int) -> Live:
+    def start(self, match: Match, position: int, *, reserve: int) -> LiveSequence:
         """A sequence that stands at `position` of the matched path, which is leased, and grows to about `reserve`."""
         live = self._reopen(match, position, reserve=reserve)
         if live is not None:
             return live
         path = _Path(match.tokens[:position], match.namespace)
         needed = self._runner.footprint.live(reserve, chunk=self._chunk)
-        is_long = position >= self._runner.lends_from
+        is_long = position >= self._runner.shares_from
         if self.memory.fits(needed) or (not is_long and self.memory.reserve(needed)):
             live = self._runner.start(self._cache.read(match, position), reserve=reserve)
             if is_long:
@@ -171,23 +171,23 @@ class SequencePool:
         self.memory.reserve(needed - self._owned_nbytes(path))
         return self._start_with(path, match, reserve=reserve)
 
-    def _reopen(self, match: Match, position: int, *, reserve: int) -> Live | None:
+    def _reopen(self, match: Match, position: int, *, reserve: int) -> LiveSequence | None:
         """The idle sequence that holds the matched path up to `position`, now standing there; None if none does."""
         if not self._idle or position == 0:
             return None
         live = self._cache.sharing_sequence(match, position)
-        if not isinstance(live, Live) or live not in self._idle:
+        if not isinstance(live, LiveSequence) or live not in self._idle:
             return None
         path = self._idle[live]
         # What comes behind the position will be overwritten, and may be on somebody else's path.
         self._cache.split_shared(live, path.tokens, namespace=path.namespace, position=position)
         self._copy_shared(live, path, start=position)
-        self._runner.adopt(live, self._cache.read(match, position), reserve=reserve)
+        self._runner.reopen(live, self._cache.read(match, position), reserve=reserve)
         # Only now: if it cannot be taken back to the position, it is idle as before, and can still be closed.
         del self._idle[live]
         return live
 
-    def _start_with(self, path: _Path, match: Match, *, reserve: int) -> Live:
+    def _start_with(self, path: _Path, match: Match, *, reserve: int) -> LiveSequence:
         """Start a sequence with the tree's own entries instead of copies, where there is no room for both.
 
         A plane at a time is copied, and given up as it is there: so at most one is held twice.
@@ -197,9 +197,9 @@ class SequencePool:
             # Popped, so that nobody holds the stacked entries when their copies are there.
             self._unstack(stacked.pop())
         refs = self._cache.owned_segments(path.tokens, namespace=path.namespace)
-        restore = handed_over(self._cache.read(match, len(path.tokens)), [_segment(ref) for ref in refs])
+        restore = moving(self._cache.read(match, len(path.tokens)), [_segment(ref) for ref in refs])
         live = self._runner.begin()
-        self._cache.replace(refs, [self._runner.lend(live, ref.kind, ref.segment.span) for ref in refs])
+        self._cache.replace(refs, [self._runner.share(live, ref.kind, ref.segment.span) for ref in refs])
         # The tree refers to the sequence now, and `restore` alone still holds the entries.
         del refs
         try:
@@ -211,23 +211,23 @@ class SequencePool:
         return live
 
     def _unstack(self, ref: SegmentRef) -> None:
-        self._cache.replace([ref], [_segment(ref).unpacked()])
+        self._cache.replace([ref], [_segment(ref).unstacked()])
 
     # Ending.
 
-    def end(self, live: Live, tokens: Tokens, *, namespace: str) -> None:
+    def end(self, live: LiveSequence, tokens: Tokens, *, namespace: str) -> None:
         """A sequence that stands behind `tokens` has ended: it stays idle, or is stopped where that is not worth it."""
         self._duplicates.pop(live, None)
-        if not self._runner.can_park(live):
+        if not self._runner.is_worth_keeping(live):
             self._copy_shared(live, _Path(tokens, namespace))
             self._runner.stop(live)
             return
-        self._runner.park(live)
+        self._runner.keep_idle(live)
         self._idle[live] = _Path(own_tokens(tokens), namespace)
         while len(self._idle) > _MOST_IDLE:
             self._close(next(iter(self._idle)))
 
-    def discard(self, live: Live, tokens: Tokens, *, namespace: str) -> None:
+    def discard(self, live: LiveSequence, tokens: Tokens, *, namespace: str) -> None:
         """The state of a running sequence is not to be trusted: only what it shared before is kept, as copies."""
         # Before anybody has it share what the tree holds of its path: nobody could read that.
         self._duplicates.pop(live, None)
@@ -236,7 +236,7 @@ class SequencePool:
         finally:
             self._runner.drop(live)
 
-    def drop(self, live: Live) -> None:
+    def drop(self, live: LiveSequence) -> None:
         """Forget a sequence that could not be ended."""
         self._duplicates.pop(live, None)
         self._runner.drop(live)
@@ -252,15 +252,15 @@ class SequencePool:
 
     def _close_if_idle(self, sequence: object) -> None:
         # What a running sequence shares behind its lease may be dropped: copies of that are of no use to anybody.
-        if isinstance(sequence, Live) and sequence in self._idle:
+        if isinstance(sequence, LiveSequence) and sequence in self._idle:
             self._close(sequence)
 
-    def _close(self, live: Live) -> None:
+    def _close(self, live: LiveSequence) -> None:
         """Replace what an idle sequence shares by copies, and stop it."""
         path = self._idle.pop(live)
         refs = self._cache.shared_segments(live, path.tokens, namespace=path.namespace)
         try:
-            self._cache.replace(refs, own_all(_loans(refs)))
+            self._cache.replace(refs, copy_out(_shared_of(refs)))
         except Exception:
             self.is_broken = True
             raise
@@ -268,11 +268,11 @@ class SequencePool:
             self._runner.stop(live)
         self._count()
 
-    def _copy_shared(self, live: Live, path: _Path, *, start: int = 0) -> None:
+    def _copy_shared(self, live: LiveSequence, path: _Path, *, start: int = 0) -> None:
         """Replace what a sequence shares of ``[start, …)`` by copies."""
-        if len(live.loans) > 0:
+        if len(live.shared) > 0:
             refs = self._cache.shared_segments(live, path.tokens, namespace=path.namespace, start=start)
-            self._cache.replace(refs, [loan.owned() for loan in _loans(refs)])
+            self._cache.replace(refs, [segment.owned() for segment in _shared_of(refs)])
 
     def _owned_nbytes(self, path: _Path) -> int:
         # The references are not to be kept: who holds one holds its entries, too.
@@ -280,17 +280,17 @@ class SequencePool:
         return sum(ref.segment.nbytes for ref in refs)
 
 
-def _loans(refs: Sequence[SegmentRef]) -> list[Loan]:
-    loans = [ref.segment.payload for ref in refs]
-    return [loan for loan in loans if isinstance(loan, Loan)]
+def _shared_of(refs: Sequence[SegmentRef]) -> list[SharedSegment]:
+    payloads = [ref.segment.payload for ref in refs]
+    return [payload for payload in payloads if isinstance(payload, SharedSegment)]
 
 
-def _segment(ref: SegmentRef) -> Segment:
+def _segment(ref: SegmentRef) -> PackedSegment:
     payload = ref.segment.payload
-    assert isinstance(payload, Segment), ref
+    assert isinstance(payload, PackedSegment), ref
     return payload
 
 
-def _share(live: Live) -> int:
+def _share(live: LiveSequence) -> int:
     """What one sequence takes of the buffers it shares with others."""
     return live.rows.nbytes // live.rows.num_rows

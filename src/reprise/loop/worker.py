@@ -23,7 +23,7 @@ from reprise.core.settings import Settings
 from reprise.engine import memory as device_memory
 from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
 from reprise.engine.load import LoadedModel
-from reprise.engine.runner import LENDS_FROM, Broken, Live, Picked, Runner
+from reprise.engine.runner import SHARES_FROM, LiveSequence, Runner, TokenFailure, TokenResult
 from reprise.engine.score import PromptScorer
 from reprise.loop.admission import Gate
 from reprise.loop.disk import Disk, open_disk
@@ -61,7 +61,7 @@ _PINNED_SHARE = 2
 _CHAT_TOKENS = 1024
 """Beside a prompt longer than this, a short one that shares nothing is an auxiliary request."""
 
-Result = Slice | Picked | Broken
+Result = Slice | TokenResult | TokenFailure
 """What a pass did for one request."""
 
 
@@ -74,7 +74,7 @@ class Worker:
         settings: Settings,
         gate: Gate,
         *,
-        lends_from: int = LENDS_FROM,
+        shares_from: int = SHARES_FROM,
         disk_block: int | None = None,
         wake: Callable[[], None] = lambda: None,
         clock: Clock = monotonic,
@@ -88,7 +88,7 @@ class Worker:
         self._clock = clock
         self._gate = gate
         self._uses_cache = settings.has_prefix_cache
-        self.runner = Runner(loaded, can_batch=alone is None, lends_from=lends_from)
+        self.runner = Runner(loaded, can_batch=alone is None, shares_from=shares_from)
         self.memory = Memory(_budget(settings, loaded))
         self.cache = PrefixCache(layout, memory=self.memory, clock=clock)
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
@@ -181,9 +181,9 @@ class Worker:
         match result:
             case Slice():
                 self._after_slice(request, result)
-            case Picked():
+            case TokenResult():
                 self._after_token(request, result)
-            case Broken(error=error):
+            case TokenFailure(error=error):
                 raise error
 
     def _tidy(self) -> None:
@@ -376,7 +376,7 @@ class Worker:
             self.runner.begin_decode(phase.live, request.job)
         else:
             pending = int(phase.preempted.prompt.tokens[-1])
-            self.runner.go_on(phase.live, phase.preempted.sampler, pending=pending)
+            self.runner.resume_decode(phase.live, phase.preempted.sampler, pending=pending)
         request.enter(Decoding(live=phase.live, lease=phase.lease, plan=phase.plan))
 
     def _decode(self, group: Group) -> Iterator[tuple[RunningRequest, Result]]:
@@ -396,7 +396,7 @@ class Worker:
             request.phase.group = group.key
             yield request, result
 
-    def _after_token(self, request: RunningRequest, result: Picked) -> None:
+    def _after_token(self, request: RunningRequest, result: TokenResult) -> None:
         """Tell the token, and finish if it was the last."""
         now_s = self._clock()
         if request.first_token_s is None:
@@ -494,7 +494,7 @@ class Worker:
     # Too little memory.
 
     def _preempt_until_fit(
-        self, requests: Sequence[RunningRequest], reserve: Callable[[list[Live]], bool]
+        self, requests: Sequence[RunningRequest], reserve: Callable[[list[LiveSequence]], bool]
     ) -> list[RunningRequest]:
         """Those of `requests` that can take their next step: the youngest of all that run wait where there is no room.
 
@@ -587,8 +587,10 @@ class Worker:
             self._fail(request, error)
 
     def _run_pass(
-        self, requests: Sequence[RunningRequest], run: Callable[[list[Live]], Sequence[Picked | Broken]]
-    ) -> Sequence[Picked | Broken] | None:
+        self,
+        requests: Sequence[RunningRequest],
+        run: Callable[[list[LiveSequence]], Sequence[TokenResult | TokenFailure]],
+    ) -> Sequence[TokenResult | TokenFailure] | None:
         """One pass over several sequences. If it raises, the state of all of them is lost, and all fail: then None."""
         lives = [request.live for request in requests if request.live is not None]
         assert len(lives) == len(requests)

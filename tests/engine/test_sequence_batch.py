@@ -6,14 +6,14 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from reprise.engine.blueprint import Blueprint, FullSpec
-from reprise.engine.rows import Rows
+from reprise.engine.sequence_batch import SequenceBatch
 
 NUM_LAYERS = 8
 
 
-def rows_of(length: int, num: int = 1) -> Rows:
+def rows_of(length: int, num: int = 1) -> SequenceBatch:
     """`num` sequences of this length, in eight layers of full attention."""
-    rows = Rows(Blueprint(specs=(FullSpec(),) * NUM_LAYERS))
+    rows = SequenceBatch(Blueprint(specs=(FullSpec(),) * NUM_LAYERS))
     for layer in rows.kv_layers():
         entries = mx.random.normal((1, 4, length, 64))
         layer.update_and_fetch(entries, entries)
@@ -24,7 +24,7 @@ def rows_of(length: int, num: int = 1) -> Rows:
     return rows
 
 
-def most_beside(rows: Rows, work: Callable[[], object]) -> int:
+def most_beside(rows: SequenceBatch, work: Callable[[], object]) -> int:
     """The most bytes that were in use at once while these rows changed, less what is in use in the end."""
     # What earlier tests left behind in circles of references would go meanwhile.
     gc.collect()

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.core.events import FinishReason, Sampled
-from reprise.engine.decode import Decoder, sample
+from reprise.engine.token_sampler import TokenSampler, sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class Choices:
         return [self.tokens, *self.logprobs.values()]
 
 
-def choose(decoders: Sequence[Decoder], logits: mx.array, *, num_pending: int = 0) -> Choices:
+def sample_batch(samplers: Sequence[TokenSampler], logits: mx.array, *, num_pending: int = 0) -> Choices:
     """The next token of each row of `logits`, shape ``(rows, vocabulary)``.
 
     `num_pending`: how many tokens before this one have been chosen, but not accepted yet.
@@ -39,26 +39,26 @@ def choose(decoders: Sequence[Decoder], logits: mx.array, *, num_pending: int = 
     logprobs: dict[int, mx.array] = {}
     broken: dict[int, Exception] = {}
     sampled: dict[object, list[int]] = {}
-    shaped = {row: logits[row] for row, decoder in enumerate(decoders) if not decoder.is_plain}
+    shaped = {row: logits[row] for row, sampler in enumerate(samplers) if not sampler.is_plain}
     for row, mine in list(shaped.items()):
-        decoder = decoders[row]
+        sampler = samplers[row]
         try:
-            shaped[row] = decoder.shape(mine, num_pending)
-            forced = decoder.forced()
+            shaped[row] = sampler.shape(mine, num_pending)
+            forced = sampler.forced()
         except Exception as error:
             broken[row] = error
             continue
-        if decoder.wants_logprobs:
+        if sampler.wants_logprobs:
             logprobs[row] = _logprobs(shaped[row])
         if forced is not None:
             own[row] = mx.array(forced, dtype=mx.uint32)
-        elif decoder.is_greedy:
+        elif sampler.is_greedy:
             own[row] = mx.argmax(shaped[row], axis=-1)
         else:
-            sampled.setdefault(decoder.sampler, []).append(row)
+            sampled.setdefault(sampler.sampler, []).append(row)
     for rows in sampled.values():
         try:
-            tokens = _sample([decoders[row] for row in rows], [shaped[row] for row in rows], num_pending)
+            tokens = _sample([samplers[row] for row in rows], [shaped[row] for row in rows], num_pending)
         except Exception as error:
             broken |= dict.fromkeys(rows, error)
             continue
@@ -66,10 +66,10 @@ def choose(decoders: Sequence[Decoder], logits: mx.array, *, num_pending: int = 
     return Choices(_joined(logits, own), logprobs, broken)
 
 
-def _sample(decoders: Sequence[Decoder], logits: Sequence[mx.array], num_pending: int) -> mx.array:
+def _sample(samplers: Sequence[TokenSampler], logits: Sequence[mx.array], num_pending: int) -> mx.array:
     """Rows with the same parameters: one operation each for filters and temperature; the noise is each row's own."""
-    keys = [decoder.key(num_pending) for decoder in decoders]
-    return sample(_logprobs(mx.stack(logits)), decoders[0].job.sampling, keys)
+    keys = [sampler.key(num_pending) for sampler in samplers]
+    return sample(_logprobs(mx.stack(logits)), samplers[0].job.sampling, keys)
 
 
 def _logprobs(logits: mx.array) -> mx.array:
@@ -94,17 +94,17 @@ def _joined(logits: mx.array, own: Mapping[int, mx.array]) -> mx.array:
     return mx.stack(tokens)
 
 
-def accept(decoders: Sequence[Decoder], choices: Choices) -> list[tuple[Sampled, FinishReason | None] | Exception]:
+def accept(samplers: Sequence[TokenSampler], choices: Choices) -> list[tuple[Sampled, FinishReason | None] | Exception]:
     """Read the tokens (waits until they are computed) and give each to its sequence; one that raises breaks alone."""
     tokens: list[int] = np.array(choices.tokens).tolist()
     accepted: list[tuple[Sampled, FinishReason | None] | Exception] = []
-    for row, (decoder, token) in enumerate(zip(decoders, tokens, strict=True)):
+    for row, (sampler, token) in enumerate(zip(samplers, tokens, strict=True)):
         if row in choices.broken:
             accepted.append(choices.broken[row])
             continue
         try:
             wanted = choices.logprobs.get(row)
-            accepted.append(decoder.accept(token, np.array(wanted) if wanted is not None else None))
+            accepted.append(sampler.accept(token, np.array(wanted) if wanted is not None else None))
         except Exception as error:
             accepted.append(error)
     return accepted

@@ -14,11 +14,11 @@ from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
 from reprise.engine.blueprint import Blueprint, leaf_states, with_leaves
-from reprise.engine.choose import Choices
 from reprise.engine.columns import Columns
 from reprise.engine.layers import FullLayer, KvLayer
 from reprise.engine.opaque import look_into
-from reprise.engine.payloads import Passing, Segment, Snapshot, arrays_of, count_bytes, pack, save
+from reprise.engine.payloads import MovedSegment, PackedSegment, Snapshot, arrays_of, count_bytes, pack, save
+from reprise.engine.sample_batch import Choices
 from reprise.engine.state import StateLayer
 
 COPIED_AT_ONCE = 32 << 20
@@ -26,14 +26,14 @@ COPIED_AT_ONCE = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ahead:
+class PendingStep:
     """A pass that was run before its tokens were read: what it chose, and the recurrent states before it, by layer."""
 
     choices: Choices
     before: Mapping[int, list[mx.array | None]]
 
 
-class Rows:
+class SequenceBatch:
     """Layer states of one or more sequences. Row i stands at position `lengths[i]`."""
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -43,7 +43,7 @@ class Rows:
         self.lengths = [0]
         self.owners: list[object] = [None]
         """Whose each row is: joins and leaves keep it in step with the rows."""
-        self.ahead: Ahead | None = None
+        self.ahead: PendingStep | None = None
         """The pass that has been run ahead: the layers stand one position behind `lengths`."""
 
     @property
@@ -100,7 +100,7 @@ class Rows:
 
     # Running ahead.
 
-    def run_ahead(self, model: nn.Module, tokens: mx.array, choose: Callable[[mx.array], Choices]) -> None:
+    def run_ahead(self, model: nn.Module, tokens: mx.array, sample_batch: Callable[[mx.array], Choices]) -> None:
         """Run the pass after this one already, on `tokens` of shape ``(rows, 1)`` that are not computed yet.
 
         `lengths` stay: for everybody else the pass has not been run. `take_ahead` makes it count, `step_back` undoes
@@ -112,7 +112,7 @@ class Rows:
         lengths = self.lengths
         logits = self.forward(model, tokens)
         self.lengths = lengths
-        self.ahead = Ahead(choose(logits[:, -1, :]), before)
+        self.ahead = PendingStep(sample_batch(logits[:, -1, :]), before)
 
     def take_ahead(self) -> Choices | None:
         """The choices of the pass that was run ahead, which counts from now on; None if there is none."""
@@ -138,11 +138,11 @@ class Rows:
     @classmethod
     def restored(
         cls, blueprint: Blueprint, restore: Restore, *, reserve: int = 0, at_once: int = COPIED_AT_ONCE
-    ) -> Rows:
+    ) -> SequenceBatch:
         """One sequence that stands where `restore` says, in buffers of its own.
 
         `at_once`: layers are copied together up to so many bytes. 0: one after the other, so that entries that are
-        handed over are gone before the next ones are copied.
+        moved are gone before the next ones are copied.
         """
         rows = cls(blueprint)
         rows.reserve(reserve)
@@ -177,7 +177,7 @@ class Rows:
         saved = _Saved(restore)
         columns = Columns(restore)
         leaves: list[Any] = []
-        for state, fresh in zip(self._states(), Rows(self.blueprint)._states(), strict=True):
+        for state, fresh in zip(self._states(), SequenceBatch(self.blueprint)._states(), strict=True):
             if isinstance(state, FullLayer):
                 state.rewind(position)
                 leaves.append(state)
@@ -193,7 +193,7 @@ class Rows:
 
     # Joining and leaving.
 
-    def join(self, others: Sequence[Rows]) -> None:
+    def join(self, others: Sequence[SequenceBatch]) -> None:
         """Add the sequences of `others`, which are used up by it."""
         assert all(rows.ahead is None for rows in (self, *others))
         columns = zip(*(rows._states() for rows in (self, *others)), strict=True)
@@ -213,10 +213,10 @@ class Rows:
         self.lengths = [self.lengths[row] for row in rows]
         self.owners = [self.owners[row] for row in rows]
 
-    def copy_rows(self, rows: Sequence[int]) -> Rows:
+    def copy_rows(self, rows: Sequence[int]) -> SequenceBatch:
         """These sequences, in buffers of their own. Those here stay as they are."""
         assert self.ahead is None
-        twin = Rows(self.blueprint)
+        twin = SequenceBatch(self.blueprint)
         for mine, fresh in zip(self._states(), twin._states(), strict=True):
             vars(fresh).update({k: list(v) if isinstance(v, list) else v for k, v in vars(mine).items()})
         twin.lengths, twin.owners = list(self.lengths), list(self.owners)
@@ -251,9 +251,9 @@ def _load(layer: KvLayer, columns: Columns, position: int) -> None:
     layer.load(columns.take(layer.kind, layer.num_planes), spans, position)
 
 
-def handed_over(restore: Restore, segments: Sequence[Segment]) -> Restore:
-    """The same, with these segments, which are unpacked and nobody else holds, given up as they are read."""
-    passing = {id(segment): Passing(segment) for segment in segments}
+def moving(restore: Restore, segments: Sequence[PackedSegment]) -> Restore:
+    """The same, with these segments, which are unstacked and nobody else holds, given up as they are read."""
+    passing = {id(segment): MovedSegment(segment) for segment in segments}
 
     def hand_over(part: SegmentSlice) -> SegmentSlice:
         taken = passing.get(id(part.payload))
@@ -263,10 +263,10 @@ def handed_over(restore: Restore, segments: Sequence[Segment]) -> Restore:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSource:
+class SequenceSource:
     """One live sequence as a source for commits (`reprise.cache.payload.Source`)."""
 
-    rows: Rows
+    rows: SequenceBatch
     row: int
 
     def _layers(self, kind: KvKind) -> list[KvLayer]:
@@ -282,7 +282,7 @@ class RowSource:
     def snapshot_nbytes(self) -> int:
         return self.rows.state_nbytes // self.rows.num_rows
 
-    def segment(self, kind: KvKind, span: Span) -> Segment:
+    def segment(self, kind: KvKind, span: Span) -> PackedSegment:
         layers = self._layers(kind)
         planes = [plane for layer in layers for plane in layer.read(self.row, span)]
         # Where sequences were coming together and that broke off, some are with others already.

@@ -16,7 +16,7 @@ from tests.loop.test_reuse import words
 
 @pytest.fixture(params=["llama", "gemma3_text", "qwen3_5"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, lends_from=100, prefill_chunk=512)
+    engine = Engine(request.param, shares_from=100, prefill_chunk=512)
     yield engine
     engine.close()
 
@@ -26,13 +26,13 @@ def adoptions(engine: Engine) -> list[int]:
     seen: list[int] = []
 
     def watch(worker) -> None:
-        adopt = worker.runner.adopt
+        adopt = worker.runner.reopen
 
         def noted(live, restore, *, reserve: int) -> None:
             seen.append(restore.position)
             adopt(live, restore, reserve=reserve)
 
-        worker.runner.adopt = noted
+        worker.runner.reopen = noted
 
     engine.ask(watch)
     return seen
@@ -192,7 +192,7 @@ def _marks(prompt: list[int], every: int = 100) -> list[Boundary]:
 
 
 def test_a_failed_pass_leaves_no_loans_of_its_own_checkpoints() -> None:
-    engine = Engine("qwen3_5", lends_from=64, prefill_chunk=64)
+    engine = Engine("qwen3_5", shares_from=64, prefill_chunk=64)
     try:
         prompt = words(490, 600)
         _breaks_at(engine, 8)
@@ -209,7 +209,7 @@ def test_a_failed_pass_leaves_no_loans_of_its_own_checkpoints() -> None:
 
 @pytest.mark.parametrize("cache_bytes", [700_000, 1_000_000])
 def test_what_a_running_sequence_lends_can_be_evicted(cache_bytes: int) -> None:
-    engine = Engine("qwen3_5", lends_from=64, prefill_chunk=64, cache_bytes=cache_bytes)
+    engine = Engine("qwen3_5", shares_from=64, prefill_chunk=64, cache_bytes=cache_bytes)
     try:
         for turn in range(3):
             prompt = words(500 + turn, 900)
@@ -223,7 +223,7 @@ def test_what_a_running_sequence_lends_can_be_evicted(cache_bytes: int) -> None:
 
 
 def test_clearing_while_a_sequence_runs_changes_no_answer() -> None:
-    engine = Engine("qwen3_5", lends_from=64, prefill_chunk=64)
+    engine = Engine("qwen3_5", shares_from=64, prefill_chunk=64)
     try:
         prompt = words(510, 600)
         cold = engine.cold(prompt)
@@ -247,7 +247,7 @@ def test_lending_takes_no_room(architecture: str) -> None:
     engine.close()
     # Nearly all of the budget: there is no room for the sequence and a copy.
     budget = int(footprint.at(2100) / 0.8) + 2 * footprint.snapshot
-    engine = Engine(architecture, lends_from=64, prefill_chunk=256, cache_bytes=budget)
+    engine = Engine(architecture, shares_from=64, prefill_chunk=256, cache_bytes=budget)
     try:
         prompt = words(520, 2000)
         answer = engine.run(prompt)
@@ -263,13 +263,13 @@ def test_a_parked_sequence_that_cannot_be_adopted_stays_parked(engine: Engine) -
     longer = [*prompt, *answer.tokens, *words(531, 10)]
 
     def break_once(worker) -> None:
-        adopt = worker.runner.adopt
+        adopt = worker.runner.reopen
 
         def broken(live, restore, *, reserve: int) -> None:
-            worker.runner.adopt = adopt
+            worker.runner.reopen = adopt
             raise RuntimeError("the buffers cannot be used")
 
-        worker.runner.adopt = broken
+        worker.runner.reopen = broken
 
     engine.ask(break_once)
     assert engine.run(longer).end.error is not None
@@ -292,7 +292,7 @@ def test_a_recall_that_breaks_off_empties_the_cache_and_no_more(
         monkeypatch.undo()
         raise MemoryError("no room for the copies")
 
-    monkeypatch.setattr(sequences, "own_all", raising)
+    monkeypatch.setattr(sequences, "copy_out", raising)
     engine.loop.clear()
     assert engine.run(longer).tokens == engine.cold(longer)
     assert engine.loop.status().held.kv > 0

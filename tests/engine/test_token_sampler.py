@@ -13,7 +13,7 @@ import pytest
 from reprise.core.errors import BadRequest
 from reprise.core.events import FinishReason
 from reprise.core.job import Sampling, Thinking
-from reprise.engine.rows import Rows
+from reprise.engine.sequence_batch import SequenceBatch
 from tests.engine.sequences import GREEDY, Bench, a_job, loaded
 from tests.loop.test_reuse import words
 
@@ -29,7 +29,7 @@ def bench() -> Bench:
 def logprobs_after(tokens: list[int]) -> npt.NDArray[np.float64]:
     """Of the next token, computed without any of the code under test."""
     model = loaded("llama")
-    logits = Rows(model.blueprint).forward(model.model, mx.array([tokens]))[0, -1]
+    logits = SequenceBatch(model.blueprint).forward(model.model, mx.array([tokens]))[0, -1]
     logits64 = np.array(logits.astype(mx.float32)).astype(np.float64)
     return logits64 - np.logaddexp.reduce(logits64)
 
@@ -107,7 +107,7 @@ def test_penalties_see_the_history_that_was_reused(bench: Bench) -> None:
     # Below 1 it is a reward: what the prompt says is said again, so every token of the prompt counts.
     def rewarded(_: npt.NDArray[np.float64], tokens: list[int]) -> npt.NDArray[np.float64]:
         model = loaded("llama")
-        logits = np.array(Rows(model.blueprint).forward(model.model, mx.array([tokens]))[0, -1])
+        logits = np.array(SequenceBatch(model.blueprint).forward(model.model, mx.array([tokens]))[0, -1])
         seen = sorted(set(tokens))
         logits[seen] = np.where(logits[seen] < 0, logits[seen] * 0.4, logits[seen] / 0.4)
         return logits

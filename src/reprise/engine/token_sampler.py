@@ -36,7 +36,7 @@ _LEAST_LOGPROB = -9999.0
 """What OpenAI's API gives for a token that is as good as impossible."""
 
 
-class Decoder:
+class TokenSampler:
     """The choice of tokens of one job."""
 
     def __init__(self, job: Job, *, vocab_size: int) -> None:

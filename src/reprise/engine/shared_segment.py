@@ -1,0 +1,90 @@
+"""Segments of the prefix cache that stand in the buffers of a sequence.
+
+A long conversation's KV would be held twice, once by the cache and once by the sequence that runs on it, and copied
+twice a turn. So a long sequence shares: a commit takes a `SharedSegment` instead of a copy, and when its request ends
+the sequence stays idle, with its buffers. The next turn goes on in them and copies nothing. Whoever else needs the
+entries copies them out; before something of them is evicted, an idle sequence is closed and the cache gets copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from reprise.cache.payload import SegmentPayload, SharedPayload
+from reprise.core.kinds import KvKind
+from reprise.core.spans import Span
+from reprise.engine.payloads import PackedSegment
+
+if TYPE_CHECKING:
+    from reprise.engine.runner import LiveSequence
+
+
+class SharedSegment(SharedPayload):
+    """The entries of `span` (absolute positions) of one layer kind, in the buffers of a live sequence."""
+
+    def __init__(self, live: LiveSequence, kind: KvKind, span: Span, nbytes_each: int) -> None:
+        self._live = live
+        self.kind = kind
+        self.span = span
+        self._nbytes_each = nbytes_each
+        live.shared.add(self)
+
+    @property
+    def sequence(self) -> LiveSequence:
+        return self._live
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes_each * len(self.span)
+
+    @property
+    def length(self) -> int:
+        return len(self.span)
+
+    def cut(self, start: int, stop: int) -> SharedSegment:
+        at = self.span.start
+        return SharedSegment(self._live, self.kind, Span(at + start, at + stop), self._nbytes_each)
+
+    def join(self, others: Sequence[SegmentPayload]) -> SegmentPayload:
+        # Only what stands in the same buffers is joined: with others it would have to be copied.
+        shared = [other for other in others if isinstance(other, SharedSegment) and other.sequence is self._live]
+        assert len(shared) == len(others), self
+        return SharedSegment(
+            self._live, self.kind, Span(self.span.start, [self, *shared][-1].span.stop), self._nbytes_each
+        )
+
+    @property
+    def dtypes(self) -> list[mx.Dtype]:
+        return self._live.dtypes(self.kind)
+
+    def words(self, start: int, stop: int) -> list[mx.array]:
+        """As `PackedSegment.words`: views into the live buffers."""
+        at = self.span.start
+        return self._live.words(self.kind, Span(at + start, at + stop))
+
+    def owned(self) -> PackedSegment:
+        """A copy that owns its bytes."""
+        return self._live.copy(self.kind, self.span)
+
+
+def copy_out(segments: Sequence[SharedSegment]) -> list[PackedSegment]:
+    """Copies of all that an idle sequence shares, in the order of `segments`; its buffers are used up.
+
+    Plane by plane, each buffer given up before the next is copied: so the entries are never held twice.
+    """
+    if not segments:
+        return []
+    live = segments[0].sequence
+    copies: list[list[mx.array]] = [[] for _ in segments]
+    for kind in {segment.kind for segment in segments}:
+        for index in range(live.num_planes(kind)):
+            for place, segment in enumerate(segments):
+                if segment.kind == kind:
+                    copies[place].append(mx.array(live.plane(kind, index, segment.span)))
+            mx.eval([planes[-1] for planes in copies if planes])
+            live.drop_plane(kind, index)
+    places = [tuple((index, 0) for index in range(len(planes))) for planes in copies]
+    return [PackedSegment(tuple(planes), place) for planes, place in zip(copies, places, strict=True)]
