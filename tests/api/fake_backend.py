@@ -84,7 +84,7 @@ class FakeBackend:
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return ()
 
-    def clear(self, namespace: str | None = None) -> Future[None]:
+    def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
         self.is_cleared = True
         for name in [name for name in self.stored if namespace in (None, name)]:
             del self.stored[name]

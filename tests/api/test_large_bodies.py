@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
-from reprise.api import body_route, json_shape
+from reprise.api import body_route
 from reprise.api.app import create_app
 from reprise.api.body_limits import BodyLimits, max_body_nbytes
 from reprise.api.body_route import BodyRoute, parse_body
@@ -21,6 +21,7 @@ from reprise.api.errors import Shapes
 from reprise.api.limits import Limits
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.completions_body import CompletionsBody
+from reprise.core import json_shape
 from reprise.core.errors import BadRequest
 from reprise.core.settings import Settings
 from tests.api.fake_backend import FakeBackend
@@ -96,6 +97,27 @@ def test_counts_are_checked_before_anything_is_parsed(
     monkeypatch.setattr(body_route, "from_json", unexpected)
     with pytest.raises(BadRequest, match=sentence):
         parsed(json.dumps(body).encode(), ChatBody, **limits)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("num_quotes", [0, 1])
+@pytest.mark.parametrize("num_calls", [1, 20])
+async def test_values_in_the_texts_of_tool_arguments_are_counted(num_quotes: int, num_calls: int):
+    def body(num: int) -> dict[str, Any]:
+        """Calls whose arguments have `num` lists together."""
+        text = json.dumps({"of": [[] for _ in range(num // num_calls)]})
+        for _ in range(num_quotes):
+            text = json.dumps(text)
+        call = {"type": "function", "function": {"name": "look", "arguments": text}}
+        calls = [{**call, "id": f"call{number}"} for number in range(num_calls)]
+        told = [{"role": "tool", "tool_call_id": each["id"], "content": "x"} for each in calls]
+        return {"messages": [*HI, {"role": "assistant", "tool_calls": calls}, *told], "max_tokens": 1}
+
+    async with api() as a:
+        assert (await a.client.post(CHAT, json=body(100))).status_code == 200
+        refused = await a.client.post(CHAT, json=body(200_000))
+    assert refused.status_code == 400
+    assert "arguments of the tool calls" in refused.json()["error"]["message"]
 
 
 @pytest.mark.anyio

@@ -345,6 +345,25 @@ def test_keys_that_share_the_cache_do_not_share_pins() -> None:
         assert server.engine.loop.status().held.pins == 0
 
 
+def test_a_key_that_clears_a_shared_cache_leaves_what_others_have_pinned() -> None:
+    with (
+        house("llama", settles=False, api_keys=("one", "two")) as server,
+        httpx.Client(base_url=server.url, headers={"x-api-key": "one"}, timeout=60) as one,
+        httpx.Client(base_url=server.url, headers={"x-api-key": "two"}, timeout=60) as two,
+    ):
+        pin = one.post(PIN, json=HEAD).json()
+        other = {**HEAD, "messages": [{"role": "system", "content": "Nothing of the kind. " * 20}]}
+        assert two.post(PIN, json=other).status_code == 200
+        assert two.delete("/v1/cache").status_code == 200
+        assert two.get(PIN).json()["data"] == []
+        assert [each["id"] for each in one.get(PIN).json()["data"]] == [pin["id"]]
+        assert cached(one, asking("Why?")) == pin["tokens"]
+        assert one.delete("/v1/cache").status_code == 200
+        assert server.engine.loop.status().held.pins == 0
+        assert cached(one, asking("Why?")) == 0
+        server.engine.check()
+
+
 def test_pinning_unpinning_and_clearing_during_load(client: httpx.Client, server: House, budget: int) -> None:
     """Clients of few chats beside an administrator who pins, unpins and clears: nobody fails, and the books balance."""
 

@@ -37,7 +37,7 @@ class Queue:
     def status(self) -> Status:
         return Status(is_idle=not self.jobs)
 
-    def clear(self, namespace: str | None = None) -> Future[None]:
+    def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
         raise NotImplementedError
 
     def pins(self, namespace: str, *, owner: str = "") -> Future[PinList]:

@@ -27,8 +27,8 @@ class Passing:
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return self.loop.stored_runs(namespace)
 
-    def clear(self, namespace: str | None = None) -> Future[None]:
-        return self.loop.clear(namespace)
+    def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
+        return self.loop.clear(namespace, owner=owner)
 
     def pins(self, namespace: str, *, owner: str = "") -> Future[PinList]:
         return self.loop.pins(namespace, owner=owner)

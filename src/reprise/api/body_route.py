@@ -15,10 +15,10 @@ from reprise.api.body import check_numbers
 from reprise.api.body_limits import RELEASE_BODY
 from reprise.api.context import Context
 from reprise.api.errors import InvalidJson
-from reprise.api.json_shape import json_shape
 from reprise.api.limits import Limits
 from reprise.api.off_loop import Stage
 from reprise.core.errors import BadRequest
+from reprise.core.json_shape import json_shape
 
 _MAX_ON_LOOP_NBYTES = 32_768
 """What is parsed on the event loop takes a few milliseconds there."""

@@ -101,9 +101,11 @@ async def cancel_request(request_id: str, context: InContext, namespace: Namespa
 
 @router.delete("/v1/cache")
 async def clear_cache(context: InContext, namespace: Namespace) -> dict[str, Any]:
-    """Drop everything from the prefix cache that no running request uses, pins included.
+    """Drop everything from the prefix cache that no running request uses, the caller's pins included.
 
-    Where API keys have namespaces, only what the caller's key stored.
+    Where API keys have namespaces, only what the caller's key stored; where they share one, what other keys have pinned
+    stays.
     """
-    await asyncio.wrap_future(context.service.backend.clear(context.service.cache_namespace(namespace)))
+    service = context.service
+    await asyncio.wrap_future(service.backend.clear(service.cache_namespace(namespace), owner=namespace))
     return {"object": "cache", "cleared": True}

@@ -386,11 +386,17 @@ class PrefixCache:
         """Evict the item of least worth. False if nothing may be evicted."""
         return self._evict_least(None)
 
-    def clear(self, namespace: str | None = None) -> None:
-        """Drop everything that no lease protects, pins included: of one namespace, or of all. O(size of the trees)."""
+    def clear(self, namespace: str | None = None, *, owner: str | None = None) -> None:
+        """Drop everything that no lease protects: of one namespace, or of all. O(size of the trees).
+
+        Pins go, too; where an `owner` is named, only this one's, and what others have pinned stays.
+        """
         for name in [name for name in self.tree.roots if namespace in (None, name)]:
             for checkpoint in list(self.tree.checkpoints(name)):
-                self.pins.discard(checkpoint)
+                if owner is None:
+                    self.pins.discard(checkpoint)
+                else:
+                    self.pins.disown(checkpoint, owner)
             # What one round leaves, such as the new end of a path that was shortened, is for the next.
             while checkpoints := list(self.tree.checkpoints(name)):
                 num_before = self._evictions.total()

@@ -82,6 +82,12 @@ def parsed_arguments(arguments: Any) -> Any:
     return cast(Any, inner) if isinstance(inner, dict) else arguments
 
 
+def unquoted_arguments(arguments: str) -> str:
+    """The text that is parsed: some clients write it as a JSON string once more. Makes no list and no object."""
+    value = _json(arguments) if arguments.lstrip().startswith('"') else None
+    return value if isinstance(value, str) else arguments
+
+
 def is_text_only(content: Any) -> bool:
     """Whether content is text, nothing, or parts that all are text."""
     return not isinstance(content, list) or all(_part_text(part) is not None for part in cast(list[Any], content))

@@ -9,11 +9,20 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from reprise.chat.call_ids import shortened_id
-from reprise.chat.forms import parsed_arguments
+from reprise.chat.forms import parsed_arguments, unquoted_arguments
 from reprise.chat.request import Message
+from reprise.core.errors import BadRequest
+from reprise.core.json_shape import json_shape
 
 _NUM_MADE_LETTERS = 24
 """Letters of an id that is made for a call without one."""
+
+_MAX_CONTAINERS = 65_536
+_MAX_COMMAS = 200_000
+"""Lists and objects, and commas between values, that the texts of all arguments together may have."""
+
+_MAX_UNCOUNTED = 2 * _MAX_CONTAINERS
+"""Characters that cannot hold too many of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +34,10 @@ class Mended:
 
 
 def mended(messages: Sequence[Message]) -> Mended:
-    """The messages with whole tool calls and results. O(messages)."""
+    """The messages with whole tool calls and results. O(messages).
+
+    Raises BadRequest where the arguments of the calls hold more values than are read.
+    """
     mender = _Mender()
     out = tuple(mender.mend(index, message) for index, message in enumerate(messages))
     return Mended(messages=out, notes=mender.notes())
@@ -41,6 +53,7 @@ class _Mender:
         self._broken: list[int] = []
         self._nameless: list[int] = []
         self._orphans: list[int] = []
+        self._num_characters = self._num_containers = self._num_commas = 0
 
     def mend(self, index: int, message: Message) -> Message:
         match message.get("role"):
@@ -61,6 +74,23 @@ class _Mender:
             notes.append(f"tool results without a call before them: message {_listed(self._orphans)}")
         return tuple(notes)
 
+    def _count(self, arguments: object) -> None:
+        """Bound what arguments that are text become: to the counts of a body they are one value."""
+        if not isinstance(arguments, str):
+            return
+        self._num_characters += len(arguments)
+        if self._num_characters <= _MAX_UNCOUNTED:
+            return
+        shape = json_shape(unquoted_arguments(arguments).encode("utf-8", "replace"))
+        self._num_containers += shape.num_containers
+        self._num_commas += shape.num_commas
+        if self._num_containers > _MAX_CONTAINERS or self._num_commas > _MAX_COMMAS:
+            raise BadRequest(
+                f"The arguments of the tool calls hold too many values: at most {_MAX_CONTAINERS} lists and objects "
+                f"and {_MAX_COMMAS} values are read. Send fewer tool calls.",
+                param="messages",
+            )
+
     def _called(self, index: int, message: Message) -> Message:
         calls: list[Any] = []
         self._open = {}
@@ -70,6 +100,7 @@ class _Mender:
                 continue
             call = cast(Mapping[str, Any], given)
             function = cast(Mapping[str, Any], call["function"])
+            self._count(function.get("arguments"))
             arguments = parsed_arguments(function.get("arguments"))
             if isinstance(arguments, str):
                 self._broken.append(index)

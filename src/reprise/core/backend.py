@@ -117,10 +117,10 @@ class Backend(Protocol):
 
     def status(self) -> Status: ...
 
-    def clear(self, namespace: str | None = None) -> Future[None]:
-        """Drop everything from the cache that no running request uses, pins included: of one namespace, or of all.
+    def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
+        """Drop everything from the cache that no running request uses: of one namespace, or of all.
 
-        Raises ShuttingDown.
+        Pins go, too; where an `owner` is named, only this one's. Raises ShuttingDown.
         """
         ...
 

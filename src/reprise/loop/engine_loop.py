@@ -138,8 +138,8 @@ class EngineLoop:
         on_disk = self._disk.stats() if self._disk is not None else None
         return self._gate.adjust(replace(self._status, disk=on_disk))
 
-    def clear(self, namespace: str | None = None) -> Future[None]:
-        return self._ask(lambda worker: worker.clear_cache(namespace))
+    def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
+        return self._ask(lambda worker: worker.clear_cache(namespace, owner=owner))
 
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return self._disk.runs(namespace) if self._disk is not None else ()

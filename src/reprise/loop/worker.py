@@ -747,10 +747,13 @@ class Worker:
             ),
         )
 
-    def clear_cache(self, namespace: str | None = None) -> None:
-        """Drop what no running request uses, from memory and disk: of one namespace, or of all."""
+    def clear_cache(self, namespace: str | None = None, *, owner: str | None = None) -> None:
+        """Drop what no running request uses, from memory and disk: of one namespace, or of all.
+
+        Where an `owner` is named, what others have pinned stays in memory.
+        """
         self.disk.clear(namespace)
-        self.cache.clear(namespace)
+        self.cache.clear(namespace, owner=owner)
         device_memory.give_back()
 
     def shutdown(self) -> None:
