@@ -172,8 +172,9 @@ async def test_an_error_of_our_own_is_answered_and_logged(caplog: pytest.LogCapt
 
 
 async def test_a_template_that_raises():
-    async with api(template="needs_user") as a:
-        response = await a.client.post(URL, json={"messages": [{"role": "system", "content": "Be brief."}]})
+    chat = [*HI, {"role": "assistant", "content": "Hello."}, *HI]
+    async with api(template="single_turn") as a:
+        response = await a.client.post(URL, json={"messages": chat})
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "template_failed"
 

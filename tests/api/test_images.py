@@ -3,11 +3,13 @@
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
 from reprise.api.unread import newest_question_at
 from reprise.core.job import Purpose
-from tests.api.servers import Api, api
+from reprise.core.settings import Settings
+from tests.api.servers import MODEL, Api, api
 from tests.chat.text_models import text_model
 
 pytestmark = pytest.mark.anyio
@@ -104,6 +106,60 @@ async def test_an_image_in_the_newest_question_is_refused_and_in_an_older_one_is
         assert (status, LEFT_OUT in text) == (200, True)
         late = [*after, *answers("Because."), *question]
         assert (await send(a, name, late))[0] == 400
+
+
+def also_says(api_name: str, question: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The question with what the user wrote next in the same message."""
+    return asks(api_name, *question[0]["content"], words(api_name, text))
+
+
+@pytest.mark.parametrize("name", IMAGES)
+async def test_a_refused_image_joined_with_the_next_message_does_not_end_the_chat(name: str) -> None:
+    # Claude Code and others keep the refused message, and join what the user writes next to it.
+    question = asks(name, words(name, "What is this?"), IMAGES[name])
+    joined = also_says(name, question, "Never mind.")
+    async with api() as a:
+        assert (await send(a, name, joined))[0] == 400, "nothing was refused before: this is what the user asks"
+    async with api() as a:
+        for _ in range(2):
+            assert (await send(a, name, question))[0] == 400
+        status, text, notes = await send(a, name, joined)
+        assert (status, LEFT_OUT in text, "Never mind." in text, NOTE in notes) == (200, True, True, True)
+        # Once more, with another image: that one is asked about.
+        other = {**IMAGES[name], "detail": "low"}
+        assert (await send(a, name, asks(name, *joined[0]["content"], other)))[0] == 400
+        later = [*joined, *answers("Fine."), *asks(name, words(name, "Thanks."))]
+        status, then, _ = await send(a, name, later)
+        assert status == 200
+        assert then.startswith(text[: text.index("Never mind.")])
+
+
+async def test_a_refused_image_of_ollama_does_not_end_the_chat_either() -> None:
+    async def ask(text: str) -> httpx.Response:
+        message = {"role": "user", "content": text, "images": [PIXEL]}
+        return await a.client.post("/api/chat", json={"model": MODEL, "messages": [message], "stream": False})
+
+    async with api() as a:
+        assert (await ask("What is this?")).status_code == 400
+        assert (await ask("What is this?")).status_code == 400
+        assert (await ask("Who is this?")).status_code == 400
+        assert (await ask("Who is this?\nNever mind.")).status_code == 200
+        assert LEFT_OUT in text_model().decode(a.backend.of(Purpose.GENERATE)[-1].prompt.tokens.tolist())
+
+
+async def test_another_key_does_not_see_what_was_refused() -> None:
+    keys = {key: {"authorization": f"Bearer {key}"} for key in ("one-secret-key", "another-secret-key")}
+    question = asks("chat", words("chat", "What is this?"), CHAT_IMAGE)
+    joined = also_says("chat", question, "Never mind.")
+    async with api(settings=Settings(model=MODEL, api_keys=tuple(keys))) as a:
+
+        async def ask(key: str, chat: list[dict[str, Any]]) -> int:
+            response = await a.client.post("/v1/chat/completions", json={"messages": chat}, headers=keys[key])
+            return response.status_code
+
+        assert await ask("one-secret-key", question) == 400
+        assert await ask("another-secret-key", joined) == 400
+        assert await ask("one-secret-key", joined) == 200
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -31,7 +31,7 @@ def inspect(architecture: str) -> Inspection:
 
 def test_a_hybrid_model() -> None:
     seen = inspect("qwen3_5")
-    assert seen.layers == (Layers(kind="recurrent state", num=3), Layers(kind="full attention", num=1))
+    assert seen.layers == (Layers(kind="recurrent state", num=1), Layers(kind="full attention", num=1))
     assert seen.resumes == "checkpoints"
     # Two heads of 32 float32, keys and values.
     assert seen.per_token == {"full attention": 2 * 2 * 32 * 4}
@@ -101,7 +101,7 @@ def test_for_a_person() -> None:
     result = CliRunner().invoke(app, ["inspect", str(tiny_model("qwen3_5")), "--cache-bytes", "1GiB"])
     assert result.exit_code == 0, result.output
     for word in (
-        "3 × recurrent state",
+        "1 × recurrent state",
         "stable",
         "1.0 GiB",
         "longer than its context",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from reprise.api.unread import RefusedQuestions
 from reprise.chat.grammar import Grammars
 from reprise.chat.render import Renderer
 from reprise.chat.text_model import TextModel
@@ -37,6 +38,8 @@ class Served:
     nbytes: int = 0
     """Of the weights; 0: not known."""
     accepts_any_name: bool = False
+    refused_questions: RefusedQuestions = field(default_factory=RefusedQuestions)
+    """Questions with images and the like that were refused, so that the chats they stand in can go on."""
 
     def check_name(self, name: str | None) -> None:
         """Raise UnknownModel unless a request that names this model can be served. None means the served model."""

@@ -1,12 +1,16 @@
 """Images, files and sounds in a chat with a model that reads text only.
 
 In a tool result or an older message such a part becomes a short text in its place, and the chat goes on: it would be
-refused with every later request otherwise. In the newest user message it is what the user asks about, and is refused.
+refused with every later request otherwise. In the newest user message it is what the user asks about, and is refused,
+once: clients keep a refused message and join what the user writes next to it, and then the chat goes on as well.
 """
 
-from collections import Counter
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal, Protocol
 
 from reprise.core.errors import BadRequest
 
@@ -43,20 +47,101 @@ def newest_question_at(speakers: Sequence[Speaker]) -> int | None:
     return newest
 
 
-class UnreadParts:
-    """Writes the texts that stand for parts that cannot be read, and counts them. `question_at`: the newest question.
+class ContentPart(Protocol):
+    """A part of a message, in any API."""
 
-    The texts say nothing but the kind, so they are the same in every later request.
+    @property
+    def type(self) -> str: ...
+    @property
+    def text(self) -> str | None: ...
+    def model_dump_json(self, *, exclude: set[str], exclude_unset: bool) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a user asks: the text without its white space, and the digests of what is not text."""
+
+    text: str
+    parts: frozenset[str]
+
+
+NO_QUESTION = Question(text="", parts=frozenset())
+
+
+def question_of(content: str | Sequence[ContentPart] | None) -> Question:
+    """The question in a message's content. O(content)."""
+    if content is None or isinstance(content, str):
+        return Question(text="".join((content or "").split()), parts=frozenset())
+    said = "".join(part.text or "" for part in content)
+    # A client moves its marks for the cache from request to request.
+    others = (
+        part.model_dump_json(exclude={"cache_control"}, exclude_unset=True) for part in content if part.text is None
+    )
+    return Question(text="".join(said.split()), parts=frozenset(_digest(other) for other in others))
+
+
+class RefusedQuestions:
+    """Remembers the questions that were refused for a part that cannot be read. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._texts: OrderedDict[tuple[str, str], tuple[int, str]] = OrderedDict()
+        """Length and digest of the text that was refused with a part, by namespace and part; oldest first."""
+
+    def add(self, question: Question, *, namespace: str) -> None:
+        """This question is being refused."""
+        with self._lock:
+            for part in question.parts:
+                self._texts[namespace, part] = (len(question.text), _digest(question.text))
+                self._texts.move_to_end((namespace, part))
+            while len(self._texts) > _MAX_REFUSED:
+                self._texts.popitem(last=False)
+
+    def goes_on(self, question: Question, *, namespace: str) -> bool:
+        """Whether it is a refused question with more text behind it. A new part is a new question."""
+        with self._lock:
+            refused = [self._texts.get((namespace, part)) for part in question.parts]
+        return len(refused) > 0 and all(
+            known is not None and len(question.text) > known[0] and _digest(question.text[: known[0]]) == known[1]
+            for known in refused
+        )
+
+
+_MAX_REFUSED = 1000
+"""Parts that are remembered."""
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class UnreadParts:
+    """Writes the texts that stand for parts that cannot be read, and counts them.
+
+    `question_at` is the place of the newest question, and `question` what it asks; `refused` remembers those of this
+    `namespace` that were refused. The texts say nothing but the kind, so they are the same in every later request.
     """
 
-    def __init__(self, question_at: int | None) -> None:
-        self._question_at = question_at
+    def __init__(
+        self,
+        question_at: int | None,
+        question: Question = NO_QUESTION,
+        *,
+        refused: RefusedQuestions | None = None,
+        namespace: str = "",
+    ) -> None:
+        self._refused = RefusedQuestions() if refused is None else refused
+        goes_on = self._refused.goes_on(question, namespace=namespace)
+        self._question_at = None if goes_on else question_at
+        self._question = question
+        self._namespace = namespace
         self._counts: Counter[str] = Counter()
 
     def text(self, kind: str, *, message_at: int | None, where: str) -> str:
         """What stands for a part of this type. Raises BadRequest if it is in the newest question."""
         name = _NAMES.get(kind, kind[:40])
         if message_at is not None and message_at == self._question_at:
+            self._refused.add(self._question, namespace=self._namespace)
             raise BadRequest(
                 f"This model reads text only, and cannot take a part of type {kind[:40]!r} in a new user message. "
                 "Send the message without it; in older messages and in tool results it is left out.",

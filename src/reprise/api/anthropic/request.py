@@ -11,7 +11,7 @@ from reprise.api.controls import grammar_of, refuse_foreign, stop_tokens_of, thi
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.served import Served
-from reprise.api.unread import UnreadParts, newest_question_at
+from reprise.api.unread import NO_QUESTION, UnreadParts, newest_question_at, question_of
 from reprise.chat.grammar import Grammar, json_schema
 from reprise.chat.request import ChatRequest
 from reprise.core.defaults import ChosenSampling
@@ -28,7 +28,7 @@ class Asked:
     notes: tuple[str, ...]
 
 
-def asked_of(body: CountBody, *, served: Served, limits: Limits) -> Asked:
+def asked_of(body: CountBody, *, served: Served, limits: Limits, namespace: str = "") -> Asked:
     """The prompt of a body. Raises BadRequest naming the field, or UnknownModel."""
     served.check_name(body.model)
     notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
@@ -49,7 +49,10 @@ def asked_of(body: CountBody, *, served: Served, limits: Limits) -> Asked:
         raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
     hosted = [tool for tool in given if tool.type not in (None, "custom")]
     own = [tool for tool in given if tool.type in (None, "custom")]
-    transcript = _transcript(body, own)
+    question_at = newest_question_at([speaker_of(message) for message in body.messages])
+    question = NO_QUESTION if question_at is None else question_of(body.messages[question_at].content)
+    unread = UnreadParts(question_at, question, refused=served.refused_questions, namespace=namespace)
+    transcript = _transcript(body, own, unread)
     tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(given) if tool.type in (None, "custom"))
     last = transcript.messages[-1]
     return Asked(
@@ -76,7 +79,7 @@ def service_request_of(
     body: MessagesBody, *, request_id: str, namespace: str, served: Served, limits: Limits
 ) -> ServiceRequest:
     """The request that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
-    asked = asked_of(body, served=served, limits=limits)
+    asked = asked_of(body, namespace=namespace, served=served, limits=limits)
     last = asked.chat.messages[-1]
     if "tool_calls" in last:
         raise BadRequest("The chat ends with a tool use: send its tool result.", param="messages")
@@ -105,8 +108,8 @@ def service_request_of(
     )
 
 
-def _transcript(body: CountBody, tools: list[Tool]) -> Transcript:
-    writer = Writer(UnreadParts(newest_question_at([speaker_of(message) for message in body.messages])))
+def _transcript(body: CountBody, tools: list[Tool], unread: UnreadParts) -> Transcript:
+    writer = Writer(unread)
     writer.add_tool_marks([tool.cache_control for tool in tools])
     if body.system is not None and len(body.system) > 0:
         writer.add_system(body.system)

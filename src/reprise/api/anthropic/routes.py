@@ -74,12 +74,14 @@ async def _start_reply(context: Context, body: MessagesBody, namespace: str) -> 
 
 
 @router.post(f"{PREFIX}/count_tokens")
-async def count_tokens(body: CountBody, request: Request, context: InContext) -> dict[str, Any]:
+async def count_tokens(body: CountBody, request: Request, context: InContext, namespace: Namespace) -> dict[str, Any]:
     """How many tokens the prompt of such a request has."""
     service = context.service
 
     async def count() -> int:
-        asked = await service.off_loop(lambda: asked_of(body, served=service.served, limits=service.limits))
+        asked = await service.off_loop(
+            lambda: asked_of(body, served=service.served, limits=service.limits, namespace=namespace)
+        )
         return len((await service.render(asked.chat)).prompt)
 
     return {"input_tokens": await while_connected(request.receive, count())}

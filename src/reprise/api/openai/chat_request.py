@@ -28,7 +28,7 @@ from reprise.api.openai.chat_body import (
 from reprise.api.openai.retention import prewarms, retained_for_s
 from reprise.api.openai.sampling import num_choices_of, sampling_of, stops_of
 from reprise.api.served import Served
-from reprise.api.unread import Speaker, UnreadParts, newest_question_at
+from reprise.api.unread import NO_QUESTION, RefusedQuestions, Speaker, UnreadParts, newest_question_at, question_of
 from reprise.chat.grammar import Grammar, json_object, json_schema
 from reprise.chat.request import ChatRequest, Message
 from reprise.core.errors import BadRequest
@@ -78,6 +78,8 @@ def service_request_of(
             documents=body.documents or [],
             template_options=_template_options(body),
             continue_final=_continues(body),
+            refused=served.refused_questions,
+            namespace=namespace,
         ),
         sampling=chosen.sampling,
         origins=chosen.origins,
@@ -107,9 +109,16 @@ def chat_of(
     template_options: Mapping[str, Any],
     continue_final: bool,
     documents: Sequence[Mapping[str, Any]] = (),
+    refused: RefusedQuestions | None = None,
+    namespace: str = "",
 ) -> ChatRequest:
-    """The chat of a body. Raises BadRequest naming the message at fault."""
-    unread = UnreadParts(newest_question_at([_SPEAKERS[message.role] for message in messages]))
+    """The chat of a body. `refused` are the questions of this namespace that were.
+
+    Raises BadRequest naming the message at fault.
+    """
+    at = newest_question_at([_SPEAKERS[message.role] for message in messages])
+    question = NO_QUESTION if at is None else question_of(messages[at].content)
+    unread = UnreadParts(at, question, refused=refused, namespace=namespace)
     return ChatRequest(
         messages=tuple(_message(message, at, unread) for at, message in enumerate(messages)),
         # Only the fields that the client sent: templates print tools whole.

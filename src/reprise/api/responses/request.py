@@ -20,7 +20,7 @@ from reprise.api.responses.body import IGNORED, REFUSED, Item, ResponsesBody
 from reprise.api.responses.items import MessageWriter, speaker_of
 from reprise.api.responses.tools import hosted_tools, own_tools, tool_choice_of
 from reprise.api.served import Served
-from reprise.api.unread import Speaker, UnreadParts, newest_question_at
+from reprise.api.unread import NO_QUESTION, Speaker, UnreadParts, newest_question_at, question_of
 from reprise.chat.grammar import Grammar, json_object, json_schema
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest
@@ -52,8 +52,12 @@ def service_request_of(
         raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
     tool_choice = tool_choice_of(body, tools)
     grammar = grammar_of(body, (_grammar(body),))
-    speakers: list[Speaker] = [speaker_of(item) for item in (*earlier, *input_items(body))]
-    writer = MessageWriter(body.instructions, UnreadParts(newest_question_at(speakers)))
+    items = (*earlier, *input_items(body))
+    speakers: list[Speaker] = [speaker_of(item) for item in items]
+    question_at = newest_question_at(speakers)
+    question = NO_QUESTION if question_at is None else question_of(items[question_at].content)
+    unread = UnreadParts(question_at, question, refused=served.refused_questions, namespace=namespace)
+    writer = MessageWriter(body.instructions, unread)
     for item in earlier:
         writer.add(item, "previous_response_id")
     for at, item in enumerate(input_items(body)):
