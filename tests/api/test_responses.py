@@ -108,6 +108,29 @@ async def test_the_order_of_a_stream():
     assert indices == sorted(indices)
 
 
+async def test_a_call_that_the_length_cuts():
+    async with api(says(CALL)) as a:
+        seen: list[str] = []
+        for num_tokens in range(12, 28, 2):
+            body = {**BODY, "tools": [TOOL], "max_output_tokens": num_tokens}
+            response = await a.client.post(URL, json=body)
+            whole = response.json()
+            events = events_of(await a.client.post(URL, json={**body, "stream": True}))
+            assert events[-1]["type"] == f"response.{whole['status']}"
+            assert without_ids(events[-1]["response"]["output"]) == without_ids(whole["output"])
+            if whole["status"] == "completed":
+                continue
+            assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+            for item in whole["output"]:
+                assert (item["type"], item["name"], item["status"]) == ("function_call", "get_weather", "incomplete")
+                assert '{"city": "Paris"}'.startswith(item["arguments"])
+                seen.append(item["arguments"])
+            if not whole["output"]:
+                (note,) = [note for note in await notes_of(a, response) if "cut short" in note]
+                assert note.startswith("the answer was cut short before a tool call had its name: '<tool_call>")
+        assert len(set(seen)) > 1
+
+
 async def test_tools_in_a_namespace():
     space = {"type": "namespace", "name": "crm", "description": "x", "tools": [{"type": "function", "name": "find"}]}
     call = '<tool_call>\n{"name": "crm__find", "arguments": {}}\n</tool_call>'

@@ -138,11 +138,48 @@ def test_a_cut_shows_no_markup(name: str) -> None:
     (whole,) = read(model, text, tools=TOOLS)[0].tool_calls
     tokens = model.encode(text)
     assert model.calls.format is not None
-    for length in range(len(model.encode(model.calls.format.start)), len(tokens)):
+    for length in range(1, len(tokens)):
         answer, _, parser = read(model, model.decode(tokens[:length]), is_ended=False, tools=TOOLS)
-        assert not answer.content
+        assert not answer.content, "not even of the marker that calls begin with"
         assert parser.is_call_cut or [call.arguments for call in answer.tool_calls] == [whole.arguments]
         assert all(whole.arguments.startswith(call.arguments) for call in answer.tool_calls)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_malformed_call_that_is_held_is_its_text_alone(name: str) -> None:
+    model = MODELS[name]
+    text = written(model, [("look-up", {"text": "Paris", "n": 12})])
+    assert model.calls.format is not None
+    lead = len(model.encode(model.calls.format.start))
+    tokens = model.encode(text)
+    num_told = 0
+    for length in range(lead + 1, len(tokens)):
+        # The model goes on as no call does, or ends its answer.
+        broken = model.decode(tokens[:length]) + "\x00"
+        held, _, parser = read(model, broken, tools=TOOLS, holds_calls=True)
+        told = read(model, broken, tools=TOOLS)[0]
+        if all(call.is_whole for call in told.tool_calls):
+            continue
+        assert (held.content, held.tool_calls) == (broken, ())
+        assert parser.notes == ("a malformed tool call was left in the text",)
+        # As it is written it cannot be taken back.
+        assert told.content == broken
+        assert all(call.arguments for call in told.tool_calls), "a name alone is not told"
+        num_told += len(told.tool_calls)
+    assert num_told > 0
+
+
+@pytest.mark.parametrize("before", ["", "Words.\n", "Words. "])
+def test_what_could_have_become_a_call_is_text_if_the_model_ends_there(before: str) -> None:
+    model = MODELS["parameters"]
+    for length in range(1, len("<seed:call>")):
+        text = before + "<seed:call>"[:length]
+        assert read(model, text, tools=TOOLS)[0].content == text
+        answer, _, parser = read(model, text, tools=TOOLS, is_ended=False)
+        # A single character in a line is more likely its own.
+        is_text = length == 1 and before == "Words. "
+        assert (answer.content or "").rstrip() == (text if is_text else before).rstrip()
+        assert parser.is_call_cut == (not is_text)
 
 
 @pytest.mark.parametrize("text", ['{"answer": 1}', '{"name": "nobody", "parameters": {}}', "{", " no", '{"name": "loo'])

@@ -58,6 +58,8 @@ class ServiceRequest:
     thinking_budget: int | None = None
     """Reasoning tokens; None: the server's default."""
     tool_choice: str | Mapping[str, Any] = "auto"
+    streams_calls: bool = False
+    """The client hears tool calls as they are written. If not, a call that turns out malformed is its text alone."""
     allows_parallel_calls: bool = True
     """If not, the answer ends with its first tool call."""
     grammar: Grammar | None = None

@@ -29,6 +29,7 @@ class Reading:
     tool_choice: str | Mapping[str, Any]
     context: tuple[int, ...]
     thinking: Thinking | None
+    holds_calls: bool
 
     def parser(self) -> AnswerParser:
         return AnswerParser(
@@ -39,6 +40,7 @@ class Reading:
             tool_choice=self.tool_choice,
             stops=self.stops,
             context=self.context,
+            holds_calls=self.holds_calls,
         )
 
     def watch(self) -> Callable[[int], bool] | None:
@@ -73,6 +75,7 @@ def reading_of(
             tool_choice="none",
             context=context,
             thinking=None,
+            holds_calls=True,
         )
     return Reading(
         text=text,
@@ -82,6 +85,7 @@ def reading_of(
         tools=tuple(request.prompt.tools),
         tool_choice=request.tool_choice,
         context=context,
+        holds_calls=not request.streams_calls,
         thinking=_thinking(request, text, is_open=is_thinking_open, default_budget=default_budget),
     )
 

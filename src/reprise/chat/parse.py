@@ -12,6 +12,7 @@ from reprise.chat.stop import ContentText
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import is_encodable, make_calls, new_call_id, parse_calls
 
+_MALFORMED = "a malformed tool call was left in the text"
 _NOTED = 200
 """Characters of a text that a note quotes."""
 
@@ -23,9 +24,9 @@ class AnswerParser:
     `is_thinking_open` says that the prompt ends inside thinking, `is_content_open` that it ends inside content to be
     continued. `context` are the prompt's last tokens (a few suffice), needed where the answer continues a text.
 
-    A call is told as it is written. A malformed call is content (or reasoning, where it stands there); what was told of
-    it stays, as a call that is not whole. So does a call that is cut short, which is no content. Nothing that a model
-    writes makes it raise.
+    A call is told as it is written, from its first argument on; with `holds_calls` each when it is over. A malformed
+    call is content (or reasoning, where it stands there); what was told of it stays, as a call that is not whole. So
+    does a call that is cut short, which is no content. Nothing that a model writes makes it raise.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class AnswerParser:
         stops: Sequence[str] = (),
         context: Sequence[int] = (),
         new_id: Callable[[], str] = new_call_id,
+        holds_calls: bool = False,
     ) -> None:
         self._text_model = text_model
+        self._holds_calls = holds_calls
         self._has_tools = len(tools) > 0 and tool_choice != "none"
         self._tools = tools
         self._new_id = new_id
@@ -66,8 +69,13 @@ class AnswerParser:
         return Answer(
             content=None if not content and self._calls else content,
             reasoning=self._reasoning.text or None,
-            tool_calls=(*self._calls, *(() if self._open is None else (self._open.call(is_whole=False),))),
+            tool_calls=(*self._calls, *(() if self._open is None else self._open.told())),
         )
+
+    @property
+    def num_calls_begun(self) -> int:
+        """Calls that were written or are being written, told or not."""
+        return len(self._calls) + (self._open is not None)
 
     @property
     def is_call_cut(self) -> bool:
@@ -125,7 +133,7 @@ class AnswerParser:
                 case CallFailed():
                     self._fail_call()
                 case CallCut():
-                    self._cut_call(part.text)
+                    deltas += self._cut_call(part.text)
                 case _:
                     deltas += self._write_call(part)
         return deltas
@@ -136,35 +144,47 @@ class AnswerParser:
                 taken = {made.id for made in self._calls}
                 own = event.id if event.id is not None and event.id not in taken and is_encodable(event.id) else None
                 self._open = _Written(own_id=own or self._new_id(), name=event.name)
-                return [ToolCallDelta(index=len(self._calls), id=self._open.id, name=event.name)]
+                return []
             case CallArguments():
                 assert self._open is not None, "arguments follow a name"
                 self._open.arguments.append(event.text)
-                return [ToolCallDelta(index=len(self._calls), arguments=event.text)]
+                # A name alone may still turn out to be no call's.
+                return [] if self._holds_calls else self._tell_call(self._open)
             case CallEnded():
-                self._close_written(is_whole=True)
                 # What follows in the same section is not between its markers any more.
                 self._call.opening = ""
-                return []
+                return self._close_written(is_whole=True)
 
-    def _close_written(self, *, is_whole: bool) -> None:
+    def _tell_call(self, call: "_Written") -> list[Delta]:
+        """What was not told of the call yet."""
+        index = len(self._calls)
+        told: list[Delta] = [] if call.is_told else [ToolCallDelta(index=index, id=call.id, name=call.name)]
+        told += [ToolCallDelta(index=index, arguments=text) for text in call.arguments[call.num_told :]]
+        call.is_told, call.num_told = True, len(call.arguments)
+        return told
+
+    def _close_written(self, *, is_whole: bool) -> list[Delta]:
         assert self._open is not None, "a call has begun"
+        deltas = self._tell_call(self._open)
         self._calls.append(self._open.call(is_whole=is_whole))
         self._open = None
         self._content.calls_made()
+        return deltas
 
     def _fail_call(self) -> None:
         self._call.has_failed = True
-        if self._open is not None:
+        self._call.was_named = self._open is not None
+        if self._open is not None and self._open.is_told:
             self._call.was_told = True
             self._close_written(is_whole=False)
+        self._open = None
 
-    def _cut_call(self, text: str) -> None:
+    def _cut_call(self, text: str) -> list[Delta]:
         self._is_cut = True
         if self._open is not None:
-            self._close_written(is_whole=False)
-        else:
-            self._notes.append(f"the answer was cut short before a tool call had its name: {text[:_NOTED]!r}")
+            return self._close_written(is_whole=False)
+        self._notes.append(f"the answer was cut short before a tool call had its name: {text[:_NOTED]!r}")
+        return []
 
     def _piece(self, piece: Piece) -> list[Delta]:
         if piece.part is Part.REASONING:
@@ -204,6 +224,8 @@ class AnswerParser:
         if turn.is_failed:
             # It began like a call, and is content.
             call, self._call = self._call, _OpenCall()
+            if call.was_named:
+                self._notes.append(_MALFORMED)
             return self._add_content(call.opening + call.text)
         if turn.marker == "" and not self._call.has_failed:
             # Its calls have been read.
@@ -218,11 +240,10 @@ class AnswerParser:
         call, self._call = self._call, _OpenCall()
         calls = self._parse(call) if is_whole and not call.was_told else None
         if calls is None and not is_whole and not call.has_failed:
-            self._cut_call(call.opening + call.text)
-            return []
+            return self._cut_call(call.opening + call.text)
         if calls is None:
             raw = call.opening + call.text + ("" if call.function is not None else marker)
-            self._notes.append("a malformed tool call was left in the text")
+            self._notes.append(_MALFORMED)
             if call.state == TOOL_IN_REASONING:
                 return _reasoning_delta(self._reasoning.add(raw))
             return self._add_content(raw)
@@ -247,12 +268,12 @@ class AnswerParser:
             if self._open is not None:
                 self._fail_call()
             if call.was_told:
-                self._notes.append("a malformed tool call was left in the text")
+                self._notes.append(_MALFORMED)
                 self._call = _OpenCall()
                 return deltas + self._add_content(call.text)
             return None
         if call.reader.is_cut:
-            self._cut_call(call.text)
+            deltas += self._cut_call(call.text)
         self._call = _OpenCall()
         return deltas
 
@@ -279,6 +300,8 @@ class _OpenCall:
         """Reads the arguments where a header named the function."""
         self.has_failed = False
         """What was read is not of the model's format."""
+        self.was_named = False
+        """And it calls one of the tools."""
         self.was_told = False
         """And its beginning was given as a call's already."""
 
@@ -290,6 +313,14 @@ class _Written:
         self.id = own_id
         self.name = name
         self.arguments: list[str] = []
+        self.is_told = False
+        self.num_told = 0
+        """Pieces of the arguments that were told."""
+
+    def told(self) -> tuple[ToolCall, ...]:
+        """What was told of it, as a call."""
+        arguments = "".join(self.arguments[: self.num_told])
+        return (ToolCall(id=self.id, name=self.name, arguments=arguments, is_whole=False),) if self.is_told else ()
 
     def call(self, *, is_whole: bool) -> ToolCall:
         return ToolCall(id=self.id, name=self.name, arguments="".join(self.arguments), is_whole=is_whole)

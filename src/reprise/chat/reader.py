@@ -121,6 +121,8 @@ class Reader:
         self._awaits_call = markup.calls is not None and markup.calls.is_bare
         self._specials = [text for text in text_model.splitters if text] if self._awaits_call else []
         self._pending = ""
+        self._is_line_begun = True
+        """Whether the next character is the first of a line, or of a part."""
         self._header = ""
         self.state = markup.initial
         # Until the first header is certain, an answer without any is possible.
@@ -142,9 +144,19 @@ class Reader:
         if self._awaits_header:
             self.state = NORMAL
             self._awaits_header = False
-        out += self._piece(self._pending)
+        if not is_ended and self._is_begun_call(self._pending):
+            out.append(CallCut(self._markup.spell(self._pending)))
+        else:
+            out += self._piece(self._pending)
         self._pending = ""
         return out
+
+    def _is_begun_call(self, text: str) -> bool:
+        """Whether a text that is cut short is the beginning of a marker of calls; one character in a line is none."""
+        edges = self._markup.edges.get(self.state, ())
+        starts = [edge.marker for edge in edges if edge.to is not None and part_of(edge.to) is Part.CALL]
+        is_possible = len(text) > 1 or self._is_line_begun
+        return text != "" and is_possible and self.part is not Part.CALL and any(s.startswith(text) for s in starts)
 
     def _read(self, text: str) -> list[Event]:
         self._pending += text
@@ -251,6 +263,7 @@ class Reader:
         if not text:
             return []
         spelled = self._markup.spell(text)
+        self._is_line_begun = text.endswith("\n")
         if self.part is Part.HEADER:
             self._header += spelled
             return []
@@ -264,6 +277,7 @@ class Reader:
             header = Header(state=to)
         spelled = self._markup.spell(marker)
         turn = Turn(source=self.state, to=header.state, marker=spelled, function=header.function)
+        self._is_line_begun = True
         self.state = header.state
         self._header = ""
         calls = self._markup.calls

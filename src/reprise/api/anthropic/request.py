@@ -100,6 +100,7 @@ def service_request_of(
         stops=_stops(body, limits),
         thinking_budget=None if body.thinking is None else body.thinking.budget_tokens,
         tool_choice=asked.tool_choice,
+        streams_calls=body.stream is True,
         allows_parallel_calls=choice is None or choice.disable_parallel_tool_use is not True,
         grammar=grammar,
         namespace=namespace,

@@ -93,6 +93,7 @@ def service_request_of(
         stops=stops_of(body, limits),
         thinking_budget=_thinking_budget(body),
         tool_choice=tool_choice,
+        streams_calls=body.stream is True,
         allows_parallel_calls=body.parallel_tool_calls is not False,
         grammar=grammar,
         namespace=namespace,

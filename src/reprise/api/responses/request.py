@@ -78,6 +78,7 @@ def service_request_of(
         stop_tokens=stop_tokens_of(body, served),
         thinking_budget=body.thinking.budget_tokens if isinstance(body.thinking, ThinkingSwitch) else None,
         tool_choice=tool_choice,
+        streams_calls=body.stream is True,
         allows_parallel_calls=body.parallel_tool_calls is not False,
         grammar=grammar,
         namespace=namespace,
