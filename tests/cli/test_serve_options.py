@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import reprise.cli.assemble
 from reprise.cli.main import app
+from reprise.core.settings import OPTIONS as DECLARED
 from reprise.core.settings import Settings
 from reprise.core.sizes import Share
 
@@ -65,7 +66,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 def test_every_setting_has_an_option() -> None:
-    assert {field.name for field in fields(Settings)} == {*OPTIONS, "model"}
+    assert {field.name for field in fields(Settings)} == {*OPTIONS, "model", "api_key_file"}
 
 
 def test_without_options_the_defaults_are_those_of_the_settings(served: list[Settings]) -> None:
@@ -127,9 +128,11 @@ def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path, serve
 
 def test_the_readme_names_no_option_that_is_not_there() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    known = {word for words, _ in OPTIONS.values() for word in words if word.startswith("--")}
+    known = {f"--{option.name}" for option in DECLARED.values()} | {
+        f"--no-{option.name}" for option in DECLARED.values()
+    }
     named = set(re.findall(r"--[a-z-]+[a-z]", readme))
-    assert named <= known | {"--help", "--api-key-file", "--json"}, named - known
+    assert named <= known | {"--help", "--json"}, named - known
 
 
 def test_a_chat_template_comes_from_a_file_too(tmp_path: Path, served: list[Settings]) -> None:
@@ -142,7 +145,7 @@ def test_a_chat_template_comes_from_a_file_too(tmp_path: Path, served: list[Sett
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--chat-template", "nowhere.jinja"], "neither a file"),
+        (["--chat-template", "nowhere.jinja"], "readable file"),
         (["--chat-template-args", "{"], "not JSON"),
         (["--chat-template-args", "[1]"], "JSON object"),
         (["--top-p", "0"], "above 0"),

@@ -31,3 +31,10 @@ def test_anything_else_is_refused_with_a_sentence(text: str) -> None:
 def test_a_share_is_of_the_total_and_bytes_are_not() -> None:
     assert parse_amount("25%").of(1000) == 250
     assert parse_amount("10B").of(1000) == 10
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "7", "1kB", "1KiB", "20GB", "3MiB", "1TiB", "25%", "0.1%", "33.3333333333333%", "0%", "100%"]
+)
+def test_an_amount_is_written_as_it_is_read(text: str) -> None:
+    assert str(parse_amount(text)) == text

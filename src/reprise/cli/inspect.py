@@ -6,27 +6,18 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from reprise.cli.options import amount, check_kv_bits, check_kv_group_size
+from reprise.cli.configuration import Configuration, with_options
 from reprise.cli.refuse import refusals
-from reprise.core.settings import KV_BITS, KV_GROUP_SIZES
 
 
+@with_options(("model", "cache_bytes", "kv_bits", "kv_group_size"))
 def inspect(
+    configuration: Configuration,
     *,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A local model directory or a hub id.")],
-    cache_bytes: Annotated[
-        str | None, Option(metavar="AMOUNT", help="As for `serve`; else what the device can spare.")
-    ] = None,
-    kv_bits: Annotated[
-        int | None, Option(help=f"Quantise KV to {', '.join(map(str, KV_BITS))} bits.", callback=check_kv_bits)
-    ] = None,
-    kv_group_size: Annotated[
-        int, Option(help=f"{', '.join(map(str, KV_GROUP_SIZES))}.", callback=check_kv_group_size)
-    ] = 64,
     as_numbers: Annotated[bool, Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Show a model's layers, where it resumes, what its template does to earlier turns, and how many chats fit."""
-    share = amount("--cache-bytes", cache_bytes) if cache_bytes is not None else None
+    model, share = configuration.model(), configuration["cache_bytes"]
     from rich.console import Console  # noqa: PLC0415 (quick start)
 
     from reprise.cli.inspection import as_json, inspect_model  # noqa: PLC0415 (imports MLX)
@@ -35,7 +26,7 @@ def inspect(
     from reprise.engine.load import load_model  # noqa: PLC0415
 
     with refusals():
-        loaded = load_model(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
+        loaded = load_model(model, kv_bits=configuration["kv_bits"], kv_group_size=configuration["kv_group_size"])
         budget = share.of(memory.device_bytes()) if share is not None else memory.default_budget(loaded.nbytes)
         inspection = inspect_model(loaded, budget=budget)
     if as_numbers:

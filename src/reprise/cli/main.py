@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from reprise import __version__
+from reprise.cli.config import config
 from reprise.cli.demo import demo
 from reprise.cli.explain import explain
 from reprise.cli.inspect import inspect
@@ -14,12 +15,13 @@ from reprise.cli.simulate import simulate
 
 app = typer.Typer(
     name="reprise",
-    help="A chat server for MLX language models that never prefills a token twice while somebody waits.",
+    help="A chat server for MLX language models that never prefills a token twice while a user waits.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(serve)
+app.command()(config)
 app.command()(inspect)
 app.command()(demo)
 app.command()(explain)

@@ -30,7 +30,8 @@ def asked(url: str, path: str, *, api_key: str | None, **query: str | int) -> di
     import httpx  # noqa: PLC0415 (slow to import)
 
     base = server_url(url)
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    # REPRISE_API_KEY may have several keys where a server runs beside: any of them is right.
+    headers = {} if not api_key else {"Authorization": f"Bearer {api_key.split()[0]}"}
     try:
         response = httpx.get(f"{base}{path}", headers=headers, params=query, timeout=_TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -1,115 +1,268 @@
-"""What a server is told when it starts: every option of `reprise serve`, read by the loop and the API."""
+"""What a server is started with. Each option is declared here once.
+
+Command line, environment, configuration file, `reprise config` and docs/options.md follow from the annotations
+(`cli/configuration.py`). An option is named after its field unless it says otherwise.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
+from reprise.core.options import (
+    AmountKind,
+    NbytesKind,
+    NumberKind,
+    Option,
+    OptionGroup,
+    OptionKind,
+    PathKind,
+    SwitchKind,
+    TableKind,
+    TemplateKind,
+    TextKind,
+    TextsKind,
+)
 from reprise.core.sizes import Amount, Bytes
-
-DISK_BYTES = Bytes(20 * 10**9)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The options of one server. The defaults are those of the command line."""
-
-    model: str
-    """A local directory or a hub id."""
-    host: str = "127.0.0.1"
-    port: int = 8080
-    """0: any free port."""
-    log_level: str = "info"
-    api_keys: tuple[str, ...] = ()
-    """Empty: no key is asked for."""
-    separates_keys: bool = False
-    """Give each API key a prefix cache namespace of its own."""
-    accepts_any_model: bool = False
-    """Serve requests that name another model, instead of refusing them."""
-    cors_origins: tuple[str, ...] = ()
-    """Web origins whose pages may call the server; empty: none."""
-    max_body_bytes: int | None = None
-    """A longer request body is refused; None: what a prompt that fits the context may need."""
-    max_connections: int = 1024
-    """At the same time; fewer where the system gives fewer file descriptors."""
-    request_timeout_s: float = 30.0
-    """For a request to arrive whole: a connection that is silent for so long is closed."""
-    read_timeout_s: float = 60.0
-    """For a client to read: an answer that waits for so long is cancelled."""
-    grace_s: float = 30.0
-    """For stopping: what has not ended by then is ended."""
-
-    max_tokens: int | None = None
-    """Default for requests that don't set it; None: what the context leaves."""
-    temperature: float | None = None
-    """Default for requests that don't set it, instead of the model's own; so are the next three."""
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    chat_template: str | None = None
-    """Jinja source instead of the model's own template."""
-    chat_template_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Template options for requests that don't set them."""
-    thinking_budget: int | None = None
-    """Reasoning tokens for requests that do not say; None: no bound."""
-    max_context: int | None = None
-    """Prompt plus answer, in tokens; None: what the model's configuration says."""
-    kv_bits: int | None = None
-    """Quantise KV to so many bits; None: not at all."""
-    kv_group_size: int = 64
-
-    has_prefix_cache: bool = True
-    cache_bytes: Amount | None = None
-    """For the prefix cache and the live state of running requests together; None: derived from the device."""
-    disk_directory: str | None = None
-    """Where prefixes are kept on disk as well; None: nowhere."""
-    disk_bytes: Amount = DISK_BYTES
-    """For all that is in that directory; a share is one of the disk's size."""
-    warm_file: str | None = None
-    """A file of prompts to compute when the server starts (`reprise.api.warm`)."""
-    settles: bool = True
-    """Compute the next turn's known prefix while the server is idle."""
-    max_settle: int = 16384
-    """Tokens that one settle computes at most, but for the rest of a prefill chunk."""
-
-    canonical_tokens: bool = False
-    """Tokenize answers that come back as history afresh, instead of reusing the tokens that were sampled."""
-    restore_reasoning: bool = False
-    """Put reasoning that a client dropped back into the chat."""
-    normalizes: bool = True
-    """Leave out of system prompts what changes with every request and means nothing to the model."""
-    stable_tools: bool = False
-    """Sort the tools of a request by name."""
-    freeze_template_date: bool = False
-    """Keep the day of a chat's first request in templates that write the date."""
-
-    max_queue: int = 64
-    """Requests that may wait; one more is refused."""
-    max_batch: int = 8
-    """Sequences that decode together."""
-    prefill_chunk: int = 2048
-    """Tokens of one prefill step when nobody else is decoding."""
-    max_stall_ms: int = 100
-    """The gap between two tokens of a running answer that a prefill chunk should not exceed."""
-
-    def __post_init__(self) -> None:
-        assert 0 <= self.port <= 65535, self.port
-        assert self.max_body_bytes is None or self.max_body_bytes > 0, self.max_body_bytes
-        assert self.max_connections > 0, self.max_connections
-        assert min(self.request_timeout_s, self.read_timeout_s, self.grace_s) > 0, self
-        assert self.max_tokens is None or self.max_tokens > 0, self.max_tokens
-        assert self.temperature is None or self.temperature >= 0, self.temperature
-        assert self.top_p is None or 0 < self.top_p <= 1, self.top_p
-        assert self.top_k is None or self.top_k >= 0, self.top_k
-        assert self.min_p is None or 0 <= self.min_p <= 1, self.min_p
-        assert self.thinking_budget is None or self.thinking_budget >= 0, self.thinking_budget
-        assert self.max_context is None or self.max_context > 0, self.max_context
-        assert self.kv_bits is None or self.kv_bits in KV_BITS, self.kv_bits
-        assert self.kv_group_size in KV_GROUP_SIZES, self.kv_group_size
-        assert min(self.max_queue, self.max_batch, self.prefill_chunk, self.max_stall_ms) > 0, self
-        assert self.max_settle > 0, self.max_settle
-
 
 KV_BITS = (2, 3, 4, 5, 6, 8)
 """What `mx.quantize` offers."""
 KV_GROUP_SIZES = (32, 64, 128)
+DISK_BYTES = Bytes(20 * 10**9)
 LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_COUNT = NumberKind(least=1)
+_SECONDS = NumberKind(is_whole=False, least=0.1, metavar="SECONDS")
+_SWITCH = SwitchKind()
+
+
+def _server(name: str, kind: OptionKind, text: str, *, is_secret: bool = False) -> Option:
+    return Option(name=name, group=OptionGroup.SERVER, help=text, kind=kind, is_secret=is_secret)
+
+
+def _answers(name: str, kind: OptionKind, text: str) -> Option:
+    return Option(name=name, group=OptionGroup.ANSWERS, help=text, kind=kind)
+
+
+def _reuse(name: str, kind: OptionKind, text: str) -> Option:
+    return Option(name=name, group=OptionGroup.REUSE, help=text, kind=kind)
+
+
+def _load(name: str, kind: OptionKind, text: str) -> Option:
+    return Option(name=name, group=OptionGroup.LOAD, help=text, kind=kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of one server, with their defaults. None: not set."""
+
+    model: Annotated[
+        str, _server("model", TextKind(metavar="MODEL"), "A local model directory or a Hugging Face repository id.")
+    ]
+    host: Annotated[str, _server("host", TextKind(), "Address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        int, _server("port", NumberKind(least=0, most=65535), "Port to listen on. 0 picks a free port and prints it.")
+    ] = 8080
+    log_level: Annotated[
+        str, _server("log-level", TextKind(choices=LOG_LEVELS), f"Log level: {', '.join(LOG_LEVELS)}.")
+    ] = "info"
+    api_keys: Annotated[
+        tuple[str, ...],
+        _server("api-key", TextsKind(), "Require this API key. Repeat the option to accept several.", is_secret=True),
+    ] = ()
+    api_key_file: Annotated[str | None, _server("api-key-file", PathKind(), "File of API keys, one per line.")] = None
+    separates_keys: Annotated[
+        bool, _server("key-namespaces", _SWITCH, "Give each API key a separate prefix cache.")
+    ] = False
+    accepts_any_model: Annotated[
+        bool, _server("any-model", _SWITCH, "Accept requests for any model name instead of refusing unknown ones.")
+    ] = False
+    cors_origins: Annotated[
+        tuple[str, ...],
+        _server("cors-origin", TextsKind(), "Allow web pages from this origin. Repeat the option to allow several."),
+    ] = ()
+    max_body_bytes: Annotated[
+        int | None,
+        _server("max-body", NbytesKind(), "Largest request body, such as 32MiB. Derived from the context if not set."),
+    ] = None
+    max_connections: Annotated[
+        int,
+        _server("max-connections", _COUNT, "Open connections at most. Idle ones are closed to make room for new ones."),
+    ] = 1024
+    request_timeout_s: Annotated[
+        float, _server("request-timeout", _SECONDS, "Close a connection that takes longer than this to send a request.")
+    ] = 30.0
+    read_timeout_s: Annotated[
+        float, _server("read-timeout", _SECONDS, "Cancel an answer that the client hasn't read for this long.")
+    ] = 60.0
+    grace_s: Annotated[
+        float, _server("grace", _SECONDS, "On shutdown, time for running answers and disk writes to finish.")
+    ] = 30.0
+
+    max_tokens: Annotated[
+        int | None,
+        _answers(
+            "max-tokens",
+            _COUNT,
+            "Longest answer, in tokens. Default for requests that don't set it; if not set, what the context leaves.",
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        _answers(
+            "temp",
+            NumberKind(is_whole=False, least=0, most=100),
+            "Sampling temperature. Default for requests that don't set it; if not set, the model's own.",
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        _answers(
+            "top-p",
+            NumberKind(is_whole=False, above=0, most=1),
+            "Sample from the smallest set of likely tokens with this total probability. Default as for --temp.",
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        _answers(
+            "top-k", NumberKind(least=0), "Sample from the K likeliest tokens; 0: from all. Default as for --temp."
+        ),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        _answers(
+            "min-p",
+            NumberKind(is_whole=False, least=0, most=1),
+            "Drop tokens less likely than this fraction of the likeliest. Default as for --temp.",
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        _answers("chat-template", TemplateKind(), "Jinja template, or a file with one, to use instead of the model's."),
+    ] = None
+    chat_template_args: Annotated[
+        Mapping[str, Any],
+        _answers(
+            "chat-template-args",
+            TableKind(),
+            "Template variables, such as '{\"enable_thinking\": false}'. Default for requests that don't set them.",
+        ),
+    ] = field(default_factory=dict[str, Any])
+    thinking_budget: Annotated[
+        int | None,
+        _answers(
+            "thinking-budget", NumberKind(least=0), "Reasoning tokens at most. Default for requests that don't set it."
+        ),
+    ] = None
+    max_context: Annotated[
+        int | None,
+        _answers(
+            "max-context", _COUNT, "Prompt and answer together, in tokens. If not set, the model's context length."
+        ),
+    ] = None
+
+    has_prefix_cache: Annotated[
+        bool, _reuse("prefix-cache", _SWITCH, "Reuse prefixes. Without it every prompt is prefilled from the start.")
+    ] = True
+    cache_bytes: Annotated[
+        Amount | None,
+        _reuse(
+            "cache-bytes",
+            AmountKind(),
+            "Memory for the prefix cache and running requests, such as 8GB or 25%. Derived from the device if not set.",
+        ),
+    ] = None
+    disk_directory: Annotated[
+        str | None,
+        _reuse(
+            "disk-cache", PathKind(is_directory=True), "Keep prefixes in this directory too, so they survive a restart."
+        ),
+    ] = None
+    disk_bytes: Annotated[
+        Amount,
+        _reuse(
+            "disk-bytes",
+            AmountKind(may_be_zero=True),
+            "Disk space for --disk-cache, such as 50GB or 5% of the disk.",
+        ),
+    ] = DISK_BYTES
+    warm_file: Annotated[
+        str | None,
+        _reuse("warm", PathKind(), "Prefill at startup: a system prompt as text, or /v1/prefill bodies as JSON lines."),
+    ] = None
+    settles: Annotated[
+        bool, _reuse("settle", _SWITCH, "Prefill what is known of the next turn while the server is idle.")
+    ] = True
+    max_settle: Annotated[int, _reuse("max-settle", _COUNT, "Tokens to prefill ahead after one answer at most.")] = (
+        16384
+    )
+    canonical_tokens: Annotated[
+        bool,
+        _reuse("canonical-tokens", _SWITCH, "Re-tokenize past answers instead of reusing their sampled tokens."),
+    ] = False
+    restore_reasoning: Annotated[
+        bool, _reuse("restore-reasoning", _SWITCH, "Put back reasoning that a client dropped from the history.")
+    ] = False
+    normalizes: Annotated[
+        bool,
+        _reuse(
+            "normalize",
+            _SWITCH,
+            "Strip billing headers and the like, which change on every request, from system prompts.",
+        ),
+    ] = True
+    stable_tools: Annotated[
+        bool, _reuse("stable-tools", _SWITCH, "Sort tools by name, for clients that send them in varying order.")
+    ] = False
+    freeze_template_date: Annotated[
+        bool,
+        _reuse(
+            "freeze-template-date", _SWITCH, "Keep the date of a chat's first request, for templates that print it."
+        ),
+    ] = False
+    kv_bits: Annotated[
+        int | None,
+        _reuse(
+            "kv-bits", NumberKind(choices=KV_BITS), f"Quantize KV to {', '.join(map(str, KV_BITS))} bits (approximate)."
+        ),
+    ] = None
+    kv_group_size: Annotated[
+        int,
+        _reuse(
+            "kv-group-size",
+            NumberKind(choices=KV_GROUP_SIZES),
+            f"Group size of quantized KV: {', '.join(map(str, KV_GROUP_SIZES))}.",
+        ),
+    ] = 64
+
+    max_queue: Annotated[
+        int, _load("max-queue", _COUNT, "Waiting requests at most. Further ones are refused with status 429.")
+    ] = 64
+    max_batch: Annotated[int, _load("max-batch", _COUNT, "Sequences to decode together at most.")] = 8
+    prefill_chunk: Annotated[
+        int, _load("prefill-chunk", _COUNT, "Tokens per prefill step while no answer is being decoded.")
+    ] = 2048
+    max_stall_ms: Annotated[
+        int,
+        _load(
+            "max-stall-ms", NumberKind(least=1, metavar="MS"), "Longest gap between two tokens of an answer to aim for."
+        ),
+    ] = 100
+
+    def __post_init__(self) -> None:
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            fault = None if value is None else option.kind.fault(value)
+            assert fault is None, f"{name} {fault}"
+
+
+def _declared() -> dict[str, Option]:
+    hints = get_type_hints(Settings, include_extras=True)
+    options = {name: hint.__metadata__[0] for name, hint in hints.items()}
+    assert all(isinstance(option, Option) for option in options.values())
+    assert len({option.name for option in options.values()}) == len(options)
+    return options
+
+
+OPTIONS: Mapping[str, Option] = _declared()
+"""The option of each field of Settings."""

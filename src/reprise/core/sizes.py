@@ -2,26 +2,26 @@
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
+_SPELLINGS = {
+    "kB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
     "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
 }
+_UNITS = {"": 1, "B": 1} | {unit.upper(): size for unit, size in _SPELLINGS.items()}
 _FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """So many bytes."""
+    """A number of bytes."""
 
     nbytes: int
 
@@ -32,6 +32,14 @@ class Bytes:
         """The amount in bytes, whatever the total."""
         del total
         return self.nbytes
+
+    def __str__(self) -> str:
+        """The largest unit that divides it, for `parse_amount`."""
+        units = {size: unit for unit, size in _SPELLINGS.items() if self.nbytes % size == 0 and self.nbytes > 0}
+        if not units:
+            return str(self.nbytes)
+        size = max(units)
+        return f"{self.nbytes // size}{units[size]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,10 @@ class Share:
     def of(self, total: int) -> int:
         """The amount in bytes, of a total in bytes."""
         return int(total * self.share)
+
+    def __str__(self) -> str:
+        percent = self.share * 100
+        return f"{Decimal(percent.numerator) / Decimal(percent.denominator):f}%"
 
 
 Amount = Bytes | Share

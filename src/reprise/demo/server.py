@@ -27,8 +27,16 @@ def server(model: Path, *options: str) -> Generator[httpx.Client]:
     Raises DemoFailed with the server's own words if it does not start.
     """
     command = [sys.executable, "-m", "reprise.cli.main", "serve", str(model), "--port", "0", *options]
+    # The user's own configuration is for the user's own servers.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
     with tempfile.TemporaryFile() as words:
-        process = subprocess.Popen(command, stdout=words, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*command, "--config", os.devnull],
+            stdout=words,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+        )
         try:
             address = _wait_for_address(process, words.fileno())
             with httpx.Client(base_url=address, timeout=httpx.Timeout(60.0)) as client:

@@ -1,0 +1,235 @@
+"""Where the value of an option comes from: command line, then environment, then configuration file, then default.
+
+The options themselves are declared in `core/settings.py`. A command that is decorated with `with_options` has them as
+flags, and is called with what is in force.
+"""
+
+import inspect
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import platformdirs
+import typer
+
+from reprise.cli.refuse import refuse
+from reprise.core.options import Option, SwitchKind, TextsKind
+from reprise.core.settings import OPTIONS, Settings
+
+DEFAULT = "default"
+COMMAND_LINE = "command line"
+FILE_NAME = "reprise.toml"
+FILE_VARIABLE = "REPRISE_CONFIG"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The value of an option, and its source: the command line, a variable, a file, or the default."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationFile:
+    """What a configuration file sets, by option name. `is_found` is False where the default one does not exist."""
+
+    path: Path
+    is_found: bool
+    values: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What is in force: each field of Settings that the command has, and where its value comes from."""
+
+    chosen: Mapping[str, Chosen]
+    file: ConfigurationFile
+
+    def __getitem__(self, field: str) -> Any:
+        """The value of a field of Settings."""
+        return self.chosen[field].value
+
+    def model(self) -> str:
+        """The model; ends the command where none is given."""
+        model: str | None = self["model"]
+        if model is None:
+            refuse(f"No model given: pass MODEL, or set REPRISE_MODEL or `model` in {self.file.path}.")
+        return model
+
+    def settings(self) -> Settings:
+        """The settings of a server. Ends the command where there is no model, or no key in the key file."""
+        self.model()
+        keys: tuple[str, ...] = self["api_keys"]
+        if self["api_key_file"] is not None:
+            keys = (*keys, *_keys_in(Path(self["api_key_file"])))
+        values: dict[str, Any] = {name: chosen.value for name, chosen in self.chosen.items()}
+        values["api_keys"] = keys
+        return Settings(**values)
+
+
+def choose(
+    names: Iterable[str], given: Mapping[str, object], environment: Mapping[str, str], file: ConfigurationFile
+) -> Configuration:
+    """Choose a value for each of these fields of Settings. Raises ValueError with a sentence for a bad value."""
+    chosen = {name: _choose(name, OPTIONS[name], given, environment, file) for name in names}
+    return Configuration(chosen=chosen, file=file)
+
+
+def read_file(path: Path, *, is_required: bool) -> ConfigurationFile:
+    """Read a configuration file. Raises ValueError with a sentence."""
+    if not is_required and not path.exists():
+        return ConfigurationFile(path=path, is_found=False, values={})
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"Can't read the configuration file {path}: {error}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"The configuration file {path} is not valid TOML: {error}.") from error
+    known = {option.name for option in OPTIONS.values()}
+    values: dict[str, object] = {}
+    for key, value in content.items():
+        name = key.replace("_", "-")
+        if name not in known:
+            raise ValueError(f"Unknown option {key!r} in {path}.{_suggestion(name, known)}")
+        if name in values:
+            raise ValueError(f"The option {name!r} is set twice in {path}.")
+        values[name] = value
+    return ConfigurationFile(path=path, is_found=True, values=values)
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that looks like an option and is none."""
+    known = {option.variable for option in OPTIONS.values()} | {FILE_VARIABLE}
+    strange = sorted(name for name in environment if name.startswith("REPRISE_") and name not in known)
+    return [f"Ignoring the unknown environment variable {name}.{_suggestion(name, known)}" for name in strange]
+
+
+def default_of(field: str) -> Any:
+    """The default of a field of Settings; None for the model, which has none."""
+    return _DEFAULTS[field]
+
+
+def with_options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of these fields of Settings, and `--config`. It is called with a Configuration."""
+    chosen_names = tuple(names)
+
+    def decorate(run: Callable[..., None]) -> Callable[..., None]:
+        def command(*, config: Path | None, **given: object) -> None:
+            own = {name: given.pop(name) for name in own_parameters}
+            run(_configuration(chosen_names, config, given), **own)
+
+        _, *own_list = inspect.signature(run, eval_str=True).parameters.values()
+        own_parameters = {parameter.name: parameter for parameter in own_list}
+        shared = [_parameter(name, OPTIONS[name]) for name in chosen_names]
+        parameters = [*shared, _parameter_of("config", Path | None, _CONFIG), *own_list]
+        command.__name__, command.__doc__ = run.__name__, run.__doc__
+        command.__annotations__ = {}
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+_CONFIG: Any = typer.Option(
+    "--config",
+    metavar="FILE",
+    help=f"Configuration file ({FILE_VARIABLE}). Default: {FILE_NAME} in the user's configuration directory.",
+)
+_DEFAULTS: Mapping[str, Any] = {
+    field.name: field.default
+    if field.default is not MISSING
+    else field.default_factory()
+    if field.default_factory is not MISSING
+    else None
+    for field in fields(Settings)
+}
+
+
+def _configuration(names: tuple[str, ...], config: Path | None, given: Mapping[str, object]) -> Configuration:
+    for sentence in unknown_variables(os.environ):
+        typer.echo(f"reprise: {sentence}", err=True)
+    named = config if config is not None else os.environ.get(FILE_VARIABLE) or None
+    path = Path(named) if named is not None else platformdirs.user_config_path("reprise", appauthor=False) / FILE_NAME
+    try:
+        return choose(names, given, os.environ, read_file(path.expanduser(), is_required=named is not None))
+    except ValueError as error:
+        refuse(str(error))
+
+
+def _choose(
+    field: str, option: Option, given: Mapping[str, object], environment: Mapping[str, str], file: ConfigurationFile
+) -> Chosen:
+    typed = given.get(field)
+    if typed is not None and typed != []:
+        return _read(option, typed, source=COMMAND_LINE)
+    variable = environment.get(option.variable)
+    if variable is not None and (variable != "" or option.is_secret):
+        return _read(option, variable, source=option.variable)
+    if option.name in file.values:
+        return _read(option, file.values[option.name], source=str(file.path), folder=file.path.parent)
+    return Chosen(value=_DEFAULTS[field], source=DEFAULT)
+
+
+def _read(option: Option, given: object, *, source: str, folder: Path = Path()) -> Chosen:
+    try:
+        return Chosen(value=option.kind.read(given, folder), source=source)
+    except ValueError as error:
+        flag = "MODEL" if option.name == "model" else f"--{option.name}"
+        raise ValueError(f"Invalid {flag} from {_described(source)}: it {error}.") from error
+
+
+def _described(source: str) -> str:
+    return f"the {COMMAND_LINE}" if source == COMMAND_LINE else source
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else " `reprise config` lists all options."
+
+
+def _keys_in(file: Path) -> tuple[str, ...]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        refuse(f"Can't read the API key file {file}: {error}.")
+    keys = tuple(line.strip() for line in lines if line.strip())
+    if not keys:
+        refuse(f"The API key file {file} contains no key. Write one key per line.")
+    return keys
+
+
+def _parameter(field: str, option: Option) -> inspect.Parameter:
+    """The parameter that typer makes a flag of: as text, which `OptionKind.read` reads as it does all sources."""
+    if option.name == "model":
+        return _parameter_of(field, str | None, typer.Argument(metavar="MODEL", help=option.help, show_default=False))
+    is_switch = isinstance(option.kind, SwitchKind)
+    flag: Any = typer.Option(
+        f"--{option.name}/--no-{option.name}" if is_switch else f"--{option.name}",
+        metavar=None if is_switch else option.kind.metavar,
+        help=help_of(field),
+        rich_help_panel=option.group.value,
+        show_default=False,
+    )
+    if is_switch:
+        return _parameter_of(field, bool | None, flag)
+    return _parameter_of(field, list[str] | None if isinstance(option.kind, TextsKind) else str | None, flag)
+
+
+def _parameter_of(name: str, kind: Any, declaration: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, declaration]
+    )
+
+
+def help_of(field: str) -> str:
+    """The help of an option, with its default."""
+    option, default = OPTIONS[field], default_of(field)
+    if default is None or default in ((), {}):
+        return option.help
+    shown = ("on" if default else "off") if isinstance(default, bool) else default
+    return f"{option.help} Default: {f'{shown:g}' if isinstance(shown, float) else shown}."
