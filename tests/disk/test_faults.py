@@ -97,6 +97,30 @@ def test_a_full_disk_gives_up_what_waits_behind_the_record(tmp_path: Path, monke
         assert len(records_for(cache, CHAT)) == 3, "it is missing again"
 
 
+@pytest.mark.parametrize("resumes_anywhere", [False, True])
+@pytest.mark.parametrize("damaged", [(1, 2), (1, 4), (2, 3), (3, 1), (4, 1)])
+def test_what_is_stored_again_after_damage_is_whole(
+    damaged: tuple[int, int], tmp_path: Path, *, resumes_anywhere: bool
+) -> None:
+    """One is met when opening. The other is not read, since that is missing, and verified as the path is stored."""
+    chat, beside = list(range(14)), [*range(8), 77]
+    with opened(tmp_path, resumes_anywhere=resumes_anywhere) as cache:
+        records = put_path(cache, chat)
+        put_path(cache, beside)
+        paths = [cache.directory.path_of(record.key) for record in records]
+    met, unread = (paths[number - 1] for number in damaged)
+    damage(met, 10)
+    damage(unread, -1)
+    with opened(tmp_path, resumes_anywhere=resumes_anywhere) as cache:
+        put_path(cache, chat)
+        assert cache.stats().quarantined == 2 and records_for(cache, chat) == []
+        cache.check()
+    with opened(tmp_path, resumes_anywhere=resumes_anywhere) as cache:
+        taken, fetch = read_all(cache, find(cache, chat))  # type: ignore[arg-type]
+        assert len(taken) == 4 and not fetch.failed
+        assert position(find(cache, beside)) == 9, "what others have on the same path is kept"
+
+
 def test_a_record_that_cannot_be_written_as_json_is_left_out(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         (record,) = records_for(cache, [1, 2, 3])

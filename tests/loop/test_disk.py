@@ -124,19 +124,19 @@ def test_damaged_files_are_computed_again(
     files = sorted(tmp_path.rglob("*.kv"))
     source = random.Random(7)
     damaged = source.sample(files, len(files) // 3)
-    for file in damaged:
+    for number, file in enumerate(damaged):
         data = bytearray(file.read_bytes())
-        data[source.randrange(len(data))] ^= 1 << source.randrange(8)
+        # Some in their headers, which is seen when opening, and others anywhere, which is seen when they are read.
+        data[source.randrange(64 if number % 2 == 0 else len(data))] ^= 1 << source.randrange(8)
         file.write_bytes(data)
     engine = start(model)
     answer = engine.run(prompt)
     assert answer.tokens == engine.cold(prompt)
     # What stands on a block that was found to be damaged when opening is not met.
     assert 0 < disk_of(engine).quarantined <= len(damaged)
-    # What was computed again is written again; what is damaged behind it is met, and replaced, by those who come next.
-    turn = [*prompt, *answer.tokens, 1]
-    computed = [start(model).run(turn, num=1).computed for _ in damaged]
-    assert computed[-1] <= 2 and computed == sorted(computed, reverse=True)
+    # What was computed again is written again, and what was damaged behind it as well.
+    engine = start(model)
+    assert engine.run([*prompt, *answer.tokens, 1]).computed == 2
 
 
 def test_another_model_and_another_kv_format_find_nothing(start: Restarts, tmp_path: Path) -> None:

@@ -213,8 +213,12 @@ def test_a_compacted_cache_gives_the_same_answers(engine: Engine) -> None:
 @pytest.mark.parametrize("architecture", now_and_later(["gemma3_text", "qwen3_5"], ["llama"]))
 @pytest.mark.parametrize("kinds", [(BoundaryKind.EXPLICIT,), (BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT)])
 def test_what_a_client_marked_stays(architecture: str, kinds: tuple[BoundaryKind, ...]) -> None:
-    engine = Engine(architecture, cache_bytes=1_500_000)
+    engine = Engine(architecture)
     try:
+        # For about four of the prompts that follow, and the buffers of one that runs.
+        footprint = engine.ask(lambda worker: worker.runner.footprint)
+        budget = footprint.live(700, chunk=256) + 4 * footprint.at(420)
+        engine.ask(lambda worker: worker.set_budget(budget))
         shared = words(600, 200)
         marks = [Boundary(200, kind) for kind in kinds]
         # The mark of the second is on what is stored already: it holds as well.

@@ -119,10 +119,11 @@ class DiskCache:
         """Queue the record for writing. Whether it was taken; nothing happened if not.
 
         Not taken is what is there or queued, what stands on something that is neither, and what `can_take` refuses.
+        What is there and suspect is taken, and written where its file does not verify.
         """
         key, parent, store, queue = record.key, record.parent, self._store, self._writer.queue
         with store.changed:
-            if key in store.index.entries or key in queue:
+            if store.index.has(key) or key in queue:
                 return False
             if parent != record.root and parent not in store.index.entries and parent not in queue:
                 return False

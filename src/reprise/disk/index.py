@@ -74,6 +74,10 @@ class DiskIndex:
         self.unwritten_uses: dict[bytes, int] = {}
         """Times of use (ns) that the files do not show yet, by key."""
         self.last_use_ns: dict[bytes, int] = {}
+        self.verified: set[bytes] = set()
+        """Records whose bodies were read or written since the index was made."""
+        self.has_met_damage = False
+        """Whether a record was found to be damaged: others may be, and are suspect until they have been read."""
         self._children: dict[bytes, set[bytes]] = defaultdict(set)
         """Keys of the entries that stand on a key, whether that is there itself or not."""
         self._tails: dict[bytes, dict[int, dict[bytes, bytes]]] = {}
@@ -116,6 +120,7 @@ class DiskIndex:
             self._leaves.remove((at_ns, key))
         self.nbytes -= entry.file_nbytes
         self.unwritten_uses.pop(key, None)
+        self.verified.discard(key)
         self._rows[entry.parent].remove((entry.tokens, key))
         beside = self._children[entry.parent]
         beside.remove(key)
@@ -225,24 +230,33 @@ class DiskIndex:
                 left.extend(sorted(self._children.get(entry.key, ())))
         return found
 
+    def has(self, key: bytes) -> bool:
+        """Whether the record is there, and not suspect."""
+        return key in self.entries and not self.is_suspect(key)
+
+    def is_suspect(self, key: bytes) -> bool:
+        """Whether the record may be damaged, for all that is known."""
+        return self.has_met_damage and key not in self.verified
+
     def missing(self, tokens: Tokens, *, root: bytes, queued: Set[bytes]) -> MissingRecords:
-        """What a path lacks. `queued`: keys that will be there. O(tokens)."""
+        """What a path lacks, or may lack since it is suspect. `queued`: keys that will be there. O(tokens)."""
         wanted = token_bytes(tokens)
         blocks: list[tuple[int, bytes]] = []
         parent = root
         for k, key in enumerate(self._keys(wanted, root)):
-            if key not in self.entries and key not in queued:
+            if not self.has(key) and key not in queued:
                 blocks.append((k, parent))
             parent = key
         tail = wanted[len(tokens) // self.block * self.block * TOKEN_NBYTES :]
         is_whole = len(tokens) == 0
         if self.resumes_anywhere:
             # Every position can be resumed if its entries are there, in whatever record.
-            is_whole = self._most_alike(parent, tail)[1] * TOKEN_NBYTES == len(tail)
+            holder, num = self._most_alike(parent, tail)
+            is_whole = num * TOKEN_NBYTES == len(tail) and (holder is None or not self.is_suspect(holder))
         key = tail_key(parent, tail)
         return MissingRecords(
             blocks=tuple(blocks),
-            needs_tail=not is_whole and key not in self.entries and key not in queued,
+            needs_tail=not is_whole and not self.has(key) and key not in queued,
             tail_parent=parent,
         )
 
@@ -268,6 +282,7 @@ class DiskIndex:
         nbytes += sum(file.info.nbytes for file in self.unusable.values())
         assert nbytes == self.nbytes, (nbytes, self.nbytes)
         assert self.unwritten_uses.keys() <= self.entries.keys()
+        assert self.verified <= self.entries.keys()
 
     def _keys(self, wanted: bytes, root: bytes) -> Iterator[bytes]:
         """The keys of the whole blocks of these tokens, each computed when it is asked for."""

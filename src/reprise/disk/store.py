@@ -147,6 +147,8 @@ class RecordStore:
             return None
         with self.changed:
             self.counters.read_nbytes += record.nbytes
+            # Not if it was evicted meanwhile.
+            self.index.verified.update({key} & self.index.entries.keys())
         return record
 
     def forget_missing(self, key: bytes) -> None:
@@ -180,6 +182,7 @@ class RecordStore:
                 self.index.add_unusable(UnusableFile(info=info, root=None))
         with self.changed:
             self.counters.quarantined += 1
+            self.index.has_met_damage = True
 
     # Writing.
 
@@ -189,7 +192,7 @@ class RecordStore:
         `is_wanted` is asked with `changed` held, before anything is done and again before the file gets its name.
         """
         directory, path = self.directory, self.directory.path_of(record.key)
-        if not self._is_due(record, is_wanted):
+        if not self._is_due(record, is_wanted) or self._is_there(record.key):
             return False
         if path.is_dir():
             log.warning("A folder lies in the place of a record, which is left out: %s", path.name)
@@ -222,6 +225,7 @@ class RecordStore:
                     if path in self.index.unusable:
                         self.index.remove_unusable(path)
                     self.index.add(entry_of(record, file_nbytes=encoded.nbytes), at_ns)
+                    self.index.verified.add(record.key)
                     self.counters.written_nbytes += encoded.nbytes
             return True
         finally:
@@ -232,6 +236,15 @@ class RecordStore:
         with self.changed:
             has_parent = record.parent == record.root or record.parent in self.index.entries
             return has_parent and not self.is_closing and is_wanted()
+
+    def _is_there(self, key: bytes) -> bool:
+        """Whether the record needs no writing. One that is suspect is read now, and put away if it is damaged."""
+        with self.changed:
+            is_suspect = self.index.is_suspect(key)
+        if is_suspect:
+            self.read(key)
+        with self.changed:
+            return key in self.index.entries
 
     def _start_anew(self) -> None:
         """The folder has vanished with all that was in it: make it again. Raises OSError."""
