@@ -133,7 +133,7 @@ class AnswerParser:
                 case CallFailed():
                     self._fail_call()
                 case CallCut():
-                    deltas += self._cut_call(part.text)
+                    deltas += self._cut_call(self._call.opening + part.text)
                 case _:
                     deltas += self._write_call(part)
         return deltas
