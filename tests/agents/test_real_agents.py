@@ -7,7 +7,7 @@ what is in it. All else is real: the agents' own requests, prompts of 20,000 to 
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from reprise.chat.answer import Answer, ToolCall
 from reprise.core.job import Job
 from reprise.demo.tiny.build import QWEN3_5, build_model
 from tests.agents.packages import installed
+from tests.agents.recording import Recorder, recording, write
 from tests.workloads.serving import Serving, serving, spoken
 
 pytestmark = pytest.mark.agents
@@ -33,7 +34,13 @@ def programs() -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def recorder() -> Iterator[Recorder | None]:
+    with recording() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, recorder: Recorder | None) -> Iterator[Serving]:
     model = tmp_path_factory.mktemp("agent-model")
     sizes = {"max_position_embeddings": 262144, "hidden_size": 64, "intermediate_size": 128}
     build_model(model, {**QWEN3_5, "text_config": {**QWEN3_5["text_config"], **sizes}}, vocab_size=2048)
@@ -58,18 +65,30 @@ def run(command: list[str], folder: Path, home: Path, **names: str) -> str:
     return made.stdout
 
 
-def calls_once(server: Serving, arguments: dict[str, dict[str, object]]) -> Callable[[Job], str]:
-    """Says a call of the first of these tools that the prompt has, and when its result is there, what it says."""
+def calls_once(
+    server: Serving, arguments: dict[str, dict[str, object]], *, answer: str = "It says hello."
+) -> Callable[[Job], str]:
+    """Says a call of the first of these tools that the prompt has, and when its result is there, `answer`."""
 
     def says(job: Job) -> str:
         text = server.service.served.text.decode(job.prompt.tokens)
         names = [name for name in arguments if f'"{name}"' in text]
         if "<tool_response>" in text[text.rfind("<|im_start|>user") :] or not names:
-            return spoken(Answer(content="It says hello.", reasoning="That was all."))
+            return spoken(Answer(content=answer, reasoning="That was all."))
         call = ToolCall(id="call", name=names[0], arguments=json.dumps(arguments[names[0]]))
         return spoken(Answer(content=None, reasoning="I should read it.", tool_calls=(call,)))
 
     return says
+
+
+def keep(recorder: Recorder | None, name: str, version: str, tool: str, arguments: Mapping[str, object]) -> None:
+    """Record the loop that just ran."""
+    call = {"name": tool, "arguments": arguments}
+    answers = [
+        {"reasoning": "I should read it.", "content": None, "calls": [call]},
+        {"reasoning": "That was all.", "content": "It says hello.", "calls": []},
+    ]
+    write(recorder, name, source=f"{version}, recorded and trimmed: a tool loop", answers=answers, tool=tool)
 
 
 def check_reuse(server: Serving, api: str) -> None:
@@ -86,7 +105,13 @@ def check_reuse(server: Serving, api: str) -> None:
     print(f"\n{api}: {second['prefilled']:,} of {second['prompt_tokens']:,} tokens computed")
 
 
-def test_claude_code(server: Serving, programs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_claude_code(
+    server: Serving,
+    programs: Path,
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    recorder: Recorder | None,
+) -> None:
     server.engine.says = calls_once(server, {"Read": {"file_path": str(folder / "a.txt")}})
     told = run(
         [
@@ -119,13 +144,16 @@ def test_claude_code(server: Serving, programs: Path, folder: Path, tmp_path_fac
     check_reuse(server, "messages")
     newest = server.client.get("/v1/cache/requests").json()["data"][0]
     assert any("billing" in note for note in newest["notes"])
+    keep(recorder, "claude_code_2_1_330", "Claude Code 2.1.330", "Read", {"file_path": "/project/a.txt"})
 
 
-def test_codex(server: Serving, programs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    server.engine.says = calls_once(
-        server, {"exec_command": {"cmd": "cat a.txt"}, "shell": {"command": ["cat", "a.txt"]}}
-    )
-    home = tmp_path_factory.mktemp("home")
+CODEX_TOOLS: dict[str, dict[str, object]] = {
+    "exec_command": {"cmd": "cat a.txt"},
+    "shell": {"command": ["cat", "a.txt"]},
+}
+
+
+def run_codex(server: Serving, programs: Path, folder: Path, home: Path, *options: str) -> str:
     (home / ".codex").mkdir()
     (home / ".codex" / "config.toml").write_text(
         'model = "tiny"\nmodel_provider = "reprise"\ncheck_for_update_on_startup = false\n'
@@ -133,16 +161,54 @@ def test_codex(server: Serving, programs: Path, folder: Path, tmp_path_factory: 
         '[model_providers.reprise]\nname = "Reprise"\nwire_api = "responses"\n'
         f'base_url = "{str(server.client.base_url).rstrip("/")}/v1"\n'
     )
-    told = run(
-        [str(programs / ".bin" / "codex"), "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", TASK],
-        folder,
-        home,
-    )
+    codex = [str(programs / ".bin" / "codex"), "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access"]
+    return run([*codex, *options, TASK], folder, home)
+
+
+def test_codex(
+    server: Serving,
+    programs: Path,
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    recorder: Recorder | None,
+) -> None:
+    server.engine.says = calls_once(server, CODEX_TOOLS)
+    told = run_codex(server, programs, folder, tmp_path_factory.mktemp("home"))
     assert "It says hello." in told
     check_reuse(server, "responses")
+    keep(recorder, "codex_0_169", "Codex 0.169.0", "exec_command", CODEX_TOOLS["exec_command"])
 
 
-def test_opencode(server: Serving, programs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_codex_with_an_output_schema(
+    server: Serving, programs: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    server.client.delete("/v1/cache")
+    before = {record["id"] for record in server.client.get("/v1/cache/requests").json()["data"]}
+    # A call first, then the JSON: the request's grammar has to allow both (tests/api/test_output_and_tools.py).
+    server.engine.says = calls_once(server, CODEX_TOOLS, answer='{"says":"hello"}')
+    home = tmp_path_factory.mktemp("home")
+    schema = home / "schema.json"
+    says = {"type": "object", "properties": {"says": {"type": "string"}}, "required": ["says"]}
+    schema.write_text(json.dumps(says | {"additionalProperties": False}))
+    last = home / "last.txt"
+    run_codex(
+        server, programs, folder, home, "--output-schema", str(schema), "--output-last-message", str(last)
+    )  # fmt: skip
+    assert json.loads(last.read_text()) == {"says": "hello"}
+    server.wait_until_idle()
+    records = [r for r in server.client.get("/v1/cache/requests").json()["data"][::-1] if r["id"] not in before]
+    first, second = records[:2]
+    assert [record["ended"] for record in (first, second)] == ["tool_calls", "stop"]
+    assert second["prefilled"] <= second["prompt_tokens"] - first["prompt_tokens"] + 8
+
+
+def test_opencode(
+    server: Serving,
+    programs: Path,
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    recorder: Recorder | None,
+) -> None:
     server.client.delete("/v1/cache")
     before = {record["id"] for record in server.client.get("/v1/cache/requests").json()["data"]}
     server.engine.says = calls_once(server, {"read": {"filePath": str(folder / "a.txt")}})
@@ -167,3 +233,4 @@ def test_opencode(server: Serving, programs: Path, folder: Path, tmp_path_factor
     first, second = loop[:2]
     assert second["prefilled"] <= second["prompt_tokens"] - first["prompt_tokens"] + 8
     print(f"\nopencode: {second['prefilled']:,} of {second['prompt_tokens']:,} tokens computed")
+    keep(recorder, "opencode_1_18_33", "OpenCode 1.18.33", "read", {"filePath": "/project/a.txt"})

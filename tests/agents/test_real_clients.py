@@ -17,6 +17,7 @@ import pytest
 from reprise.chat.answer import Answer, ToolCall
 from reprise.core.job import Job
 from tests.agents.packages import installed, python_with
+from tests.agents.recording import Recorder, recording, write
 from tests.models.tiny import tiny_model
 from tests.workloads.serving import Serving, serving, spoken
 
@@ -49,7 +50,6 @@ class Loop:
     script: str
     api: str
     arguments: tuple[str, ...] = ()
-    has_structure: bool = True
     structure_calls: bool = True
     """Whether the tool is there, and called, in the structured request too."""
 
@@ -64,14 +64,12 @@ LOOPS = [
     Loop(name="openai-agents", script="openai_agents_loop.py", api="responses", arguments=("responses",)),
     Loop(name="openai-agents", script="openai_agents_loop.py", api="chat", arguments=("chat",)),
     Loop(name="pydantic-ai", script="pydantic_ai_loop.py", api="chat", arguments=("openai",)),
-    Loop(
-        name="pydantic-ai", script="pydantic_ai_loop.py", api="messages", arguments=("anthropic",), has_structure=False
-    ),
+    Loop(name="pydantic-ai", script="pydantic_ai_loop.py", api="messages", arguments=("anthropic",)),
     Loop(name="langchain", script="langchain_loop.py", api="chat"),
     Loop(name="ai-sdk", script="ai_sdk_loop.mjs", api="responses", arguments=("openai",)),
     Loop(name="ai-sdk", script="ai_sdk_loop.mjs", api="chat", arguments=("chat",)),
     Loop(name="ai-sdk", script="ai_sdk_loop.mjs", api="chat", arguments=("compatible",)),
-    Loop(name="ai-sdk", script="ai_sdk_loop.mjs", api="messages", arguments=("anthropic",), has_structure=False),
+    Loop(name="ai-sdk", script="ai_sdk_loop.mjs", api="messages", arguments=("anthropic",)),
 ]
 
 
@@ -96,7 +94,13 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Serving]:
+def recorder() -> Iterator[Recorder | None]:
+    with recording() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(recorder: Recorder | None) -> Iterator[Serving]:
     with serving(tiny_model("qwen3_5"), accepts_any_model=True, max_context=8192) as served:
         yield served
 
@@ -119,7 +123,7 @@ def run(name: str, script: str, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.id)
-def test_a_tool_loop_computes_what_is_new(server: Serving, loop: Loop) -> None:
+def test_a_tool_loop_computes_what_is_new(server: Serving, loop: Loop, recorder: Recorder | None) -> None:
     server.client.delete("/v1/cache")
     server.engine.says = Reader(server, calls=loop.structure_calls).says
     before = {record["id"] for record in _records(server)}
@@ -132,12 +136,25 @@ def test_a_tool_loop_computes_what_is_new(server: Serving, loop: Loop) -> None:
     first, second = [record for record in records if record["api"] == loop.api and record["ended"] != "refused"][:2]
     assert (told["answer"], first["ended"]) == ("It says hello.", "tool_calls")
     assert told["calls"] == 1
-    if loop.has_structure:
-        assert told["structured"] == {"says": "hello"}
+    assert told["structured"] == {"says": "hello"}
     # The generation prompt of the first is not part of the second.
     new = second["prompt_tokens"] - first["prompt_tokens"]
     assert second["prefilled"] <= new + 8, (first, second)
     print(f"\n{loop.id}: {second['prefilled']} of {second['prompt_tokens']} tokens computed")
+    keep(recorder, loop)
+
+
+def keep(recorder: Recorder | None, loop: Loop) -> None:
+    """Record the loop that just ran, with what the reader said."""
+    call = {"name": "look", "arguments": {"path": "a.txt"}}
+    asks = {"reasoning": "I should read it.", "content": None, "calls": [call]}
+    tells = {"reasoning": "That was all.", "content": "It says hello.", "calls": []}
+    answers: list[Mapping[str, Any]] = [asks, tells]
+    if loop.structure_calls:
+        answers += [asks, tells | {"content": '{"says": "hello"}'}]
+    version = AI_SDK["ai"] if loop.name == "ai-sdk" else PYPI[loop.name][0].partition("==")[2]
+    source = f"{loop.id} {version}, recorded and trimmed: a tool loop"
+    write(recorder, loop.id.replace("-", "_"), source=source, answers=answers, tool="look")
 
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA", "JSON", "RESPONSES_TOOLS"])

@@ -11,7 +11,8 @@ const model = {
   openai: () => createOpenAI({ baseURL, apiKey: 'none' })('tiny'),
   chat: () => createOpenAI({ baseURL, apiKey: 'none' }).chat('tiny'),
   compatible: () => createOpenAICompatible({ name: 'reprise', baseURL, supportsStructuredOutputs: true })('tiny'),
-  anthropic: () => createAnthropic({ baseURL, apiKey: 'none' })('tiny'),
+  // By the name the provider decides whether `output_config` is sent, or a tool of the answer's shape.
+  anthropic: () => createAnthropic({ baseURL, apiKey: 'none' })('claude-sonnet-4-6'),
 }[provider]();
 let calls = 0;
 const look = tool({
@@ -31,12 +32,10 @@ const streamed = streamText({
   },
 });
 const told = { answer: (await streamed.text).trim(), calls };
-if (provider !== 'anthropic') {
-  const { output } = await generateText({
-    ...asked,
-    prompt: 'As JSON: what does a.txt say?',
-    output: Output.object({ schema: z.object({ says: z.string() }) }),
-  });
-  told.structured = output;
-}
+const { output } = await generateText({
+  ...asked,
+  prompt: 'As JSON: what does a.txt say?',
+  output: Output.object({ schema: z.object({ says: z.string() }) }),
+});
+told.structured = output;
 console.log(JSON.stringify(told));

@@ -13,7 +13,8 @@ from pydantic_ai.providers.openai import OpenAIProvider
 if sys.argv[2] == "openai":
     model = OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=f"{sys.argv[1]}/v1", api_key="none"))
 else:
-    model = AnthropicModel("tiny", provider=AnthropicProvider(base_url=sys.argv[1], api_key="none"))
+    # By the name it decides whether there is structured output.
+    model = AnthropicModel("claude-sonnet-4-6", provider=AnthropicProvider(base_url=sys.argv[1], api_key="none"))
 calls = 0
 
 
@@ -30,7 +31,6 @@ def look(path: str) -> str:
 
 plain = Agent(model, instructions="You read files.", tools=[look])
 told = {"answer": plain.run_sync("What does a.txt say?").output.strip(), "calls": calls}
-if sys.argv[2] == "openai":
-    typed = Agent(model, instructions="You read files.", tools=[look], output_type=NativeOutput(Said))
-    told["structured"] = typed.run_sync("As JSON: what does a.txt say?").output.model_dump()
+typed = Agent(model, instructions="You read files.", tools=[look], output_type=NativeOutput(Said))
+told["structured"] = typed.run_sync("As JSON: what does a.txt say?").output.model_dump()
 print(json.dumps(told))
