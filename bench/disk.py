@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from bench.rivals import LLAMA
-from reprise.cache.lookup import Part
+from reprise.cache.lookup import SegmentSlice
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Purpose, Sampling
 from reprise.core.kinds import Full
@@ -82,7 +82,7 @@ def put_on_disk(settings: Settings, num: int) -> tuple[Tokens, int]:
         span = Span(k * disk.block, (k + 1) * disk.block)
         segment = pack([mx.random.normal(shape) for _ in range(2 * MODEL["num_hidden_layers"])])
         encoder = RecordEncoder(kind=None)
-        encoder.add_entries([Part(segment, 0, disk.block, span)], Full(), span)
+        encoder.add_entries([SegmentSlice(segment, 0, disk.block, span)], Full(), span)
         record = DiskRecord.of(
             root=disk.root(""),
             parent=parent,

@@ -78,18 +78,18 @@ class RandomRestarts:
 
 def _lose_what_is_not_written(worker: Worker) -> None:
     """As if the process had been killed."""
-    writes, disk = worker.disk._writes, worker.disk._disk
-    assert writes is not None and disk is not None
-    writes.forget(None)
+    write_behind, disk = worker.disk._write_behind, worker.disk._disk
+    assert write_behind is not None and disk is not None
+    write_behind.forget(None)
     with disk._store.changed:
         disk._writer.drop(lambda record: True)
 
 
 def check_disk(worker: Worker, *, is_whole: bool) -> None:
     """Nothing is being read, and what is known of the files is so."""
-    loads, disk = worker.disk._loads, worker.disk._disk
-    assert loads is not None and disk is not None
-    assert loads._loads == [] and worker.memory.nbytes(Account.INCOMING) == 0
+    read_ahead, disk = worker.disk._read_ahead, worker.disk._disk
+    assert read_ahead is not None and disk is not None
+    assert read_ahead._reads == [] and worker.memory.nbytes(Account.INCOMING) == 0
     assert disk.flush(_PATIENCE_S)
     assert not disk._store.held
     if is_whole:

@@ -14,9 +14,10 @@ from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.record import Reason
 from reprise.core.sizes import Bytes
 from reprise.demo.tiny.build import build_model
+from reprise.disk import write_behind
 from reprise.disk.directory import ModelDirectory
 from reprise.engine.runner import SHARES_FROM
-from reprise.loop import loads, writes
+from reprise.loop import sequences
 from tests.loop.driving import PATIENCE_S, Engine
 from tests.loop.restarts import BLOCK, Restarts, disk_of, words
 from tests.models.tiny import CONFIGS
@@ -29,7 +30,7 @@ def test_the_next_turn_after_a_restart_computes_what_is_new(
 ) -> None:
     if shares_from == 50:
         # Lent from the start: what is read goes straight into sequences.
-        monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
+        monkeypatch.setattr(sequences, "_LARGE_NBYTES", 0)
     engine = start(model, shares_from=shares_from)
     prompt = words(1, 200)
     for turn in range(3):
@@ -116,7 +117,7 @@ def test_damaged_files_are_computed_again(
     start: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, model: str, is_large: bool
 ) -> None:
     if is_large:
-        monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
+        monkeypatch.setattr(sequences, "_LARGE_NBYTES", 0)
     engine = start(model)
     prompt = words(6, 300)
     prompt = [*prompt, *engine.run(prompt).tokens, 1]
@@ -196,7 +197,7 @@ def test_the_status_tells_what_was_written_while_the_loop_sleeps(
         assert goes_on.wait(PATIENCE_S)
         return begin(*given)
 
-    monkeypatch.setattr(writes, "_SOON_S", 0.0)
+    monkeypatch.setattr(write_behind, "_SOON_S", 0.0)
     monkeypatch.setattr(ModelDirectory, "begin", held)
     engine = start()
     engine.run(words(13, 200))

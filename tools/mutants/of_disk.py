@@ -9,6 +9,9 @@ _CACHE = ("tests/disk/test_cache.py",)
 _FAULTS = ("tests/disk/test_faults.py", "tests/disk/test_disk_machine.py")
 _CLEAR = ("tests/disk/test_clear.py",)
 _PROCESSES = ("tests/disk/test_processes.py",)
+_READ_AHEAD = ("tests/loop/test_read_ahead.py",)
+_WRITE_BEHIND = ("tests/loop/test_write_behind.py",)
+_RESTARTS = ("tests/loop/test_disk.py", "-k", "read_again or restart")
 
 
 def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -200,4 +203,88 @@ DISK_MUTANTS = (
         _FAULTS,
     ),
     _mutant("_parsed", "the header is not verified", "metadata[_HEADER_SUM] != _checksum(fields)", "False", _FORMAT),
+    _mutant(
+        "ReadAhead._may_fit",
+        "prompts are read for which there is no room beside each other",
+        "return sum((read.needed for read in self._reads)) + needed <= room",
+        "return self._sizes.at(position) <= room",
+        _READ_AHEAD,
+    ),
+    _mutant(
+        "ReadAhead._decode",
+        "what was read is decoded at once, however much",
+        "taken < _DECODED_AT_ONCE and (taken == 0 or time.monotonic() < until_s)",
+        "True",
+        (*_READ_AHEAD, "-k", "small_steps"),
+    ),
+    _mutant(
+        "ReadAhead._take",
+        "a disk that hangs is waited for",
+        "now_s - read.heard_s >= _STALLED_S",
+        "now_s - read.heard_s < 0",
+        _READ_AHEAD,
+    ),
+    _mutant(
+        "ReadAhead.void",
+        "what was cleared while it was read comes back",
+        "read.is_void |= namespace in (None, read.namespace)",
+        "read.is_void |= False",
+        _READ_AHEAD,
+    ),
+    _mutant(
+        "ReadAhead._commit",
+        "all that is reused is told as read from the disk",
+        "request.loaded += max(0, self._resume_at(request) - held)",
+        "request.loaded += self._resume_at(request)",
+        _RESTARTS,
+    ),
+    _mutant(
+        "ReadAhead._end",
+        "what waited for a read waits on",
+        "request.set_loading(is_loading=False)",
+        "request.set_loading(is_loading=request.num_loads == 0)",
+        _READ_AHEAD,
+    ),
+    _mutant(
+        "WriteBehind._go_on",
+        "what was evicted while a path is written ends it",
+        "return not is_new",
+        "return False",
+        _WRITE_BEHIND,
+    ),
+    _mutant(
+        "WriteBehind._go_on",
+        "a path is copied to its end though the disk takes nothing",
+        "return is_taken and len(path.left) > 0",
+        "return len(path.left) > 0",
+        _WRITE_BEHIND,
+    ),
+    _mutant(
+        "WriteBehind._copy",
+        "a record is copied at once, however large",
+        "copy.left and copied < _COPIED_AT_ONCE",
+        "copy.left",
+        _WRITE_BEHIND,
+    ),
+    _mutant(
+        "WriteBehind._planned",
+        "positions that all chats share are not written",
+        "missing.needs_tail",
+        "missing.needs_tail and end == len(path.tokens)",
+        ("tests/loop/test_disk.py", "-k", "llama or read_again or one_prefix"),
+    ),
+    _mutant(
+        "DiskTier.close",
+        "a full disk holds up the end",
+        "self._disk.is_paused()",
+        "False",
+        _READ_AHEAD,
+    ),
+    _mutant(
+        "DiskTier.close",
+        "what was not written is lost when the server stops",
+        "self._write_behind.due_in_s is not None",
+        "False",
+        _RESTARTS,
+    ),
 )

@@ -6,9 +6,7 @@ _REUSE = ("tests/loop/test_reuse.py", "-k", "llama or qwen3_5")
 _PARKED = ("tests/loop/test_idle_sequences.py",)
 _BUDGET = ("tests/loop/test_budget.py", "-k", "llama or taking_over or held_twice")
 
-_LOADS = ("tests/loop/test_disk_loads.py",)
-_WRITES = ("tests/loop/test_disk_writes.py",)
-_RESTARTS = ("tests/loop/test_disk.py", "-k", "read_again or restart")
+_READ_AHEAD = ("tests/loop/test_read_ahead.py",)
 
 
 def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -129,94 +127,10 @@ LOOP_MUTANTS = (
         _BUDGET,
     ),
     _mutant(
-        "Loads._may_fit",
-        "prompts are read for which there is no room beside each other",
-        "return sum(load.needed for load in self._loads) + needed <= room",
-        "return self._footprint.at(position) <= room",
-        _LOADS,
-    ),
-    _mutant(
-        "Loads._take_over",
-        "what was read is taken over at once, however much",
-        "taken < _COPIED_AT_ONCE and (taken == 0 or time.monotonic() < until_s)",
-        "True",
-        (*_LOADS, "-k", "small_steps"),
-    ),
-    _mutant(
-        "Loads._take",
-        "a disk that hangs is waited for",
-        "now_s - load.heard_s >= _STALLED_S",
-        "now_s - load.heard_s < 0",
-        _LOADS,
-    ),
-    _mutant(
-        "Loads.void",
-        "what was cleared while it was read comes back",
-        "load.is_void |= namespace in (None, load.namespace)",
-        "load.is_void |= False",
-        _LOADS,
-    ),
-    _mutant(
-        "Loads._commit",
-        "all that is reused is told as read from the disk",
-        "task.loaded += max(0, self._resume_at(task) - held)",
-        "task.loaded += self._resume_at(task)",
-        _RESTARTS,
-    ),
-    _mutant(
-        "Loads._end",
-        "what waited for a load waits on",
-        "task.is_loading = False",
-        "task.is_loading = task.num_loads == 0",
-        _LOADS,
-    ),
-    _mutant(
-        "Writes._go_on",
-        "what was evicted while a path is written ends it",
-        "return not is_new",
-        "return False",
-        _WRITES,
-    ),
-    _mutant(
-        "Writes._go_on",
-        "a path is copied to its end though the disk takes nothing",
-        "return is_taken and len(noted.left) > 0",
-        "return len(noted.left) > 0",
-        _WRITES,
-    ),
-    _mutant(
-        "Writes._copy",
-        "a record is copied at once, however large",
-        "making.left and copied < _AT_ONCE",
-        "making.left",
-        _WRITES,
-    ),
-    _mutant(
-        "Writes._planned",
-        "positions that all chats share are not written",
-        "missing.needs_tail",
-        "missing.needs_tail and end == len(noted.tokens)",
-        ("tests/loop/test_disk.py", "-k", "llama or read_again or one_prefix"),
-    ),
-    _mutant(
-        "Disk.close",
-        "a full disk holds up the end",
-        "self._disk.is_paused()",
-        "False",
-        _LOADS,
-    ),
-    _mutant(
-        "Disk.close",
-        "what was not written is lost when the server stops",
-        "self._writes.due_in_s is not None",
-        "False",
-        _RESTARTS,
-    ),
-    _mutant(
         "Worker.has_work",
         "the loop does not sleep while all wait for the disk",
-        "(not self._tasks and not self._commits.is_compact)",
-        "not self._commits.is_compact",
-        _LOADS,
+        "(not self.requests and not self._is_compact)",
+        "not self._is_compact",
+        _READ_AHEAD,
     ),
 )

@@ -17,6 +17,7 @@ import mlx_lm
 import numpy as np
 
 from reprise.cache.lookup import Restore, SegmentSlice
+from reprise.cache.payload import SnapshotPayload, Source
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
@@ -25,7 +26,7 @@ from reprise.engine.blueprint import Blueprint, OpaqueSpec
 from reprise.engine.columns import as_words, columns_of
 from reprise.engine.layers import KvLayer
 from reprise.engine.payloads import PackedSegment, Snapshot, count_bytes, pack
-from reprise.engine.runner import LiveSequence, Runner
+from reprise.engine.runner import Runner
 
 _DTYPES: Mapping[str, mx.Dtype] = {
     str(dtype).rsplit(".", 1)[-1]: dtype
@@ -64,7 +65,7 @@ class RecordEncoder:
     `kind`: what kind of position it is where somebody can resume, for whoever loads it.
     """
 
-    def __init__(self, *, kind: BoundaryKind | None) -> None:
+    def __init__(self, kind: BoundaryKind | None) -> None:
         self._kind = kind
         self._sections: list[Section] = []
         self._segments: list[dict[str, Any]] = []
@@ -82,7 +83,8 @@ class RecordEncoder:
             }
         )
 
-    def add_snapshot(self, snapshot: Snapshot) -> None:
+    def add_snapshot(self, snapshot: SnapshotPayload) -> None:
+        assert isinstance(snapshot, Snapshot), snapshot
         self._states = [
             [None if array is None else self._add(array) for array in cast(Sequence[mx.array | None], arrays)]
             for arrays in snapshot.states
@@ -173,6 +175,10 @@ class RestoringSequence:
         return self._rest.nbytes
 
     @property
+    def buffer_nbytes(self) -> int:
+        return self.live.rows.nbytes
+
+    @property
     def is_busy(self) -> bool:
         """Whether something that was added is not in the sequence yet."""
         return len(self._work) > 0
@@ -212,13 +218,13 @@ class RestoringSequence:
         mx.eval(pending)
         return nbytes
 
-    def finish(self, position: int) -> LiveSequence:
-        """The sequence, which stands at `position` now. Raises LookupError if the records lack something."""
+    def source(self, position: int) -> Source:
+        """The sequence as a source; it stands at `position` now. Raises LookupError if the records lack something."""
         assert not self._work
         restore = self._rest.restore(self._runner.loaded.blueprint.layout, position)
         self._runner.reopen(self.live, restore, reserve=self._length)
         self._rest = RecordSource()
-        return self.live
+        return self._runner.source(self.live, shares=True)
 
     def give_up(self) -> None:
         """Nothing of it is needed any more."""
@@ -241,6 +247,21 @@ class RecordSource:
         """The kind of position that the last record is for; None if it is for none."""
         self.stop = 0
         """Where the last record ends."""
+        self.is_busy = False
+        self.buffer_nbytes = 0
+
+    def work(self) -> int:
+        """There is nothing left to copy when a record was added."""
+        return 0
+
+    def source(self, position: int) -> Source:
+        assert position <= self.stop, (position, self.stop)
+        return self
+
+    def give_up(self) -> None:
+        """Nothing of it is needed any more."""
+        self._segments.clear()
+        self._snapshot = None
 
     @property
     def nbytes(self) -> int:

@@ -21,11 +21,11 @@ from reprise.core.events import Event
 from reprise.core.job import Job
 from reprise.core.pin import PinList
 from reprise.core.settings import Settings
+from reprise.disk.tier import DiskTier
 from reprise.engine.load import LoadedModel, load_model
 from reprise.engine.memory import leave_thread
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop.admission import Gate
-from reprise.loop.disk import Disk
 from reprise.loop.worker import Worker
 
 log = logging.getLogger("reprise.loop")
@@ -79,7 +79,7 @@ class EngineLoop:
         on disk, None: as fits the model.
         """
         self._settings = settings
-        self._lends_from = shares_from
+        self._shares_from = shares_from
         self._disk_block = disk_block
         self._load = (
             load
@@ -96,7 +96,7 @@ class EngineLoop:
         self._is_ready = threading.Event()
         self._failure: Exception | None = None
         self._loaded: LoadedModel | None = None
-        self._disk: Disk | None = None
+        self._disk: DiskTier | None = None
         self._gate = Gate()
         self._status = Status()
         self._close: _Close | None = None
@@ -201,7 +201,7 @@ class EngineLoop:
                 loaded,
                 self._settings,
                 self._gate,
-                shares_from=self._lends_from,
+                shares_from=self._shares_from,
                 disk_block=self._disk_block,
                 # An empty command: the loop takes its next step.
                 wake=lambda: self.call(lambda worker: None),

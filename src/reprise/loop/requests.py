@@ -158,6 +158,14 @@ class RunningRequest:
         return isinstance(self.phase, _Running)
 
     @property
+    def is_waiting(self) -> bool:
+        return isinstance(self.phase, Waiting)
+
+    @property
+    def has_ended(self) -> bool:
+        return isinstance(self.phase, Ended)
+
+    @property
     def is_loading(self) -> bool:
         return isinstance(self.phase, Waiting) and self.phase.is_loading
 

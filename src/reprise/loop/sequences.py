@@ -17,7 +17,9 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.cache.tree import SegmentRef
 from reprise.core.job import Job, Purpose
 from reprise.core.tokens import Tokens, own_tokens
+from reprise.disk.ports import RestoreTarget
 from reprise.engine.payloads import PackedSegment
+from reprise.engine.records import RecordSource, RestoringSequence
 from reprise.engine.runner import LiveSequence, Runner
 from reprise.engine.sequence_batch import moving
 from reprise.engine.shared_segment import SharedSegment, copy_out
@@ -26,6 +28,9 @@ from reprise.memory import Account, Memory
 
 INITIAL_DECODE_SLOTS = 256
 """Entries for the answer that are there from the start; more are made room for as they come."""
+
+_LARGE_NBYTES = 32 << 20
+"""A path of more bytes is read from the disk straight into a sequence."""
 
 _MOST_IDLE = 4
 """How many sequences stay idle. Each has room to grow that nobody else can use."""
@@ -212,6 +217,25 @@ class SequencePool:
 
     def _unstack(self, ref: SegmentRef) -> None:
         self._cache.replace([ref], [_segment(ref).unstacked()])
+
+    # What is read from the disk.
+
+    def restore_target(self, position: int, num_prompt: int, *, is_whole: bool) -> RecordSource | RestoringSequence:
+        """What the records of a path up to `position` go into; `is_whole`: all of the path is read."""
+        footprint = self._runner.footprint
+        if not is_whole or footprint.full * position <= _LARGE_NBYTES:
+            return RecordSource()
+        # No more room to grow than a sequence may have that waits for its next turn.
+        length = min(num_prompt + INITIAL_DECODE_SLOTS, position + max(INITIAL_DECODE_SLOTS, position // 16))
+        if not self.memory.reserve(footprint.live(length, chunk=1) + footprint.checkpoint):
+            # It takes less to have the cache hold it alone until the request can start.
+            return RecordSource()
+        return RestoringSequence(self._runner, length=length)
+
+    def keep_restored(self, target: RestoreTarget, tokens: Tokens, *, namespace: str) -> None:
+        """What was committed from the target waits for its request like one whose next turn is to come."""
+        if isinstance(target, RestoringSequence):
+            self.end(target.live, tokens, namespace=namespace)
 
     # Ending.
 

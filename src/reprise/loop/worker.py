@@ -20,13 +20,15 @@ from reprise.core.job import Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Reason
 from reprise.core.settings import Settings
+from reprise.disk.tier import DiskTier
 from reprise.engine import memory as device_memory
 from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
 from reprise.engine.load import LoadedModel
+from reprise.engine.records import RecordEncoder
 from reprise.engine.runner import SHARES_FROM, LiveSequence, Runner, TokenFailure, TokenResult
 from reprise.engine.score import PromptScorer
 from reprise.loop.admission import Gate
-from reprise.loop.disk import Disk, open_disk
+from reprise.loop.disk import open_disk
 from reprise.loop.requests import (
     Admission,
     Decoding,
@@ -115,12 +117,12 @@ class Worker:
         self._is_compact = True
         """Whether nothing was stored since the small segments of the cache were joined."""
         disk = open_disk(settings, loaded, footprint, block=disk_block)
-        self.disk = Disk(
+        self.disk = DiskTier(
             disk,
             self.cache,
-            runner=self.runner,
+            sizes=footprint,
             sequences=self.sequences,
-            matcher=self,
+            new_encoder=RecordEncoder,
             max_stall_s=self._limits.max_stall_s,
             wake=wake,
         )
@@ -136,7 +138,7 @@ class Worker:
         """Ask the scheduler what to do next, do it, store what was computed, and finish what is complete."""
         if self.sequences.is_broken:
             self.reset_cache()
-        self.disk.advance()
+        self._match_loaded(self.disk.advance())
         step = self._schedule()
         if step is None:
             self._tidy()
@@ -246,6 +248,15 @@ class Worker:
         for other in self.requests.values():
             if isinstance(other.phase, Waiting) and (leader.id in other.shares or other.id in leader.shares):
                 self.match(other)
+
+    def _match_loaded(self, request_ids: Sequence[str]) -> None:
+        """Look those up anew for which the disk was read."""
+        for request in [self.requests[request_id] for request_id in request_ids]:
+            self._run_isolated(request, self._match_with_followers)
+
+    def _match_with_followers(self, request: RunningRequest) -> None:
+        self.match(request)
+        self.match_followers(request)
 
     def _admit(self, request: RunningRequest) -> None:
         """Start a request that waited, where the cache can resume it."""

@@ -9,11 +9,11 @@ import pytest
 from reprise.cache.lookup import Restore
 from reprise.core.errors import EngineFailed
 from reprise.core.prompt import Boundary, BoundaryKind
+from reprise.disk import read_ahead, tier
 from reprise.disk.directory import ModelDirectory
 from reprise.engine import records
 from reprise.engine.runner import Runner
-from reprise.loop import disk as loop_disk
-from reprise.loop import loads
+from reprise.loop import sequences
 from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker
 from reprise.memory import Account
@@ -36,7 +36,7 @@ class Held:
 
         monkeypatch.setattr(ModelDirectory, "read", held)
         # However long a test takes, this disk does not count as one that hangs.
-        monkeypatch.setattr(loads, "_STALLED_S", 10 * _GRACE_S)
+        monkeypatch.setattr(read_ahead, "_STALLED_S", 10 * _GRACE_S)
 
 
 @pytest.fixture
@@ -71,15 +71,15 @@ def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
     over: list[int] = []
     measure = SequencePool.measure
 
-    def measured(sequences: SequencePool) -> None:
-        measure(sequences)
-        available = sequences.memory.available
+    def measured(pool: SequencePool) -> None:
+        measure(pool)
+        available = pool.memory.available
         assert available is not None
         over.append(-available)
 
     monkeypatch.setattr(SequencePool, "measure", measured)
     if shares_from == 50:
-        monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
+        monkeypatch.setattr(sequences, "_LARGE_NBYTES", 0)
     jobs = engine.submit_all(turns)
     assert [job.wait().computed for job in jobs] == [3] * 4
     assert max(over) <= 0
@@ -100,7 +100,7 @@ def test_the_loop_sleeps_while_all_wait_for_the_disk(start: Restarts, held: Held
     def is_asleep(worker: Worker) -> bool:
         # Something is stored whose pieces could be joined, and nothing is due to be written.
         worker._is_compact = False
-        worker.disk._writes._noted.clear()
+        worker.disk._write_behind._due.clear()
         return not worker.has_work and worker.wakes_in_s is not None
 
     assert engine.ask(is_asleep)
@@ -113,7 +113,7 @@ def test_a_disk_that_hangs_makes_nobody_wait_for_ever(
 ) -> None:
     engine = start()
     turn = next_turn(engine, words(3, 200))
-    monkeypatch.setattr(loads, "_STALLED_S", 0.05)
+    monkeypatch.setattr(read_ahead, "_STALLED_S", 0.05)
     engine = start()
     answer = engine.run(turn)
     assert (answer.computed, answer.end.outcome.loaded) == (len(turn), 0)
@@ -171,7 +171,7 @@ def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
     start: Restarts, held: Held, monkeypatch: pytest.MonkeyPatch, *, model: str, ending: str, is_large: bool
 ) -> None:
     if is_large:
-        monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
+        monkeypatch.setattr(sequences, "_LARGE_NBYTES", 0)
     engine = start(model)
     shared = next_turn(engine, words(7, 300))
     engine = start(model)
@@ -197,7 +197,10 @@ def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
         else:
             assert job.tokens == []
     assert engine.num_leases() == 0
-    assert engine.ask(lambda worker: (worker.memory.nbytes(Account.INCOMING), worker.disk._loads._loads)) == (0, [])
+    assert engine.ask(lambda worker: (worker.memory.nbytes(Account.INCOMING), worker.disk._read_ahead._reads)) == (
+        0,
+        [],
+    )
     assert engine.run([*shared, 9]).tokens == engine.cold([*shared, 9])
 
 
@@ -217,21 +220,21 @@ def test_an_answer_goes_on_while_another_prompt_is_read(start: Restarts, held: H
 def test_a_large_path_is_taken_over_in_small_steps_and_copied_once(
     start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    monkeypatch.setattr(loads, "_LARGE_NBYTES", 0)
-    monkeypatch.setattr(loads, "_COPIED_AT_ONCE", 1)
+    monkeypatch.setattr(sequences, "_LARGE_NBYTES", 0)
+    monkeypatch.setattr(read_ahead, "_DECODED_AT_ONCE", 1)
     monkeypatch.setattr(records, "_COPIED_TOGETHER", 1)
     engine = start(model)
     turn = next_turn(engine, words(11, 400))
     engine = start(model)
     each = engine.ask(lambda worker: worker.runner.footprint.full)
     steps: list[int] = []
-    take_over = loads.Loads._take_over
+    decode = read_ahead.ReadAhead._decode
 
-    def noted(self: loads.Loads, *given: object) -> int:
-        steps.append(take_over(self, *given))
+    def noted(self: read_ahead.ReadAhead, *given: object) -> int:
+        steps.append(decode(self, *given))
         return steps[-1]
 
-    monkeypatch.setattr(loads.Loads, "_take_over", noted)
+    monkeypatch.setattr(read_ahead.ReadAhead, "_decode", noted)
     restored: list[int] = []
     start_at = Runner.start
 
@@ -267,7 +270,7 @@ def test_a_full_disk_does_not_hold_up_the_end(start: Restarts, monkeypatch: pyte
 
     monkeypatch.setattr(ModelDirectory, "begin", full)
     # Else a test could not tell.
-    monkeypatch.setattr(loop_disk, "_LAST_WRITES_S", 10 * _GRACE_S)
+    monkeypatch.setattr(tier, "_LAST_WRITES_S", 10 * _GRACE_S)
     engine = start()
     for i in range(3):
         engine.run(words(70 + i, 200))

@@ -10,8 +10,9 @@ from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
 from reprise.core.spans import Span
 from reprise.core.tokens import as_tokens
+from reprise.disk import write_behind
 from reprise.engine.records import RecordEncoder
-from reprise.loop import disk, writes
+from reprise.loop import disk
 from reprise.loop.worker import Worker
 from tests.loop.restarts import BLOCK, Restarts, disk_of, words
 
@@ -20,8 +21,8 @@ _PATIENCE_S = 120.0
 
 def write(worker: Worker) -> bool:
     """Take one step of writing, and let it come to the disk. False if nothing is left to do."""
-    assert worker.disk._writes is not None and worker.disk._disk is not None
-    is_left = worker.disk._writes.write(is_closing=True)
+    assert worker.disk._write_behind is not None and worker.disk._disk is not None
+    is_left = worker.disk._write_behind.write(is_closing=True)
     assert worker.disk._disk.flush(_PATIENCE_S)
     return is_left
 
@@ -36,7 +37,7 @@ def write_all(worker: Worker) -> int:
 
 @pytest.fixture(autouse=True)
 def written_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writes, "_SOON_S", 3600.0)
+    monkeypatch.setattr(write_behind, "_SOON_S", 3600.0)
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
@@ -70,7 +71,7 @@ def test_no_entry_is_written_twice_but_those_behind_the_last_whole_block(
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "gpt_oss"])
 def test_a_record_is_copied_in_parts(start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     engine = start(model)
-    monkeypatch.setattr(writes, "_AT_ONCE", 3000)
+    monkeypatch.setattr(write_behind, "_COPIED_AT_ONCE", 3000)
     prompt = words(2, 150)
     turn = [*prompt, *engine.run(prompt).tokens, 1, 2]
     num_steps = engine.ask(write_all)

@@ -1,0 +1,262 @@
+"""Reading from the disk what the memory has no more, while others go on.
+
+A request whose prompt goes further on disk than in memory is not admitted until its records have been read. What was
+read is committed like anything that was computed, under the same budget, and the request resumes from the cache.
+
+A step decodes no more than keeps it within a part of the longest gap that other streams are to have. A large path is
+copied straight into the buffers of a sequence, which the cache then shares and the request goes on in: so it is never
+copied as a whole, neither into the cache nor out of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.kinds import Full
+from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import Tokens
+from reprise.disk.cache import DiskCache, Fetch
+from reprise.disk.ports import RestoreTarget, StateSizes, TierRequest, TierSequences
+from reprise.memory import Account
+
+log = logging.getLogger(__name__)
+
+WORTH = 64
+"""Tokens. Fewer are computed as soon as they are read."""
+
+_MOST_LOADS = 3
+"""How often one request is sent to the disk, should what was read be gone again before it is admitted."""
+
+_SHARE_OF_STALL = 0.25
+"""A step decodes what was read for this part of the longest gap between two tokens that is aimed at."""
+
+_DECODED_AT_ONCE = 32 << 20
+"""Bytes. More than about this is not decoded in one step."""
+
+_STALLED_S = 15.0
+"""When no record has come for so long the disk hangs: what was to be read is computed."""
+
+_REST_S = 60.0
+"""And nothing is read for so long."""
+
+
+@dataclass(slots=True, eq=False)
+class _PathRead:
+    """The records of a path on their way into the cache, and the requests that wait for them."""
+
+    tokens: Tokens
+    namespace: str
+    first_key: bytes
+    fetch: Fetch
+    target: RestoreTarget
+    needed: int
+    """Bytes with which the first of them can be admitted."""
+    heard_s: float
+    """When something came last."""
+    requests: list[TierRequest] = field(default_factory=list[TierRequest])
+    next: list[TierRequest] = field(default_factory=list[TierRequest])
+    """Those for which there is no room beside it."""
+    is_void: bool = False
+    """The cache was cleared meanwhile: what is read is not to come back."""
+    is_kept: bool = False
+    """The target's sequence is the loop's now."""
+
+
+class ReadAhead:
+    """What is being read for requests that wait. Used on the engine thread, which never waits for a file."""
+
+    def __init__(
+        self,
+        disk: DiskCache,
+        cache: PrefixCache,
+        *,
+        sizes: StateSizes,
+        sequences: TierSequences,
+        max_stall_s: float,
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake` is called on another thread when something was read: `advance` has something to do then."""
+        self._disk = disk
+        self._cache = cache
+        self._sizes = sizes
+        self._sequences = sequences
+        self._step_s = max_stall_s * _SHARE_OF_STALL
+        self._wake = wake
+        self._reads: list[_PathRead] = []
+        self._admissible: list[str] = []
+        """Requests whose reading has ended since the loop asked last."""
+        self._rests_until_s = 0.0
+
+    def reach(self, request: TierRequest) -> int:
+        """How far the request's prompt could be resumed from the disk."""
+        found = self._disk.find(request.prompt.tokens, namespace=request.namespace, limit=request.end)
+        return found.position if found is not None else 0
+
+    def begin(self, request: TierRequest) -> bool:
+        """Whether a request that is to be admitted has to wait for what is being read for it."""
+        tokens, namespace = request.prompt.tokens, request.namespace
+        match = self._cache.match(tokens, namespace=namespace)
+        held = self._cache.resume_at(match, limit=request.end)
+        is_resting = time.monotonic() < self._rests_until_s
+        if request.num_loads >= _MOST_LOADS or request.end - held < WORTH or is_resting:
+            return False
+        found = self._disk.find(tokens, namespace=namespace, limit=request.end)
+        if found is None or found.position - held < WORTH:
+            return False
+        known = found.position // self._disk.block
+        if any(isinstance(kind, Full) for kind in self._cache.layout.kinds):
+            # Full attention is whole on every path; blocks of models without it say only that the path is there.
+            known = min(known, match.length // self._disk.block)
+        keys = found.keys[known:]
+        needed = self._sequences.estimate_to_admit(len(request.prompt), found.position)
+        read = next((read for read in self._reads if read.first_key == keys[0] and not read.is_void), None)
+        if read is not None:
+            read.requests.append(request)
+        elif self._may_fit(found.position, needed):
+            request.num_loads += 1
+            self._disk.touch(found)
+            fetch = self._disk.fetch(replace(found, keys=keys), self._wake)
+            target = self._sequences.restore_target(found.position, len(request.prompt), is_whole=known == 0)
+            read = _PathRead(tokens[: found.position], namespace, keys[0], fetch, target, needed, time.monotonic())
+            read.requests.append(request)
+            self._reads.append(read)
+        elif self._reads:
+            self._reads[-1].next.append(request)
+        else:
+            return False
+        request.set_loading(is_loading=True)
+        return True
+
+    def _may_fit(self, position: int, needed: int) -> bool:
+        """Whether there is room for a path of that length; beside others, for all to be admitted (`needed` bytes).
+
+        Else what was read for one would be evicted for another before it is used.
+        """
+        free = self._cache.memory.available
+        if free is None:
+            return True
+        # What has come of the others is not free any more, and counted with the rest of them.
+        room = free + self._cache.memory.nbytes(Account.INCOMING) + self._cache.nbytes - self._cache.protected_nbytes()
+        room += sum(read.target.buffer_nbytes for read in self._reads)
+        if not self._reads:
+            return self._sizes.at(position) <= room
+        return sum(read.needed for read in self._reads) + needed <= room
+
+    @property
+    def due_in_s(self) -> float | None:
+        """When there is something to decode, or what is being read is given up; None: nothing is being read."""
+        if any(read.fetch.has_more or read.target.is_busy for read in self._reads):
+            return 0.0
+        heard_s = [read.heard_s for read in self._reads]
+        return max(0.0, min(heard_s) + _STALLED_S - time.monotonic()) if heard_s else None
+
+    def advance(self) -> list[str]:
+        """Decode what was read for a while, and commit what is complete.
+
+        Gives the ids of the requests that wait for the disk no more.
+        """
+        until_s = time.monotonic() + self._step_s
+        for read in list(self._reads):
+            if read.is_void or all(request.has_ended for request in read.requests):
+                self._end(read)
+                continue
+            try:
+                self._take(read, until_s)
+            except Exception:
+                log.exception("what was read from the disk could not be used: it is computed")
+                self._end(read)
+        admissible, self._admissible = self._admissible, []
+        return admissible
+
+    def _take(self, read: _PathRead, until_s: float) -> None:
+        # Asked for before the records are taken: those that come in between are for the next time.
+        is_done = read.fetch.is_done
+        taken = self._decode(read, until_s)
+        self._count()
+        now_s = time.monotonic()
+        if is_done and not read.fetch.has_more and not read.target.is_busy:
+            self._commit(read)
+            self._end(read)
+        elif taken > 0:
+            read.heard_s = now_s
+        elif now_s - read.heard_s >= _STALLED_S:
+            log.warning(
+                "The disk cache does not answer: what was to be read is computed, and nothing read for a while."
+            )
+            self._rests_until_s = now_s + _REST_S
+            self._end(read)
+
+    def _decode(self, read: _PathRead, until_s: float) -> int:
+        """Decode what was read until then, or until as much is decoded as one step may; gives the bytes."""
+        taken = 0
+        while taken < _DECODED_AT_ONCE and (taken == 0 or time.monotonic() < until_s):
+            if read.target.is_busy:
+                taken += read.target.work()
+                continue
+            records = read.fetch.take(1)
+            if not records:
+                break
+            read.target.add(records[0])
+            taken += records[0].nbytes
+        return taken
+
+    def void(self, namespace: str | None) -> None:
+        """Nothing of this namespace (None: of any) that is being read now is to get into the cache."""
+        for read in self._reads:
+            read.is_void |= namespace in (None, read.namespace)
+
+    def _commit(self, read: _PathRead) -> None:
+        position, kind = len(read.tokens), BoundaryKind.INTERVAL
+        if read.fetch.failed:
+            # What came before it is as good as ever where every position is resumable.
+            position = min(read.target.stop, position) if self._cache.layout.resumes_anywhere else 0
+        elif read.target.kind is not None:
+            kind = read.target.kind
+        tokens = read.tokens[:position]
+        match = self._cache.match(tokens, namespace=read.namespace)
+        if self._cache.resume_at(match, limit=position) == position:
+            return
+        self._count(but=read)  # The commit counts what it takes from here.
+        waiting = [request for request in (*read.requests, *read.next) if request.is_waiting]
+        before = [self._resume_at(request) for request in waiting]
+        try:
+            source = read.target.source(position)
+            committed = self._cache.commit(
+                tokens, source, kind=kind, namespace=read.namespace, overrides_admission=True
+            )
+        except LookupError as error:
+            log.debug("what was not read again since the memory had it has gone: %s", error)
+            return
+        read.is_kept = True
+        self._sequences.keep_restored(read.target, tokens, namespace=read.namespace)
+        for request, held in zip(waiting, before, strict=True):
+            request.loaded += max(0, self._resume_at(request) - held)
+        if not committed.is_resumable:
+            # There was no room, whatever could be evicted: there will be none the next time.
+            for request in read.requests:
+                request.num_loads = _MOST_LOADS
+
+    def _resume_at(self, request: TierRequest) -> int:
+        match = self._cache.match(request.prompt.tokens, namespace=request.namespace)
+        return self._cache.resume_at(match, limit=request.end)
+
+    def _end(self, read: _PathRead) -> None:
+        read.fetch.cancel()
+        self._reads.remove(read)
+        if not read.is_kept:
+            read.target.give_up()
+        waiting = [request for request in (*read.requests, *read.next) if request.is_waiting]
+        for request in waiting:
+            request.set_loading(is_loading=False)
+        self._admissible += [request.id for request in waiting]
+        self._count()
+
+    def _count(self, *, but: _PathRead | None = None) -> None:
+        """What was read and is not in the cache yet counts like the buffers of running requests."""
+        nbytes = sum(read.target.nbytes for read in self._reads if read is not but)
+        self._cache.memory.measure(Account.INCOMING, nbytes)
+        self._sequences.measure()

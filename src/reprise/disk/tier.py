@@ -1,0 +1,138 @@
+"""The disk behind the prefix cache, as the loop sees it: with one or without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.backend import OnDisk, StoredRun
+from reprise.core.prompt import BoundaryKind
+from reprise.disk.cache import DiskCache
+from reprise.disk.ports import NewEncoder, StateSizes, TierRequest, TierSequences
+from reprise.disk.read_ahead import ReadAhead
+from reprise.disk.write_behind import WriteBehind
+
+_LAST_WRITES_S = 10.0
+"""What is stored and not written yet is handed over when the server stops, for so long at most."""
+
+_LAST_FLUSH_S = 20.0
+"""And so long it may take until it stands in files."""
+
+
+class DiskTier:
+    """Reads ahead of admissions and writes behind commits. Without a disk nothing here does anything.
+
+    Used on the engine thread, which never waits for a file, but for `runs` and `stats`, and `clear` and `close`.
+    """
+
+    def __init__(
+        self,
+        disk: DiskCache | None,
+        cache: PrefixCache,
+        *,
+        sizes: StateSizes,
+        sequences: TierSequences,
+        new_encoder: NewEncoder,
+        max_stall_s: float,
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake` has the loop take a step; it is called on another thread."""
+        self._disk = disk
+        self._read_ahead: ReadAhead | None = None
+        self._write_behind: WriteBehind | None = None
+        if disk is not None:
+            self._read_ahead = ReadAhead(
+                disk, cache, sizes=sizes, sequences=sequences, max_stall_s=max_stall_s, wake=wake
+            )
+            self._write_behind = WriteBehind(disk, cache, sizes=sizes, new_encoder=new_encoder)
+
+    # Reading.
+
+    def begin(self, request: TierRequest) -> bool:
+        """Whether a request that is to be admitted has to wait for what is being read for it."""
+        return self._read_ahead is not None and self._read_ahead.begin(request)
+
+    def reach(self, request: TierRequest) -> int:
+        """How far the request's prompt could be resumed from the disk."""
+        return self._read_ahead.reach(request) if self._read_ahead is not None else 0
+
+    def advance(self) -> list[str]:
+        """Take what was read. Gives the ids of the requests that wait for the disk no more."""
+        return self._read_ahead.advance() if self._read_ahead is not None else []
+
+    # Writing.
+
+    def note(self, request: TierRequest, position: int, kind: BoundaryKind) -> None:
+        """The path of a request has been stored up to `position`."""
+        if self._write_behind is not None:
+            self._write_behind.note(request, position, kind)
+
+    def write(self) -> None:
+        """Go on with writing, if something is due."""
+        if self._write_behind is not None:
+            self._write_behind.write()
+
+    def hurry(self) -> None:
+        """From now on, wait with nothing that is to be written."""
+        if self._write_behind is not None:
+            self._write_behind.is_hurried = True
+
+    @property
+    def due_in_s(self) -> float | None:
+        """When there will be something to write or to give up, unless something comes; None: never."""
+        dues = [each.due_in_s for each in (self._read_ahead, self._write_behind) if each is not None]
+        return min((due_s for due_s in dues if due_s is not None), default=None)
+
+    # All of it.
+
+    def runs(self, namespace: str) -> list[StoredRun]:
+        """See `Backend.stored_runs`. May be asked on any thread."""
+        if self._disk is None:
+            return []
+        root = self._disk.root(namespace)
+        return [
+            StoredRun(name=key.hex(), parent="" if parent == root else parent.hex(), tokens=tokens)
+            for key, parent, tokens in self._disk.runs(namespace)
+        ]
+
+    def clear(self, namespace: str | None) -> None:
+        """Remove what is on disk: of one namespace, or of all."""
+        if self._disk is None or self._read_ahead is None or self._write_behind is None:
+            return
+        self._read_ahead.void(namespace)
+        self._write_behind.forget(namespace)
+        self._disk.clear(namespace)
+
+    def close(self) -> None:
+        """Write what was stored and is not written yet, as far as a short time allows."""
+        if self._disk is None or self._write_behind is None:
+            return
+        until_s = time.monotonic() + _LAST_WRITES_S
+        while self._write_behind.due_in_s is not None and time.monotonic() < until_s:
+            if self._write_behind.write(is_closing=True):
+                continue
+            if self._disk.is_paused():
+                break
+            time.sleep(0.01)  # The writer is behind.
+        self._disk.close(_LAST_FLUSH_S)
+        # They refer to the loop, and it to them.
+        self._read_ahead = self._write_behind = None
+
+    def stats(self) -> OnDisk | None:
+        """What is on disk, None without one. May be asked on any thread."""
+        if self._disk is None:
+            return None
+        stats = self._disk.stats()
+        return OnDisk(
+            budget=stats.max_bytes,
+            held=stats.nbytes,
+            others=stats.others_nbytes,
+            files=stats.files,
+            queued=stats.queued_nbytes,
+            written=stats.written_nbytes,
+            read=stats.read_nbytes,
+            evicted=stats.evicted,
+            quarantined=stats.quarantined,
+            errors=stats.errors,
+        )
