@@ -11,7 +11,7 @@ from reprise.core.tokens import Tokens, common_prefix
 from reprise.schedule.decide import decide
 from reprise.schedule.limits import SchedulerLimits, Speed
 from reprise.schedule.queue_bound import retry_after_s
-from reprise.schedule.sharing import relate
+from reprise.schedule.sharing import common_prefix_lengths
 from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
 from reprise.schedule.step import Slice, Step
 
@@ -31,7 +31,7 @@ class Request:
     is_lost: bool = False
     checkpoints: tuple[int, ...] = ()
     live_nbytes: int = 0
-    is_side: bool = False
+    is_auxiliary: bool = False
     is_settle: bool = False
     can_batch: bool = True
 
@@ -133,10 +133,10 @@ class Simulation:
                         arrived_s=request.arrived_s,
                         prompt_len=job.end,
                         resume_at=job.resume_at,
-                        shares=job.shares,
+                        common_prefix_lengths=job.shares,
                         live_nbytes=request.live_nbytes,
                         can_batch=request.can_batch,
-                        is_side=request.is_side,
+                        is_auxiliary=request.is_auxiliary,
                         is_settle=request.is_settle,
                     )
                 )
@@ -151,9 +151,9 @@ class Simulation:
                         end=job.end,
                         checkpoints=request.checkpoints,
                         stored=job.stored,
-                        shares=job.shares,
+                        common_prefix_lengths=job.shares,
                         can_batch=request.can_batch,
-                        is_side=request.is_side,
+                        is_auxiliary=request.is_auxiliary,
                         is_settle=request.is_settle,
                     )
                 )
@@ -164,7 +164,7 @@ class Simulation:
                         length=job.end + job.num_generated,
                         group=job.group,
                         stored=job.stored,
-                        shares=job.shares,
+                        common_prefix_lengths=job.shares,
                         can_batch=request.can_batch,
                     )
                 )
@@ -194,7 +194,9 @@ class Simulation:
             self.report.refused[request.id] = retry
             return
         live = {job_id: job.request.tokens for job_id, job in self.jobs.items()}
-        self.jobs[request.id] = Running(request, self.store.match(request.tokens), relate(request.tokens, live))
+        self.jobs[request.id] = Running(
+            request, self.store.match(request.tokens), common_prefix_lengths(request.tokens, live)
+        )
         self.report.num_prefilled[request.id] = 0
         self.report.most_waiting = max(self.report.most_waiting, len(queued) + 1)
 

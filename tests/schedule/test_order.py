@@ -6,15 +6,19 @@ import pytest
 
 from reprise.schedule.decide import decide
 from reprise.schedule.limits import SchedulerLimits, Speed
-from reprise.schedule.order import is_side_request, rank
+from reprise.schedule.order import is_auxiliary_request, rank
 from reprise.schedule.queue_bound import LONGEST_RETRY_S, retry_after_s
 from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
 
 SPEED = Speed(prefill_tokens_per_s=1000)
 
 
-def job(job_id: str, arrived_s: float, prompt_len: int, resume_at: int = 0, *, is_side: bool = False) -> WaitingJob:
-    return WaitingJob(id=job_id, arrived_s=arrived_s, prompt_len=prompt_len, resume_at=resume_at, is_side=is_side)
+def job(
+    job_id: str, arrived_s: float, prompt_len: int, resume_at: int = 0, *, is_auxiliary: bool = False
+) -> WaitingJob:
+    return WaitingJob(
+        id=job_id, arrived_s=arrived_s, prompt_len=prompt_len, resume_at=resume_at, is_auxiliary=is_auxiliary
+    )
 
 
 def order(*jobs: WaitingJob, now_s: float = 0.0) -> list[str]:
@@ -40,14 +44,14 @@ def test_a_job_that_has_waited_goes_ahead_of_a_shorter_one() -> None:
 
 
 def test_a_side_request_comes_last_until_it_has_waited() -> None:
-    jobs = job("side", 0, 10, is_side=True), job("chat", 0.5, 5000)
+    jobs = job("side", 0, 10, is_auxiliary=True), job("chat", 0.5, 5000)
     assert order(*jobs, now_s=0.9) == ["chat", "side"]
     assert order(*jobs, now_s=1.0) == ["side", "chat"]
 
 
 def test_a_side_request_leaves_a_row_free_until_it_has_waited() -> None:
     limits = SchedulerLimits(max_batch=3)
-    state = SchedulerState(now_s=0.5, waiting=(job("side", 0, 10, is_side=True),), decoding=decoding(2))
+    state = SchedulerState(now_s=0.5, waiting=(job("side", 0, 10, is_auxiliary=True),), decoding=decoding(2))
     assert decide(state, limits).admit == ()
     assert decide(replace(state, now_s=1.0), limits).admit == ("side",)
     assert decide(replace(state, decoding=decoding(1)), limits).admit == ("side",)
@@ -55,10 +59,10 @@ def test_a_side_request_leaves_a_row_free_until_it_has_waited() -> None:
 
 
 def test_what_is_a_side_request() -> None:
-    assert is_side_request(prompt_len=300, resume_at=20, has_chats=True)
-    assert not is_side_request(prompt_len=300, resume_at=20, has_chats=False)
-    assert not is_side_request(prompt_len=300, resume_at=200, has_chats=True)
-    assert not is_side_request(prompt_len=5000, resume_at=20, has_chats=True)
+    assert is_auxiliary_request(prompt_len=300, resume_at=20, has_chats=True)
+    assert not is_auxiliary_request(prompt_len=300, resume_at=20, has_chats=False)
+    assert not is_auxiliary_request(prompt_len=300, resume_at=200, has_chats=True)
+    assert not is_auxiliary_request(prompt_len=5000, resume_at=20, has_chats=True)
 
 
 def test_no_more_rows_than_the_batch_has() -> None:

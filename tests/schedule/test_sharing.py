@@ -7,7 +7,7 @@ import numpy as np
 from reprise.core.tokens import as_tokens
 from reprise.schedule.decide import decide
 from reprise.schedule.limits import SchedulerLimits
-from reprise.schedule.sharing import Wait, relate, share
+from reprise.schedule.sharing import Wait, common_prefix_lengths, share
 from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
 from reprise.schedule.step import Slice
 
@@ -15,8 +15,8 @@ SNAPSHOTS = SchedulerLimits(resumes_anywhere=False, min_shared=16, prefill_chunk
 ANYWHERE = replace(SNAPSHOTS, resumes_anywhere=True)
 
 
-def follower(job_id: str = "f", *, resume_at: int = 0, prompt_len: int = 1000, **shares: int) -> WaitingJob:
-    return WaitingJob(id=job_id, arrived_s=1, prompt_len=prompt_len, resume_at=resume_at, shares=shares)
+def follower(job_id: str = "f", *, resume_at: int = 0, prompt_len: int = 1000, **shared: int) -> WaitingJob:
+    return WaitingJob(id=job_id, arrived_s=1, prompt_len=prompt_len, resume_at=resume_at, common_prefix_lengths=shared)
 
 
 def leader(job_id: str = "a", position: int = 100, end: int = 2000, **kwargs: int) -> PrefillingJob:
@@ -30,16 +30,16 @@ def waits(waiting: WaitingJob, *leaders: PrefillingJob, limits: SchedulerLimits 
 def test_prompts_are_compared_once_and_those_without_a_common_beginning_left_out() -> None:
     prompt = as_tokens([1, 2, 3, 4])
     live = {"a": as_tokens([1, 2, 9]), "b": as_tokens([7]), "c": as_tokens([1, 2, 3, 4, 5])}
-    assert relate(prompt, live) == {"a": 2, "c": 4}
+    assert common_prefix_lengths(prompt, live) == {"a": 2, "c": 4}
 
 
 def test_a_follower_waits_where_it_leaves_its_leader() -> None:
-    assert waits(follower(a=700), leader()) == (Wait(follower="f", leader="a", until=700),)
+    assert waits(follower(a=700), leader()) == (Wait(follower="f", leader="a", wait_until=700),)
 
 
 def test_the_later_of_the_two_knows_what_they_share() -> None:
-    late = replace(leader(), shares={"f": 700})
-    assert waits(follower(), late) == (Wait(follower="f", leader="a", until=700),)
+    late = replace(leader(), common_prefix_lengths={"f": 700})
+    assert waits(follower(), late) == (Wait(follower="f", leader="a", wait_until=700),)
 
 
 def test_nobody_waits_for_what_is_not_coming() -> None:
@@ -50,11 +50,11 @@ def test_nobody_waits_for_what_is_not_coming() -> None:
 
 
 def test_one_token_is_always_left_to_the_follower() -> None:
-    assert waits(follower(a=1000), leader())[0].until == 999
+    assert waits(follower(a=1000), leader())[0].wait_until == 999
 
 
 def test_a_leader_is_waited_for_no_further_than_its_prefill_goes() -> None:
-    assert waits(follower(a=800), leader(end=799), limits=replace(SNAPSHOTS, min_shared=1))[0].until == 799
+    assert waits(follower(a=800), leader(end=799), limits=replace(SNAPSHOTS, min_shared=1))[0].wait_until == 799
 
 
 def test_of_two_leaders_the_one_that_goes_further_together() -> None:
@@ -65,11 +65,11 @@ def test_of_two_leaders_the_one_that_goes_further_together() -> None:
 def test_partings_that_fall_together_are_one_pause() -> None:
     jobs = [follower("f", a=700), follower("g", a=710), follower("h", a=730)]
     found = share(jobs, [leader()], (), SNAPSHOTS).waits
-    assert [wait.until for wait in found] == [700, 700, 730]
+    assert [wait.wait_until for wait in found] == [700, 700, 730]
     planned = replace(leader(), checkpoints=(90, 695))
-    assert [wait.until for wait in share(jobs, [planned], (), SNAPSHOTS).waits] == [695, 695, 730]
+    assert [wait.wait_until for wait in share(jobs, [planned], (), SNAPSHOTS).waits] == [695, 695, 730]
     between = replace(leader(), checkpoints=(705,))
-    assert [wait.until for wait in share(jobs, [between], (), SNAPSHOTS).waits] == [700, 705, 730]
+    assert [wait.wait_until for wait in share(jobs, [between], (), SNAPSHOTS).waits] == [700, 705, 730]
 
 
 def test_a_leader_pauses_at_the_parting_if_the_model_needs_a_snapshot_there() -> None:
@@ -100,15 +100,16 @@ def test_a_leader_goes_as_early_as_the_first_of_its_followers() -> None:
 def test_a_queue_of_long_prompts_with_one_beginning_is_compared_without_copies() -> None:
     base = np.arange(10_000, dtype=np.int32)
     live = {f"j{index}": as_tokens(base.copy()) for index in range(64)}
-    assert set(relate(as_tokens(base), live).values()) == {10_000}
+    assert set(common_prefix_lengths(as_tokens(base), live).values()) == {10_000}
 
 
 def test_of_two_short_prompts_with_one_beginning_one_is_admitted() -> None:
     # Equal in length, so that one pass could take both: it would compute what they share twice.
     first, second = (
-        replace(follower(name, prompt_len=100), shares=shares) for name, shares in (("a", {}), ("b", {"a": 40}))
+        replace(follower(name, prompt_len=100), common_prefix_lengths=shares)
+        for name, shares in (("a", {}), ("b", {"a": 40}))
     )
     for limits in (SNAPSHOTS, ANYWHERE):
         assert decide(SchedulerState(now_s=2, waiting=(first, second)), limits).admit == ("a",)
-        strangers = (first, replace(second, shares={"a": limits.min_shared - 1}))
+        strangers = (first, replace(second, common_prefix_lengths={"a": limits.min_shared - 1}))
         assert decide(SchedulerState(now_s=2, waiting=strangers), limits).admit == ("a", "b")

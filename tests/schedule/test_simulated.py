@@ -54,7 +54,7 @@ def crowds(draw: st.DrawFn, *, is_burst: bool = False, may_leave: bool = True) -
                 is_lost=draw(st.booleans()),
                 checkpoints=tuple(sorted(draw(st.sets(st.integers(0, len(tokens)), max_size=2)))),
                 live_nbytes=draw(st.integers(0, 3)),
-                is_side=draw(st.booleans()),
+                is_auxiliary=draw(st.booleans()),
                 can_batch=draw(st.booleans()),
             )
         )
@@ -187,11 +187,11 @@ def test_a_side_request_gives_way_and_does_not_starve(limits: SchedulerLimits) -
     chats = [
         Request(id=f"c{index:03}", tokens=random_tokens(200, seed=index), arrived_s=0.19 * index) for index in range(60)
     ]
-    side = Request(id="side", tokens=random_tokens(20, seed=999), arrived_s=0.1, is_side=True)
+    side = Request(id="side", tokens=random_tokens(20, seed=999), arrived_s=0.1, is_auxiliary=True)
     report = run([*chats, side], replace(limits, max_queue=100))
     assert report.ended_s["side"] > report.ended_s["c001"]
     assert 1.0 < report.ended_s["side"] < 2.0
-    same = run([*chats, replace(side, is_side=False)], replace(limits, max_queue=100))
+    same = run([*chats, replace(side, is_auxiliary=False)], replace(limits, max_queue=100))
     assert same.ended_s["side"] < 0.5
 
 

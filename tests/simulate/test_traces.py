@@ -64,7 +64,7 @@ def test_token_prompts(tmp_path: Path) -> None:
     first, second = read_trace(path)
     assert first.answer is not None and first.answer.tolist() == [4]
     assert first.prompt.boundaries[0].position == 2
-    assert second.is_side and second.answer is None
+    assert second.is_auxiliary and second.answer is None
     replay = Replay(policy="cost", budget=None, sizes=Sizes(full=1))
     assert [replay.take(first), replay.take(second)] == [0, 4]
 

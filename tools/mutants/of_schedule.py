@@ -37,7 +37,7 @@ SCHEDULE_MUTANTS = (
     _mutant(
         "_admissible",
         "what two jobs share is computed twice",
-        "not any(is_worth_waiting(job, parting(job, other), limits) for other in chosen)",
+        "not any(is_worth_waiting(job, divergence_point(job, other), limits) for other in chosen)",
         "len(chosen) >= 0",
     ),
     _mutant(
@@ -67,8 +67,8 @@ SCHEDULE_MUTANTS = (
     _mutant(
         "next_stop",
         "a slice runs past its checkpoint",
-        "stops = (*job.checkpoints, *partings.get(job.id, ()), job.end)",
-        "stops = (*partings.get(job.id, ()), job.end)",
+        "stops = (*job.checkpoints, *divergence_points.get(job.id, ()), job.end)",
+        "stops = (*divergence_points.get(job.id, ()), job.end)",
     ),
     _mutant(
         "plan_pass",

@@ -93,7 +93,7 @@ class RunningRequest:
     job: Job
     sink: Callable[[Event], None]
     arrived_s: float
-    shares: Mapping[str, int] = field(default_factory=dict[str, int])
+    common_prefix_lengths: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many leading tokens its prompt has in common with those that were there before it, by id."""
     is_auxiliary: bool = False
     phase: Phase = field(default_factory=Waiting)

@@ -53,9 +53,9 @@ def _waiting(request: RunningRequest, resume_at: int, sequences: SequencePool) -
         arrived_s=request.arrived_s,
         prompt_len=num_prompt,
         resume_at=min(resume_at, num_prompt - 1),
-        shares=request.shares,
+        common_prefix_lengths=request.common_prefix_lengths,
         live_nbytes=sequences.estimate_to_admit(num_prompt, resume_at),
-        is_side=request.is_auxiliary,
+        is_auxiliary=request.is_auxiliary,
         is_settle=request.is_settle,
     )
 
@@ -68,9 +68,9 @@ def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout) -> P
         end=request.end,
         checkpoints=phase.plan.positions,
         stored=request.stored,
-        shares=request.shares,
+        common_prefix_lengths=request.common_prefix_lengths,
         can_batch=_can_batch(request.position, layout),
-        is_side=request.is_auxiliary,
+        is_auxiliary=request.is_auxiliary,
         is_settle=request.is_settle,
     )
 
@@ -81,7 +81,7 @@ def _decoding(request: RunningRequest, phase: Decoding, layout: Layout) -> Decod
         length=request.position,
         group=phase.group,
         stored=request.stored,
-        shares=request.shares,
+        common_prefix_lengths=request.common_prefix_lengths,
         can_batch=_can_batch(request.position, layout),
     )
 

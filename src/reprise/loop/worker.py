@@ -45,8 +45,8 @@ from reprise.memory import Account, Memory
 from reprise.plan.checkpoints import interval_tokens, make_plan
 from reprise.schedule.decide import decide
 from reprise.schedule.limits import SchedulerLimits, Speed
-from reprise.schedule.order import is_side_request
-from reprise.schedule.sharing import relate
+from reprise.schedule.order import is_auxiliary_request
+from reprise.schedule.sharing import common_prefix_lengths
 from reprise.schedule.step import Group, Slice, Step
 
 log = logging.getLogger("reprise.loop")
@@ -212,11 +212,13 @@ class Worker:
         if not request.is_settle:
             self._counts.update(requests=1)
         try:
-            request.shares = relate(job.prompt.tokens, others)
+            request.common_prefix_lengths = common_prefix_lengths(job.prompt.tokens, others)
             self.match(request)
             request.first_resume_at = request.position
             known = max(request.position, self.disk.reach(request))
-            request.is_auxiliary = is_side_request(prompt_len=len(job.prompt), resume_at=known, has_chats=has_chats)
+            request.is_auxiliary = is_auxiliary_request(
+                prompt_len=len(job.prompt), resume_at=known, has_chats=has_chats
+            )
         except Exception as error:
             self._fail(request, error)
             return
@@ -246,7 +248,9 @@ class Worker:
     def match_followers(self, leader: RunningRequest) -> None:
         """Look those up anew that wait and share something with this request."""
         for other in self.requests.values():
-            if isinstance(other.phase, Waiting) and (leader.id in other.shares or other.id in leader.shares):
+            if isinstance(other.phase, Waiting) and (
+                leader.id in other.common_prefix_lengths or other.id in leader.common_prefix_lengths
+            ):
                 self.match(other)
 
     def _match_loaded(self, request_ids: Sequence[str]) -> None:

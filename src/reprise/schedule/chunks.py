@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from reprise.schedule.limits import SchedulerLimits, Speed
 from reprise.schedule.state import PrefillingJob
 
-Partings = Mapping[str, frozenset[int]]
+DivergencePoints = Mapping[str, frozenset[int]]
 """Job id → the positions where waiting jobs want it to pause."""
 
 
@@ -30,9 +30,9 @@ def chunk_tokens(limits: SchedulerLimits, speed: Speed, *, must_be_short: bool, 
     return max(1, fitting // limits.min_chunk) * limits.min_chunk
 
 
-def next_stop(job: PrefillingJob, partings: Partings) -> int:
+def next_stop(job: PrefillingJob, divergence_points: DivergencePoints) -> int:
     """The first position after ``job.position`` where its prefill must pause."""
-    stops = (*job.checkpoints, *partings.get(job.id, ()), job.end)
+    stops = (*job.checkpoints, *divergence_points.get(job.id, ()), job.end)
     return min(stop for stop in stops if job.position < stop <= job.end)
 
 
@@ -44,14 +44,16 @@ class Pass:
     length: int
 
 
-def plan_pass(jobs: Sequence[PrefillingJob], partings: Partings, budget: int, limits: SchedulerLimits) -> Pass:
+def plan_pass(
+    jobs: Sequence[PrefillingJob], divergence_points: DivergencePoints, budget: int, limits: SchedulerLimits
+) -> Pass:
     """The next pass: a slice of the first job, and slices of others where that saves passes.
 
     `jobs` in their order, at least one. One long slice keeps the engine busy by itself. Short ones of the same length
     run together; ragged ones are cut by powers of two, if that gives far fewer passes than one for each job.
     """
     head = jobs[0]
-    to_stop = {job.id: next_stop(job, partings) - job.position for job in jobs}
+    to_stop = {job.id: next_stop(job, divergence_points) - job.position for job in jobs}
     length = to_stop[head.id]
     alone = Pass(jobs=(head,), length=min(length, budget))
     if not (limits.can_batch and head.can_batch) or length >= min(limits.short_slice, budget):

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reprise.schedule.buckets import group_rows
-from reprise.schedule.chunks import Partings, chunk_tokens, plan_pass
+from reprise.schedule.chunks import DivergencePoints, chunk_tokens, plan_pass
 from reprise.schedule.limits import SchedulerLimits
 from reprise.schedule.order import Rank, rank
-from reprise.schedule.sharing import Wait, is_worth_waiting, parting, share
+from reprise.schedule.sharing import Wait, divergence_point, is_worth_waiting, share
 from reprise.schedule.state import PrefillingJob, SchedulerState, WaitingJob
 from reprise.schedule.step import Slice, Step
 
@@ -74,8 +74,8 @@ def _serve(state: SchedulerState, limits: SchedulerLimits) -> Step:
     if not candidates:
         return Step(decode=decode)
     # A model that resumes anywhere need not pause where others leave it.
-    partings = _partings(() if limits.resumes_anywhere else sharing.waits)
-    slices = _slices(candidates, partings, state, limits, must_be_short=len(state.decoding) > 0)
+    divergence_points = _divergence_points(() if limits.resumes_anywhere else sharing.waits)
+    slices = _slices(candidates, divergence_points, state, limits, must_be_short=len(state.decoding) > 0)
     new = {job.id for job in admissible}
     admit = tuple(piece.id for piece in slices if piece.id in new)
     # The checkpoints of a job are not known before it is admitted.
@@ -101,7 +101,7 @@ def _admissible(
             if job.live_nbytes > room and not is_first:
                 break
             room -= job.live_nbytes
-        if not any(is_worth_waiting(job, parting(job, other), limits) for other in chosen):
+        if not any(is_worth_waiting(job, divergence_point(job, other), limits) for other in chosen):
             chosen.append(job)
     return chosen
 
@@ -121,29 +121,29 @@ def _in_order(jobs: Sequence[PrefillingJob], ranks: dict[str, Rank], waits: Sequ
     return sorted(jobs, key=lambda job: first[job.id])
 
 
-def _partings(waits: Sequence[Wait]) -> Partings:
+def _divergence_points(waits: Sequence[Wait]) -> DivergencePoints:
     return {
-        leader: frozenset(wait.until for wait in waits if wait.leader == leader)
+        leader: frozenset(wait.wait_until for wait in waits if wait.leader == leader)
         for leader in sorted({wait.leader for wait in waits})
     }
 
 
 def _slices(
     jobs: Sequence[PrefillingJob],
-    partings: Partings,
+    divergence_points: DivergencePoints,
     state: SchedulerState,
     limits: SchedulerLimits,
     *,
     must_be_short: bool,
 ) -> tuple[Slice, ...]:
     budget = chunk_tokens(limits, state.speed, must_be_short=must_be_short, position=jobs[0].position)
-    chosen = plan_pass(jobs, partings, budget, limits)
+    chosen = plan_pass(jobs, divergence_points, budget, limits)
     return tuple(
         Slice(
             id=job.id,
             start=job.position,
             stop=(stop := job.position + chosen.length),
-            is_checkpoint=stop in job.checkpoints or stop in partings.get(job.id, ()),
+            is_checkpoint=stop in job.checkpoints or stop in divergence_points.get(job.id, ()),
         )
         for job in chosen.jobs
     )

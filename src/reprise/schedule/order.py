@@ -31,9 +31,9 @@ def num_left(job: WaitingJob | PrefillingJob) -> int:
 def rank(job: WaitingJob | PrefillingJob, state: SchedulerState, limits: SchedulerLimits) -> Rank:
     """Where the job stands among all that wait for prefill."""
     left = num_left(job)
-    grace = limits.side_grace_s if job.is_side else 0.0
+    grace = limits.side_grace_s if job.is_auxiliary else 0.0
     return Rank(
-        job.is_side and state.now_s < job.arrived_s + grace,
+        job.is_auxiliary and state.now_s < job.arrived_s + grace,
         job.arrived_s + grace + limits.patience * left / state.speed.prefill_tokens_per_s,
         left,
         job.arrived_s,
@@ -41,7 +41,7 @@ def rank(job: WaitingJob | PrefillingJob, state: SchedulerState, limits: Schedul
     )
 
 
-def is_side_request(*, prompt_len: int, resume_at: int, has_chats: bool, longest: int = 1024) -> bool:
+def is_auxiliary_request(*, prompt_len: int, resume_at: int, has_chats: bool, longest: int = 1024) -> bool:
     """Whether a request looks like a title or a tag that a chat front end asks for beside the chat.
 
     Such a prompt is short and shares little with what is stored. `has_chats`: chats with a history are being served;

@@ -6,15 +6,15 @@ was stored. Only running jobs are waited for, and a running job never waits: the
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reprise.core.tokens import Tokens, common_prefix
 from reprise.schedule.limits import SchedulerLimits
 from reprise.schedule.state import DecodingJob, PrefillingJob, WaitingJob
 
 
-def relate(prompt: Tokens, live: Mapping[str, Tokens]) -> dict[str, int]:
-    """The `shares` of a job that arrives: how many leading tokens it has in common with each of the `live` prompts.
+def common_prefix_lengths(prompt: Tokens, live: Mapping[str, Tokens]) -> dict[str, int]:
+    """How many leading tokens a prompt that arrives has in common with each of the `live` prompts.
 
     `live` are all queued and running jobs that it may share with (the same namespace). Once per arrival;
     O(tokens in common), about 10 µs for a prompt that shares 10,000 tokens.
@@ -28,7 +28,7 @@ class Wait:
 
     follower: str
     leader: str
-    until: int
+    wait_until: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,13 @@ class Sharing:
     commit: tuple[str, ...] = ()
 
 
-def parting(follower: WaitingJob, leader: WaitingJob | PrefillingJob | DecodingJob) -> int:
+def divergence_point(follower: WaitingJob, leader: WaitingJob | PrefillingJob | DecodingJob) -> int:
     """The last position where the follower could go on from the leader's state; 0 if they share nothing.
 
     The leader will have been there when it has computed its prompt, and at least one token is left to the follower.
     """
     # Each knows of those that were there before it.
-    common = follower.shares.get(leader.id, leader.shares.get(follower.id, 0))
+    common = follower.common_prefix_lengths.get(leader.id, leader.common_prefix_lengths.get(follower.id, 0))
     match leader:
         case PrefillingJob():
             reach = leader.end
@@ -57,9 +57,9 @@ def parting(follower: WaitingJob, leader: WaitingJob | PrefillingJob | DecodingJ
     return min(common, reach, follower.prompt_len - 1)
 
 
-def is_worth_waiting(follower: WaitingJob, until: int, limits: SchedulerLimits) -> bool:
+def is_worth_waiting(follower: WaitingJob, wait_until: int, limits: SchedulerLimits) -> bool:
     """Whether a state at `until` has so much more than the cache that the follower does better to wait for it."""
-    return until - follower.resume_at >= limits.min_shared
+    return wait_until - follower.resume_at >= limits.min_shared
 
 
 def share(
@@ -95,11 +95,11 @@ def _wait(job: WaitingJob, leaders: Iterable[PrefillingJob], limits: SchedulerLi
     """The leader that `job` waits for: the one that it parts from last, and of equals the one that is there first."""
     best: tuple[tuple[int, int, str], Wait] | None = None
     for leader in leaders:
-        until = parting(job, leader)
-        if leader.position < until and is_worth_waiting(job, until, limits):
-            worth = (until, leader.position, leader.id)
+        wait_until = divergence_point(job, leader)
+        if leader.position < wait_until and is_worth_waiting(job, wait_until, limits):
+            worth = (wait_until, leader.position, leader.id)
             if best is None or worth > best[0]:
-                best = (worth, Wait(follower=job.id, leader=leader.id, until=until))
+                best = (worth, Wait(follower=job.id, leader=leader.id, wait_until=wait_until))
     return None if best is None else best[1]
 
 
@@ -110,26 +110,24 @@ def _source(job: WaitingJob, running: Iterable[PrefillingJob | DecodingJob], lim
     """
     best: tuple[int, str] | None = None
     for leader in running:
-        until = parting(job, leader)
-        if leader.stored < until and is_worth_waiting(job, until, limits):
-            best = (until, leader.id) if best is None else max(best, (until, leader.id))
+        wait_until = divergence_point(job, leader)
+        if leader.stored < wait_until and is_worth_waiting(job, wait_until, limits):
+            best = (wait_until, leader.id) if best is None else max(best, (wait_until, leader.id))
     return None if best is None else best[1]
 
 
 def _merged(waits: Iterable[Wait], prefilling: Iterable[PrefillingJob], limits: SchedulerLimits) -> tuple[Wait, ...]:
-    """The waits, with partings of one leader that fall together moved to the first of them.
+    """The waits, with the divergence points of one leader that fall together moved to the first of them.
 
     Each pause costs a snapshot. A follower that is let go fewer than `min_shared` tokens early computes these itself.
     """
     first: dict[tuple[str, int], int] = {}
     for leader in prefilling:
         planned = {stop for stop in (*leader.checkpoints, leader.end) if stop > leader.position}
-        wanted = {wait.until for wait in waits if wait.leader == leader.id}
+        wanted = {wait.wait_until for wait in waits if wait.leader == leader.id}
         at: int | None = None
         for position in sorted(planned | wanted):
             if position in planned or at is None or position - at >= limits.min_shared:
                 at = position
             first[leader.id, position] = at
-    return tuple(
-        Wait(follower=wait.follower, leader=wait.leader, until=first[wait.leader, wait.until]) for wait in waits
-    )
+    return tuple(replace(wait, wait_until=first[wait.leader, wait.wait_until]) for wait in waits)

@@ -15,20 +15,20 @@ class WaitingJob:
     """A job that has not been admitted yet.
 
     Prefill would compute ``[resume_at, prompt_len)``. `resume_at` is what the cache has now: the loop matches again
-    whenever a job that is named in the `shares` of one of the two commits, ends or is given up.
+    whenever a job that is named in the `common_prefix_lengths` of one of the two commits, ends or is given up.
     """
 
     id: str
     arrived_s: float
     prompt_len: int
     resume_at: int = 0
-    shares: Mapping[str, int] = field(default_factory=_no_shares)
+    common_prefix_lengths: Mapping[str, int] = field(default_factory=_no_shares)
     """Job id → length of the common prefix of the two prompts, for the jobs that were there when this one came
-    (`sharing.relate`). Ids of jobs that are gone do no harm."""
+    (`sharing.common_prefix_lengths`). Ids of jobs that are gone do no harm."""
     live_nbytes: int = 0
     """What its live state will take."""
     can_batch: bool = True
-    is_side: bool = False
+    is_auxiliary: bool = False
     """A short request beside the chats (a title, tags): gives way for `SchedulerLimits.side_grace_s`."""
     is_settle: bool = False
     """Runs only while nothing else is there."""
@@ -54,9 +54,9 @@ class PrefillingJob:
     """The planned positions where prefill pauses, ascending; those that are passed may stay."""
     stored: int = 0
     """``[0, stored)`` of its prompt is in the cache, or the cache has refused it."""
-    shares: Mapping[str, int] = field(default_factory=_no_shares)
+    common_prefix_lengths: Mapping[str, int] = field(default_factory=_no_shares)
     can_batch: bool = True
-    is_side: bool = False
+    is_auxiliary: bool = False
     is_settle: bool = False
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class DecodingJob:
     """The key of the group that it ran in last; None for a row that has just come from prefill."""
     stored: int = 0
     """``[0, stored)`` of its prompt is in the cache, or the cache has refused it."""
-    shares: Mapping[str, int] = field(default_factory=_no_shares)
+    common_prefix_lengths: Mapping[str, int] = field(default_factory=_no_shares)
     can_batch: bool = True
 
     def __post_init__(self) -> None:

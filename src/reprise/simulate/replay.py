@@ -100,7 +100,7 @@ class Replay:
 
     def _commit(self, tokens: Tokens, kind: BoundaryKind, request: Request) -> None:
         stable_at = request.prompt.stable_at
-        self.cache.commit(tokens, self._source, kind=kind, is_auxiliary=request.is_side, stable_at=stable_at)
+        self.cache.commit(tokens, self._source, kind=kind, is_auxiliary=request.is_auxiliary, stable_at=stable_at)
 
 
 def _policy(name: str, unit: int) -> Policy:

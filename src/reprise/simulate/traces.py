@@ -54,7 +54,7 @@ class Request:
     answer: Tokens | None = None
     num_answered: int | None = None
     next_known: Tokens | None = None
-    is_side: bool = False
+    is_auxiliary: bool = False
 
     def __post_init__(self) -> None:
         assert 0 < self.shareable <= len(self.prompt) <= self.num_tokens, (self.shareable, self.num_tokens)
@@ -112,8 +112,10 @@ def _request(line: Mapping[str, Any], granularity: Granularity, block_length: in
         raise ValueError("a boundary outside of the prompt")
     answer = as_tokens(line["answer"]) if "answer" in line else None
     prompt = Prompt(tokens=tokens, boundaries=tuple(boundaries))
-    is_side = bool(line.get("is_side", False))
-    return Request(prompt=prompt, num_tokens=len(tokens), shareable=len(tokens), answer=answer, is_side=is_side)
+    is_auxiliary = bool(line.get("is_side", False))
+    return Request(
+        prompt=prompt, num_tokens=len(tokens), shareable=len(tokens), answer=answer, is_auxiliary=is_auxiliary
+    )
 
 
 def _from_blocks(line: Mapping[str, Any], granularity: Granularity, block_length: int) -> Request:
