@@ -42,6 +42,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "max_context": ("999", 999, 999),
     "has_prefix_cache": ("off", False, False),
     "cache_bytes": ("25%", "25%", None),
+    "memory": ("50%", "50%", None),
     "disk_directory": ("/somewhere", "/somewhere", "/somewhere"),
     "disk_bytes": ("1GiB", 2**30, None),
     "warm_file": (FILE, FILE, FILE),

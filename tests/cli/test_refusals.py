@@ -46,6 +46,20 @@ def test_a_model_that_cannot_be_served(make: str, tmp_path: Path) -> None:
         assert_refused(start("serve", str(model_of_a_strange_kind(tmp_path)), "--port", "0"), "perceptron")
 
 
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [("-n 64", ("open 64 files", "ulimit -Hn 4096")), ("-v 600000", ("614 MB", "ulimit -v"))],
+)
+def test_a_process_that_may_have_too_little(limit: str, named: tuple[str, ...]) -> None:
+    words = [sys.executable, "-m", "reprise.cli.main", "serve", str(tiny_model("llama")), "--port", "0"]
+    command = ["/bin/sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *words]
+    assert_refused(subprocess.run(command, capture_output=True, text=True, timeout=120, check=False), *named)
+
+
+def test_a_bound_that_the_model_does_not_fit() -> None:
+    assert_refused(start("serve", str(tiny_model("llama")), "--port", "0", "--memory", "50MB"), "--memory", "needs")
+
+
 def test_a_port_in_use_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

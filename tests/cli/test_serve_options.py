@@ -40,6 +40,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "kv_group_size": (["--kv-group-size", "32"], 32),
     "has_prefix_cache": (["--no-prefix-cache"], False),
     "cache_bytes": (["--cache-bytes", "25%"], Share(Fraction(1, 4))),
+    "memory": (["--memory", "50%"], Share(Fraction(1, 2))),
     "disk_directory": (["--disk-cache", "somewhere"], "somewhere"),
     "disk_bytes": (["--disk-bytes", "5%"], Share(Fraction(1, 20))),
     "warm_file": (["--warm", __file__], __file__),

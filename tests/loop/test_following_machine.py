@@ -2,17 +2,23 @@
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from reprise.core.errors import LoadFailed
 from reprise.core.events import Event, Finished
-from reprise.core.follow import Budget, Reading
+from reprise.core.follow import Budget, Reading, bound_for, budget_within, free_buffers, within_bound
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
+from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
 from reprise.engine.machine import read_machine
+from reprise.engine.memory import process_nbytes
 from reprise.loop import EngineLoop
 from reprise.loop.watch import following_machine
 from tests.engine.sequences import loaded
@@ -66,6 +72,24 @@ def test_what_linux_says(tmp_path: Path) -> None:
     (group / "memory.stat").write_text("anon 500\ninactive_file 50\n")
     reading = read_machine(tmp_path)
     assert (reading.available, reading.total) == (150, 1000)
+    # The groups around it bound it as well, and so does `memory.high`; a group beside it does not.
+    own = group / "user.slice/server.scope"
+    own.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("1:name=systemd:/other\n0::/user.slice/server.scope\n")
+    assert read_machine(tmp_path).total == 1000
+    for folder, name, limit, used in ((own, "memory.max", 700, 600), (own.parent, "memory.high", 900, 860)):
+        (folder / name).write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+    beside = group / "other"
+    beside.mkdir()
+    (beside / "memory.max").write_text("10\n")
+    (beside / "memory.current").write_text("10\n")
+    reading = read_machine(tmp_path)
+    assert (reading.available, reading.total) == (40, 700)
+    # A path of the host that a container does not see.
+    (tmp_path / "proc/self/cgroup").write_text("0::/../../elsewhere\n")
+    assert read_machine(tmp_path).total == 1000
 
 
 def test_an_engine_follows_its_machine(caplog: pytest.LogCaptureFixture) -> None:
@@ -146,3 +170,76 @@ def test_a_reduced_budget_refuses_nobody_and_ends_no_answer() -> None:
         assert ends[0].outcome.generated == 600
     finally:
         engine.close(now=True, timeout_s=60)
+
+
+@given(st.integers(0, 200 * GB), st.integers(0, 200 * GB))
+def test_a_bound_that_is_asked_for_suffices(process: int, budget: int) -> None:
+    bound = bound_for(process, budget)
+    given_to_layers = budget_within(bound, process)
+    assert given_to_layers >= budget
+    # With freed buffers and the reserve beside it.
+    most = process + given_to_layers + free_buffers(given_to_layers) + Reading(available=0, total=bound).reserve
+    assert most <= bound + 1
+    assert budget_within(process, process) == 0
+
+
+def test_a_bound_takes_what_is_held_and_not_what_nobody_uses() -> None:
+    budget = Budget(nbytes=8 * GB, least=0, most=8 * GB, returns_buffers=True)
+    over = within_bound(10 * GB, 10 * GB)
+    assert budget.after(over, now_s=1, held=3 * GB).nbytes == 3 * GB - over.reserve
+    assert budget.after(over, now_s=1, held=0).nbytes == 0
+
+
+def test_a_process_keeps_its_bound(caplog: pytest.LogCaptureFixture) -> None:
+    engine = EngineLoop(Settings(model="llama"), load=lambda: loaded("llama"))
+    engine.start()
+    most, bound = engine.status().held.budget, 10 * GB
+    was_measured, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def measure() -> int:
+        was_measured.release()
+        assert go_on.acquire(timeout=60)
+        return bound
+
+    try:
+        with (
+            caplog.at_level(logging.WARNING),
+            following_machine(engine, bound=bound, read=lambda: ROOMY, measure=measure, every_s=0.001),
+        ):
+            for _ in range(4):
+                go_on.release()
+                assert was_measured.acquire(timeout=60)
+            go_on.release(10**6)
+        engine.pins("").result(60)
+        # Nothing is held, so nothing is left; and what is configured is still served.
+        assert engine.status().held.budget == 0 < most
+        prompt = Prompt(tokens=as_tokens(range(10, 60)))
+        ends: list[Finished] = []
+        is_over = threading.Event()
+
+        def listen(event: Event) -> None:
+            if isinstance(event, Finished):
+                ends.append(event)
+                is_over.set()
+
+        engine.submit(Job(id="one", prompt=prompt, max_tokens=2), listen)
+        assert is_over.wait(60)
+        assert ends[0].error is None
+    finally:
+        engine.close(now=True, timeout_s=60)
+    assert len([record for record in caplog.records if "--memory" in record.getMessage()]) == 1
+
+
+def test_a_server_starts_within_its_bound_or_says_what_it_needs() -> None:
+    room = 200 * 2**20
+    fitting = Settings(model="llama", memory=Bytes(bound_for(process_nbytes(), room)))
+    engine = EngineLoop(fitting, load=lambda: loaded("llama"))
+    engine.start()
+    try:
+        # Loading takes some of it.
+        assert room // 2 < engine.status().held.budget < room + 2**25
+    finally:
+        engine.close(now=True, timeout_s=60)
+    engine = EngineLoop(replace(fitting, memory=Bytes(process_nbytes())), load=lambda: loaded("llama"))
+    with pytest.raises(LoadFailed, match=r"--memory is [\d,]+ MB, and .* needs at least [\d,]+ MB"):
+        engine.start()

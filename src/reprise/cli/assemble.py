@@ -20,9 +20,14 @@ from reprise.api.service import ChatService
 from reprise.chat.grammar import Grammars
 from reprise.chat.render import Renderer, RenderSettings
 from reprise.chat.template import syntax_fault
+from reprise.cli.process_limits import weights_nbytes
 from reprise.core.defaults import Number, SamplingDefaults
+from reprise.core.errors import memory_too_small
+from reprise.core.follow import bound_for
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel
+from reprise.engine.machine import read_machine
+from reprise.engine.memory import process_nbytes
 from reprise.loop import EngineLoop
 from reprise.loop.watch import following_machine
 
@@ -36,6 +41,7 @@ def run_server(settings: Settings) -> None:
     """Load the model and serve it until the user ends it. Raises LoadFailed and CannotListen."""
     _write_log(settings.log_level)
     # Before the model is loaded, which may take minutes.
+    bound = memory_bound(settings)
     listener = listen(settings.host, settings.port)
     engine = EngineLoop(settings)
     try:
@@ -47,7 +53,7 @@ def run_server(settings: Settings) -> None:
             log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
         service = ChatService(served=served, backend=engine, settings=settings)
         with Ending(settings.grace_s) as ending:
-            with following_machine(engine):
+            with following_machine(engine, bound=bound):
                 run(service, settings, listener=listener, ending=ending)
             # The responses under way have ended by now, and what the disk lacks is written.
             engine.close(now=True, timeout_s=ending.left_s)
@@ -56,6 +62,17 @@ def run_server(settings: Settings) -> None:
         # MLX aborts a process that ends before the engine's thread has; but a thread that is still loading a large
         # model is not worth the wait.
         engine.close(now=True, timeout_s=_CLOSE_S)
+
+
+def memory_bound(settings: Settings) -> int | None:
+    """`--memory` in bytes, None without. Raises LoadFailed where the weights alone are more."""
+    if settings.memory is None:
+        return None
+    bound = settings.memory.of(read_machine().total)
+    needed = process_nbytes() + weights_nbytes(Path(settings.model).expanduser())
+    if needed > bound:
+        raise memory_too_small(settings.model, bound=bound, needed=bound_for(needed, 0))
+    return bound
 
 
 def served_model(loaded: LoadedModel, settings: Settings) -> Served:
@@ -110,11 +127,6 @@ def reported_loading(model: str, *, every_s: float = LOADING_REPORTED_S) -> Gene
         is_over.set()
         reporter.join()
     log.info("loaded %s in %.1f s", model, time.monotonic() - begun_s)
-
-
-def weights_nbytes(directory: Path) -> int:
-    """What the weights of a model directory take on disk; 0 for what is none (a hub id)."""
-    return sum(file.stat().st_size for file in directory.glob("*.safetensors")) if directory.is_dir() else 0
 
 
 def _sampling_flags(settings: Settings) -> dict[str, Number]:

@@ -1,6 +1,7 @@
 """`reprise serve MODEL`."""
 
 from reprise.cli.configuration import Configuration, with_options
+from reprise.cli.process_limits import check_process_limits
 from reprise.cli.refuse import refusals
 from reprise.core.settings import OPTIONS
 
@@ -13,6 +14,7 @@ def serve(configuration: Configuration) -> None:
     (max-tokens = 512). `reprise config` prints what is in force and where it comes from.
     """
     settings = configuration.settings()
+    check_process_limits(settings.model)
     from reprise.cli.assemble import run_server  # noqa: PLC0415 (imports MLX)
 
     with refusals():

@@ -103,3 +103,11 @@ class DiskUnusable(RepriseError):
     """The directory of the disk tier cannot be used; the sentence says why and what to try."""
 
     code = "disk_unusable"
+
+
+def memory_too_small(model: str, *, bound: int, needed: int) -> LoadFailed:
+    """`--memory` leaves nothing for requests."""
+    return LoadFailed(
+        f"--memory is {bound / 10**6:,.0f} MB, and {model} needs at least {needed / 10**6:,.0f} MB: its weights, the "
+        "program, and some for requests. Raise --memory, or choose a smaller model."
+    )

@@ -172,6 +172,15 @@ class Settings:
             "Memory for the prefix cache and running requests, such as 8GB or 25%. Derived from the device if not set.",
         ),
     ] = None
+    memory: Annotated[
+        Amount | None,
+        _reuse(
+            "memory",
+            AmountKind(),
+            "A bound for all that the process holds, such as 12GB or 50% of the machine: weights, cache, Python. "
+            "On CUDA with the device memory that MLX reports. No bound if not set.",
+        ),
+    ] = None
     disk_directory: Annotated[
         str | None,
         _reuse(

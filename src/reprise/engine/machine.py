@@ -20,21 +20,32 @@ def read_machine(root: Path = Path("/")) -> Reading:
     """One reading. `root`: where the system's files are."""
     memory = psutil.virtual_memory()
     available, total = int(memory.available), int(memory.total)
-    group = _cgroup(root)
-    if group is not None:
+    for group in _cgroups(root):
         available, total = min(available, group.available), min(total, group.total)
     return Reading(available=available, total=total, is_pressed=_is_pressed(root))
 
 
-def _cgroup(root: Path) -> Reading | None:
-    """The memory of the control group (version 2) that a container is in; None where nothing bounds it."""
-    folder = root / "sys/fs/cgroup"
-    limit, used = _text(folder / "memory.max"), _text(folder / "memory.current")
-    if not limit.isdigit() or not used.isdigit():
+def _cgroups(root: Path) -> list[Reading]:
+    """The memory of the control groups (version 2) that bound this process: its own and those around it."""
+    mount = root / "sys/fs/cgroup"
+    lines = _text(root / "proc/self/cgroup").splitlines()
+    own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/").strip("/")
+    folder = mount / own
+    # In a container the path may be the host's, which is not there: the mount is then the container's own group.
+    folders = [folder, *folder.parents] if folder.is_dir() and ".." not in folder.parts else [mount]
+    readings = [_cgroup(each) for each in folders if each.is_relative_to(mount)]
+    return [reading for reading in readings if reading is not None]
+
+
+def _cgroup(folder: Path) -> Reading | None:
+    """What one control group says; None where it bounds nothing."""
+    used = _text(folder / "memory.current")
+    limits = [int(text) for name in ("memory.max", "memory.high") if (text := _text(folder / name)).isdigit()]
+    if not limits or not used.isdigit():
         return None
     # Pages of files that nobody uses go at once.
     idle = sum(int(line.split()[1]) for line in _text(folder / "memory.stat").splitlines() if _is_idle(line))
-    return Reading(available=max(0, int(limit) - int(used) + idle), total=int(limit))
+    return Reading(available=max(0, min(limits) - int(used) + idle), total=min(limits))
 
 
 def _is_idle(line: str) -> bool:

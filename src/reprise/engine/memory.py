@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 import mlx.core as mx
 import psutil
 
+from reprise.core.follow import free_buffers
+
 _MARGIN = 0.85
 """The share of what is left beside the model that caches may take; the rest is for activations and others."""
-
-_FREE_BUFFERS = 512 * 2**20
-_LEAST_FREE_BUFFERS = 64 * 2**20
 
 
 def device_bytes() -> int:
@@ -23,6 +23,20 @@ def device_bytes() -> int:
     return int(psutil.virtual_memory().available) + mx.get_active_memory()
 
 
+def process_nbytes() -> int:
+    """All that this process holds, as the system measures it, and on CUDA the device memory that MLX has beside it.
+
+    That is its resident memory on Linux, and on macOS what is its own alone, in which Metal's buffers are.
+    """
+    process = psutil.Process()
+    by_mlx = mx.get_active_memory() + mx.get_cache_memory()
+    if sys.platform == "darwin":
+        # The buffers at least, whether or not the system counts them to the process.
+        return max(int(process.memory_full_info().uss), by_mlx)
+    resident = int(process.memory_info().rss)
+    return resident + by_mlx if mx.default_device() == mx.Device(mx.gpu) else resident
+
+
 def default_budget(model_nbytes: int) -> int:
     """Bytes for the prefix cache and live caches together: what the device holds, less the model and a margin."""
     return max(64 * 2**20, int((device_bytes() - model_nbytes) * _MARGIN))
@@ -30,8 +44,7 @@ def default_budget(model_nbytes: int) -> int:
 
 def bound_free_buffers(budget: int | None) -> None:
     """Keep MLX from holding on to more freed buffers than an eighth of the budget, and than 512 MiB."""
-    bound = _FREE_BUFFERS if budget is None else min(_FREE_BUFFERS, max(_LEAST_FREE_BUFFERS, budget // 8))
-    mx.set_cache_limit(bound)
+    mx.set_cache_limit(free_buffers(budget if budget is not None else 2**63))
 
 
 def give_back() -> None:

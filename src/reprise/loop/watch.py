@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from reprise.core.follow import Budget, Reading
+from reprise.core.follow import Budget, Reading, within_bound
 from reprise.engine.machine import read_machine
+from reprise.engine.memory import process_nbytes
 from reprise.loop.engine_loop import EngineLoop
 
 log = logging.getLogger("reprise.loop")
@@ -21,11 +22,29 @@ _LEAST_SHARE = 8
 
 @contextmanager
 def following_machine(
-    engine: EngineLoop, *, read: Callable[[], Reading] = read_machine, every_s: float = _EVERY_S
+    engine: EngineLoop,
+    *,
+    bound: int | None = None,
+    read: Callable[[], Reading] = read_machine,
+    measure: Callable[[], int] = process_nbytes,
+    every_s: float = _EVERY_S,
 ) -> Generator[None]:
-    """While other programs need memory the engine keeps to less, and to all of its budget when they do not."""
+    """While other programs need memory the engine keeps to less, and to all of its budget when they do not.
+
+    `bound`: for all that this process holds, which `measure` says; None: there is none.
+    """
     is_over = threading.Event()
-    thread = threading.Thread(target=_follow, args=(engine, read, every_s, is_over), name="reprise-memory", daemon=True)
+    follower = _Follower(engine, bound=bound, read=read, measure=measure)
+
+    def follow() -> None:
+        while not is_over.wait(every_s):
+            try:
+                follower.look()
+            except Exception:
+                log.exception("the memory cannot be read: the budget stays as it is")
+                return
+
+    thread = threading.Thread(target=follow, name="reprise-memory", daemon=True)
     thread.start()
     try:
         yield
@@ -34,23 +53,54 @@ def following_machine(
         thread.join()
 
 
-def _follow(engine: EngineLoop, read: Callable[[], Reading], every_s: float, is_over: threading.Event) -> None:
-    most = engine.status().held.budget
-    budget = Budget(nbytes=most, least=most // _LEAST_SHARE, most=most)
-    has_told = False
-    while not is_over.wait(every_s):
-        try:
-            reading = read()
-        except Exception:
-            log.exception("the machine's memory cannot be read: the budget stays as it is")
-            return
-        before, budget = budget, budget.after(reading, now_s=time.monotonic())
-        returns = budget.returns_buffers and not before.returns_buffers
-        if returns or budget.nbytes != before.nbytes:
-            engine.set_budget(budget.nbytes, returns_buffers=budget.returns_buffers)
-        if budget.is_reduced and not has_told:
-            has_told = True
+class _Follower:
+    """Reads what there is, and sends the engine the smaller of two budgets: the machine's and the bound's."""
+
+    def __init__(
+        self, engine: EngineLoop, *, bound: int | None, read: Callable[[], Reading], measure: Callable[[], int]
+    ) -> None:
+        self._engine = engine
+        self._bound = bound
+        self._read = read
+        self._measure = measure
+        most = engine.status().held.budget
+        self._by_machine = Budget(nbytes=most, least=most // _LEAST_SHARE, most=most)
+        # Nothing is promised to requests that the bound does not allow.
+        self._by_bound = Budget(nbytes=most, least=0, most=most)
+        self._sent = most
+        self._has_told_machine = self._has_told_bound = False
+
+    def look(self) -> None:
+        """Read once, and say what follows."""
+        held, now_s = self._engine.status().held, time.monotonic()
+        layers = held.kv + held.snapshots + held.live
+        before = self._by_machine, self._by_bound
+        reading = self._read()
+        self._by_machine = self._by_machine.after(reading, now_s=now_s, held=layers)
+        process = 0
+        if self._bound is not None:
+            process = self._measure()
+            self._by_bound = self._by_bound.after(within_bound(self._bound, process), now_s=now_s, held=layers)
+        now = self._by_machine, self._by_bound
+        returns = any(after.returns_buffers and not was.returns_buffers for was, after in zip(before, now, strict=True))
+        nbytes = min(budget.nbytes for budget in now)
+        if returns or nbytes != self._sent:
+            self._sent = nbytes
+            self._engine.set_budget(nbytes, returns_buffers=any(budget.returns_buffers for budget in now))
+        self._tell(reading, process)
+
+    def _tell(self, reading: Reading, process: int) -> None:
+        """Say each of the two once."""
+        if self._by_machine.is_reduced and not self._has_told_machine:
+            self._has_told_machine = True
             log.warning(
                 "other programs need memory (%.1f GB are free): the cache shrinks, and grows again when there is room",
                 reading.available / 10**9,
+            )
+        if self._by_bound.is_reduced and not self._has_told_bound:
+            self._has_told_bound = True
+            log.warning(
+                "this process holds %.2f GB, which is nearly --memory: the cache shrinks, and grows again when there "
+                "is room",
+                process / 10**9,
             )

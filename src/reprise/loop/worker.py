@@ -14,8 +14,9 @@ from reprise.cache.lookup import Match
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.backend import Counts, Held, Status
 from reprise.core.clock import Clock, monotonic
-from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError
+from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError, memory_too_small
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
+from reprise.core.follow import bound_for, budget_within
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Reason
@@ -24,6 +25,7 @@ from reprise.disk.tier import DiskTier
 from reprise.engine import memory as device_memory
 from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
 from reprise.engine.load import LoadedModel
+from reprise.engine.machine import read_machine
 from reprise.engine.records import RecordEncoder
 from reprise.engine.runner import SHARES_FROM, LiveSequence, Runner, TokenFailure, TokenResult
 from reprise.engine.score import PromptScorer
@@ -60,6 +62,9 @@ _LONGEST_NAP_S = 3600.0
 _PINNED_SHARE = 2
 """Pins keep this part of the budget at most, so that there is always room for what nobody pinned."""
 
+_LEAST_TOKENS = 512
+"""A server that has no room for the state of so many is not worth starting."""
+
 _CHAT_TOKENS = 1024
 """Beside a prompt longer than this, a short one that shares nothing is an auxiliary request."""
 
@@ -91,7 +96,8 @@ class Worker:
         self._gate = gate
         self._uses_cache = settings.has_prefix_cache
         self.runner = Runner(loaded, can_batch=alone is None, shares_from=shares_from)
-        self.memory = Memory(_budget(settings, loaded))
+        least = self.runner.footprint.live(_LEAST_TOKENS, chunk=min(chunk, _LEAST_TOKENS))
+        self.memory = Memory(_budget(settings, loaded, least=least))
         self.cache = PrefixCache(layout, memory=self.memory, clock=clock)
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
         self.memory.reclaim_from(
@@ -784,8 +790,19 @@ class Worker:
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
 
 
-def _budget(settings: Settings, loaded: LoadedModel) -> int:
-    """Bytes for the prefix cache and live sequences together."""
+def _budget(settings: Settings, loaded: LoadedModel, *, least: int) -> int:
+    """Bytes for the prefix cache and live sequences together. Raises LoadFailed where that is less than `least`."""
     if settings.cache_bytes is not None:
-        return settings.cache_bytes.of(device_memory.device_bytes())
-    return device_memory.default_budget(loaded.nbytes)
+        wanted = settings.cache_bytes.of(device_memory.device_bytes())
+    else:
+        wanted = device_memory.default_budget(loaded.nbytes)
+    if settings.memory is None:
+        return wanted
+    # What loading has left behind is nobody's.
+    device_memory.give_back()
+    process = device_memory.process_nbytes()
+    bound = settings.memory.of(read_machine().total)
+    budget = min(wanted, budget_within(bound, process))
+    if budget < least:
+        raise memory_too_small(loaded.name, bound=bound, needed=bound_for(process, least))
+    return budget

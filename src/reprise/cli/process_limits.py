@@ -1,0 +1,34 @@
+"""What the system gives this process, checked before MLX is imported: below it nothing says what is missing."""
+
+import resource
+from pathlib import Path
+
+from reprise.cli.refuse import refuse
+
+LEAST_DESCRIPTORS = 4096
+"""mlx-lm sets the hard limit of open files to this many when it is imported, and fails where that would raise it."""
+
+_LEAST_ADDRESS_SPACE = 2**30
+"""For Python, MLX and their libraries, beside the weights. Below it they abort without a word."""
+
+
+def check_process_limits(model: str) -> None:
+    """Refuse to start under limits (`ulimit`) that are too low to load the model. `model`: a directory or a hub id."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < LEAST_DESCRIPTORS:
+        refuse(
+            f"This process may open {most} files at most, and mlx-lm needs {LEAST_DESCRIPTORS}. "
+            f"Raise the hard limit: `ulimit -Hn {LEAST_DESCRIPTORS}`, or LimitNOFILE= of a systemd unit."
+        )
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    needed = _LEAST_ADDRESS_SPACE + weights_nbytes(Path(model).expanduser())
+    if space != resource.RLIM_INFINITY and space < needed:
+        refuse(
+            f"This process may use {space // 10**6} MB of addresses (`ulimit -v`), and needs {needed // 10**6} MB for "
+            "its libraries and the model. Raise that limit, and bound the memory with --memory instead."
+        )
+
+
+def weights_nbytes(directory: Path) -> int:
+    """What the weights of a model directory take on disk; 0 for what is none (a hub id)."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors")) if directory.is_dir() else 0
