@@ -18,11 +18,11 @@ from reprise.api.body_limits import BodyLimits, max_body_nbytes
 from reprise.api.context import Context
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import LastResort, Shapes, install_error_handlers
-from reprise.api.measures import Metrics
 from reprise.api.ollama import routes as ollama
 from reprise.api.ollama.reply import ollama_shape
 from reprise.api.openai import chat, completions, models
 from reprise.api.paths import CanonicalPaths
+from reprise.api.prometheus import Metrics
 from reprise.api.refusals import Refusals
 from reprise.api.responses import routes as responses
 from reprise.api.responses.store import ResponseStore

@@ -6,7 +6,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from reprise.api.errors import Shapes
-from reprise.api.measures import Metrics
+from reprise.api.prometheus import Metrics
 from reprise.api.responses.store import ResponseStore
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings

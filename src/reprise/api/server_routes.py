@@ -8,69 +8,25 @@ from fastapi import APIRouter, Query
 from reprise.api.context import InContext, Namespace
 from reprise.api.errors import ErrorBody
 from reprise.api.records import record_body
-from reprise.core.backend import OnDisk
+from reprise.core.metrics import health_fields
 
 router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
 
 
 @router.get("/health")
 async def health(context: InContext) -> dict[str, Any]:
-    """Whether the server is up and idle, and its counts so far, in tokens unless the name says otherwise.
+    """Whether the server is up and idle, and its metrics (docs/metrics.md).
 
     `bytes_held` is what the cache holds: `bytes_kv` and `bytes_snapshots`; of that `bytes_pinned` stays for `pins`.
     `bytes_live` is what running requests hold beside it. Both together keep within `bytes_budget`. `disk` is null
     where nothing is kept on disk; of `reused`, `loaded` were read from there. Answers at once, whatever the engine is
     doing.
     """
-    service = context.service
-    status = service.backend.status()
-    counts, held = status.counts, status.held
+    status = context.service.status()
     return {
-        "status": "closing" if service.is_closing or status.is_closing else "ok",
-        "model": service.served.id,
-        "idle": service.is_idle,
-        "queued": status.queued,
-        "prefilling": status.prefilling,
-        "decoding": status.decoding,
-        "requests": counts.requests,
-        "finished": counts.finished,
-        "cancelled": counts.cancelled,
-        "failed": counts.failed,
-        "prompt_tokens": counts.prompt,
-        "reused": counts.reused,
-        "prefilled": counts.prefilled,
-        "settled": counts.settled,
-        "loaded": counts.loaded,
-        "generated": counts.generated,
-        "paused": counts.paused,
-        "evictions": counts.evictions,
-        "evictions_by_reason": held.evicted_by_reason,
-        "bytes_budget": held.budget,
-        "bytes_held": held.kv + held.snapshots,
-        "bytes_kv": held.kv,
-        "bytes_snapshots": held.snapshots,
-        "bytes_pinned": held.pinned,
-        "bytes_live": held.live,
-        "bytes_index": held.index,
-        "tokens_held": held.tokens,
-        "pins": held.pins,
-        "disk": None if status.disk is None else disk_body(status.disk),
-    }
-
-
-def disk_body(disk: OnDisk) -> dict[str, Any]:
-    """What is kept on disk, as JSON."""
-    return {
-        "bytes_budget": disk.budget,
-        "bytes_held": disk.held,
-        "bytes_of_other_models": disk.others,
-        "bytes_queued": disk.queued,
-        "bytes_written": disk.written,
-        "bytes_read": disk.read,
-        "files": disk.files,
-        "evicted": disk.evicted,
-        "quarantined": disk.quarantined,
-        "errors": disk.errors,
+        "status": "closing" if status.is_closing else "ok",
+        "model": context.service.served.id,
+        **health_fields(status),
     }
 
 

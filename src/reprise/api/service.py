@@ -38,7 +38,7 @@ from reprise.chat.explain import Explanation
 from reprise.chat.render import Branch, Renderer
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest
-from reprise.core.backend import Backend
+from reprise.core.backend import Backend, Status
 from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, ShuttingDown
 from reprise.core.events import Finished, FinishReason, Progress
 from reprise.core.job import Constraint, Job, Purpose
@@ -97,6 +97,12 @@ class ChatService:
     def is_idle(self) -> bool:
         """Nothing queued, running or settling, and nothing about to be."""
         return not self._open and self.threads.is_idle and not self._tasks and self.backend.status().is_idle
+
+    def status(self) -> Status:
+        """What the engine publishes, with what is under way here."""
+        status = self.backend.status()
+        is_closing = self.is_closing or status.is_closing
+        return replace(status, is_idle=self.is_idle, is_closing=is_closing)
 
     def cache_namespace(self, namespace: str) -> str:
         """The part of the prefix cache that callers of this namespace use: all the same one, or each their own."""

@@ -24,6 +24,7 @@ from reprise.cli.process_limits import weights_nbytes
 from reprise.core.defaults import Number, SamplingDefaults
 from reprise.core.errors import memory_too_small
 from reprise.core.follow import bound_for
+from reprise.core.metrics import totals_line
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel
 from reprise.engine.machine import read_machine
@@ -57,6 +58,7 @@ def run_server(settings: Settings) -> None:
                 run(service, settings, listener=listener, ending=ending)
             # The responses under way have ended by now, and what the disk lacks is written.
             engine.close(now=True, timeout_s=ending.left_s)
+        log.info("totals: %s", totals_line(engine.status()))
     finally:
         listener.close()
         # MLX aborts a process that ends before the engine's thread has; but a thread that is still loading a large

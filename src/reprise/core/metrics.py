@@ -1,0 +1,207 @@
+"""What a server counts and measures: each number once, with its unit, its help and how to read it.
+
+`GET /health`, `GET /metrics`, the line that the log ends with, and docs/metrics.md follow from `METRICS`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from reprise.core.backend import EVICTION_REASONS, OnDisk, Status
+
+Reading = float | Mapping[str, int] | None
+"""A number; one for each value of a label; None: it does not apply to this server."""
+
+
+class MetricKind(StrEnum):
+    """A counter only grows while the server runs; a gauge is what holds now."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number, or one for each value of `label`.
+
+    `family` is its name in Prometheus, without `reprise_` and `_total`; several metrics can be a family's series, told
+    apart by `series`. `field` is its name in /health, under "disk" where it starts with `disk.`.
+    """
+
+    kind: MetricKind
+    unit: str
+    help: str
+    read: Callable[[Status], Reading]
+    field: str
+    family: str | None = None
+    """None: it is in /health alone, since Prometheus adds it up."""
+    label: str | None = None
+    series: str | None = None
+    expected: tuple[str, ...] = ()
+    """Values of the label that Prometheus sees from the start: a series that is not there hides its first rise."""
+
+    def __post_init__(self) -> None:
+        assert self.series is None or self.label is not None, self
+
+
+def _counter(field: str, family: str | None, unit: str, text: str, read: Callable[[Status], Reading]) -> Metric:
+    return Metric(kind=MetricKind.COUNTER, unit=unit, help=text, read=read, field=field, family=family)
+
+
+def _gauge(field: str, family: str | None, unit: str, text: str, read: Callable[[Status], Reading]) -> Metric:
+    return Metric(kind=MetricKind.GAUGE, unit=unit, help=text, read=read, field=field, family=family)
+
+
+def _phase(field: str, phase: str, read: Callable[[Status], Reading]) -> Metric:
+    return Metric(
+        kind=MetricKind.GAUGE,
+        unit="requests",
+        help="Requests at the engine, by phase.",
+        read=read,
+        field=field,
+        family="running_requests",
+        label="phase",
+        series=phase,
+    )
+
+
+def _state(field: str, use: str, read: Callable[[Status], Reading]) -> Metric:
+    return Metric(
+        kind=MetricKind.GAUGE,
+        unit="bytes",
+        help="Memory of layer state, by use: KV and snapshots of the cache, live state of running requests, the index.",
+        read=read,
+        field=field,
+        family="state_bytes",
+        label="use",
+        series=use,
+    )
+
+
+def _on_disk(read: Callable[[OnDisk], int]) -> Callable[[Status], Reading]:
+    return lambda status: None if status.disk is None else read(status.disk)
+
+
+def _disk_bytes(field: str, model: str, read: Callable[[OnDisk], int]) -> Metric:
+    return Metric(
+        kind=MetricKind.GAUGE,
+        unit="bytes",
+        help="Bytes on disk: of this model, and of others in the same directory.",
+        read=_on_disk(read),
+        field=field,
+        family="disk_bytes",
+        label="model",
+        series=model,
+    )
+
+
+METRICS: Sequence[Metric] = (
+    _gauge("idle", "idle", "", "1 while nothing is queued, running or settling.", lambda s: s.is_idle),
+    _phase("queued", "queued", lambda s: s.queued),
+    _phase("prefilling", "prefill", lambda s: s.prefilling),
+    _phase("decoding", "decode", lambda s: s.decoding),
+    _counter(
+        "requests",
+        "jobs",
+        "jobs",
+        "Jobs at the engine: one for each choice of a request.",
+        lambda s: s.counts.requests,
+    ),
+    _counter("finished", "finished_jobs", "jobs", "Jobs that ran to their end.", lambda s: s.counts.finished),
+    _counter("cancelled", "cancellations", "jobs", "Jobs that were cancelled.", lambda s: s.counts.cancelled),
+    _counter("failed", "failed_jobs", "jobs", "Jobs that failed.", lambda s: s.counts.failed),
+    _counter("prompt_tokens", "prompt_tokens", "tokens", "Tokens of all prompts.", lambda s: s.counts.prompt),
+    _counter(
+        "reused", "reused_tokens", "tokens", "Prompt tokens found in the prefix cache.", lambda s: s.counts.reused
+    ),
+    _counter(
+        "prefilled",
+        "prefilled_tokens",
+        "tokens",
+        "Prompt tokens prefilled while a user waited.",
+        lambda s: s.counts.prefilled,
+    ),
+    _counter("settled", "settled_tokens", "tokens", "Tokens prefilled ahead while idle.", lambda s: s.counts.settled),
+    _counter(
+        "loaded", "loaded_tokens", "tokens", "Of the reused tokens, those read from disk.", lambda s: s.counts.loaded
+    ),
+    _counter("generated", "generated_tokens", "tokens", "Tokens sampled.", lambda s: s.counts.generated),
+    _counter(
+        "paused",
+        "pauses",
+        "times",
+        "Times a running request was preempted for lack of memory.",
+        lambda s: s.counts.paused,
+    ),
+    _counter("evictions", None, "items", "Items evicted from the prefix cache.", lambda s: s.counts.evictions),
+    Metric(
+        kind=MetricKind.COUNTER,
+        unit="items",
+        help="Items evicted from the prefix cache, by reason.",
+        read=lambda s: s.held.evicted_by_reason,
+        field="evictions_by_reason",
+        family="evictions",
+        label="reason",
+        expected=EVICTION_REASONS,
+    ),
+    _gauge("bytes_budget", "budget_bytes", "bytes", "Memory that layer state may take.", lambda s: s.held.budget),
+    _gauge(
+        "bytes_held",
+        None,
+        "bytes",
+        "Memory that the cache holds: KV and snapshots.",
+        lambda s: s.held.kv + s.held.snapshots,
+    ),
+    _state("bytes_kv", "kv", lambda s: s.held.kv),
+    _state("bytes_snapshots", "snapshots", lambda s: s.held.snapshots),
+    _gauge("bytes_pinned", "pinned_bytes", "bytes", "Of KV and snapshots, what pins protect.", lambda s: s.held.pinned),
+    _state("bytes_live", "live", lambda s: s.held.live),
+    _state("bytes_index", "index", lambda s: s.held.index),
+    _gauge("tokens_held", "cached_tokens", "tokens", "Unique tokens in the prefix cache.", lambda s: s.held.tokens),
+    _gauge("pins", "pins", "positions", "Pinned positions.", lambda s: s.held.pins),
+    _gauge(
+        "disk.bytes_budget", "disk_budget_bytes", "bytes", "Disk space that may be used.", _on_disk(lambda d: d.budget)
+    ),
+    _disk_bytes("disk.bytes_held", "this", lambda d: d.held),
+    _disk_bytes("disk.bytes_of_other_models", "others", lambda d: d.others),
+    _gauge(
+        "disk.bytes_queued", "disk_queued_bytes", "bytes", "Bytes waiting to be written.", _on_disk(lambda d: d.queued)
+    ),
+    _counter(
+        "disk.bytes_written", "disk_written_bytes", "bytes", "Bytes written to disk.", _on_disk(lambda d: d.written)
+    ),
+    _counter("disk.bytes_read", "disk_read_bytes", "bytes", "Bytes read from disk.", _on_disk(lambda d: d.read)),
+    _gauge("disk.files", "disk_files", "files", "Files on disk of this model.", _on_disk(lambda d: d.files)),
+    _counter("disk.evicted", "disk_evictions", "files", "Files removed to make room.", _on_disk(lambda d: d.evicted)),
+    _counter(
+        "disk.quarantined",
+        "disk_quarantined",
+        "files",
+        "Files that failed verification and were put aside.",
+        _on_disk(lambda d: d.quarantined),
+    ),
+    _counter("disk.errors", "disk_errors", "times", "Failed reads and writes.", _on_disk(lambda d: d.errors)),
+)
+
+
+def health_fields(status: Status) -> dict[str, object]:
+    """Every metric by its field in /health; "disk" is None where nothing is kept on disk."""
+    body: dict[str, object] = {}
+    disk: dict[str, object] = {}
+    for metric in METRICS:
+        section, name = (
+            (disk, metric.field.removeprefix("disk.")) if metric.field.startswith("disk.") else (body, metric.field)
+        )
+        section[name] = metric.read(status)
+    return body | {"disk": None if status.disk is None else disk}
+
+
+def totals_line(status: Status) -> str:
+    """The counters that are not zero, for the log."""
+    readings = ((metric, metric.read(status)) for metric in METRICS if metric.kind is MetricKind.COUNTER)
+    parts = [
+        f"{metric.field.replace('.', ' ').replace('_', ' ')} {value:,}"
+        for metric, value in readings
+        if isinstance(value, int) and value > 0
+    ]
+    return ", ".join(parts) if parts else "nothing"

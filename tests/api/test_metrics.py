@@ -1,0 +1,137 @@
+"""Each number is declared once: /health, /metrics and their page have all of them, under the names they always had."""
+
+from dataclasses import fields
+from itertools import count
+from typing import Any
+
+from reprise.api.prometheus import families
+from reprise.core.backend import Counts, Held, OnDisk, Status
+from reprise.core.metrics import METRICS, health_fields, totals_line
+from tools.metrics_page import PAGE, page
+
+FAMILIES = {
+    "idle",
+    "running_requests",
+    "prompt_tokens",
+    "reused_tokens",
+    "prefilled_tokens",
+    "settled_tokens",
+    "loaded_tokens",
+    "generated_tokens",
+    "cancellations",
+    "pauses",
+    "evictions",
+    "state_bytes",
+    "pinned_bytes",
+    "pins",
+    "budget_bytes",
+    "cached_tokens",
+    "disk_written_bytes",
+    "disk_read_bytes",
+    "disk_evictions",
+    "disk_quarantined",
+    "disk_errors",
+    "disk_budget_bytes",
+    "disk_bytes",
+}
+FIELDS = {
+    "idle",
+    "queued",
+    "prefilling",
+    "decoding",
+    "requests",
+    "finished",
+    "cancelled",
+    "failed",
+    "prompt_tokens",
+    "reused",
+    "prefilled",
+    "settled",
+    "loaded",
+    "generated",
+    "paused",
+    "evictions",
+    "evictions_by_reason",
+    "bytes_budget",
+    "bytes_held",
+    "bytes_kv",
+    "bytes_snapshots",
+    "bytes_pinned",
+    "bytes_live",
+    "bytes_index",
+    "tokens_held",
+    "pins",
+    "disk",
+}
+DISK_FIELDS = {
+    "bytes_budget",
+    "bytes_held",
+    "bytes_of_other_models",
+    "bytes_queued",
+    "bytes_written",
+    "bytes_read",
+    "files",
+    "evicted",
+    "quarantined",
+    "errors",
+}
+
+
+def full_status(*, has_disk: bool) -> Status:
+    """A status in which every number is another."""
+    number = count(1000)
+
+    def filled(kind: Any, **given: Any) -> Any:
+        return kind(**{f.name: next(number) for f in fields(kind) if f.name not in given} | given)
+
+    return filled(
+        Status,
+        is_idle=False,
+        is_closing=False,
+        counts=filled(Counts),
+        held=filled(Held, evicted_by_reason={"budget": next(number)}),
+        disk=filled(OnDisk) if has_disk else None,
+    )
+
+
+def numbers_in(status: Status) -> set[int]:
+    parts = (status, status.counts, status.held, status.disk)
+    found = (getattr(part, f.name) for part in parts if part is not None for f in fields(part))
+    return {value for value in found if isinstance(value, int) and not isinstance(value, bool)}
+
+
+def test_every_number_of_the_status_is_declared_and_told() -> None:
+    status = full_status(has_disk=True)
+    told: dict[str, Any] = health_fields(status)
+    assert numbers_in(status) <= {*(v for v in told.values() if isinstance(v, int)), *told["disk"].values()}
+    samples = {sample.value for family in families(status) for sample in family.samples}
+    only_in_health = {metric.read(status) for metric in METRICS if metric.family is None}
+    assert numbers_in(status) - only_in_health <= samples
+
+
+def test_names_stay() -> None:
+    status = full_status(has_disk=True)
+    assert {family.name.removeprefix("reprise_") for family in families(status)} >= FAMILIES
+    told: dict[str, Any] = health_fields(status)
+    assert set(told) >= FIELDS
+    assert set(told["disk"]) >= DISK_FIELDS
+
+
+def test_without_a_disk_nothing_is_told_of_one() -> None:
+    status = full_status(has_disk=False)
+    assert health_fields(status)["disk"] is None
+    assert not any("disk" in family.name for family in families(status))
+
+
+def test_an_eviction_has_a_series_before_the_first() -> None:
+    evictions = next(family for family in families(Status()) if family.name == "reprise_evictions")
+    assert {(sample.labels["reason"], sample.value) for sample in evictions.samples} == {("budget", 0), ("cleared", 0)}
+
+
+def test_the_log_has_what_is_not_zero() -> None:
+    assert totals_line(Status()) == "nothing"
+    assert totals_line(Status(counts=Counts(requests=1200))) == "requests 1,200"
+
+
+def test_the_page_of_metrics_is_the_one_that_the_declarations_give() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m tools.metrics_page`"
