@@ -27,11 +27,12 @@ test: $(VENV)/.can-test ## every layer kind and every API, in three minutes and 
 test-all: $(VENV)/.can-test ## the rest: long random runs, every model in every mode, real agents from npm
 	$(PYTEST) -m "soak or matrix or agents"
 
-check: $(VENV)/.can-test ## style, types and the direction of imports
+check: $(VENV)/.can-test ## style, types, the direction of imports, and that each planted bug has a place
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.mutants --list > /dev/null
 
 format: $(VENV)/.can-test ## let ruff write the format
 	$(BIN)/ruff check --fix .

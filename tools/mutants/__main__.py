@@ -103,8 +103,9 @@ def show(chosen: Sequence[Mutant], source: Path) -> int:
     functions = functions_below(source)
     places = [placed(mutant, functions) for mutant in chosen]
     for mutant, place in zip(chosen, places, strict=True):
-        where = str(place.file.relative_to(source)) if isinstance(place, Place) else f"UNPLACED: {place.reason}"
-        print(f"{mutant.function:32} {mutant.name:80} {where}")
+        is_placed = isinstance(place, Place)
+        where = str(place.file.relative_to(source)) if is_placed else f"UNPLACED: {place.reason}"
+        print(f"{mutant.function:32} {mutant.name:80} {where}", file=sys.stdout if is_placed else sys.stderr)
     return sum(isinstance(place, Place) for place in places)
 
 

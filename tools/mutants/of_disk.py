@@ -64,9 +64,23 @@ DISK_MUTANTS = (
     _mutant(
         "DiskIndex.missing",
         "what is queued is asked for again",
-        "key not in self.entries and key not in queued",
-        "key not in self.entries",
+        "if not self.has(key) and key not in queued:\n    blocks.append((k, parent))",
+        "if not self.has(key):\n    blocks.append((k, parent))",
         _INDEX,
+    ),
+    _mutant(
+        "DiskIndex.is_suspect",
+        "what was damaged unseen is thought to be there when its path is stored again",
+        "return self.has_met_damage and key not in self.verified",
+        "return False",
+        ("tests/disk/test_faults.py", "-k", "stored_again"),
+    ),
+    _mutant(
+        "RecordStore._is_there",
+        "what is suspect is not verified when it is stored again",
+        "self.read(key)",
+        "pass",
+        ("tests/disk/test_faults.py", "-k", "stored_again"),
     ),
     _mutant(
         "DiskIndex._most_alike",

@@ -75,14 +75,14 @@ LAYERS = (
 
 PAYLOADS = (
     _mutant(
-        "Segment.cut",
-        "a shared buffer: a piece of a segment keeps all of it",
+        "PackedSegment.cut",
+        "a shared buffer: a part of a packed segment keeps all of it",
         "mx.array(stack[:, :, start:stop, :])",
         "stack[:, :, start:stop, :]",
         _PAYLOADS,
     ),
     _mutant(
-        "Segment.plane",
+        "PackedSegment.plane",
         "a part is read from the segment's first entry on",
         "return self.stacks[stack][place : place + 1, :, start:stop, :]",
         "return self.stacks[stack][place : place + 1, :, 0 : stop - start, :]",
@@ -103,7 +103,7 @@ PAYLOADS = (
         _COLUMNS,
     ),
     _mutant(
-        "Segment.words",
+        "PackedSegment.words",
         "a part is restored from the segment's first entry on",
         "as_words(stack)[:, :, start:stop, :]",
         "as_words(stack)[:, :, 0 : stop - start, :]",
@@ -139,7 +139,7 @@ PAYLOADS = (
     ),
     _mutant(
         "MovedSegment.words",
-        "what is handed over stays held",
+        "what is moved stays held",
         "segment, self._segment = self._segment, None",
         "segment = self._segment",
         _COLUMNS,
@@ -167,7 +167,7 @@ PAYLOADS = (
     ),
     _mutant(
         "SharedSegment.cut",
-        "a piece of a loan stands at the loan's beginning",
+        "a part of a shared segment stands at its beginning",
         "Span(at + start, at + stop)",
         "Span(at, at + stop - start)",
         _PARKED,
@@ -176,14 +176,14 @@ PAYLOADS = (
 
 FILING = (
     _mutant(
-        "FiledSource.segment",
+        "RecordSource.segment",
         "what was read begins at the record, and not at the position",
         "found.append((segment, both.start - own.start, both.stop - own.start))",
         "found.append((segment, 0, len(both)))",
         _RESTARTS,
     ),
     _mutant(
-        "Filing.add_snapshot",
+        "RecordEncoder.add_snapshot",
         "files lack the snapshot's first layer",
         "snapshot.states",
         "snapshot.states[1:]",

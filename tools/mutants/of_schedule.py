@@ -47,7 +47,7 @@ SCHEDULE_MUTANTS = (
         "",
     ),
     _mutant(
-        "parting",
+        "divergence_point",
         "a follower has no token left to compute",
         "return min(common, reach, follower.prompt_len - 1)",
         "return min(common, reach, follower.prompt_len)",

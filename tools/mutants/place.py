@@ -15,6 +15,9 @@ from tools.mutants.match import Names, places, renamed
 from tools.mutants.mutant import Mutant
 from tools.mutants.source import Function
 
+_MOST_NAMED = 8
+"""Functions that are named as those where a bug may have gone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -32,6 +35,9 @@ class Unplaced:
 
 
 def placed(mutant: Mutant, functions: Sequence[Function]) -> Place | Unplaced:
+    lost = [test for test in mutant.tests if test.startswith("tests/") and not Path(test).exists()]
+    if lost:
+        return Unplaced(f"no tests at {', '.join(lost)}")
     named = [function for function in functions if function.name == mutant.function]
     # A class that has another name still has its method.
     method = mutant.function.rpartition(".")[2]
@@ -65,7 +71,8 @@ def _pattern(mutant: Mutant) -> list[ast.stmt] | ast.expr:
 
 def _elsewhere(mutant: Mutant, functions: Sequence[Function]) -> str:
     exact = {function.name for function, _, names in _candidates(mutant, functions) if names.num_changed == 0}
-    return f"; the code stands in {', '.join(sorted(exact))}" if exact else ""
+    # Where very many have it, that says nothing.
+    return f"; the code stands in {', '.join(sorted(exact))}" if 0 < len(exact) <= _MOST_NAMED else ""
 
 
 def _planted(text: str, nodes: Sequence[ast.AST], new: str, names: Names) -> str:

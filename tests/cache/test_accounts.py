@@ -1,0 +1,105 @@
+"""The owner of memory: accounts that balance, and who gives something up for whom, in which order."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from reprise.cache.payload import SegmentPayload, SharedPayload
+from reprise.cache.tree import RadixTree, Segment, SegmentSizes
+from reprise.core.kinds import Full, Layout
+from reprise.core.spans import Span
+from reprise.memory import Account, Memory
+
+
+class Holder:
+    """Has things of one byte, and gives them up one by one."""
+
+    def __init__(self, memory: Memory, name: str, asked: list[str], num: int) -> None:
+        self.memory, self.name, self.asked, self.num = memory, name, asked, num
+        memory.charge(Account.KV, num)
+
+    def __call__(self) -> bool:
+        self.asked.append(self.name)
+        if self.num == 0:
+            return False
+        self.num -= 1
+        self.memory.charge(Account.KV, -1)
+        return True
+
+
+def test_the_first_gives_up_all_that_it_has_before_the_next_gives_up_anything() -> None:
+    memory, asked = Memory(budget=10), list[str]()
+    first, second, third = (Holder(memory, name, asked, num) for name, num in (("a", 2), ("b", 3), ("c", 5)))
+    memory.reclaim_from(first, second, third)
+    assert memory.reserve(3)
+    assert asked == ["a", "a", "a", "b"] and (first.num, second.num, third.num) == (0, 2, 5)
+    assert not memory.reserve(11) and memory.held == 0, "everything was given up, and it does not fit"
+    assert memory.reserve(10)
+
+
+def test_bytes_that_change_hands_are_held_once() -> None:
+    memory = Memory(budget=10)
+    memory.charge(Account.SEQUENCES, 6)
+    memory.transfer(Account.SEQUENCES, Account.KV, 4)
+    assert (memory.nbytes(Account.SEQUENCES), memory.nbytes(Account.KV), memory.held) == (2, 4, 6)
+    memory.check({Account.SEQUENCES: 2, Account.KV: 4, Account.INCOMING: 0})
+    with pytest.raises(AssertionError):
+        memory.check({Account.SEQUENCES: 6})
+
+
+def test_what_is_given_back_twice_is_noticed() -> None:
+    memory = Memory()
+    memory.charge(Account.SNAPSHOTS, 3)
+    with pytest.raises(AssertionError):
+        memory.charge(Account.SNAPSHOTS, -4)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Entries of one byte each that the tree has for itself."""
+
+    nbytes: int
+
+    def cut(self, start: int, stop: int) -> "Entries":
+        raise NotImplementedError
+
+    def join(self, others: Sequence[SegmentPayload]) -> "Entries":
+        raise NotImplementedError
+
+
+class SharedEntries(SharedPayload):
+    """The same in the buffers of a sequence."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+
+    @property
+    def sequence(self) -> object:
+        return "a sequence"
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def cut(self, start: int, stop: int) -> SegmentPayload:
+        raise NotImplementedError
+
+    def join(self, others: Sequence[SegmentPayload]) -> SegmentPayload:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("payload", "shared"), [(Entries, 0), (SharedEntries, 1)])
+def test_what_a_sequence_shares_is_counted_for_the_tree_and_falls_back(
+    payload: Callable[[int], SegmentPayload], shared: int
+) -> None:
+    memory = Memory()
+    memory.charge(Account.SEQUENCES, 20)
+    tree = RadixTree(Layout(kinds=(Full(),)), memory, SegmentSizes())
+    tokens = np.arange(8, dtype=np.int32)
+    path = tree.extend(tree.walk(tokens, ""), tokens, "")
+    tree.attach(path, Full(), Segment(Span(0, 8), payload(8)))
+    assert memory.nbytes(Account.KV) == 8 and memory.held == 28 - 8 * shared
+    tree.remove(path[-1])
+    assert memory.nbytes(Account.KV) == 0 and memory.held == 20
