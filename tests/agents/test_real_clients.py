@@ -37,6 +37,7 @@ PYPI = {
     "pydantic-ai": ("pydantic-ai-slim[openai,anthropic]==2.68.0",),
     "langchain": ("langchain==1.4.7", "langchain-core==1.7.2", "langchain-openai==1.7.3"),
     "instructor": ("instructor==1.17.0",),
+    "lm-eval": ("lm-eval[api]==0.4.13",),
 }
 CLIENTS = Path(__file__).parent / "clients"
 RUN_S = 180
@@ -165,6 +166,20 @@ def test_instructor(server: Serving, mode: str) -> None:
     server.engine.says = lambda job: spoken(answer)
     told = run("instructor", "instructor_modes.py", str(server.client.base_url).rstrip("/"), mode)
     assert told["structured"] == {"says": "hello"}
+
+
+def test_lm_eval(server: Serving) -> None:
+    """Scores by its own tokens, one prompt at a time and forty together, against those of the API asked by hand."""
+    server.engine.says = lambda job: "x."
+    told = run("lm-eval", "lm_eval_scores.py", str(server.client.base_url).rstrip("/"))
+    assert told["num"] == 40
+    assert told["scores"] == pytest.approx(told["together"], abs=0.02)
+    assert len(set(told["scores"])) > 1
+    body = {"prompt": "Number 7 is a number.", "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0}
+    logprobs = server.client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    start = next(at for at, offset in enumerate(logprobs["text_offset"]) if offset >= len("Number 7 is"))
+    assert told["scores"][7] == pytest.approx(sum(logprobs["token_logprobs"][start:-1]), abs=0.02)
+    assert len(told["generated"]) == 1
 
 
 def _records(server: Serving) -> list[dict[str, Any]]:

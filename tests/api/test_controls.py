@@ -89,6 +89,18 @@ async def test_an_answer_that_may_not_end(name: str) -> None:
     assert all(own.sampling.logit_bias[token] < -100 for token in eos)
 
 
+@pytest.mark.parametrize("name", ["chat", "completions", "messages"])
+async def test_stop_strings_wait_for_the_least_number_of_tokens(name: str) -> None:
+    stop = {"stop_sequences": ["."]} if name == "messages" else {"stop": ["."]}
+    said = says("One. Two. Three.")
+    at_once, _ = await post(name, said, **stop)
+    later, job = await post(name, said, min_tokens=len(text_model().encode("One.")), **stop)
+    # Only the model's own end is ignored.
+    endless, _ = await post(name, said, ignore_eos=True, **stop)
+    assert [text_of(name, got.json()) for got in (at_once, later, endless)] == ["One", "One. Two", "One"]
+    assert job is not None and job.watch is not None
+
+
 @EACH
 async def test_tokens_that_end_an_answer(name: str) -> None:
     (end,) = text_model().encode(".")

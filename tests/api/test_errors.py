@@ -201,6 +201,20 @@ async def test_models_in_the_shape_of_who_asks():
     assert one["created_at"] == "2023-11-14T22:13:20Z"
 
 
+async def test_errors_about_models_in_the_shape_of_who_asks():
+    settings = Settings(model=MODEL, api_keys=("one",))
+    anthropic = {"anthropic-version": "2023-06-01"}
+    async with api(settings=settings) as a:
+        for headers in ({}, anthropic):
+            missing = await a.client.get("/v1/models/other", headers={"x-api-key": "one", **headers})
+            unknown = await a.client.get("/v1/models", headers=headers)
+            assert [missing.status_code, unknown.status_code] == [404, 401]
+            for response, kind in ((missing, "not_found_error"), (unknown, "authentication_error")):
+                told = response.json()
+                assert told["error"]["type"] == kind
+                assert ("type" in told) == (headers == anthropic)
+
+
 async def test_names_of_the_model():
     async with api() as a:
         for name in (MODEL, "tiny-chat", None):
@@ -261,3 +275,20 @@ async def test_cors_is_off_unless_asked_for():
     async with api(settings=Settings(model=MODEL, cors_origins=("https://app.example",))) as a:
         allowed = await a.client.options(URL, headers=origin)
     assert allowed.headers["access-control-allow-origin"] == "https://app.example"
+
+
+async def test_cors_for_all_origins():
+    async with api(settings=Settings(model=MODEL, cors_origins=("*",), api_keys=("one",))) as a:
+        for origin in ("https://app.example", "http://localhost:3000", "null"):
+            asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            wants = {"Access-Control-Request-Headers": "authorization,x-api-key,anthropic-version,content-type"}
+            before = await a.client.options(URL, headers=asks | wants)
+            assert before.status_code == 200
+            assert "x-api-key" in before.headers["access-control-allow-headers"]
+            for key, status in (("one", 200), ("two", 401)):
+                got = await a.client.post(
+                    URL, json={"messages": HI}, headers={"Origin": origin, "Authorization": f"Bearer {key}"}
+                )
+                # A page sees what was wrong, too.
+                assert (got.status_code, got.headers["access-control-allow-origin"]) == (status, "*")
+                assert "access-control-allow-credentials" not in got.headers

@@ -125,7 +125,7 @@ async def test_prompts_are_counted_before_the_first_is_tokenized():
     async with api() as a:
         encode, asked = a.service.served.text.encode, []
         object.__setattr__(a.service.served.text, "encode", lambda text: asked.append(text) or encode(text))
-        response = await a.client.post("/v1/completions", json={"prompt": ["word"] * 17})
+        response = await a.client.post("/v1/completions", json={"prompt": ["word"] * 1025})
         assert response.status_code == 400
         assert asked == []
 

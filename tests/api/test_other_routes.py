@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from reprise.core.job import Purpose
+from reprise.core.settings import Settings
 from tests.api.servers import MODEL, api, says
 from tests.api.test_chat_completions import events_of
 from tests.chat.text_models import text_model
@@ -50,6 +51,48 @@ async def test_a_batch_of_prompts(stream: bool):
     assert texts == ["one", "one", "two", "two"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_more_prompts_than_may_wait(stream: bool):
+    def echo(job: Any) -> list[int]:
+        return [*job.prompt.tokens.tolist(), *text_model().eos]
+
+    prompts = [f"number {number}" for number in range(40)]
+    async with api(echo, settings=Settings(model=MODEL, max_queue=16)) as a:
+        response = await a.client.post(URL, json={"prompt": prompts, "stream": stream})
+        while not a.service.is_idle:
+            await a.client.get("/health")
+        assert len(a.backend.jobs) == 40
+    if stream:
+        texts = [""] * 40
+        for event in events_of(response):
+            for choice in event["choices"]:
+                texts[choice["index"]] += choice["text"]
+    else:
+        texts = [choice["text"] for choice in response.json()["choices"]]
+        total = sum(len(text_model().encode(prompt)) for prompt in prompts)
+        assert response.json()["usage"]["prompt_tokens"] == total
+    assert texts == prompts
+
+
+async def test_one_prompt_of_many_that_is_too_long_is_refused_before_any_is_computed():
+    async with api() as a:
+        many = await a.client.post(URL, json={"prompt": [[5]] * 30 + [[5] * 5000]})
+        together = await a.client.post(URL, json={"prompt": [[5] * 4000] * 20})
+        assert a.backend.jobs == []
+    assert "maximum context length" in many.json()["error"]["message"]
+    assert "80000 tokens together" in together.json()["error"]["message"]
+
+
+async def test_what_a_tokenizer_needs_that_is_far_away():
+    async with api() as a:
+        told = (await a.client.get("/tokenizer_info")).json()
+        served = a.service.served
+        eos = (await a.client.post("/tokenize", json={"prompt": told["eos_token"], "add_special_tokens": False})).json()
+    assert eos["tokens"][0] in served.text.eos
+    assert (told["chat_template"] or "") == served.text.template_source
+    assert told["max_model_len"] == served.context
+
+
 async def test_prompts_as_tokens():
     tokens = text_model().encode("Hello")
     async with api(says(" there")) as a:
@@ -71,7 +114,8 @@ async def test_prompts_as_tokens():
         ({"prompt": ["a", 1]}, "prompt[1]"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3, "stream": True}, "best_of"),
-        ({"prompt": ["a"] * 100}, "prompt"),
+        ({"prompt": ["a"] * 1025}, "prompt"),
+        ({"prompt": ["a"] * 300, "n": 4}, "prompt"),
         ({"prompt": "a", "stop": [5]}, "stop[0]"),
     ],
     ids=str,

@@ -40,6 +40,33 @@ def test_cut(text: str, stops: list[str], content: str, stop: str | None, cuts: 
     assert parser.stop == stop
 
 
+@pytest.mark.parametrize(
+    ("text", "least", "content"),
+    [
+        ("a.b.c", 0, "a"),
+        ("a.b.c", 1, "a"),
+        ("a.b.c", 2, "a.b"),
+        ("a.b.c", 3, "a.b"),
+        ("a.b.c", 4, "a.b.c"),
+        ("a.b.c", 99, "a.b.c"),
+        (" .b.c", 2, " .b"),
+        ("<think>a</think>\n\n.b.c", 6, ".b"),
+    ],
+)
+def test_stops_are_not_looked_for_in_the_tokens_that_an_answer_has_to_have(text: str, least: int, content: str) -> None:
+    encode: Any = MODEL.encode
+    tokens = encode(text, (1,))
+    parser, watch = AnswerParser(MODEL, stops=["."], min_tokens=least), StopWatch(MODEL, ["."], min_tokens=least)
+    for token in tokens:
+        parser.feed(token, is_stop=watch(token))
+        # They stop at the same token.
+        assert watch.stop == parser.stop
+        if watch.stop is not None:
+            break
+    parser.finish()
+    assert parser.answer.content == content
+
+
 def test_a_call_is_not_cut_but_text_behind_it_is() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": "STOP"}}</tool_call>b STOP c'
     answer, _, _ = read(MODEL, text, stops=["STOP"], tools=[WEATHER])

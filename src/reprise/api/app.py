@@ -60,6 +60,7 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
     )
     shapes.register(messages.PREFIX, anthropic_shape)
     shapes.register(ollama.PREFIX, ollama_shape)
+    shapes.register(models.PREFIX, anthropic_shape, header=models.ANTHROPIC_HEADER)
     routes = (chat, completions, messages, responses, ollama, models, prefill, tokenize, pins, server_routes, metrics)
     for module in routes:
         app.include_router(module.router)

@@ -65,6 +65,6 @@ class Authentication:
             error = Unauthorized(
                 "This server wants an API key that it knows: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
             )
-            await error_response(problem_of(error), self._shapes.of(scope["path"]))(scope, receive, send)
+            await error_response(problem_of(error), self._shapes.of(scope))(scope, receive, send)
             return
         await self._app({**scope, "reprise.namespace": namespace}, receive, send)

@@ -55,7 +55,7 @@ class BodyLimits:
                 if not await self._read(body, receive):
                     return
             except (BodyTooLarge, ServerBusy) as error:
-                await error_response(problem_of(error), self._shapes.of(scope["path"]))(scope, receive, send)
+                await error_response(problem_of(error), self._shapes.of(scope))(scope, receive, send)
                 return
             await self._app({**scope, RELEASE_BODY: body.release}, body.receiver(receive), send)
         finally:

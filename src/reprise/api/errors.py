@@ -188,14 +188,20 @@ class Shapes:
     """Which API writes errors how, by the beginning of the path; OpenAI's shape where none is registered."""
 
     def __init__(self) -> None:
-        self._by_prefix: dict[str, Shape] = {}
+        self._by_prefix: dict[str, tuple[Shape, bytes | None]] = {}
 
-    def register(self, prefix: str, shape: Shape) -> None:
-        self._by_prefix[prefix] = shape
+    def register(self, prefix: str, shape: Shape, *, header: bytes | None = None) -> None:
+        """The shape of errors under `prefix`; with `header`, where APIs share an address, of requests that have it."""
+        self._by_prefix[prefix] = (shape, header)
 
-    def of(self, path: str) -> Shape:
-        matching = [prefix for prefix in self._by_prefix if path.startswith(prefix)]
-        return self._by_prefix[max(matching, key=len)] if matching else openai_shape
+    def of(self, scope: Scope) -> Shape:
+        names = {name for name, _ in scope["headers"]}
+        matching = [
+            prefix
+            for prefix, (_, header) in self._by_prefix.items()
+            if scope["path"].startswith(prefix) and (header is None or header in names)
+        ]
+        return self._by_prefix[max(matching, key=len)][0] if matching else openai_shape
 
 
 class ProblemResponse(JsonResponse):
@@ -235,7 +241,7 @@ def install_error_handlers(app: FastAPI, shapes: Shapes) -> None:
         problem = problem_of(error)
         log_problem(problem, error, where=f"{request.method} {request.url.path}")
         headers = error.headers if isinstance(error, HTTPException) else None
-        return error_response(problem, shapes.of(request.url.path), headers)
+        return error_response(problem, shapes.of(request.scope), headers)
 
     for kind in (RepriseError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
@@ -266,4 +272,4 @@ class LastResort:
             log_problem(problem, error, where=f"{scope['method']} {scope['path']}")
             # Half a response cannot be taken back: the connection ends, which the client sees.
             if not has_started:
-                await error_response(problem, self._shapes.of(scope["path"]))(scope, receive, send)
+                await error_response(problem, self._shapes.of(scope))(scope, receive, send)

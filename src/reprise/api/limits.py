@@ -17,7 +17,9 @@ class Limits:
     max_tools: int = 512
     max_stops: int = 16
     max_choices: int = 16
-    """`n`, and the prompts of one completions request."""
+    """`n`, and what of one completions request is computed at the same time."""
+    max_completions: int = 1_024
+    """Answers of one completions request: its prompts, times `n`."""
     max_top_logprobs: int = 20
     max_unread: int = 16_384
     """Events of one request that wait for a client that does not read; beyond it the request is cancelled."""

@@ -30,6 +30,8 @@ class Reading:
     context: tuple[int, ...]
     thinking: Thinking | None
     holds_calls: bool
+    min_tokens: int
+    """No stop string is looked for in so many tokens."""
 
     def parser(self) -> AnswerParser:
         return AnswerParser(
@@ -40,6 +42,7 @@ class Reading:
             tool_choice=self.tool_choice,
             stops=self.stops,
             context=self.context,
+            min_tokens=self.min_tokens,
             holds_calls=self.holds_calls,
         )
 
@@ -55,6 +58,7 @@ class Reading:
             tools=self.tools,
             tool_choice=self.tool_choice,
             context=self.context,
+            min_tokens=self.min_tokens,
         )
 
 
@@ -75,6 +79,7 @@ def reading_of(
             tool_choice="none",
             context=context,
             thinking=None,
+            min_tokens=request.min_tokens,
             holds_calls=True,
         )
     return Reading(
@@ -87,6 +92,7 @@ def reading_of(
         context=context,
         holds_calls=not request.streams_calls,
         thinking=_thinking(request, text, is_open=is_thinking_open, default_budget=default_budget),
+        min_tokens=request.min_tokens,
     )
 
 

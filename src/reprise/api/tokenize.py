@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
 
 from typing import Any
 
@@ -62,6 +62,19 @@ async def _tokens(body: TokenizeBody, service: ChatService, namespace: str) -> l
         )
     )
     return (await service.render(chat, namespace=namespace)).prompt.tokens.tolist()
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(context: InContext) -> dict[str, Any]:
+    """The texts of the tokens that begin and end, and the chat template: for clients that render themselves."""
+    served = context.service.served
+    text = served.text
+    return {
+        "bos_token": None if text.bos is None else text.decode([text.bos]),
+        "eos_token": text.decode([min(text.eos)]) if text.eos else None,
+        "chat_template": text.template_source or None,
+        "max_model_len": served.context,
+    }
 
 
 @router.post("/detokenize")

@@ -39,6 +39,7 @@ class AnswerParser:
         tool_choice: str | Mapping[str, Any] | None = None,
         stops: Sequence[str] = (),
         context: Sequence[int] = (),
+        min_tokens: int = 0,
         new_id: Callable[[], str] = new_call_id,
         holds_calls: bool = False,
     ) -> None:
@@ -52,6 +53,8 @@ class AnswerParser:
         )
         self._reader = Reader(text_model, self._markup, tools=tools if self._has_tools else (), context=context)
         self._visible = ContentText(stops, is_begun=is_content_open)
+        self._num_kept = min_tokens
+        self._may_stop = min_tokens == 0
         self._content = _Content(holds_space=self._has_tools)
         self._reasoning = _Reasoning()
         self._call = _OpenCall()
@@ -103,6 +106,8 @@ class AnswerParser:
         self._is_stopped = self._is_stopped or is_stop
         if is_stop and (token in self._text_model.eos or not self._visible.has_stops):
             return []
+        self._may_stop = self._num_kept == 0
+        self._num_kept = max(0, self._num_kept - 1)
         was_reasoning = self._reader.part is Part.REASONING
         deltas = self._take(self._reader.feed(token))
         if was_reasoning and self._reader.part is Part.REASONING and token not in self._markup.atoms:
@@ -192,7 +197,7 @@ class AnswerParser:
         if piece.part is Part.CALL:
             self._call.text += piece.text
             return [] if self._call.reader is None else self._read_named(self._call.reader, piece.text)
-        return self._add_content(self._visible.add(piece.text))
+        return self._add_content(self._visible.add(piece.text, may_stop=self._may_stop))
 
     def _turn(self, turn: Turn) -> list[Delta]:
         deltas = self._add_content(self._visible.turn(turn))

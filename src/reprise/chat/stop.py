@@ -3,7 +3,8 @@
 Stops apply to content: all text after reasoning that is no tool call. Reasoning is not cut (as in the OpenAI API, whose
 stops see only the visible answer), and neither is a call that is being written, since half a call is of no use. Where
 tool markup is text (no tools in the request), it is content like any other. Newlines between reasoning and content
-belong to neither, so a stop of newlines cannot end an answer before it began.
+belong to neither, so a stop of newlines cannot end an answer before it began. Nor is a stop looked for in the text of
+the tokens that an answer has to have (`min_tokens`).
 """
 
 import re
@@ -25,6 +26,8 @@ class ContentText:
         # White space at the beginning waits: reasoning may follow, and then it is no content.
         self._is_begun = is_begun
         self._follows_markup = False
+        # So much of what waits belongs to the answer whatever it says.
+        self._num_unwatched = 0
         self.stop: str | None = None
         """The stop string that was found."""
 
@@ -32,18 +35,23 @@ class ContentText:
     def has_stops(self) -> bool:
         return len(self._stops) > 0
 
-    def add(self, piece: str) -> str:
-        """The text that is certain to be visible once this piece was read."""
+    def add(self, piece: str, *, may_stop: bool = True) -> str:
+        """The text that is certain to be visible once this piece was read. `may_stop`: stops are looked for in it."""
         if self.stop is not None:
             return ""
         self._pending += piece
+        if not may_stop:
+            self._num_unwatched = len(self._pending)
         if not self._is_begun:
             is_blank = not self._pending.strip()
-            if is_blank and (self._follows_markup or first_match(self._pending, self._stops) is None):
+            watched = self._pending[self._num_unwatched :]
+            if is_blank and (self._follows_markup or first_match(watched, self._stops) is None):
                 return ""
             if self._follows_markup:
                 # Only whole lines go: what stands before the first word on its own line is indentation.
-                self._pending = re.sub(r"\A\s*\n", "", self._pending)
+                kept = re.sub(r"\A\s*\n", "", self._pending)
+                self._num_unwatched = max(0, self._num_unwatched - (len(self._pending) - len(kept)))
+                self._pending = kept
             self._is_begun = True
         return self._cut()
 
@@ -61,18 +69,20 @@ class ContentText:
         if self.stop is not None or (self._follows_markup and not self._is_begun):
             # Nothing but white space stands after the markup.
             self._pending = ""
-        text, self._pending = self._pending, ""
+        text, self._pending, self._num_unwatched = self._pending, "", 0
         return text
 
     def _cut(self) -> str:
-        found = first_match(self._pending, self._stops)
+        unwatched, watched = self._pending[: self._num_unwatched], self._pending[self._num_unwatched :]
+        self._num_unwatched = 0
+        found = first_match(watched, self._stops)
         if found is not None:
             self.stop = self._stops[found.index]
-            text, self._pending = self._pending[: found.start], ""
-            return text
-        safe = len(self._pending) - num_held(self._pending, self._stops)
-        text, self._pending = self._pending[:safe], self._pending[safe:]
-        return text
+            self._pending = ""
+            return unwatched + watched[: found.start]
+        safe = len(watched) - num_held(watched, self._stops)
+        self._pending = watched[safe:]
+        return unwatched + watched[:safe]
 
 
 class StopWatch:
@@ -88,6 +98,7 @@ class StopWatch:
         tools: Sequence[Mapping[str, Any]] = (),
         tool_choice: str | Mapping[str, Any] | None = None,
         context: Sequence[int] = (),
+        min_tokens: int = 0,
     ) -> None:
         has_tools = len(tools) > 0 and tool_choice != "none"
         markup = markup_of(
@@ -95,6 +106,7 @@ class StopWatch:
         )
         self._reader = Reader(text_model, markup, tools=tools if has_tools else (), context=context)
         self._content = ContentText(stops, is_begun=is_content_open)
+        self._num_kept = min_tokens
 
     @property
     def stop(self) -> str | None:
@@ -103,9 +115,11 @@ class StopWatch:
 
     def __call__(self, token: int) -> bool:
         """Whether a stop string is complete after this token."""
+        may_stop = self._num_kept == 0
+        self._num_kept = max(0, self._num_kept - 1)
         for part in self._reader.feed(token):
             if isinstance(part, Turn):
                 self._content.turn(part)
             elif isinstance(part, Piece) and part.part is Part.CONTENT:
-                self._content.add(part.text)
+                self._content.add(part.text, may_stop=may_stop)
         return self._content.stop is not None

@@ -58,7 +58,9 @@ async def _start(context: Context, request_id: str, body: CompletionsBody, names
             body, request_id=request_id, namespace=namespace, served=service.served, limits=service.limits
         )
     )
-    return await start_batch(service, asked)
+    # As many answers at a time as one prompt may have.
+    num_at_once = max(1, service.limits.max_choices // asked[0].num_choices)
+    return await start_batch(service, asked, num_at_once=num_at_once)
 
 
 async def _whole(
@@ -66,7 +68,7 @@ async def _whole(
 ) -> dict[str, Any]:
     decode = context.service.served.text.decode
     batch = await _start(context, request_id, body, namespace)
-    asked = [reply.request for reply in batch.replies]
+    asked = batch.requests
     tokens: dict[int, list[Sampled]] = {}
     prompts = [_first_of(one) for one in asked]
     ended: dict[int, tuple[int, Ended]] = {}
@@ -117,7 +119,7 @@ async def _tell(
     context: Context, request_id: str, batch: Batch, *, echoes: bool, includes_usage: bool
 ) -> AsyncGenerator[str, None]:
     decode = context.service.served.text.decode
-    asked = [reply.request for reply in batch.replies]
+    asked = batch.requests
     # Where the next token's text begins within its answer.
     offsets: dict[int, int] = {}
 

@@ -1,5 +1,6 @@
 """The body of `POST /v1/completions`, and the internal requests that it asks for: one for each prompt."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, cast
 
@@ -101,9 +102,10 @@ def service_requests_of(
     chosen = sampling_of(body, served, logprobs=logprobs)
     markers = _markers(body, served)
     # Counted before the first is tokenized.
-    if _num_prompts(body.prompt) * num_choices > limits.max_choices:
-        raise BadRequest(f"More than {limits.max_choices} answers: send fewer prompts at once.", param="prompt")
+    if _num_prompts(body.prompt) * num_choices > limits.max_completions:
+        raise BadRequest(f"More than {limits.max_completions} answers: send fewer prompts at once.", param="prompt")
     prompts = prompts_of(body.prompt, served)
+    _check_together(prompts, served, limits)
     stop_tokens = stop_tokens_of(body, served)
     if markers is not None and body.suffix is not None:
         after = text_tokens(body.suffix, served, adds_bos=False)
@@ -133,6 +135,21 @@ def service_requests_of(
         )
         for number, tokens in enumerate(prompts)
     )
+
+
+def _check_together(prompts: Sequence[Tokens], served: Served, limits: Limits) -> None:
+    """Raise BadRequest for prompts that are too long: together, for what is kept of all until the last is answered."""
+    context = served.context
+    if context is None:
+        return
+    for tokens in prompts:
+        served.answer_room(len(tokens), 1)
+    num_tokens, most = sum(map(len, prompts)), limits.max_choices * context
+    if num_tokens > most:
+        raise BadRequest(
+            f"The prompts have {num_tokens} tokens together; at most {most} are taken. Send fewer at once.",
+            param="prompt",
+        )
 
 
 def _num_sampled(body: CompletionsBody, num_given: int) -> int:

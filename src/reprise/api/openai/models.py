@@ -11,8 +11,12 @@ from reprise.api.served import Served
 
 router = APIRouter(tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
 
+PREFIX = "/v1/models"
+ANTHROPIC_HEADER = b"anthropic-version"
+"""Who speaks Anthropic's API names its version in every request."""
 
-@router.get("/v1/models")
+
+@router.get(PREFIX)
 async def list_models(request: Request, context: InContext) -> dict[str, Any]:
     """The model that is served."""
     served = context.service.served
@@ -21,7 +25,7 @@ async def list_models(request: Request, context: InContext) -> dict[str, Any]:
     return {"object": "list", "data": [_model(served)]}
 
 
-@router.get("/v1/models/{model_id:path}")
+@router.get(f"{PREFIX}/{{model_id:path}}")
 async def get_model(model_id: str, request: Request, context: InContext) -> dict[str, Any]:
     """The served model, by its id or the last part of it."""
     served = context.service.served
@@ -30,8 +34,7 @@ async def get_model(model_id: str, request: Request, context: InContext) -> dict
 
 
 def _is_anthropic(request: Request) -> bool:
-    """Whether the client speaks Anthropic's API: every request of that has to name its version."""
-    return "anthropic-version" in request.headers
+    return ANTHROPIC_HEADER.decode() in request.headers
 
 
 def _model(served: Served) -> dict[str, Any]:
