@@ -12,8 +12,10 @@ from transformers.utils.chat_template_utils import (
 )
 
 from reprise.chat.call_learning import learn_calls
+from reprise.chat.call_writing import written_section
 from reprise.chat.text_model import TextModel
-from tests.chat.pieces import piece_model, read, tool
+from tests.chat.pieces import piece_model, read, tool, tool_fields
+from tests.chat.test_tool_formats import SAMPLES
 
 _PLAIN = "{% for k, v in c.arguments.items() %}"
 _TEXT_OR_JSON = "{{ v if v is string else v | tojson }}"
@@ -128,6 +130,28 @@ def test_what_is_rendered_is_read_back(name: str, calls: list[tuple[str, dict[st
     calls = calls[:1] if name == "bare" else calls
     answer, _, _ = read(model, written(model, calls), cuts=cuts, tools=TOOLS)
     assert answer.content is None
+    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == calls
+
+
+@settings(max_examples=40)
+@given(name=st.sampled_from(sorted({*FORMATS} - {"bare"})), calls=_CALLS)
+def test_calls_in_text_are_as_the_template_writes_them(name: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    form = MODELS[name].calls.format
+    assert form is not None
+    assert (
+        read(MODELS[name], written_section(form, calls), tools=TOOLS)[0]
+        == (read(MODELS[name], written(MODELS[name], calls), tools=TOOLS)[0])
+    )
+
+
+@pytest.mark.parametrize("parser", sorted(SAMPLES))
+def test_calls_in_text_are_read_where_the_format_is_known(parser: str) -> None:
+    model = piece_model(SAMPLES[parser][0], **tool_fields(parser))
+    form = model.calls.format
+    if form is None:
+        pytest.skip("its calls are in channels")
+    calls = [("look-up", {"text": 'it\'s "so"', "n": 3, "on": True, "deep": {"k": ["x", 1]}}), ("other", {"a": "b"})]
+    answer = read(model, written_section(form, calls), tools=TOOLS)[0]
     assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == calls
 
 

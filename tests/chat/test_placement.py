@@ -55,6 +55,35 @@ def test_several_system_messages_at_the_beginning_are_one_where_only_one_is_take
     assert rendered.notes == ("the system messages at the beginning given as one, since the chat template takes one",)
 
 
+def calls(*words: str) -> Message:
+    made = [
+        {"id": f"call_{word}", "type": "function", "function": {"name": "look", "arguments": {"at": word}}}
+        for word in words
+    ]
+    return {"role": "assistant", "content": "Looking.", "tool_calls": made}
+
+
+def seen(word: str) -> Message:
+    return {"role": "tool", "tool_call_id": f"call_{word}", "content": f"{word} is seen"}
+
+
+@pytest.mark.parametrize("template", ["plain_text", "keeps_everything"])
+def test_parallel_results_stand_in_the_order_of_their_calls(template: str) -> None:
+    asked = said("user", "One")
+    renderer = Renderer(text_model(template))
+    given = (asked, calls("Heron", "Kestrel", "Osprey"), seen("Osprey"), seen("Heron"), seen("Kestrel"))
+    ordered = (asked, calls("Heron", "Kestrel", "Osprey"), seen("Heron"), seen("Kestrel"), seen("Osprey"))
+    rendered = renderer.render(ChatRequest(messages=given))
+    assert rendered.text == renderer.render(ChatRequest(messages=ordered)).text
+    places = [rendered.text.index(f"{word} is seen") for word in ("Heron", "Kestrel", "Osprey")]
+    assert places == sorted(places)
+    assert any("order of their calls" in note for note in rendered.notes)
+    # A template that writes no calls gets them as the model writes them.
+    form = text_model(template).calls.format
+    section = "" if form is None else form.start + form.opening + form.head
+    assert section in rendered.text
+
+
 def test_what_no_form_helps_is_refused_in_the_templates_words() -> None:
     messages = (said("user", "One"), said("assistant", "Two"), said("user", "Three"))
     with pytest.raises(TemplateFailed, match="Only one message is supported"):

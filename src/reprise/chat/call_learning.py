@@ -13,8 +13,6 @@ from typing import Any
 
 from reprise.chat.call_format import (
     ID,
-    ID_START,
-    ID_STOP,
     INDEX,
     CallFormat,
     JsonArguments,
@@ -23,6 +21,7 @@ from reprise.chat.call_format import (
     known_formats,
 )
 from reprise.chat.call_reader import CallArguments, CallBegan, CallEnded, CallReader
+from reprise.chat.call_writing import written_section
 from reprise.chat.forms import Form
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.template import ChatTemplate, Scene
@@ -488,8 +487,10 @@ def _known(text_model: TextModel) -> CallFormat | None:
         specials = [text for text in ("[ARGS]", "<escape>", '<|"|>') if any(text in part for part in form.texts())]
         if any(text not in text_model.splitters for text in specials):
             continue
+        section = written_section(form, [("f", {"a": "b"})])
+        written = section[len(form.start) : len(section) - len(form.end)]
         try:
-            parsed: Any = parse(written_call(form, "f", {"a": "b"}).strip(), [tool])
+            parsed: Any = parse(written.strip(), [tool])
         except Exception:  # whatever a parser raises at a format that is not its own
             continue
         calls = make_calls(parsed)
@@ -512,20 +513,6 @@ def _is_not_refuted(text_model: TextModel, form: CallFormat) -> bool:
     except _NotLearnt:
         return False
     return True
-
-
-def written_call(form: CallFormat, name: str, arguments: Mapping[str, str]) -> str:
-    """A call with text arguments between the markers of its section."""
-    match form.arguments:
-        case JsonArguments():
-            text = json.dumps(arguments)
-        case KeyedArguments() as keyed:
-            text = keyed.between.join(
-                keyed.key_opening + key + keyed.value_opening + keyed.quote + value + keyed.quote + keyed.value_ending
-                for key, value in arguments.items()
-            )
-    call = form.opening + form.head + name + form.middle + text + form.tail + form.ending
-    return call.replace(INDEX, "0").replace(ID, _IDS[0]).replace(ID_START, "").replace(ID_STOP, "")
 
 
 def _until_turn_end(probes: _Probes, text: str) -> str:

@@ -6,20 +6,20 @@ then, so that each turn is written as the turns before it were.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from reprise.chat import rewriting
 from reprise.chat.call_ids import USUAL_IDS
+from reprise.chat.call_writing import written_section
 from reprise.chat.forms import joined_text
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.standins import HEAD_ROLES
 from reprise.chat.template import ChatTemplate, Scene
 from reprise.chat.template_fault import explained
 from reprise.chat.text_model import TextModel
-from reprise.chat.tools import parse_calls
 from reprise.core.errors import BadRequest, TemplateFailed
 
 _Chat = tuple[Message, ...]
@@ -38,8 +38,8 @@ class Placed:
 class _Rule:
     """A shape, `rewrite` for where it is not taken, and what is noted then.
 
-    A template takes the shape if it renders all `probes` with all their words. `baseline` is a chat without the shape:
-    where that is refused as well, the probes say nothing.
+    A template takes the shape if it renders all `probes` with all their words; without probes none does. `baseline` is
+    a chat without the shape: where that is refused as well, the probes say nothing.
     """
 
     probes: tuple[_Chat, ...]
@@ -95,7 +95,7 @@ class Placement:
         key = (number, has_tools)
         if key not in self._verdicts:
             rule = self._rules[number]
-            is_taken = all(self._shows(probe, has_tools=has_tools) for probe in rule.probes)
+            is_taken = len(rule.probes) > 0 and all(self._shows(probe, has_tools=has_tools) for probe in rule.probes)
             self._verdicts[key] = is_taken or not self._shows(rule.baseline, has_tools=has_tools)
         return self._verdicts[key]
 
@@ -125,17 +125,21 @@ class Placement:
 
 
 def _call_writer(text_model: TextModel) -> rewriting.CallWriter:
-    """Calls as JSON between the model's own markers, where its parser reads them so; else as JSON alone."""
-    start, end = text_model.tool_start or "", text_model.tool_end or ""
+    """Calls in the model's own format where it is known; else as JSON."""
+    form = text_model.calls.format
 
-    def write(name: str, arguments: Any) -> str:
-        call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, default=str)
-        return f"{start}\n{call}\n{end}" if is_read else call
+    def write(calls: Sequence[tuple[str, Any]]) -> str:
+        if form is None:
+            plain = ({"name": name, "arguments": arguments} for name, arguments in calls)
+            return "\n".join(json.dumps(call, ensure_ascii=False, default=str) for call in plain)
+        return written_section(form, [(name, _in_mapping(arguments)) for name, arguments in calls])
 
-    is_read = False
-    read = parse_calls(text_model, write("look", {"at": "it"}), tools=(_TOOL,)) if start else None
-    is_read = read is not None and [(call.name, call.arguments) for call in read] == [("look", '{"at": "it"}')]
     return write
+
+
+def _in_mapping(arguments: Any) -> Mapping[str, Any]:
+    """Arguments that are not a JSON object stand in one."""
+    return cast("Mapping[str, Any]", arguments) if isinstance(arguments, Mapping) else {"arguments": arguments}
 
 
 def _has_systems(request: ChatRequest, text: str) -> bool:
@@ -224,6 +228,13 @@ def _rules(write_call: rewriting.CallWriter) -> tuple[_Rule, ...]:
             baseline=_ONE_TURN,
             rewrite=rewriting.system_in_question,
             note="the system prompt put before the first user message, since the chat template takes none",
+        ),
+        _Rule(
+            probes=(),
+            baseline=_ONE_TURN,
+            rewrite=rewriting.results_in_order,
+            # Most templates write no ids: the order is all that says which result is whose.
+            note="tool results put in the order of their calls",
         ),
         _Rule(
             probes=((_ASKED, _calls((_ONE, {"at": "Thimble"}), said="!"), _SEEN), _LOOP),

@@ -20,8 +20,8 @@ _PLAIN_KEYS = frozenset(("role", "content", "name"))
 Rewrite = Callable[[ChatRequest], ChatRequest]
 """The same request where nothing has the shape."""
 
-CallWriter = Callable[[str, Any], str]
-"""The text of a call of this function with these arguments."""
+CallWriter = Callable[[Sequence[tuple[str, Any]]], str]
+"""The text of calls that were made together: of each the function's name and the arguments."""
 
 _NOBODY: Message = {}
 
@@ -126,15 +126,33 @@ def lone_results_as_users(request: ChatRequest) -> ChatRequest:
     return draft.finish()
 
 
+def results_in_order(request: ChatRequest) -> ChatRequest:
+    """Results of calls that were made together follow each other as their calls do."""
+    draft, messages = _Draft(request), request.messages
+    index = 0
+    while index < len(messages):
+        draft.keep(index, messages[index])
+        ids = [call.get("id") for call in _calls(messages[index])]
+        index = first = index + 1
+        while ids and index < len(messages) and messages[index].get("role") == "tool":
+            index += 1
+        places = {call_id: place for place, call_id in enumerate(ids)}
+        for at in sorted(
+            range(first, index), key=lambda at: places.get(messages[at].get("tool_call_id"), len(messages))
+        ):
+            draft.keep(at, messages[at])
+    return draft.finish()
+
+
 def calls_as_text(request: ChatRequest, write: CallWriter) -> ChatRequest:
     """Tool calls become words of the assistant."""
     draft = _Draft(request)
     for index, message in enumerate(request.messages):
         if _calls(message):
-            written = [write(str(_function(call).get("name")), _arguments(call)) for call in _calls(message)]
+            written = write([(str(_function(call).get("name")), _arguments(call)) for call in _calls(message)])
             said = joined_text(message.get("content"))
             spoken = {key: value for key, value in message.items() if key != "tool_calls"}
-            draft.keep(index, {**spoken, "content": "\n".join([*([said] if said else []), *written])})
+            draft.keep(index, {**spoken, "content": f"{said}\n{written}" if said else written})
         else:
             draft.keep(index, message)
     return draft.finish()

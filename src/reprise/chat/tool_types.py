@@ -42,7 +42,7 @@ def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
         return frozenset(kind for kind in cast("list[object]", kinds) if isinstance(kind, str))
     options: object = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(options, list):
-        return frozenset(_type_name(option) for option in cast("list[object]", options))
+        return frozenset(type_name(option) for option in cast("list[object]", options))
     for key in ("anyOf", "oneOf", "allOf"):
         parts: object = schema.get(key)
         if isinstance(parts, list):
@@ -89,7 +89,7 @@ def typed(text: str, schema: Mapping[str, Any] | None, *, kind: str | None = Non
     if not kinds:
         # Of a value without a type only what is clearly no text is taken for something else.
         return cast("Any", value) if isinstance(value, dict | list) else text
-    if _type_name(value) in kinds or (_type_name(value) == "integer" and "number" in kinds):
+    if type_name(value) in kinds or (type_name(value) == "integer" and "number" in kinds):
         return value
     if isinstance(value, float) and value.is_integer() and "integer" in kinds:
         return int(value)
@@ -107,7 +107,8 @@ def _literal(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower())
 
 
-def _type_name(value: object) -> str:
+def type_name(value: object) -> str:
+    """The JSON type of a value."""
     match value:
         case None:
             return "null"
