@@ -1,3 +1,126 @@
-"""Reprise: prefix reuse for MLX language models."""
+"""Reprise: prefix reuse for MLX language models.
+
+A token that was prefilled once is never prefilled again while a user waits::
+
+    with reprise.Engine("path-or-hub-id") as engine:
+        chat = engine.chat(system="You are brief.")
+        for piece in chat.stream("Hello!"):
+            print(piece.text, end="")
+        print(chat.last.usage.cached_tokens, chat.last.why)
+
+`Engine` and `Chat` are the server without HTTP; `PrefixCache` is for programs that run the model themselves. Errors
+that a user can meet are `RepriseError`s. Names are imported when they are first used: `import reprise` alone loads
+nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reprise.cache.prefix_cache import CacheStats, PrefixCache
+    from reprise.cache.tree import SegmentSizes
+    from reprise.chat.answer import ToolCall, ToolCallDelta
+    from reprise.core.backend import Status
+    from reprise.core.errors import (
+        BadRequest,
+        ChatBusy,
+        ContextTooLong,
+        DiskUnusable,
+        EngineFailed,
+        LoadFailed,
+        OutOfMemory,
+        QueueFull,
+        RepriseError,
+        RequestCancelled,
+        ShuttingDown,
+        TemplateFailed,
+    )
+    from reprise.core.prompt import BoundaryKind
+    from reprise.core.settings import Settings
+    from reprise.core.tokens import as_tokens
+    from reprise.engine.load import LoadedModel, load_model
+    from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
+    from reprise.library.chat import Chat, ChatAnswer, ChatPiece, TokenUsage
+    from reprise.library.engine import Engine
+    from reprise.memory import Memory
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BadRequest",
+    "BoundaryKind",
+    "CacheStats",
+    "Chat",
+    "ChatAnswer",
+    "ChatBusy",
+    "ChatPiece",
+    "ContextTooLong",
+    "DiskUnusable",
+    "Engine",
+    "EngineFailed",
+    "LoadFailed",
+    "LoadedModel",
+    "Memory",
+    "OutOfMemory",
+    "PrefixCache",
+    "QueueFull",
+    "RepriseError",
+    "RequestCancelled",
+    "SegmentSizes",
+    "SequenceBatch",
+    "SequenceSource",
+    "Settings",
+    "ShuttingDown",
+    "Status",
+    "TemplateFailed",
+    "TokenUsage",
+    "ToolCall",
+    "ToolCallDelta",
+    "__version__",
+    "as_tokens",
+    "load_model",
+]
+
+_HOMES = {
+    "reprise.cache.prefix_cache": ("CacheStats", "PrefixCache"),
+    "reprise.cache.tree": ("SegmentSizes",),
+    "reprise.chat.answer": ("ToolCall", "ToolCallDelta"),
+    "reprise.core.backend": ("Status",),
+    "reprise.core.errors": (
+        "BadRequest",
+        "ChatBusy",
+        "ContextTooLong",
+        "DiskUnusable",
+        "EngineFailed",
+        "LoadFailed",
+        "OutOfMemory",
+        "QueueFull",
+        "RepriseError",
+        "RequestCancelled",
+        "ShuttingDown",
+        "TemplateFailed",
+    ),
+    "reprise.core.prompt": ("BoundaryKind",),
+    "reprise.core.settings": ("Settings",),
+    "reprise.core.tokens": ("as_tokens",),
+    "reprise.engine.load": ("LoadedModel", "load_model"),
+    "reprise.engine.sequence_batch": ("SequenceBatch", "SequenceSource"),
+    "reprise.library.chat": ("Chat", "ChatAnswer", "ChatPiece", "TokenUsage"),
+    "reprise.library.engine": ("Engine",),
+    "reprise.memory": ("Memory",),
+}
+
+if not TYPE_CHECKING:
+    # Not before a type checker's eyes: it would take any name for one of ours.
+
+    def __getattr__(name: str) -> object:
+        for home, names in _HOMES.items():
+            if name in names:
+                value = getattr(import_module(home), name)
+                globals()[name] = value
+                return value
+        raise AttributeError(f"module 'reprise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 
 from reprise.api.run import ServerThread
+from reprise.api.served import served_model
 from reprise.api.service import ChatService
-from reprise.cli.assemble import served_model
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop
 from tests.models.tiny import tiny_model

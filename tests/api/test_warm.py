@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from reprise.api.run import ServerThread
+from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.api.warm import read_warm_file
-from reprise.cli.assemble import served_model
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop

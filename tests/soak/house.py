@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reprise.api.run import ServerThread
+from reprise.api.served import served_model
 from reprise.api.service import ChatService
-from reprise.cli.assemble import served_model
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 
 from reprise.api.run import ServerThread
+from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.chat.answer import Answer
-from reprise.cli.assemble import served_model
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
-from reprise.core.errors import BadRequest
+from reprise.core.errors import BadRequest, InvalidValue
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,49 @@ def check_numbers(value: object) -> None:
                     "The body holds NaN, Infinity or a number beyond 1.8e308; send numbers as JSON has them."
                 )
         level = below
+
+
+def invalid_body(body: object, errors: Sequence[Mapping[str, Any]]) -> BadRequest:
+    """What pydantic's errors about a body say, in one sentence that names the field."""
+    # A value that fits no branch of a union gives one error for each; the deepest tells most.
+    first = max(errors, key=lambda e: len(_path(body, e)))
+    path = _path(body, first)
+    sentence = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
+    if not path:
+        return BadRequest(f"The body is not as expected: {sentence}.")
+    name = field_name(path)
+    return InvalidValue(f"`{name}`: {sentence}.", param=name)
+
+
+def _path(body: Any, error: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """The part of a validation error's location that names places in the body, without names of union branches."""
+    path: list[str | int] = []
+    here = body
+    where, *rest = cast(Sequence[str | int], error["loc"])
+    if where != "body":
+        return tuple(rest)
+    is_missing = error["type"] == "missing"
+    for at, step in enumerate(rest):
+        if isinstance(here, dict) and step in here:
+            here = cast(dict[Any, Any], here)[step]
+            path.append(step)
+        elif isinstance(here, list) and isinstance(step, int) and step < len(cast(list[Any], here)):
+            here = cast(list[Any], here)[step]
+            path.append(step)
+        elif is_missing and at == len(rest) - 1:
+            path.append(step)
+    return tuple(path)
+
+
+def field_name(path: Sequence[str | int]) -> str:
+    """A place in a body as people write it: ``messages[0].content``."""
+    name = ""
+    for step in path:
+        if isinstance(step, int):
+            name += f"[{step}]"
+        else:
+            name += f".{step}" if name != "" else step
+    return name
 
 
 def plain(value: Mapping[str, Any]) -> dict[str, Any]:

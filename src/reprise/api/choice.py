@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from reprise.api.errors import RequestCancelled
 from reprise.api.exchange import Began, Ended, EndReason, Piece, ReplyEvent
 from reprise.chat.answer import Answer, Delta, ToolCallDelta
 from reprise.chat.parse import AnswerParser
-from reprise.core.errors import EngineFailed
+from reprise.core.errors import EngineFailed, RequestCancelled
 from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Scored, Started
 from reprise.core.record import Outcome
 

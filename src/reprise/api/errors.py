@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from reprise.api.body import invalid_body
 from reprise.api.encoding import JsonResponse
 from reprise.core.errors import BadRequest, QueueFull, RepriseError, ShuttingDown
 
@@ -18,18 +19,6 @@ log = logging.getLogger(__name__)
 
 PROBLEMS = "reprise.problems"
 """The scope's key for the problems that were answered, each with the scope that it was answered in."""
-
-
-class RequestCancelled(RepriseError):
-    """The request was cancelled, by `DELETE /v1/requests/{id}` or because its stream was not read."""
-
-    # The status that web servers use for a request that its client gave up.
-    status = 499
-    code = "request_cancelled"
-
-
-class ClientGone(RequestCancelled):
-    """The client hung up; nobody is there to be answered."""
 
 
 class Unauthorized(RepriseError):
@@ -119,45 +108,7 @@ def _invalid_body(error: RequestValidationError) -> Problem:
         return Problem(
             status=400, code="not_json", message="Send JSON, with the header `Content-Type: application/json`."
         )
-    # A value that fits no branch of a union gives one error for each; the deepest tells most.
-    first = max(found, key=lambda e: len(_path(error.body, e)))
-    path = _path(error.body, first)
-    sentence = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
-    if not path:
-        return Problem(status=400, code="invalid_request", message=f"The body is not as expected: {sentence}.")
-    name = field_name(path)
-    return Problem(status=400, code="invalid_value", message=f"`{name}`: {sentence}.", param=name)
-
-
-def _path(body: Any, error: Mapping[str, Any]) -> tuple[str | int, ...]:
-    """The part of a validation error's location that names places in the body, without names of union branches."""
-    path: list[str | int] = []
-    here = body
-    where, *rest = cast(Sequence[str | int], error["loc"])
-    if where != "body":
-        return tuple(rest)
-    is_missing = error["type"] == "missing"
-    for at, step in enumerate(rest):
-        if isinstance(here, dict) and step in here:
-            here = cast(dict[Any, Any], here)[step]
-            path.append(step)
-        elif isinstance(here, list) and isinstance(step, int) and step < len(cast(list[Any], here)):
-            here = cast(list[Any], here)[step]
-            path.append(step)
-        elif is_missing and at == len(rest) - 1:
-            path.append(step)
-    return tuple(path)
-
-
-def field_name(path: Sequence[str | int]) -> str:
-    """A place in a body as people write it: ``messages[0].content``."""
-    name = ""
-    for step in path:
-        if isinstance(step, int):
-            name += f"[{step}]"
-        else:
-            name += f".{step}" if name != "" else step
-    return name
+    return _problem_of(invalid_body(error.body, found))
 
 
 _OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reprise.api.errors import RequestCancelled
 from reprise.api.reply import Reply
 from reprise.api.used import Used
 from reprise.chat.explain import Explanation
-from reprise.core.errors import NotFound
+from reprise.core.errors import NotFound, RequestCancelled
 from reprise.core.record import Outcome
 
 
@@ -116,6 +115,42 @@ def explanation_body(explanation: Explanation) -> dict[str, Any]:
         "advice": explanation.advice,
         "accounts": accounts,
     }
+
+
+def record_lines(record: Mapping[str, Any]) -> list[str]:
+    """A `record_body` in lines for people: counts, the reason, and where the prompt diverged."""
+    status = f" with status {record['status']}" if record.get("status") is not None else ""
+    lines = [f"{record['id']} ({record['api']}): {record['ended']}{status}"]
+    if record.get("error"):
+        lines.append(f"error: {record['error']}")
+    if "prompt_tokens" in record:
+        lines += [
+            f"prompt {record['prompt_tokens']:,} tokens: {record['reused']:,} reused, {record['prefilled']:,} computed",
+            f"of the reused, {record['settled']:,} were computed while idle, {record['awaited']:,} by another request, "
+            f"and {record['loaded']:,} were read from disk",
+            f"reason: {record['reason']}",
+        ]
+    return [*lines, *explanation_lines(record)]
+
+
+def explanation_lines(body: Mapping[str, Any]) -> list[str]:
+    """The `explanation` of a body, if it has one, and its `notes`, in lines for people."""
+    told = body.get("explanation")
+    lines: list[str] = []
+    if told is not None:
+        for account in told["accounts"] if len(told["accounts"]) > 1 else ():
+            lines.append(f"  tokens [{account['start']:,}, {account['stop']:,}): {account['reason']}")
+        if told["diverged_at"] is not None:
+            where = f" in {told['part']}" if told["part"] is not None else ""
+            lines += [
+                f"parted at token {told['diverged_at']:,}{where}",
+                f"  after    {told['shared_text']!r}",
+                f"  expected {told['expected_text']!r}",
+                f"  came     {told['actual_text']!r}",
+            ]
+        if told["advice"] != "":
+            lines.append(told["advice"])
+    return [*lines, *(f"note: {note}" for note in body["notes"])]
 
 
 def record_of(reply: Reply, *, model: str, explanation: Explanation | None) -> Record:

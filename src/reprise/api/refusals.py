@@ -5,9 +5,10 @@ import time
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from reprise.api.errors import PROBLEMS, Problem, RequestCancelled
+from reprise.api.errors import PROBLEMS, Problem
 from reprise.api.records import Record
 from reprise.api.service import ChatService, new_request_id
+from reprise.core.errors import RequestCancelled
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,10 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from reprise.api.choice import Choice
 from reprise.api.clock import Clock
-from reprise.api.errors import RequestCancelled
 from reprise.api.exchange import Began, Ended, ReplyEvent, ServiceRequest, Usage, Waiting
 from reprise.api.inbox import Inbox
 from reprise.api.limits import Limits
@@ -18,9 +17,12 @@ from reprise.api.progress import PrefillProgress
 from reprise.api.used import Used
 from reprise.chat.rendered import Rendered
 from reprise.core.backend import Backend
-from reprise.core.errors import RepriseError
+from reprise.core.errors import RepriseError, RequestCancelled
 from reprise.core.events import Finished, Progress, Sampled, Started
 from reprise.core.record import Outcome
+
+if TYPE_CHECKING:
+    from reprise.api.records import Record
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ class Reply:
         self.created = time.time()
         self.ended: list[Ended] = []
         self.error: Exception | None = None
+        self.recording: asyncio.Task[Record] | None = None
+        """Writes the request's record, from the end of the block on."""
         self._backend = backend
         self._keep_alive_s = limits.keep_alive_s
         self._before_end = before_end

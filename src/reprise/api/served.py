@@ -1,16 +1,22 @@
 """The model that a server serves, as the API sees it."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reprise.api.unread import RefusedQuestions
 from reprise.chat.grammar import Grammars
-from reprise.chat.render import Renderer
+from reprise.chat.render import Renderer, RenderSettings
 from reprise.chat.text_model import TextModel
-from reprise.core.defaults import SamplingDefaults
+from reprise.core.defaults import Number, SamplingDefaults
 from reprise.core.errors import UnknownModel, prompt_too_long
+from reprise.core.settings import Settings
+
+if TYPE_CHECKING:
+    # At run time this module, and with it the API, is used without MLX.
+    from reprise.engine.load import LoadedModel
 
 ENDLESS = 32_768
 """Tokens of an answer that nobody bounds, by a model whose context is not known: one that repeats itself has to end."""
@@ -61,3 +67,41 @@ class Served:
         if room < 1:
             raise prompt_too_long(num_prompt, self.context)
         return room if wanted is None else min(wanted, room)
+
+
+def served_model(loaded: "LoadedModel", settings: Settings) -> Served:
+    """The loaded model as the API sees it."""
+    bounds = [bound for bound in (settings.max_context, loaded.context) if bound is not None]
+    return Served(
+        id=loaded.name,
+        text=loaded.text,
+        renderer=Renderer(
+            loaded.text,
+            RenderSettings(
+                has_canonical_tokens=settings.canonical_tokens,
+                freezes_date=settings.freeze_template_date,
+                restores_reasoning=settings.restore_reasoning,
+                normalizes=settings.normalizes,
+                sorts_tools=settings.stable_tools,
+                context=min(bounds, default=None),
+            ),
+        ),
+        grammars=Grammars(loaded.text),
+        context=min(bounds, default=None),
+        sampling=SamplingDefaults(by_flag=_sampling_flags(settings), by_model=loaded.sampling),
+        template_options=settings.chat_template_args,
+        created=int(time.time()),
+        architecture=loaded.architecture,
+        nbytes=loaded.nbytes,
+        accepts_any_name=settings.accepts_any_model,
+    )
+
+
+def _sampling_flags(settings: Settings) -> dict[str, Number]:
+    flags = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
+        "min_p": settings.min_p,
+    }
+    return {name: value for name, value in flags.items() if value is not None}

@@ -86,7 +86,7 @@ class ChatService:
         self.is_closing = False
         self.threads = OffLoop()
         self._open: dict[str, Reply] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._watchers: list[Watcher] = []
 
     def watch(self, watcher: Watcher) -> None:
@@ -295,13 +295,13 @@ class ChatService:
         await self.threads.run(Stage.END, lambda: renderer.learn(rendered, choice.tokens, answer))
 
     def _close_reply(self, reply: Reply) -> None:
-        self._in_background(self._settle_up(reply))
+        reply.recording = self._in_background(self._settle_up(reply))
 
-    async def _settle_up(self, reply: Reply) -> None:
+    async def _settle_up(self, reply: Reply) -> Record:
         try:
             await reply.drain(_DRAIN_S)
             await self._settle(reply)
-            await self._record(reply)
+            return await self._record(reply)
         finally:
             self._open.pop(reply.request.id, None)
 
@@ -326,7 +326,7 @@ class ChatService:
             prompt, request_id=request.id, namespace=self.cache_namespace(request.namespace), chat=request.chat
         )
 
-    async def _record(self, reply: Reply) -> None:
+    async def _record(self, reply: Reply) -> Record:
         request, rendered, outcomes = reply.request, reply.rendered, reply.outcomes
         explanation: Explanation | None = None
         if rendered is not None and outcomes:
@@ -338,6 +338,7 @@ class ChatService:
         log.info("%s", log_line(record))
         for watcher in self._watchers:
             watcher.request_ended(record)
+        return record
 
     def note_refusal(self, record: Record) -> None:
         """Keep the record of a request that never began."""
@@ -361,12 +362,13 @@ class ChatService:
             raise QueueFull(f"{num_open} requests are being prepared already. Try again in a moment.")
         return await self.threads.run(Stage.BEGIN, work)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._background_done)
+        return task
 
-    def _background_done(self, task: asyncio.Task[None]) -> None:
+    def _background_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("What follows an answer failed; the answer itself is not touched", exc_info=error)

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from reprise.api.encoding import NotJson, encode_json
-from reprise.api.errors import ClientGone, Problem, log_problem, openai_shape, problem_of
+from reprise.api.errors import Problem, log_problem, openai_shape, problem_of
+from reprise.core.errors import ClientGone
 
 log = logging.getLogger(__name__)
 

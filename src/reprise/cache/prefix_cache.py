@@ -67,6 +67,7 @@ class CacheStats:
 
     @property
     def num_evictions(self) -> int:
+        """Items dropped so far, for whatever reason."""
         return sum(self.evictions.values())
 
 
@@ -104,6 +105,7 @@ class PrefixCache:
 
     @property
     def stats(self) -> CacheStats:
+        """What the cache holds now, and what it has dropped."""
         return CacheStats(
             kv_nbytes=self.memory.nbytes(Account.KV),
             snapshot_nbytes=self.memory.nbytes(Account.SNAPSHOTS),

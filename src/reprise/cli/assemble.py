@@ -15,18 +15,14 @@ from rich.logging import RichHandler
 from reprise.api.ending import Ending
 from reprise.api.repeats import OncePerSecond
 from reprise.api.run import listen, run
-from reprise.api.served import Served
+from reprise.api.served import served_model
 from reprise.api.service import ChatService
-from reprise.chat.grammar import Grammars
-from reprise.chat.render import Renderer, RenderSettings
 from reprise.chat.template import syntax_fault
 from reprise.cli.process_limits import weights_nbytes
-from reprise.core.defaults import Number, SamplingDefaults
 from reprise.core.errors import memory_too_small
 from reprise.core.follow import bound_for
 from reprise.core.metrics import totals_line
 from reprise.core.settings import Settings
-from reprise.engine.load import LoadedModel
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import process_nbytes
 from reprise.loop import EngineLoop
@@ -77,34 +73,6 @@ def memory_bound(settings: Settings) -> int | None:
     return bound
 
 
-def served_model(loaded: LoadedModel, settings: Settings) -> Served:
-    """The loaded model as the API sees it."""
-    bounds = [bound for bound in (settings.max_context, loaded.context) if bound is not None]
-    return Served(
-        id=loaded.name,
-        text=loaded.text,
-        renderer=Renderer(
-            loaded.text,
-            RenderSettings(
-                has_canonical_tokens=settings.canonical_tokens,
-                freezes_date=settings.freeze_template_date,
-                restores_reasoning=settings.restore_reasoning,
-                normalizes=settings.normalizes,
-                sorts_tools=settings.stable_tools,
-                context=min(bounds, default=None),
-            ),
-        ),
-        grammars=Grammars(loaded.text),
-        context=min(bounds, default=None),
-        sampling=SamplingDefaults(by_flag=_sampling_flags(settings), by_model=loaded.sampling),
-        template_options=settings.chat_template_args,
-        created=int(time.time()),
-        architecture=loaded.architecture,
-        nbytes=loaded.nbytes,
-        accepts_any_name=settings.accepts_any_model,
-    )
-
-
 @contextmanager
 def reported_loading(model: str, *, every_s: float = LOADING_REPORTED_S) -> Generator[None]:
     """Log that a model is being loaded, a line every few seconds while it is, and how long it took."""
@@ -129,16 +97,6 @@ def reported_loading(model: str, *, every_s: float = LOADING_REPORTED_S) -> Gene
         is_over.set()
         reporter.join()
     log.info("loaded %s in %.1f s", model, time.monotonic() - begun_s)
-
-
-def _sampling_flags(settings: Settings) -> dict[str, Number]:
-    flags = {
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "top_k": settings.top_k,
-        "min_p": settings.min_p,
-    }
-    return {name: value for name, value in flags.items() if value is not None}
 
 
 def _write_log(level: str) -> None:

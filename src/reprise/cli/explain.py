@@ -33,9 +33,11 @@ def explain(
     Without arguments: the last request of the server at --url; `reprise requests` lists them. With the id of a request:
     that one. With two request bodies in files: says, without a server, where and why the second cannot reuse the first.
     """
+    from reprise.api.records import record_lines  # noqa: PLC0415 (only this command needs it)
+
     if what is None or other is None:
         record = _record(url, what, api_key)
-        typer.echo(json.dumps(record, indent=2) if as_json else "\n".join(_told(record)))
+        typer.echo(json.dumps(record, indent=2) if as_json else "\n".join(record_lines(record)))
         return
     if model is None:
         refuse("Say with --model which model's chat template the two requests are compared by.")
@@ -72,45 +74,13 @@ def _foresight(model: str, first: Path, second: Path) -> dict[str, Any]:
     }
 
 
-def _told(record: dict[str, Any]) -> list[str]:
-    status = f" with status {record['status']}" if record.get("status") is not None else ""
-    lines = [f"{record['id']} ({record['api']}): {record['ended']}{status}"]
-    if record.get("error"):
-        lines.append(f"error: {record['error']}")
-    if "prompt_tokens" in record:
-        lines += [
-            f"prompt {record['prompt_tokens']:,} tokens: {record['reused']:,} reused, {record['prefilled']:,} computed",
-            f"of the reused, {record['settled']:,} were computed while idle, {record['awaited']:,} by another request, "
-            f"and {record['loaded']:,} were read from disk",
-            f"reason: {record['reason']}",
-        ]
-    return [*lines, *_divergence(record)]
-
-
 def _foretold(foreseen: dict[str, Any]) -> list[str]:
+    from reprise.api.records import explanation_lines  # noqa: PLC0415
+
     return [
         f"prompts of {foreseen['first_tokens']:,} and {foreseen['prompt_tokens']:,} tokens",
         f"the second can reuse {foreseen['reused']:,} of the first; "
         f"{foreseen['resumable']:,} on a model that resumes at snapshots only",
         f"reason: {foreseen['reason']}",
-        *_divergence(foreseen),
+        *explanation_lines(foreseen),
     ]
-
-
-def _divergence(body: dict[str, Any]) -> list[str]:
-    told = body.get("explanation")
-    lines: list[str] = []
-    if told is not None:
-        for account in told["accounts"] if len(told["accounts"]) > 1 else ():
-            lines.append(f"  tokens [{account['start']:,}, {account['stop']:,}): {account['reason']}")
-        if told["diverged_at"] is not None:
-            where = f" in {told['part']}" if told["part"] is not None else ""
-            lines += [
-                f"parted at token {told['diverged_at']:,}{where}",
-                f"  after    {told['shared_text']!r}",
-                f"  expected {told['expected_text']!r}",
-                f"  came     {told['actual_text']!r}",
-            ]
-        if told["advice"] != "":
-            lines.append(told["advice"])
-    return [*lines, *(f"note: {note}" for note in body["notes"])]

@@ -28,6 +28,12 @@ class BadRequest(RepriseError):
         self.details = details
 
 
+class InvalidValue(BadRequest):
+    """A field of the request has a value that it cannot have; `param` says which."""
+
+    code = "invalid_value"
+
+
 class TemplateFailed(BadRequest):
     """The model's chat template refused the messages; the message is the template's own."""
 
@@ -77,11 +83,34 @@ class QueueFull(RepriseError):
 
 
 class ShuttingDown(RepriseError):
+    """The server or engine is being closed, or is closed already."""
+
     status = 503
     code = "shutting_down"
 
 
+class RequestCancelled(RepriseError):
+    """The request was cancelled, by `DELETE /v1/requests/{id}` or because its stream was not read."""
+
+    # The status that web servers use for a request that its client gave up.
+    status = 499
+    code = "request_cancelled"
+
+
+class ClientGone(RequestCancelled):
+    """The client hung up; nobody is there to be answered."""
+
+
+class ChatBusy(RepriseError):
+    """A chat has one turn at a time, and one is being read."""
+
+    status = 409
+    code = "chat_busy"
+
+
 class OutOfMemory(RepriseError):
+    """The memory budget cannot hold what this request needs, whatever else is given up."""
+
     status = 507
     code = "out_of_memory"
 

@@ -48,6 +48,7 @@ class SequenceBatch:
 
     @property
     def num_rows(self) -> int:
+        """Sequences in the batch."""
         return len(self.lengths)
 
     def _states(self) -> list[Any]:
@@ -273,6 +274,7 @@ class SequenceSource:
         return self.rows.layers(kind)
 
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
+        """The bytes of `length` positions of one kind of layers, all of them together."""
         return sum(
             plane.shape[1] * plane.shape[3] * plane.dtype.size * length
             for layer in self._layers(kind)
@@ -280,9 +282,11 @@ class SequenceSource:
         )
 
     def snapshot_nbytes(self) -> int:
+        """The bytes of what cannot be had position by position: recurrent and unknown states."""
         return self.rows.state_nbytes // self.rows.num_rows
 
     def segment(self, kind: KvKind, span: Span) -> PackedSegment:
+        """A copy of the entries of `span`, which lies within what `kind` needs at this position."""
         layers = self._layers(kind)
         planes = [plane for layer in layers for plane in layer.read(self.row, span)]
         # Where sequences were coming together and that broke off, some are with others already.
@@ -290,6 +294,7 @@ class SequenceSource:
         return pack(planes)
 
     def snapshot(self) -> Snapshot:
+        """The recurrent and unknown states as they are now."""
         assert self.rows.ahead is None
         row = slice(self.row, self.row + 1)
         recurrent = [[None if a is None else a[row] for a in arrays] for arrays in self.rows._recurrent()]

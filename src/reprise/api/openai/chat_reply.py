@@ -121,7 +121,7 @@ def completion(
     choices = [
         {
             "index": end.choice,
-            "message": _message(end.answer),
+            "message": message_of(end.answer),
             "logprobs": logprobs_body(tokens[end.choice], decode),
             "finish_reason": str(end.reason),
         }
@@ -137,7 +137,8 @@ def completion(
     }
 
 
-def _message(answer: Answer) -> dict[str, Any]:
+def message_of(answer: Answer) -> dict[str, Any]:
+    """The answer as the message that a client sends back."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.reasoning is not None:
         message["reasoning_content"] = answer.reasoning

@@ -1,0 +1,133 @@
+"""A loaded model with its prefix cache, scheduler and chats, in this process."""
+
+import atexit
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from os import PathLike, fspath
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from reprise.api.served import served_model
+from reprise.api.service import ChatService
+from reprise.core.backend import Status
+from reprise.core.options import OptionGroup
+from reprise.core.settings import OPTIONS, Settings
+from reprise.library.chat import Chat
+from reprise.library.replies import Replies
+from reprise.library.tools import Tool, tool_specs
+from reprise.loop import EngineLoop
+from reprise.loop.watch import following_machine
+
+_OF_SERVERS = ("warm_file", "memory")
+"""`memory` bounds the whole process, which here is the program's own."""
+ENGINE_OPTIONS = {
+    name: option
+    for name, option in OPTIONS.items()
+    if option.group is not OptionGroup.SERVER and name not in _OF_SERVERS
+}
+"""The options of `reprise serve` that are not about HTTP or the process, by the names of `Settings`."""
+_CLOSE_S = 40.0
+
+
+class Engine:
+    """The server's engine without HTTP: chats that run at once share one model, one prefix cache and one batch.
+
+    `model` is a local directory or a hub id that mlx-lm can load. Options are those of `reprise serve` that are not
+    about HTTP, by the names of `reprise.Settings`, where each is documented: `cache_bytes` and `disk_bytes` (bytes, or
+    text such as `"8GB"` or `"25%"`), `disk_directory`, `settles`, `max_context`, `kv_bits`, `chat_template`,
+    `temperature`, …; None is the default.
+
+    Safe to use from several threads. Close it, or use it in a `with` block: what the disk lacks is written then.
+    Raises LoadFailed and DiskUnusable with a sentence that says what to do, TypeError for an unknown option, ValueError
+    for one out of range.
+    """
+
+    def __init__(self, model: str | PathLike[str], **options: Any) -> None:
+        self._settings = _settings(fspath(model), options)
+        self._loop = EngineLoop(self._settings)
+        with ExitStack() as stack:
+            # MLX aborts a process that ends before the engine's thread has.
+            stack.callback(self._loop.close, now=True, timeout_s=_CLOSE_S)
+            loaded = self._loop.start()
+            stack.enter_context(following_machine(self._loop))
+            served = served_model(loaded, self._settings)
+            self._replies = Replies(ChatService(served=served, backend=self._loop, settings=self._settings))
+            stack.callback(self._replies.close)
+            self._closing = stack.pop_all()
+        self._served = served
+        atexit.register(self.close)
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._served.id
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of prompt and answer together; None: not known."""
+        return self._served.context
+
+    @property
+    def stats(self) -> Status:
+        """What runs, what was counted since the start (tokens), and what memory and disk hold (bytes)."""
+        return self._loop.status()
+
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Tool] = (),
+        **options: Any,
+    ) -> Chat:
+        """A chat that begins with a system prompt, a history in OpenAI's form, or both.
+
+        `tools` are functions (their names, docstrings and annotated parameters are what the model is told) or tools in
+        OpenAI's form; the program calls them, and `Chat.tool_result` gives back what they return. `options` are those
+        of every turn, see `Chat`. Nothing is computed. Raises TypeError for an unknown option or a function that has
+        no JSON schema.
+        """
+        start = [] if system is None else [{"role": "system", "content": system}]
+        return Chat(self._replies, messages=[*start, *messages], tools=tool_specs(tools), options=options)
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until no turn runs and the next turns' known prefixes are computed; False if `timeout_s` was too short.
+
+        Nobody has to: a turn that comes first interrupts that, and goes on from what was done.
+        """
+        return self._replies.wait_idle(timeout_s)
+
+    def clear(self) -> None:
+        """Drop everything from the cache that no running turn uses, on disk too. Raises ShuttingDown when closed."""
+        self._loop.clear().result()
+
+    def close(self) -> None:
+        """Cancel running turns, write what the disk lacks, and free the model. A second call does nothing."""
+        atexit.unregister(self.close)
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _settings(model: str, given: Mapping[str, Any]) -> Settings:
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        option = ENGINE_OPTIONS.get(name)
+        if option is None:
+            raise TypeError(
+                f"{name!r} is not an option of an engine. The options are {', '.join(sorted(ENGINE_OPTIONS))}."
+            )
+        if value is None:
+            continue
+        try:
+            values[name] = option.kind.read(str(value) if isinstance(value, Path) else value, Path())
+        except ValueError as error:
+            raise ValueError(f"{name} {error}.") from error
+    return Settings(model=model, **values)
