@@ -28,7 +28,7 @@ from reprise.core.spans import Span
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.engine.blueprint import Blueprint, FullSpec, Spec, StateSpec, WindowSpec, leaf_states
 from reprise.engine.layers import KvLayer
-from reprise.engine.payloads import Segment, Snapshot
+from reprise.engine.payloads import PackedSegment, Snapshot
 from reprise.engine.runner import LiveSequence, Runner
 from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from reprise.loop.sequences import SequencePool
@@ -82,7 +82,7 @@ class Counted:
     def snapshot_nbytes(self) -> int:
         return self.source.snapshot_nbytes()
 
-    def segment(self, kind: KvKind, span: Span) -> Segment:
+    def segment(self, kind: KvKind, span: Span) -> PackedSegment:
         segment = self.source.segment(kind, span)
         self.copied.append(segment.nbytes)
         return segment
