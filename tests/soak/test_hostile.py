@@ -1,0 +1,192 @@
+"""Honest and hostile clients against one server process: nobody's answer changes, and nothing stops or grows."""
+
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from reprise.demo.turns import questions
+from tests.models.tiny import tiny_model
+from tests.soak.clients import Report
+from tests.soak.hostile import Intruder
+from tests.soak.lengths import times
+
+_TIMEOUT_S = 300.0
+_TIE = 1e-3
+_NUM_CHATS = 16
+_NUM_TURNS = 3
+_CALM_S = 0.02
+"""What `/health` takes on a machine that does nothing else. Where it takes longer, more is allowed under load."""
+_MOST_GROWTH = 400 * 10**6
+
+Turn = list[tuple[str, float]]
+"""The tokens of an answer, each with how much likelier it is than the next likeliest."""
+
+_POLL = """
+import http.client, sys, time
+worst = num = 0
+while True:
+    time.sleep(0.1)
+    began_s = time.monotonic()
+    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=300)
+    connection.request("GET", "/health")
+    if connection.getresponse().read():
+        num += 1
+    connection.close()
+    worst = max(worst, time.monotonic() - began_s)
+    print(worst, num, flush=True)
+"""
+
+
+@contextmanager
+def serving(log: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server process of a tiny model, and its port."""
+    model = str(tiny_model("qwen3_5"))
+    command = [sys.executable, "-m", "reprise.cli.main", "serve", model, "--port", "0", *options]
+    with log.open("w") as err, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = re.search(r":(\d+) ", process.stdout.readline())
+            assert said is not None, log.read_text()
+            yield process, int(said.group(1))
+        finally:
+            process.kill()
+
+
+@contextmanager
+def polling(port: int) -> Iterator[list[float]]:
+    """Another process asks for `/health` all the time; gives how long each of them took at most so far."""
+    worst: list[float] = []
+    command = [sys.executable, "-c", _POLL, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def read() -> None:
+            assert process.stdout is not None
+            worst.extend(float(line.split()[0]) for line in process.stdout)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        try:
+            yield worst
+        finally:
+            process.kill()
+            thread.join(60)
+
+
+def post(port: int, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer, however often the server says that it is full."""
+    until_s = time.monotonic() + _TIMEOUT_S
+    while True:
+        assert time.monotonic() < until_s, "nobody was served"
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            text = response.read()
+        finally:
+            connection.close()
+        if response.status not in (429, 503):
+            assert response.status == 200, text[:300]
+            return json.loads(text)
+        time.sleep(0.2)
+
+
+def ask(port: int, messages: list[dict[str, str]]) -> Turn:
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    (choice,) = post(port, body)["choices"]
+    items = choice["logprobs"]["content"]
+    return [(each["token"], each["top_logprobs"][0]["logprob"] - each["top_logprobs"][1]["logprob"]) for each in items]
+
+
+def chat(number: int, turn: int) -> list[dict[str, str]]:
+    """A chat as it stands at a turn. Its history is written down, so that every client has the same."""
+    asked = questions()
+    messages = [{"role": "system", "content": f"You are adviser {number % 4}. " * 20}]
+    for earlier in range(turn):
+        messages.append({"role": "user", "content": asked[(number + earlier) % len(asked)]})
+        messages.append({"role": "assistant", "content": f"So it is, and {earlier} times."})
+    return [*messages, {"role": "user", "content": asked[(number + turn) % len(asked)]}]
+
+
+def is_same(got: Turn, cold: Turn) -> bool:
+    """Whether the tokens are the same, up to where two are equally likely but for rounding."""
+    for (token, _), (other, margin) in zip(got, cold, strict=False):
+        if token != other:
+            return margin < _TIE
+    return len(got) == len(cold)
+
+
+def honest(port: int, number: int, until_s: float, cold: dict[tuple[int, int], Turn], report: Report) -> None:
+    rng = random.Random(number)
+    while time.monotonic() < until_s:
+        of = rng.randrange(_NUM_CHATS)
+        for turn in range(_NUM_TURNS):
+            try:
+                got = ask(port, chat(of, turn))
+            except Exception as error:
+                report.fail(f"honest: {type(error).__name__}: {error}")
+                continue
+            report.note("honest answers")
+            if not is_same(got, cold[of, turn]):
+                report.fail(f"chat {of}, turn {turn}: {got} and not {cold[of, turn]}")
+
+
+@pytest.mark.soak
+def test_honest_clients_beside_hostile_ones(tmp_path: Path) -> None:
+    seconds = times(60)
+    with serving(tmp_path / "cold.log", "--no-prefix-cache", "--max-batch", "1", "--no-settle") as (_, port):
+        cold = {(of, turn): ask(port, chat(of, turn)) for of in range(_NUM_CHATS) for turn in range(_NUM_TURNS)}
+    log = tmp_path / "server.log"
+    options = ("--cache-bytes", "32MB", "--max-connections", "100", "--request-timeout", "2", "--read-timeout", "2")
+    with serving(log, *options, "--max-queue", "32", "--grace", "20") as (process, port):
+        with polling(port) as worst:
+            time.sleep(3)
+            calm_s = worst[-1]
+        resident = psutil.Process(process.pid).memory_info
+        before = most = resident().rss
+        report, until_s = Report(), time.monotonic() + seconds
+        threads = [
+            threading.Thread(target=honest, args=(port, number, until_s, cold, report), daemon=True)
+            if number % 2 == 0
+            else threading.Thread(target=Intruder(port, number, 0, report).run, args=(until_s,), daemon=True)
+            for number in range(64)
+        ]
+        with polling(port) as worst:
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                time.sleep(0.2)
+                most = max(most, resident().rss)
+                assert time.monotonic() < until_s + 2 * _TIMEOUT_S, "a client is stuck"
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(60)
+        ended_s = time.monotonic() - began_s
+    print(
+        f"{seconds} s on {os.cpu_count()} cores: {dict(report.seen)}",
+        f"/health {calm_s:.3f} s calm and {worst[-1]:.3f} s at most, {(most - before) / 1e6:.0f} MB more at most",
+        f"stopped in {ended_s:.1f} s, {log.stat().st_size:,} bytes of log",
+        sep="\n",
+        flush=True,
+    )
+    said = log.read_text()
+    assert report.failures == []
+    assert report.seen["honest answers"] > 0
+    assert "Traceback" not in said, said[-5000:]
+    assert status == 0
+    assert worst[-1] < max(1.0, calm_s / _CALM_S)
+    assert most - before < _MOST_GROWTH
+    assert len(said) < 50_000 * seconds
