@@ -1,5 +1,6 @@
 """Connections that hold a place without using it end, the others are served, and the log stays short."""
 
+import json
 import logging
 import socket
 import time
@@ -12,6 +13,7 @@ from reprise.api.connections import Unread
 from reprise.api.descriptors import connections_within
 from reprise.api.repeats import OncePerSecond
 from reprise.core.settings import Settings
+from tests.api.real_server import real_server
 from tests.api.servers import MODEL, RunningServer, running_server, says
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -88,6 +90,21 @@ def test_an_answer_that_nobody_reads_is_cancelled_and_memory_is_bounded():
             records = httpx.get(server.url + "/v1/cache/requests").json()["data"]
             assert [record["ended"] for record in records] == ["cancelled"]
             assert is_ended(connection)
+
+
+def test_who_did_not_read_and_asks_again_goes_on_where_the_work_was():
+    body = {"messages": [{"role": "user", "content": "Tell me all of it. " * 20}], "temperature": 0}
+    many = {"stream": True, "max_tokens": 1500, "logprobs": True, "top_logprobs": 20}
+    with real_server(read_timeout_s=0.3, settles=False) as client, socket.socket() as connection:
+        content = json.dumps({**body, **many}).encode()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((client.base_url.host, client.base_url.port))
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        until(lambda: len(client.get("/v1/cache/requests").json()["data"]) > 0)
+        (record,) = client.get("/v1/cache/requests").json()["data"]
+        assert record["ended"] == "cancelled"
+        usage = client.post("/v1/chat/completions", json={**body, "max_tokens": 4}).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
 
 
 def test_one_that_reads_slowly_is_not_one_that_does_not_read():

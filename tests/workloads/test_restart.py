@@ -1,5 +1,6 @@
 """A restart between any two turns costs nothing: the same counts as a server that was never stopped."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from socket import create_connection
 from typing import Any
 
 import httpx
@@ -95,10 +97,10 @@ def test_turns_with_restarts_between_them(
 
 
 @contextmanager
-def started(model: Path, directory: Path) -> Iterator[tuple[httpx.Client, "subprocess.Popen[str]"]]:
+def started(model: Path, directory: Path, *options: str) -> Iterator[tuple[httpx.Client, "subprocess.Popen[str]"]]:
     """`reprise serve` as a process of its own."""
     command = [sys.executable, "-m", "reprise.cli.main", "serve", str(model), "--port", "0", "--any-model"]
-    command += ["--disk-cache", str(directory), "--disk-bytes", "1GB"]
+    command += ["--disk-cache", str(directory), "--disk-bytes", "1GB", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split(" at ")[1].split()[0]
@@ -142,3 +144,33 @@ def test_a_server_that_was_killed_finds_its_chats_again(models: dict[str, Path],
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0
     assert not any(path.suffix not in (".kv", ".lock", "") for path in tmp_path.rglob("*"))
+
+
+def test_a_server_that_is_stopped_writes_what_waits_whatever_clients_do(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    messages: list[Message] = [system(), user(QUESTIONS[0])]
+    body = {"model": "any", "max_tokens": 4, "temperature": 0, "messages": messages}
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    stream = json.dumps({**body, "max_tokens": 2000, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
+    grace_s = 15
+    with started(models["qwen3_5"], tmp_path, "--grace", str(grace_s)) as (client, process):
+        address = (client.base_url.host, client.base_url.port)
+        with create_connection(address) as half, create_connection(address) as unread:
+            half.sendall(head % 1000 + b'{"messages": [')
+            unread.sendall(head % len(stream) + stream)
+            assert unread.recv(1) == b"H"
+            usage = client.post("/v1/chat/completions", json=body).json()["usage"]
+            # What was stored waits for some seconds before it is written.
+            process.send_signal(signal.SIGTERM)
+            begun_s = time.monotonic()
+            assert process.wait(120) == 0
+            assert time.monotonic() - begun_s < grace_s + 5
+    with started(models["qwen3_5"], tmp_path) as (client, process):
+        again = client.post("/v1/chat/completions", json=body).json()["usage"]
+        assert again["prompt_tokens"] == usage["prompt_tokens"]
+        # All that the next turn has in common with it: the template drops the `<think>` at the end.
+        assert again["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 2
+        assert client.get("/health").json()["loaded"] > 0
