@@ -24,5 +24,5 @@ def demo(
     if as_numbers:
         typer.echo(json.dumps(as_json(turns), indent=2))
     if totals(turns).num_different > 0:
-        typer.echo("reprise: reuse has changed an answer, which must never happen.", err=True)
+        typer.echo("reprise: reuse changed an answer. This is a bug: please report it.", err=True)
         raise typer.Exit(1)

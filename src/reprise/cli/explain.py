@@ -16,22 +16,26 @@ def explain(
     *,
     what: Annotated[
         str | None,
-        typer.Argument(metavar="ID|FILE", help="A request of a server (default: its last one), or a request body."),
+        typer.Argument(
+            metavar="ID|FILE", help="Request id (default: the server's last request), or a file with a request body."
+        ),
     ] = None,
     other: Annotated[
-        Path | None, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The later request body.")
+        Path | None,
+        typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="File with the later request body."),
     ] = None,
-    url: Annotated[str, Option(help="The server that answered the request, as host:port or a URL.")] = DEFAULT_URL,
-    api_key: Annotated[str | None, Option(help="The server's key.", envvar="REPRISE_API_KEY")] = None,
+    url: Annotated[str, Option(help="Server that answered the request, as host:port or a URL.")] = DEFAULT_URL,
+    api_key: Annotated[str | None, Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
     model: Annotated[
-        str | None, Option(help="For two files: the model whose tokenizer and chat template count.")
+        str | None, Option(help="For two files: the model whose tokenizer and chat template to use.")
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say why prompt tokens were not reused.
+    """Explain why prompt tokens were not reused.
 
-    Without arguments: the last request of the server at --url; `reprise requests` lists them. With the id of a request:
-    that one. With two request bodies in files: says, without a server, where and why the second cannot reuse the first.
+    Without arguments, explains the last request of the server at --url. With a request id (`reprise requests` lists
+    them), explains that request. With two files of request bodies, explains without a server where and why the second
+    request can't reuse the first.
     """
     from reprise.api.records import record_lines  # noqa: PLC0415 (only this command needs it)
 
@@ -40,7 +44,7 @@ def explain(
         typer.echo(json.dumps(record, indent=2) if as_json else "\n".join(record_lines(record)))
         return
     if model is None:
-        refuse("Say with --model which model's chat template the two requests are compared by.")
+        refuse("Pass --model: its tokenizer and chat template are used to compare the two requests.")
     with refusals():
         foreseen = _foresight(model, Path(what), other)
     typer.echo(json.dumps(foreseen, indent=2) if as_json else "\n".join(_foretold(foreseen)))

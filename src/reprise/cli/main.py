@@ -42,7 +42,7 @@ def main(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Prefix reuse for MLX language models."""
+    """A chat server for MLX language models."""
 
 
 if __name__ == "__main__":

@@ -13,12 +13,15 @@ from reprise.cli.server_url import DEFAULT_URL, asked
 
 def requests(
     *,
-    url: Annotated[str, Option(help="The server, as host:port or a URL.")] = DEFAULT_URL,
-    api_key: Annotated[str | None, Option(help="The server's key.", envvar="REPRISE_API_KEY")] = None,
-    limit: Annotated[int, Option(min=1, max=200, help="How many to list, newest first.")] = 20,
+    url: Annotated[str, Option(help="Server, as host:port or a URL.")] = DEFAULT_URL,
+    api_key: Annotated[str | None, Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
+    limit: Annotated[int, Option(min=1, max=200, help="Number of requests to list, newest first.")] = 20,
     as_json: Annotated[bool, Option("--json", help="Print the records as JSON.")] = False,
 ) -> None:
-    """List a server's latest requests: what was reused, what was computed, and why. `reprise explain ID` tells more."""
+    """List a server's latest requests: what was reused, what was computed, and why.
+
+    `reprise explain ID` has the details.
+    """
     records: list[dict[str, Any]] = asked(url, "/v1/cache/requests", api_key=api_key, limit=limit)["data"]
     if as_json:
         typer.echo(json.dumps(records, indent=2))

@@ -22,30 +22,36 @@ def simulate(
     *,
     traces: Annotated[
         list[Path],
-        typer.Argument(metavar="TRACE…", exists=True, dir_okay=False, help="Block hashes, token prompts or dialogues."),
+        typer.Argument(
+            metavar="TRACE…", exists=True, dir_okay=False, help="File of block hashes, token prompts or dialogues."
+        ),
     ],
-    tokens: Annotated[str, Option(help="Budgets in tokens of KV, separated by commas.")] = "0.25M,1M,3M,10M",
-    cache_bytes: Annotated[str | None, Option(help="Budgets in bytes instead, as 2GB,8GB.")] = None,
-    policy: Annotated[str, Option(help="What to compare, separated by commas.")] = "lru,cost,infinite,belady",
-    layout: Annotated[str, Option(help=f"The model's layers: {', '.join(_LAYOUTS)}.")] = "full",
-    kv_bytes: Annotated[int, Option(min=2, help="Bytes of one token's KV.")] = 20480,
+    tokens: Annotated[str, Option(help="Cache budgets in tokens of KV, separated by commas.")] = "0.25M,1M,3M,10M",
+    cache_bytes: Annotated[str | None, Option(help="Cache budgets in bytes instead, such as 2GB,8GB.")] = None,
+    policy: Annotated[
+        str, Option(help="Eviction policies to compare, separated by commas.")
+    ] = "lru,cost,infinite,belady",
+    layout: Annotated[str, Option(help=f"Layer kinds of the model: {', '.join(_LAYOUTS)}.")] = "full",
+    kv_bytes: Annotated[int, Option(min=2, help="Bytes of KV per token.")] = 20480,
     snapshot_tokens: Annotated[
-        int, Option(min=1, help="A hybrid model's snapshot, as so many tokens of its KV.")
+        int, Option(min=1, help="Size of a hybrid model's snapshot, in tokens of its KV.")
     ] = 3100,
-    window: Annotated[int, Option(min=2, help="The size of the window, in tokens; half the layers have one.")] = 1024,
+    window: Annotated[
+        int, Option(min=2, help="Window size in tokens, for the half of the layers that have one.")
+    ] = 1024,
     granularity: Annotated[
-        Granularity, Option(help="Replay block hashes token by token, or one token for a block: faster, same hits.")
+        Granularity, Option(help="Replay block hashes with one token per block (faster, same hits) or token by token.")
     ] = Granularity.BLOCK,
-    block_tokens: Annotated[int, Option(min=1, help="Prompt tokens that one block hash stands for.")] = 512,
-    limit: Annotated[int | None, Option(min=1, help="Stop after so many requests.")] = None,
-    plot: Annotated[Path | None, Option(dir_okay=False, help="Write hit share against bytes to this PNG.")] = None,
+    block_tokens: Annotated[int, Option(min=1, help="Prompt tokens per block hash.")] = 512,
+    limit: Annotated[int | None, Option(min=1, help="Stop after this many requests.")] = None,
+    plot: Annotated[Path | None, Option(dir_okay=False, help="Plot hit share against bytes to this PNG file.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print results as JSON.")] = False,
 ) -> None:
-    """Replay traces of requests against the real prefix cache, with payloads of given sizes and no model.
+    """Replay request traces against the prefix cache, without a model.
 
     A trace is a file of JSON lines, one request each, in order: {"input_length": 700, "hash_ids": [0, 7]} with one hash
     for 512 tokens, or {"tokens": [1, 2, 3], "answer": [4, 5]}; or one JSON list of dialogues, {"messages": [{"role":
-    "user", "content": "…"}, …]}. docs/simulate.md describes them. `belady` is a bound that no policy exceeds.
+    "user", "content": "…"}, …]}. docs/simulate.md describes them. `belady` is an upper bound for all policies.
     """
     from rich.console import Console  # noqa: PLC0415 - quick start
 
@@ -55,7 +61,7 @@ def simulate(
     from reprise.simulate.traces import read_trace  # noqa: PLC0415
 
     if plot is not None and len(traces) > 1:
-        refuse("A plot shows one trace: give one, or leave out --plot.")
+        refuse("--plot takes a single trace.")
     budgets = _byte_budgets(cache_bytes) if cache_bytes is not None else _token_budgets(tokens, kv_bytes)
     sizes = _sizes(layout, kv_bytes, snapshot_tokens, window)
     policies = tuple(name.strip() for name in policy.split(","))
@@ -84,7 +90,7 @@ def simulate(
 
 def _sizes(layout: str, kv_bytes: int, snapshot_tokens: int, window: int) -> Sizes:
     if layout not in _LAYOUTS:
-        refuse(f"There is no layout {layout!r}: choose from {', '.join(_LAYOUTS)}.")
+        refuse(f"Unknown layout {layout!r}: choose from {', '.join(_LAYOUTS)}.")
     if layout == "hybrid":
         return Sizes(full=kv_bytes, snapshot=snapshot_tokens * kv_bytes)
     if layout == "window":

@@ -86,7 +86,7 @@ class Settings:
     ] = None
     max_connections: Annotated[
         int,
-        _server("max-connections", _COUNT, "Open connections at most. Idle ones are closed to make room for new ones."),
+        _server("max-connections", _COUNT, "Most open connections. Idle ones are closed to make room for new ones."),
     ] = 1024
     request_timeout_s: Annotated[
         float, _server("request-timeout", _SECONDS, "Close a connection that takes longer than this to send a request.")
@@ -151,7 +151,9 @@ class Settings:
     thinking_budget: Annotated[
         int | None,
         _answers(
-            "thinking-budget", NumberKind(least=0), "Reasoning tokens at most. Default for requests that don't set it."
+            "thinking-budget",
+            NumberKind(least=0),
+            "Most reasoning tokens per answer. Default for requests that don't set it.",
         ),
     ] = None
     max_context: Annotated[
@@ -177,8 +179,8 @@ class Settings:
         _reuse(
             "memory",
             AmountKind(),
-            "A bound for all that the process holds, such as 12GB or 50% of the machine: weights, cache, Python. "
-            "On CUDA with the device memory that MLX reports. No bound if not set.",
+            "Limit for the whole process (weights, cache, Python), such as 12GB or 50% of the machine. "
+            "On CUDA this includes the device memory that MLX reports. No limit if not set.",
         ),
     ] = None
     disk_directory: Annotated[
@@ -202,9 +204,7 @@ class Settings:
     settles: Annotated[
         bool, _reuse("settle", _SWITCH, "Prefill what is known of the next turn while the server is idle.")
     ] = True
-    max_settle: Annotated[int, _reuse("max-settle", _COUNT, "Tokens to prefill ahead after one answer at most.")] = (
-        16384
-    )
+    max_settle: Annotated[int, _reuse("max-settle", _COUNT, "Most tokens to prefill ahead after one answer.")] = 16384
     canonical_tokens: Annotated[
         bool,
         _reuse("canonical-tokens", _SWITCH, "Re-tokenize past answers instead of reusing their sampled tokens."),
@@ -245,9 +245,9 @@ class Settings:
     ] = 64
 
     max_queue: Annotated[
-        int, _load("max-queue", _COUNT, "Waiting requests at most. Further ones are refused with status 429.")
+        int, _load("max-queue", _COUNT, "Most requests that may wait; further ones are refused with status 429.")
     ] = 64
-    max_batch: Annotated[int, _load("max-batch", _COUNT, "Sequences to decode together at most.")] = 8
+    max_batch: Annotated[int, _load("max-batch", _COUNT, "Most sequences to decode together.")] = 8
     prefill_chunk: Annotated[
         int, _load("prefill-chunk", _COUNT, "Tokens per prefill step while no answer is being decoded.")
     ] = 2048
