@@ -189,7 +189,7 @@ def test_a_running_request_that_has_no_room_otherwise_comes_before_pins(
     assert client.get("/health").json()["bytes_pinned"] == held["bytes"]
     # All of the memory but less than the pin has.
     left = budget - held["bytes"] // 4
-    most = server.engine.ask(lambda worker: bisect_right(range(10_000), left, key=worker.sequences.needed) - 1)
+    most = server.engine.ask(lambda worker: bisect_right(range(10_000), left, key=worker.sequences.estimate) - 1)
     body = {"prompt": [(3 + step * step) % 400 for step in range(most)], "max_tokens": 2}
     assert client.post("/v1/completions", json=body).status_code == 200
     assert client.get(PIN).json()["data"] == []

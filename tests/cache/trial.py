@@ -145,7 +145,8 @@ class Trial:
         assert not any((namespace, kind, (*tokens[: at + 1],)) in before.entries for kind, at in copied) or (
             self.cache.stats.num_evictions > evictions
         ), "an entry was copied that was there"
-        self.superseded = self._checkpoints(only_superseded=True)
+        # Beside those that were superseded before: the commit may have evicted some of them.
+        self.superseded |= self._checkpoints(only_superseded=True)
         self.stored.store(namespace, tokens)
         known = self.promises.get((namespace, tuple(tokens)))
         pinned_before = known.pinned_until if known is not None else 0.0

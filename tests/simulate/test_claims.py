@@ -60,7 +60,7 @@ def test_under_pressure_an_idle_chat_keeps_two_snapshots_at_most() -> None:
     while _num_newest(replay) == num_chats:
         held.append(cache.stats.num_checkpoints)
         assert any(mark.kind is BoundaryKind.SYSTEM for mark in _checkpoints(replay))
-        assert cache.evict_one("budget")
+        assert cache.evict_one()
     cache.check()
     assert held[-1] <= 2 * num_chats + 1, "before a chat loses its newest turn, all the others have gone"
 

@@ -62,7 +62,7 @@ def fuzz(architecture: str, *, seed: int, num_bursts: int) -> None:
     chats: list[list[int]] = []
     for _ in range(num_bursts):
         budget = source.choice([900_000, 1_500_000, 3_000_000, 8_000_000])
-        engine.ask(lambda worker, budget=budget: setattr(worker.cache, "budget", budget))
+        engine.ask(lambda worker, budget=budget: worker.memory.resize(budget))
         burst = [one_request(engine, source, some_prompt(source, chats), auditor) for _ in range(source.randint(1, 6))]
         if source.random() < 0.3:
             engine.ask(lambda worker: worker.cache.evict_one())

@@ -332,9 +332,9 @@ class PrefixCache:
         return checkpoint is not None
 
     def pin_of(self, tokens: Tokens, *, namespace: str) -> Pin | None:
-        """The pin of this prefix, None if it is not pinned. O(tokens of the pins)."""
-        checkpoint = self._pinned(pin_id(tokens), namespace)
-        return None if checkpoint is None else self._pin(checkpoint)
+        """The pin of this prefix, though its time may be over; None if it is not pinned. O(tokens)."""
+        checkpoint = checkpoint_at(self.match(tokens, namespace=namespace).walk, len(tokens))
+        return self._pin(checkpoint) if checkpoint is not None and self.pins.until(checkpoint) > 0 else None
 
     def list_pins(self, namespace: str, *, owner: str = "") -> PinList:
         """The pins of an owner in a namespace, oldest first. O(tokens of them)."""
@@ -363,7 +363,7 @@ class PrefixCache:
             id=pin_id(self.prefix_of(checkpoint)),
             tokens=checkpoint.position,
             nbytes=self.pins.total_of([checkpoint]).nbytes,
-            expires_in_s=None if until == float("inf") else until - self._clock(),
+            expires_in_s=None if until == float("inf") else max(0.0, until - self._clock()),
             follows_chat=self.pins.follows_chat(checkpoint),
         )
 
