@@ -163,7 +163,7 @@ def measure(name: str, layout: Layout, num_chats: int, num_tokens: int) -> bool:
     over = "" if spread <= MOST_NBYTES else "  <- too much"
     print(f"  index                              {compacted:8.2f} bytes/token ({spread:.2f} before compaction){over}")
     start = time.perf_counter()
-    num_evicted = sum(1 for _ in range(1000) if cache.evict_one("bench"))
+    num_evicted = sum(1 for _ in range(1000) if cache.evict_one())
     per_eviction = 1000 * (time.perf_counter() - start) / max(1, num_evicted)
     print(f"  eviction (of {num_evicted:,})               {per_eviction:8.3f} ms")
     return spread <= MOST_NBYTES
