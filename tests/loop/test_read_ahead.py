@@ -8,7 +8,9 @@ import pytest
 
 from reprise.cache.lookup import Restore
 from reprise.core.errors import EngineFailed
+from reprise.core.kinds import KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
+from reprise.core.spans import Span
 from reprise.disk import read_ahead, tier
 from reprise.disk.directory import ModelDirectory
 from reprise.engine import records
@@ -247,6 +249,30 @@ def test_a_large_path_is_taken_over_in_small_steps_and_copied_once(
     assert (answer.computed, answer.end.outcome.loaded, restored) == (3, len(turn) - 3, [])
     # A part: a record, or one layer of it with the room for all of this layer's entries.
     assert len(steps) > len(turn) // BLOCK and max(steps) <= (len(turn) + 2 * 256 + BLOCK) * each
+    assert answer.tokens == engine.cold(turn)
+    engine.check()
+
+
+def test_what_follows_a_part_in_memory_is_joined_a_part_at_a_time(
+    start: Restarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start("llama")
+    shared = words(12, 150)
+    turn = next_turn(engine, [*shared, *words(13, 400)])
+    engine = start("llama")
+    engine.run([*shared, 1])
+    monkeypatch.setattr(read_ahead, "_DECODED_AT_ONCE", 1)
+    joined: list[int] = []
+    segment = records.RecordSource.segment
+
+    def joining(source: records.RecordSource, kind: KvKind, span: Span) -> object:
+        joined.append(len(span))
+        return segment(source, kind, span)
+
+    monkeypatch.setattr(records.RecordSource, "segment", joining)
+    answer = engine.run(turn)
+    assert (answer.computed, answer.end.outcome.loaded) == (3, answer.end.outcome.reused - 150)
+    assert len(joined) >= 400 // BLOCK and max(joined) <= 2 * BLOCK
     assert answer.tokens == engine.cold(turn)
     engine.check()
 

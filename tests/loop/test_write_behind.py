@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from reprise.cache.lookup import SegmentSlice, checkpoint_at
+from reprise.core.job import Purpose
 from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
@@ -150,3 +151,30 @@ def test_files_are_of_fewer_tokens_where_entries_are_large(start: Restarts, monk
         engine = start("llama", disk_block=None)
         blocks.append(engine.ask(lambda worker: worker.disk._disk.block))
     assert blocks == [512, 128, 64]
+
+
+def test_the_last_answer_is_computed_again_after_a_restart_without_its_question(start: Restarts) -> None:
+    engine = start("qwen3_5")
+    prompt = words(6, 200)
+    stable = Boundary(len(prompt) - 3, BoundaryKind.STABLE)
+    engine.run(prompt, boundaries=[stable])
+    # The answer without its thinking, computed ahead: where the next turn resumes, not a regenerate.
+    settled = [*prompt[:-3], *words(7, 20)]
+    engine.run(settled, purpose=Purpose.SETTLE)
+    engine = start("qwen3_5")
+    assert engine.run([*settled, 1, 2]).computed == 2
+    engine = start("qwen3_5")
+    again = engine.run(prompt, boundaries=[stable])
+    assert again.computed == 3
+
+
+def test_the_steps_of_a_quick_tool_loop_are_not_all_written(start: Restarts) -> None:
+    engine = start("qwen3_5")
+    prompt = words(8, 90)
+    for step in range(5):
+        prompt = [*prompt, *words(9 + step, 20)]
+        engine.run(prompt, boundaries=[Boundary(len(prompt) - 3, BoundaryKind.STABLE)], num=1)
+    engine.ask(write_all)
+    blocks = len(prompt) // BLOCK
+    # The last two stable positions, and where the last answer ends.
+    assert disk_of(engine).files <= blocks + 3

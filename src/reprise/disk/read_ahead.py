@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from reprise.cache.prefix_cache import PrefixCache
+from reprise.cache.prefix_cache import Committed, PrefixCache
 from reprise.core.kinds import Full
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
@@ -183,6 +183,8 @@ class ReadAhead:
             self._end(read)
         elif taken > 0:
             read.heard_s = now_s
+            if self._cache.layout.resumes_anywhere and read.target.nbytes >= _DECODED_AT_ONCE:
+                self._commit_part(read)
         elif now_s - read.heard_s >= _STALLED_S:
             log.warning(
                 "The disk cache does not answer: what was to be read is computed, and nothing read for a while."
@@ -209,17 +211,32 @@ class ReadAhead:
         for read in self._reads:
             read.is_void |= namespace in (None, read.namespace)
 
+    def _commit_part(self, read: _PathRead) -> None:
+        """Commit what has come so far, so that the end of the read joins no more than one step may."""
+        position = min(read.target.stop, len(read.tokens))
+        committed = self._commit_to(read, position, BoundaryKind.INTERVAL)
+        self._count()
+        if committed is not None and not committed.is_resumable:
+            self._end(read)
+
     def _commit(self, read: _PathRead) -> None:
+        """Commit all that has come."""
         position, kind = len(read.tokens), BoundaryKind.INTERVAL
         if read.fetch.failed:
             # What came before it is as good as ever where every position is resumable.
             position = min(read.target.stop, position) if self._cache.layout.resumes_anywhere else 0
         elif read.target.kind is not None:
             kind = read.target.kind
+        if self._commit_to(read, position, kind) is not None:
+            read.is_kept = True
+            self._sequences.keep_restored(read.target, read.tokens[:position], namespace=read.namespace)
+
+    def _commit_to(self, read: _PathRead, position: int, kind: BoundaryKind) -> Committed | None:
+        """Commit what was read up to `position`; None if nothing was taken from the target."""
         tokens = read.tokens[:position]
         match = self._cache.match(tokens, namespace=read.namespace)
         if self._cache.resume_at(match, limit=position) == position:
-            return
+            return None
         self._count(but=read)  # The commit counts what it takes from here.
         waiting = [request for request in (*read.requests, *read.next) if request.is_waiting]
         before = [self._resume_at(request) for request in waiting]
@@ -230,15 +247,14 @@ class ReadAhead:
             )
         except LookupError as error:
             log.debug("what was not read again since the memory had it has gone: %s", error)
-            return
-        read.is_kept = True
-        self._sequences.keep_restored(read.target, tokens, namespace=read.namespace)
+            return None
         for request, held in zip(waiting, before, strict=True):
             request.loaded += max(0, self._resume_at(request) - held)
         if not committed.is_resumable:
             # There was no room, whatever could be evicted: there will be none the next time.
             for request in read.requests:
                 request.num_loads = _MOST_LOADS
+        return committed
 
     def _resume_at(self, request: TierRequest) -> int:
         match = self._cache.match(request.prompt.tokens, namespace=request.namespace)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from reprise.cache.lookup import Match
 from reprise.cache.prefix_cache import PrefixCache
+from reprise.cache.tree import Checkpoint, subtree
 from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
@@ -73,6 +74,17 @@ class _DuePath:
     left: deque[_RecordPlan] | None = None
     """What is left to write, once it has begun."""
     copy: _RecordCopy | None = None
+
+
+def _is_last_superseded(checkpoint: Checkpoint) -> bool:
+    """Whether the last turn's answer is computed again from here: no superseded stable position follows it."""
+    if not checkpoint.is_superseded or checkpoint.is_auxiliary or checkpoint.kind is not BoundaryKind.STABLE:
+        return False
+    below = (other for node in subtree(checkpoint.node) for other in node.checkpoints.values())
+    return not any(
+        other.is_superseded and other.kind is BoundaryKind.STABLE and other.position > checkpoint.position
+        for other in below
+    )
 
 
 class WriteBehind:
@@ -179,6 +191,7 @@ class WriteBehind:
         standing = {mark.position: mark.kind for mark in marks if not mark.is_superseded and not mark.is_auxiliary}
         last = max(standing, default=0)
         given_up = {mark.position for mark in marks if mark.position not in standing}
+        given_up -= {mark.position for mark in marks if _is_last_superseded(mark)}
         ends = {position: kind for position, kind in path.ends.items() if position not in given_up}
         if self._cache.layout.resumes_anywhere:
             # Whoever has the last position has them all, and an end that was evicted leaves the others.
