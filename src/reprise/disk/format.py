@@ -8,8 +8,8 @@
 JSON) and two checksums: that of the body, and that of everything else in the header. Nothing follows the body.
 
 The format is the library's, the code is ours: its reader maps the file, and a disk that fails under a mapped file ends
-the process; or it copies while it holds the interpreter, which all streams would feel. Here a header is read without
-its body, bodies are read and hashed beside other threads, and what is read is used where it lies.
+the process; or it takes the file as bytes and copies them again, the header with them. Here a header is read without
+its body, what is read is hashed and used where it lies, and errors of the disk are exceptions.
 """
 
 import base64
