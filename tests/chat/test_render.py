@@ -158,7 +158,10 @@ def test_the_next_tool_result_begins_as_foretold(template: str) -> None:
 
 
 def test_nothing_is_foretold_where_the_template_refuses() -> None:
-    renderer = Renderer(text_model("single_turn"))
+    # Nothing but this one question, neither behind it nor joined with it.
+    refusal = "{{ raise_exception('one question only') }}"
+    only = f"{{% if messages | length > 1 or messages[0].content != '{ASK['content']}' %}}{refusal}{{% endif %}}"
+    renderer = Renderer(model_with(only + "{{ messages[0].content }}<|im_end|>"))
     rendered = renderer.render(ChatRequest(messages=(ASK,)))
     assert renderer.next_turn(rendered, Answer(content="Sunny."), branch="user") is None
     assert at(rendered, BoundaryKind.STABLE) == []
