@@ -7,7 +7,7 @@ import pytest
 
 from reprise.core.sizes import Bytes
 from reprise.demo.tiny.build import build_model
-from reprise.loop import loads, writes
+from reprise.disk import read_ahead, write_behind
 from tests.loop.driving import Engine
 from tests.loop.random_restarts import RandomRestarts, SteadyTwin
 from tests.loop.restarts import Restarts
@@ -24,7 +24,7 @@ _ZOO = ("llama4", "qwen3, kept beginning", "recurrent_gemma", "baichuan_m1")
 @pytest.fixture(autouse=True)
 def nothing_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few tokens are read as well, and what is stored is written at once or much later."""
-    monkeypatch.setattr(loads, "WORTH", 1)
+    monkeypatch.setattr(read_ahead, "WORTH", 1)
 
 
 def _given(name: str, folder: Path) -> tuple[str | Path, dict[str, Any]]:
@@ -70,7 +70,7 @@ _SMALL = {"cache_bytes": 2_000_000, "disk_bytes": Bytes(2_000_000), "max_queue":
 def test_answers_are_those_of_cold_runs(
     start: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(writes, "_SOON_S", 0.0)
+    monkeypatch.setattr(write_behind, "_SOON_S", 0.0)
     _random_restarts(start, tmp_path, name, seed=1, num_bursts=8, **options)
 
 
@@ -99,7 +99,7 @@ def test_long_runs(
     start: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
     for seed in range(times(2)):
-        monkeypatch.setattr(writes, "_SOON_S", (0.0, 60.0)[seed % 2])
+        monkeypatch.setattr(write_behind, "_SOON_S", (0.0, 60.0)[seed % 2])
         shares_from = (40, 10**6)[seed % 3 % 2]
         _random_restarts(start, tmp_path, name, seed=seed, num_bursts=30, shares_from=shares_from, **options)
 

@@ -246,7 +246,7 @@ DISK_MUTANTS = (
         _READ_AHEAD,
     ),
     _mutant(
-        "ReadAhead._commit",
+        "ReadAhead._commit_to",
         "all that is reused is told as read from the disk",
         "request.loaded += max(0, self._resume_at(request) - held)",
         "request.loaded += self._resume_at(request)",
