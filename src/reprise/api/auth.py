@@ -62,9 +62,7 @@ class Authentication:
             return
         namespace = self._keys.namespace(key_of(Headers(scope=scope)))
         if namespace is None:
-            error = Unauthorized(
-                "This server wants an API key that it knows: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
-            )
+            error = Unauthorized("Invalid or missing API key. Send `Authorization: Bearer KEY` or `x-api-key: KEY`.")
             await error_response(problem_of(error), self._shapes.of(scope))(scope, receive, send)
             return
         await self._app({**scope, "reprise.namespace": namespace}, receive, send)

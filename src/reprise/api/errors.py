@@ -92,7 +92,7 @@ def _problem_of(error: Exception) -> Problem:
 
 _HTTP_SENTENCES = {
     400: "The body cannot be read: it is nested too deeply, holds a number that is too long, or is not UTF-8.",
-    404: "There is nothing at this address. GET /openapi.json lists what there is.",
+    404: "No such endpoint. GET /openapi.json lists them.",
     405: "This address does not take this method. GET /openapi.json lists what it takes.",
 }
 

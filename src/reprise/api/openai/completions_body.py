@@ -75,7 +75,7 @@ def checked_tokens(tokens: list[int], served: Served, *, param: str) -> Tokens:
         raise BadRequest(f"`{param}` is empty. Send at least one token.", param=param)
     vocab_size = served.text.vocab_size
     if not (min(tokens) >= 0 and max(tokens) < vocab_size):
-        raise BadRequest(f"`{param}` holds a token that is none: they go from 0 to {vocab_size - 1}.", param=param)
+        raise BadRequest(f"`{param}` contains an invalid token id (valid: 0 to {vocab_size - 1}).", param=param)
     return as_tokens(tokens)
 
 
