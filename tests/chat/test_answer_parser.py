@@ -108,7 +108,7 @@ def answer(content: str | None, reasoning: str | None = None) -> Answer:
     ],
 )
 @pytest.mark.parametrize("cuts", [(1,), (2, 3), (1000,)])
-def test_parts(model: str, text: str, expected: Answer, cuts: tuple[int, ...]) -> None:
+def test_prompt_parts(model: str, text: str, expected: Answer, cuts: tuple[int, ...]) -> None:
     got, _, _ = read(MODELS[model], text, cuts=cuts, is_ended=False, tools=[WEATHER])
     assert got == expected
 

@@ -31,7 +31,7 @@ from tests.chat.shapes import (
     tool,
     user,
 )
-from tests.chat.test_pieces import counting, spelled_out
+from tests.chat.test_piecewise_tokenizer import counting, spelled_out
 from tests.chat.text_models import backend_tokenizer, make_text_model, template_names, text_model
 
 CHATTY = [name for name in template_names() if name != "single_turn"]

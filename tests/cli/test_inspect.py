@@ -6,7 +6,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 from typer.testing import CliRunner
 
-from reprise.chat.habits import Place, Thoughts
+from reprise.chat.template_behavior import Place, Thoughts
 from reprise.cli.inspection import (
     Inspection,
     Layers,
@@ -38,9 +38,9 @@ def test_a_hybrid_model() -> None:
     assert seen.snapshot > 10_000
     assert seen.alone is None
     assert seen.context == 32768
-    assert seen.habits is not None
-    assert (seen.habits.thoughts, seen.habits.in_tool_loop) == (Thoughts.STRIPPED, Thoughts.KEPT)
-    assert (seen.habits.tools, seen.habits.opens_thinking) == (Place.HEAD, True)
+    assert seen.behavior is not None
+    assert (seen.behavior.thoughts, seen.behavior.in_tool_loop) == (Thoughts.STRIPPED, Thoughts.KEPT)
+    assert (seen.behavior.tools, seen.behavior.opens_thinking) == (Place.HEAD, True)
     assert (seen.tool_calls.is_understood, seen.tool_calls.is_forcible, seen.tool_calls.is_parallel) == (True,) * 3
     assert "Falcon" in seen.tool_calls.example
     assert seen.sample is not None

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reprise.chat.pieces import PieceTokenizer, TokenizedText
-from reprise.chat.placement import Placement
-from reprise.chat.standins import (
+from reprise.chat.piecewise_tokenizer import PieceTokenizer, TokenizedText
+from reprise.chat.probe_turns import (
     Messages,
     cut_at,
     first_user_turns,
@@ -17,7 +16,8 @@ from reprise.chat.standins import (
     question_of,
     replaced_at,
 )
-from reprise.chat.template import Scene
+from reprise.chat.system_placement import Placement
+from reprise.chat.template import RenderContext
 from reprise.core.prompt import Boundary, BoundaryKind
 
 
@@ -29,19 +29,21 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def find_boundaries(placement: Placement, scene: Scene, tokenizer: PieceTokenizer, prompt: TokenizedText) -> Found:
-    """The stable, last-user, system and explicit boundaries of `prompt`, which is the scene's own rendering.
+def find_boundaries(
+    placement: Placement, context: RenderContext, tokenizer: PieceTokenizer, prompt: TokenizedText
+) -> Found:
+    """The stable, last-user, system and explicit boundaries of `prompt`, which is the context's own rendering.
 
     Renders two whole stand-in chats, one that ends before the last user message, and one that is short. A boundary is
     the end of the longest common prefix in tokens, not only in text, so a token that would merge with what comes next
     stands behind it. A long document at the head of the last user message ends at a branch boundary: where this prompt
     will leave the next one about the same document is known before there is one.
     """
-    search = _Search(placement=placement, scene=scene, tokenizer=tokenizer, prompt=prompt)
+    search = _Search(placement=placement, context=context, tokenizer=tokenizer, prompt=prompt)
     stable = search.stable()
     system, last_user = search.system(), search.last_user()
-    explicit = [search.explicit(num_before, stable) for num_before in scene.request.breakpoints]
-    explicit += [search.shared(cut_at(scene.request.messages, cut)) for cut in scene.request.cuts]
+    explicit = [search.explicit(num_before, stable) for num_before in context.request.breakpoints]
+    explicit += [search.shared(cut_at(context.request.messages, cut)) for cut in context.request.cuts]
     positions = [
         *((BoundaryKind.STABLE, position) for position in stable),
         (BoundaryKind.SYSTEM, system),
@@ -58,7 +60,7 @@ def find_boundaries(placement: Placement, scene: Scene, tokenizer: PieceTokenize
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
     placement: Placement
-    scene: Scene
+    context: RenderContext
     tokenizer: PieceTokenizer
     prompt: TokenizedText
 
@@ -67,7 +69,7 @@ class _Search:
 
         Without tools, a second user turn that begins with another letter stands in for the tool call.
         """
-        request = self.scene.request
+        request = self.context.request
         user = [self.shared(next_user_turns(request, 0))]
         if not request.tools or request.continue_final:
             user.append(self.shared(next_user_turns(request, 1)))
@@ -79,36 +81,36 @@ class _Search:
         return tuple(sorted(found))
 
     def system(self) -> int | None:
-        request = self.scene.request
+        request = self.context.request
         return self.shared(first_user_turns(request, head_length(request.messages)))
 
     def last_user(self) -> int | None:
-        index = last_user_at(self.scene.request.messages)
-        return None if index is None else self.shared(replaced_at(self.scene.request.messages, index))
+        index = last_user_at(self.context.request.messages)
+        return None if index is None else self.shared(replaced_at(self.context.request.messages, index))
 
     def question(self) -> int | None:
         """Where the last user message turns from a long document to what is asked about it."""
-        messages = self.scene.request.messages
+        messages = self.context.request.messages
         index = last_user_at(messages)
         question = question_of(messages[index]) if index is not None else None
         return None if question is None else self.prompt.token_at_last(question, self.tokenizer.canonical)
 
     def explicit(self, num_before: int, stable: Sequence[int]) -> int | None:
         """The end of the first `num_before` messages."""
-        messages = self.scene.request.messages
+        messages = self.context.request.messages
         head = head_length(messages)
         if num_before >= len(messages):
             return min(stable, default=None)
         if num_before == head:
             return self.system()
         if num_before < head:
-            return self.shared(other_heads(self.scene.request, num_before))
+            return self.shared(other_heads(self.context.request, num_before))
         return self.shared(replaced_at(messages, num_before))
 
     def shared(self, candidates: Sequence[Messages]) -> int | None:
         """How many tokens the prompt shares with the first candidate that renders; None if none does."""
         for messages in candidates:
-            text = self.placement.try_text(self.scene, messages)
+            text = self.placement.try_text(self.context, messages)
             if text is not None:
                 return self.tokenizer.shared(self.prompt, text)
         return None

@@ -22,9 +22,9 @@ from reprise.chat.call_format import (
 )
 from reprise.chat.call_reader import CallArguments, CallBegan, CallEnded, CallReader
 from reprise.chat.call_writing import written_section
-from reprise.chat.forms import Form
+from reprise.chat.message_format import Form
 from reprise.chat.request import ChatRequest, Message
-from reprise.chat.template import ChatTemplate, Scene
+from reprise.chat.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import make_calls
 from reprise.core.errors import TemplateFailed
@@ -110,9 +110,9 @@ class _Probes:
         request = ChatRequest(messages=(asked, *messages), tools=PROBE_TOOLS)
         if self.text_model.render is None:
             raise _NotLearnt
-        scene = Scene(request=request, moment=datetime(2031, 3, 4), form=self._form)
+        context = RenderContext(request=request, moment=datetime(2031, 3, 4), form=self._form)
         try:
-            return self._template.text(scene, request.messages, has_prompt=False)
+            return self._template.text(context, request.messages, has_prompt=False)
         except TemplateFailed as failed:
             raise _NotLearnt from failed
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reprise.chat.forms import joined_text
+from reprise.chat.message_format import joined_text
 from reprise.chat.moments import moments_in, touches_clock, touches_date
+from reprise.chat.probe_turns import head_length, last_user_at
 from reprise.chat.rendered import Part, PartKind, Rendered
 from reprise.chat.request import Message
-from reprise.chat.standins import head_length, last_user_at
 from reprise.chat.text_model import TextModel
 from reprise.core.record import Reason
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from reprise.chat.call_ids import shortened_id
-from reprise.chat.forms import parsed_arguments, unquoted_arguments
+from reprise.chat.message_format import parsed_arguments, unquoted_arguments
 from reprise.chat.request import Message
 from reprise.core.errors import BadRequest
 from reprise.core.json_shape import json_shape

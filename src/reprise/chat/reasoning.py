@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from reprise.chat.answer import Answer
-from reprise.chat.forms import joined_text, parsed_arguments
 from reprise.chat.memo import Memo
+from reprise.chat.message_format import joined_text, parsed_arguments
 from reprise.chat.request import Message
 
 _ENTRY_NBYTES = 200

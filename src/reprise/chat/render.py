@@ -8,20 +8,20 @@ from typing import Literal
 
 from reprise.chat.answer import Answer
 from reprise.chat.boundaries import find_boundaries
-from reprise.chat.breakers import normalize, reordered_tools
 from reprise.chat.explain import Explanation, explain
-from reprise.chat.forms import joined_text
 from reprise.chat.history import mended
 from reprise.chat.memo import Memo
-from reprise.chat.parts import find_parts
-from reprise.chat.pieces import PieceTokenizer, Spelled
-from reprise.chat.placement import Placement
+from reprise.chat.message_format import joined_text
+from reprise.chat.piecewise_tokenizer import PieceTokenizer, Spelled
+from reprise.chat.probe_turns import first_user_turns, head_length, known_results, known_turns
+from reprise.chat.prompt_parts import find_parts
 from reprise.chat.reasoning import ReasoningMemory, as_message
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest, Message
-from reprise.chat.standins import first_user_turns, head_length, known_results, known_turns
-from reprise.chat.template import ChatTemplate, Scene
+from reprise.chat.system_placement import Placement
+from reprise.chat.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel, refuse_if_too_long
+from reprise.chat.volatile_prefix import normalize, reordered_tools
 from reprise.core.backend import StoredRun
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.record import Outcome
@@ -102,15 +102,15 @@ class Renderer:
         moment = self._moment(request.messages)
         history = request.messages
         placed = self._placement.open(request, moment)
-        scene, text, request = placed.scene, placed.text, placed.scene.request
+        context, text, request = placed.context, placed.text, placed.context.request
         notes += placed.notes
         refuse_if_too_long(text, self._text_model, context=self.settings.context)
         tokenized = self._tokenizer.tokenize(text)
-        found = find_boundaries(self._placement, scene, self._tokenizer, tokenized)
+        found = find_boundaries(self._placement, context, self._tokenizer, tokenized)
         dates = self._template.dates
         if dates.has_dates and not dates.is_controlled and self.settings.freezes_date:
             notes.append("the chat template computes its date format, so its date cannot be frozen")
-        prompt_at = self._generation_prompt_at(scene, text)
+        prompt_at = self._generation_prompt_at(context, text)
         parts = find_parts(request, tokenized, self._text_model.eos, text=text, prompt_at=prompt_at)
         # What a message to be continued has opened is in that message; else only the generation prompt can open.
         from_char = parts[-1].chars.start if request.continue_final and parts else prompt_at
@@ -118,7 +118,7 @@ class Renderer:
         if self.settings.normalizes and previous is not None:
             notes += reordered_tools(previous.request.tools, request.tools)
         rendered = Rendered(
-            scene=scene,
+            context=context,
             history=history,
             prompt=Prompt(tokens=tokenized.tokens, boundaries=found.boundaries),
             text=text,
@@ -161,7 +161,7 @@ class Renderer:
         turns = known_turns if branch == "user" else known_results
         first, second = (
             self._template.try_text(
-                rendered.scene, self._placement.rewritten(replace(request, messages=chat))[0].messages
+                rendered.context, self._placement.rewritten(replace(request, messages=chat))[0].messages
             )
             for chat in (turns(request, message, variant) for variant in (0, 1))
         )
@@ -189,28 +189,28 @@ class Renderer:
             return now
         return first
 
-    def _generation_prompt_at(self, scene: Scene, text: str) -> int:
+    def _generation_prompt_at(self, context: RenderContext, text: str) -> int:
         """The character at which the generation prompt begins: `len(text)` if there is none.
 
         It is found in the shortest chat that has one and remembered, and where `text` ends otherwise, in the chat.
         """
-        request = scene.request
+        request = context.request
         if request.continue_final:
             return len(text)
         short = first_user_turns(request, head_length(request.messages))[0]
-        key = _json((short, request.tools, request.documents, request.template_options, str(scene.form)))
+        key = _json((short, request.tools, request.documents, request.template_options, str(context.form)))
         known = self._prompt_texts.get(key)
         if known is None:
-            known = self._generation_prompt(scene, short)
+            known = self._generation_prompt(context, short)
             if known is not None:
                 self._prompt_texts.put(key, known)
         if known is None or known == "" or not text.endswith(known):
-            known = self._generation_prompt(scene, request.messages)
+            known = self._generation_prompt(context, request.messages)
         return len(text) - len(known) if known is not None and text.endswith(known) else len(text)
 
-    def _generation_prompt(self, scene: Scene, messages: Sequence[Message]) -> str | None:
-        with_prompt = self._template.try_text(scene, messages)
-        without = self._template.try_text(scene, messages, has_prompt=False)
+    def _generation_prompt(self, context: RenderContext, messages: Sequence[Message]) -> str | None:
+        with_prompt = self._template.try_text(context, messages)
+        without = self._template.try_text(context, messages, has_prompt=False)
         if with_prompt is None or without is None:
             return None
         return with_prompt[_common_length(with_prompt, without) :]

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reprise.chat.pieces import TokenizedText
+from reprise.chat.piecewise_tokenizer import TokenizedText
 from reprise.chat.request import ChatRequest, Message
-from reprise.chat.template import Scene
+from reprise.chat.template import RenderContext
 from reprise.core.prompt import Prompt
 from reprise.core.spans import Span
 
@@ -37,12 +37,12 @@ class Part:
 class Rendered:
     """A request as the model reads it.
 
-    `scene` is how it was rendered, `history` the messages before they were put into the form that the template takes.
+    `context` is how it was rendered, `history` the messages before they were put into the form that the template takes.
     `is_thinking_open`: the prompt ends inside thinking. `dates` are the date texts that the template was given.
     `previous` is the latest rendering known of the same chat, for explanations; it has no `previous` itself.
     """
 
-    scene: Scene
+    context: RenderContext
     history: tuple[Message, ...]
     prompt: Prompt
     text: str
@@ -56,7 +56,7 @@ class Rendered:
     @property
     def request(self) -> ChatRequest:
         """What was rendered, with the reasoning that was put back."""
-        return self.scene.request
+        return self.context.request
 
     def part_at_char(self, char: int) -> Part | None:
         """The smallest part that holds this character."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from reprise.chat.forms import joined_text, parsed_arguments
+from reprise.chat.message_format import joined_text, parsed_arguments
+from reprise.chat.probe_turns import HEAD_ROLES, head_length
 from reprise.chat.request import ChatRequest, Cut, Message
-from reprise.chat.standins import HEAD_ROLES, head_length
 
 _JOINER = "\n\n"
 _SILENCE: Message = {"role": "user", "content": ""}

@@ -8,7 +8,7 @@ from jinja2 import TemplateSyntaxError
 
 from reprise.chat.call_ids import ID_LENGTHS, USUAL_IDS, shortened_id
 from reprise.chat.dates import TemplateDates, read_dates
-from reprise.chat.forms import REASONING, REASONING_KEYS, Form, forms, is_text_only, written
+from reprise.chat.message_format import REASONING, REASONING_KEYS, Form, forms, is_text_only, written
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
 from reprise.core.abandon import stop_if_abandoned
@@ -41,7 +41,7 @@ _PROBE = "Reprise probe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class RenderContext:
     """What stays the same in all renderings of one request: its tools, documents and options, and the moment."""
 
     request: ChatRequest
@@ -84,63 +84,68 @@ class ChatTemplate:
             self._has_tried_ids = True
         return self._id_length
 
-    def open_scene(self, request: ChatRequest, moment: datetime) -> tuple[Scene, str]:
-        """Render the request. The scene renders other messages in the same circumstances.
+    def open_scene(self, request: ChatRequest, moment: datetime) -> tuple[RenderContext, str]:
+        """Render the request. The context renders other messages in the same circumstances.
 
         Raises BadRequest (wrong request, model without template) and TemplateFailed.
         """
         self._refuse(request)
         complaint: TemplateFailed | None = None
         for form in self._forms(request.messages, takes_parts=self._needs_no_joining(request)):
-            scene = Scene(request=request, moment=moment, form=form)
+            context = RenderContext(request=request, moment=moment, form=form)
             try:
-                text = self.text(scene, request.messages, is_continued=request.continue_final)
+                text = self.text(context, request.messages, is_continued=request.continue_final)
             except TemplateFailed as failed:
                 # The last form leaves least to stumble over, so its complaint is likeliest the template's own.
                 complaint = failed
             else:
                 if text == "":
                     raise TemplateFailed("The chat template rendered these messages to nothing.", param="messages")
-                return scene, text
+                return context, text
         assert complaint is not None, "there is at least one form"
         raise complaint
 
     def text(
-        self, scene: Scene, messages: Sequence[Message], *, is_continued: bool = False, has_prompt: bool = True
+        self,
+        context: RenderContext,
+        messages: Sequence[Message],
+        *,
+        is_continued: bool = False,
+        has_prompt: bool = True,
     ) -> str:
-        """Render messages in a scene, with the generation prompt unless the last message is continued.
+        """Render messages in a context, with the generation prompt unless the last message is continued.
 
         Raises TemplateFailed.
         """
-        assert self._render is not None, "checked when the scene was opened"
+        assert self._render is not None, "checked when the context was opened"
         stop_if_abandoned()
-        request = scene.request
+        request = context.request
         try:
             return self._render(
-                written(messages, scene.form),
+                written(messages, context.form),
                 tools=[dict(tool) for tool in request.tools] if request.tools else None,
                 documents=[dict(document) for document in request.documents] if request.documents else None,
                 add_generation_prompt=has_prompt and not is_continued,
                 continue_final_message=is_continued,
-                **{**request.template_options, **self.dates.options(scene.moment)},
+                **{**request.template_options, **self.dates.options(context.moment)},
             )
         except Exception as error:
             # A template is a program that came with the model: it may raise anything.
             sentence = str(error) or type(error).__name__
             raise TemplateFailed(sentence, param="messages") from error
 
-    def try_text(self, scene: Scene, messages: Sequence[Message], *, has_prompt: bool = True) -> str | None:
+    def try_text(self, context: RenderContext, messages: Sequence[Message], *, has_prompt: bool = True) -> str | None:
         """The same in whatever form the template takes these messages, or None if it takes them in none."""
-        usual = self._forms(messages, takes_parts=not scene.form.joins_parts)
-        for form in dict.fromkeys((scene.form, *usual)):
+        usual = self._forms(messages, takes_parts=not context.form.joins_parts)
+        for form in dict.fromkeys((context.form, *usual)):
             try:
-                return self.text(replace(scene, form=form), messages, has_prompt=has_prompt)
+                return self.text(replace(context, form=form), messages, has_prompt=has_prompt)
             except TemplateFailed:
                 continue
         return None
 
     def _forms(self, messages: Sequence[Message], *, takes_parts: bool) -> tuple[Form, ...]:
-        # Also where no message has reasoning: the stand-ins and answers that are rendered in this scene may.
+        # Also where no message has reasoning: the stand-ins and answers that are rendered in this context may.
         return forms(messages, takes_parts=takes_parts, reasoning_as=self.reasoning_key, id_length=self.id_length)
 
     def _refuse(self, request: ChatRequest) -> None:
@@ -201,7 +206,7 @@ class ChatTemplate:
         """The text of these messages in this form, without tools and options; None where they are refused."""
         request = ChatRequest(messages=tuple(messages))
         try:
-            return self.text(Scene(request=request, moment=datetime(2000, 1, 1), form=form), messages)
+            return self.text(RenderContext(request=request, moment=datetime(2000, 1, 1), form=form), messages)
         except TemplateFailed:
             return None
 

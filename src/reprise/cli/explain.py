@@ -46,8 +46,8 @@ def explain(
     if model is None:
         refuse("Pass --model: its tokenizer and chat template are used to compare the two requests.")
     with refusals():
-        foreseen = _foresight(model, Path(what), other)
-    typer.echo(json.dumps(foreseen, indent=2) if as_json else "\n".join(_foretold(foreseen)))
+        comparison = _foresight(model, Path(what), other)
+    typer.echo(json.dumps(comparison, indent=2) if as_json else "\n".join(_foretold(comparison)))
 
 
 def _record(url: str, request_id: str | None, api_key: str | None) -> dict[str, Any]:
@@ -62,29 +62,29 @@ def _record(url: str, request_id: str | None, api_key: str | None) -> dict[str, 
 def _foresight(model: str, first: Path, second: Path) -> dict[str, Any]:
     from reprise.api.records import explanation_body  # noqa: PLC0415
     from reprise.api.request_file import chat_in  # noqa: PLC0415
-    from reprise.chat.foresee import foresee  # noqa: PLC0415
+    from reprise.chat.compare_requests import compare_requests  # noqa: PLC0415
     from reprise.engine.text_only import load_text_model  # noqa: PLC0415 (imports MLX)
 
     text_model = load_text_model(model)
-    foreseen = foresee(text_model, chat_in(first, text_model), chat_in(second, text_model))
+    comparison = compare_requests(text_model, chat_in(first, text_model), chat_in(second, text_model))
     return {
-        "first_tokens": foreseen.first,
-        "prompt_tokens": foreseen.second,
-        "reused": foreseen.reused,
-        "resumable": foreseen.resumable,
-        "reason": str(foreseen.explanation.reason),
-        "notes": list(foreseen.notes),
-        "explanation": explanation_body(foreseen.explanation),
+        "first_tokens": comparison.first,
+        "prompt_tokens": comparison.second,
+        "reused": comparison.reused,
+        "resumable": comparison.resumable,
+        "reason": str(comparison.explanation.reason),
+        "notes": list(comparison.notes),
+        "explanation": explanation_body(comparison.explanation),
     }
 
 
-def _foretold(foreseen: dict[str, Any]) -> list[str]:
+def _foretold(comparison: dict[str, Any]) -> list[str]:
     from reprise.api.records import explanation_lines  # noqa: PLC0415
 
     return [
-        f"prompts of {foreseen['first_tokens']:,} and {foreseen['prompt_tokens']:,} tokens",
-        f"the second can reuse {foreseen['reused']:,} of the first; "
-        f"{foreseen['resumable']:,} on a model that resumes at snapshots only",
-        f"reason: {foreseen['reason']}",
-        *explanation_lines(foreseen),
+        f"prompts of {comparison['first_tokens']:,} and {comparison['prompt_tokens']:,} tokens",
+        f"the second can reuse {comparison['reused']:,} of the first; "
+        f"{comparison['resumable']:,} on a model that resumes at snapshots only",
+        f"reason: {comparison['reason']}",
+        *explanation_lines(comparison),
     ]

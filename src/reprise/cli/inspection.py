@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from reprise.chat.habits import Habits, find_habits
 from reprise.chat.markup import is_harmony
 from reprise.chat.render import Renderer
 from reprise.chat.request import ChatRequest, Message
+from reprise.chat.template_behavior import TemplateBehavior, find_behavior
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
@@ -72,7 +72,7 @@ class ToolCalls:
 class Inspection:
     """Everything that `reprise inspect` says. Sizes in bytes; `interval` in tokens, None where none is needed.
 
-    `habits` and `sample` are None where the model has no chat template or its template refuses the probes; then
+    `behavior` and `sample` are None where the model has no chat template or its template refuses the probes; then
     `refusal` says why.
     """
 
@@ -85,7 +85,7 @@ class Inspection:
     per_token: Mapping[str, int]
     snapshot: int
     alone: str | None
-    habits: Habits | None
+    behavior: TemplateBehavior | None
     tool_calls: ToolCalls
     sample: Sample | None
     refusal: str | None
@@ -100,11 +100,11 @@ def inspect_model(loaded: LoadedModel, *, budget: int) -> Inspection:
     footprint = Runner(loaded, can_batch=alone is None).footprint
     layout = loaded.blueprint.layout
     interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
-    habits: Habits | None = None
+    behavior: TemplateBehavior | None = None
     sample: Sample | None = None
     refusal: str | None = None
     try:
-        habits = find_habits(loaded.text)
+        behavior = find_behavior(loaded.text)
         sample = sample_chat(loaded.text, layout, interval)
     except BadRequest as error:
         refusal = str(error)
@@ -118,7 +118,7 @@ def inspect_model(loaded: LoadedModel, *, budget: int) -> Inspection:
         per_token={describe_kind(kind): nbytes for kind, nbytes in footprint.by_kind.items()},
         snapshot=footprint.snapshot,
         alone=alone,
-        habits=habits,
+        behavior=behavior,
         tool_calls=tool_calls_of(loaded.text),
         sample=sample,
         refusal=refusal,

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from reprise.chat.habits import Dates, Habits, Place, Thoughts
+from reprise.chat.template_behavior import Dates, Place, TemplateBehavior, Thoughts
 from reprise.cli.inspection import Inspection, ToolCalls
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -52,39 +52,39 @@ def _memory(inspection: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _template(inspection: Inspection) -> Iterator[tuple[str, str]]:
-    habits, sample = inspection.habits, inspection.sample
-    if habits is None:
+    behavior, sample = inspection.behavior, inspection.sample
+    if behavior is None:
         yield "chat template", inspection.refusal or "none"
         return
-    yield "thinking", _thinking(habits)
-    if habits.in_tool_loop is not None and habits.thoughts is not Thoughts.NONE:
-        yield "in tool loops", f"{habits.in_tool_loop}; after the next user message {habits.after_tool_loop}"
-    if habits.to_keep:
-        options = " or ".join(f"{name}={str(value).lower()}" for name, value in habits.to_keep.items())
+    yield "thinking", _thinking(behavior)
+    if behavior.in_tool_loop is not None and behavior.thoughts is not Thoughts.NONE:
+        yield "in tool loops", f"{behavior.in_tool_loop}; after the next user message {behavior.after_tool_loop}"
+    if behavior.to_keep:
+        options = " or ".join(f"{name}={str(value).lower()}" for name, value in behavior.to_keep.items())
         yield "to keep it", f"template option {options}"
-    yield "prompt's end", _prompt_end(habits)
-    yield "system prompt", habits.system
-    yield "tools", _tools(habits)
+    yield "prompt's end", _prompt_end(behavior)
+    yield "system prompt", behavior.system
+    yield "tools", _tools(behavior)
     yield from _tool_calls(inspection.tool_calls)
-    yield "today's date", habits.dates if habits.dates is not Dates.NONE else "not written"
+    yield "today's date", behavior.dates if behavior.dates is not Dates.NONE else "not written"
     if sample is not None and not sample.checkpoints:
         yield "checkpoints", "none needed: every position can be resumed"
 
 
-def _thinking(habits: Habits) -> str:
-    opened = "; the prompt opens it" if habits.opens_thinking else ""
-    where = "" if habits.thoughts is Thoughts.NONE else " in earlier turns"
-    return f"{habits.thoughts}{where}{opened}"
+def _thinking(behavior: TemplateBehavior) -> str:
+    opened = "; the prompt opens it" if behavior.opens_thinking else ""
+    where = "" if behavior.thoughts is Thoughts.NONE else " in earlier turns"
+    return f"{behavior.thoughts}{where}{opened}"
 
 
-def _prompt_end(habits: Habits) -> str:
-    if habits.keeps_prompt_end is None:
+def _prompt_end(behavior: TemplateBehavior) -> str:
+    if behavior.keeps_prompt_end is None:
         return "not known: the template refuses a second turn"
-    return "stays in the next turn" if habits.keeps_prompt_end else "is rendered otherwise in the next turn"
+    return "stays in the next turn" if behavior.keeps_prompt_end else "is rendered otherwise in the next turn"
 
 
-def _tools(habits: Habits) -> str:
-    return "not taken" if habits.tools in (Place.ABSENT, Place.REFUSED) else habits.tools
+def _tools(behavior: TemplateBehavior) -> str:
+    return "not taken" if behavior.tools in (Place.ABSENT, Place.REFUSED) else behavior.tools
 
 
 def _tool_calls(calls: ToolCalls) -> Iterator[tuple[str, str]]:

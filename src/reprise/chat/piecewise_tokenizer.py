@@ -6,8 +6,8 @@ from functools import cached_property
 
 from reprise.chat.long_text import encode_long
 from reprise.chat.memo import Memo
-from reprise.chat.seams import Seams
 from reprise.chat.text_model import TextModel
+from reprise.chat.token_seams import Seams
 from reprise.core.abandon import stop_if_abandoned
 from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens
 

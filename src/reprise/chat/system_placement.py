@@ -14,10 +14,10 @@ from typing import Any, cast
 from reprise.chat import rewriting
 from reprise.chat.call_ids import USUAL_IDS
 from reprise.chat.call_writing import written_section
-from reprise.chat.forms import joined_text
+from reprise.chat.message_format import joined_text
+from reprise.chat.probe_turns import HEAD_ROLES
 from reprise.chat.request import ChatRequest, Message
-from reprise.chat.standins import HEAD_ROLES
-from reprise.chat.template import ChatTemplate, Scene
+from reprise.chat.template import ChatTemplate, RenderContext
 from reprise.chat.template_fault import explained
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest, TemplateFailed
@@ -29,7 +29,7 @@ _Chat = tuple[Message, ...]
 class Placed:
     """A request as the template takes it, rendered. `notes` say what was changed."""
 
-    scene: Scene
+    context: RenderContext
     text: str
     notes: tuple[str, ...] = ()
 
@@ -63,21 +63,21 @@ class Placement:
         """
         other, notes = self.rewritten(request)
         try:
-            scene, text = self._template.open_scene(other, moment)
+            context, text = self._template.open_scene(other, moment)
         except TemplateFailed as failed:
             raise self._explained(failed, request, moment) from failed
         if not _has_systems(other, text):
             notes = (*notes, "the chat template leaves out a system message")
-        return Placed(scene=scene, text=text, notes=notes)
+        return Placed(context=context, text=text, notes=notes)
 
-    def try_text(self, scene: Scene, messages: Sequence[Message]) -> str | None:
-        """The text of other messages in a scene, rewritten if they are refused as they are; None if both are."""
-        text = self._template.try_text(scene, messages)
+    def try_text(self, context: RenderContext, messages: Sequence[Message]) -> str | None:
+        """The text of other messages in a context, rewritten if they are refused as they are; None if both are."""
+        text = self._template.try_text(context, messages)
         if text is not None:
             return text
-        request = replace(scene.request, messages=tuple(messages), continue_final=False, breakpoints=(), cuts=())
+        request = replace(context.request, messages=tuple(messages), continue_final=False, breakpoints=(), cuts=())
         other, _ = self.rewritten(request)
-        return None if other is request else self._template.try_text(scene, other.messages)
+        return None if other is request else self._template.try_text(context, other.messages)
 
     def rewritten(self, request: ChatRequest) -> tuple[ChatRequest, tuple[str, ...]]:
         """The request without the shapes that the template does not take, and notes on what was rewritten."""

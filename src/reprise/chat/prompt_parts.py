@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
-from reprise.chat.forms import joined_text, parsed_arguments
-from reprise.chat.pieces import TokenizedText
+from reprise.chat.message_format import joined_text, parsed_arguments
+from reprise.chat.piecewise_tokenizer import TokenizedText
+from reprise.chat.probe_turns import head_length
 from reprise.chat.rendered import Part, PartKind
 from reprise.chat.request import ChatRequest, Message
-from reprise.chat.standins import head_length
 from reprise.core.spans import Span
 
 

@@ -13,7 +13,7 @@ _NUM_SHOWN = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foresight:
+class RequestComparison:
     """What the second of two requests could reuse of the first one's prompt, and why not more.
 
     `first` and `second` are the lengths of the prompts, in tokens. A model that resumes anywhere reuses `reused`
@@ -31,7 +31,7 @@ class Foresight:
         assert 0 <= self.resumable <= self.reused < self.second, self
 
 
-def foresee(text_model: TextModel, first: ChatRequest, second: ChatRequest) -> Foresight:
+def compare_requests(text_model: TextModel, first: ChatRequest, second: ChatRequest) -> RequestComparison:
     """Compare two requests as a server would that has served the first and forgets nothing.
 
     What the model answered to the first is not known, so only its prompt counts. Raises BadRequest and TemplateFailed.
@@ -52,7 +52,7 @@ def foresee(text_model: TextModel, first: ChatRequest, second: ChatRequest) -> F
     )
     # Prefill pauses at the boundaries, and before the last token.
     pauses = (*(boundary.position for boundary in before.prompt.boundaries), len(known) - 1)
-    return Foresight(
+    return RequestComparison(
         first=len(known),
         second=len(tokens),
         reused=reused,

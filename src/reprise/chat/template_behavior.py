@@ -57,7 +57,7 @@ class Dates(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Habits:
+class TemplateBehavior:
     """What a template does as a chat grows.
 
     `opens_thinking`: the generation prompt ends inside thinking. `keeps_prompt_end`: what the generation prompt writes
@@ -77,7 +77,7 @@ class Habits:
     dates: Dates
 
 
-def find_habits(text_model: TextModel) -> Habits:
+def find_behavior(text_model: TextModel) -> TemplateBehavior:
     """Render the probes. Raises BadRequest for a model without a chat template."""
     probes = _Probes(text_model)
     first, later = probes.text(_first_turn()), probes.text(_two_turns())
@@ -91,7 +91,7 @@ def find_habits(text_model: TextModel) -> Habits:
         inline = probes.text(_two_turns(text_model.think_start, text_model.think_end))
         knows = later is not None and inline is not None and _THOUGHT not in inline and _REPLY in inline
     thoughts = probes.thoughts(later, knows=knows)
-    return Habits(
+    return TemplateBehavior(
         thoughts=thoughts,
         opens_thinking=probes.opens_thinking(first),
         keeps_prompt_end=later.startswith(first) if later is not None else None,

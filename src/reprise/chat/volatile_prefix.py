@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from reprise.chat.forms import joined_text
+from reprise.chat.message_format import joined_text
 from reprise.chat.moments import Moment, moments_in
+from reprise.chat.probe_turns import head_length
 from reprise.chat.request import ChatRequest, Cut, Message
-from reprise.chat.standins import head_length
 
 _NUM_SHOWN = 80
 """Characters of a system prompt that a note shows."""

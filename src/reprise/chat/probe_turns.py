@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from reprise.chat.call_ids import USUAL_IDS
-from reprise.chat.forms import joined_text
+from reprise.chat.message_format import joined_text
 from reprise.chat.request import ChatRequest, Cut, Message
 
 _WORDS = ("Alpha", "Bravo")

@@ -6,14 +6,14 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from reprise.chat.habits import Dates, Habits, Place, Thoughts, find_habits
+from reprise.chat.template_behavior import Dates, Place, TemplateBehavior, Thoughts, find_behavior
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
 from tests.chat.text_models import backend_tokenizer, make_text_model, text_model
 
 
-def habits_of(name: str) -> Habits:
-    return find_habits(text_model(name))
+def habits_of(name: str) -> TemplateBehavior:
+    return find_behavior(text_model(name))
 
 
 def with_template(source: str) -> TextModel:
@@ -42,11 +42,11 @@ def with_template(source: str) -> TextModel:
 def test_what_becomes_of_thinking(
     name: str, thoughts: Thoughts, in_loop: Thoughts | None, after_loop: Thoughts | None, opens: bool
 ) -> None:
-    habits = habits_of(name)
-    assert habits.thoughts is thoughts
-    assert habits.in_tool_loop is in_loop
-    assert habits.after_tool_loop is after_loop
-    assert habits.opens_thinking is opens
+    behavior = habits_of(name)
+    assert behavior.thoughts is thoughts
+    assert behavior.in_tool_loop is in_loop
+    assert behavior.after_tool_loop is after_loop
+    assert behavior.opens_thinking is opens
 
 
 def test_thinking_that_a_template_cuts_out_of_the_answers_text() -> None:
@@ -54,7 +54,7 @@ def test_thinking_that_a_template_cuts_out_of_the_answers_text() -> None:
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    assert find_habits(with_template(source)).thoughts is Thoughts.STRIPPED
+    assert find_behavior(with_template(source)).thoughts is Thoughts.STRIPPED
 
 
 def test_the_prompts_end() -> None:
@@ -80,8 +80,8 @@ def test_an_option_that_keeps_thinking_is_found_by_trying() -> None:
     ],
 )
 def test_where_the_system_prompt_and_the_tools_stand(name: str, system: Place, tools: Place) -> None:
-    habits = habits_of(name)
-    assert (habits.system, habits.tools) == (system, tools)
+    behavior = habits_of(name)
+    assert (behavior.system, behavior.tools) == (system, tools)
 
 
 _REST = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
@@ -103,11 +103,11 @@ _REST = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
     ],
 )
 def test_dates(source: str, dates: Dates) -> None:
-    assert find_habits(with_template(source)).dates is dates
+    assert find_behavior(with_template(source)).dates is dates
 
 
 def test_a_model_without_a_template_and_one_that_refuses_everything() -> None:
     with pytest.raises(BadRequest, match="no chat template"):
-        find_habits(text_model(None))
+        find_behavior(text_model(None))
     with pytest.raises(BadRequest, match="one user message"):
-        find_habits(text_model("wants_fields"))
+        find_behavior(text_model("wants_fields"))
