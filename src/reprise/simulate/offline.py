@@ -2,8 +2,10 @@
 
 Entries are whole blocks of the prompts (those of the trace, or 8 tokens). With a budget of so many blocks, Belady's
 rule ("A study of replacement algorithms for a virtual-storage computer", 1966) evicts the block that is used again
-last. A block is used no later than those behind it, so the rule keeps prefixes whole, and its hits are the most that
-a store of blocks can have. For models that resume anywhere; others can have less.
+last. A block that an answer computes again before a prompt asks for it needs no room until then. Each stay of a block,
+from a path that has it to the next prompt that asks for it, is one hit for its room in between, so keeping those that
+end first gives the most hits that a store of blocks can have, even one that may keep a block without those before it.
+For models that resume anywhere; others can have less.
 
 A store of tokens reuses, with each request, less than a block more than the whole blocks that it holds. That much is
 added, as far as earlier paths have it in common with the prompt. So the figure is a bound that no policy exceeds; it is
@@ -43,9 +45,17 @@ class FutureKnown:
         self._unbounded += shared
         self._partial += min((length - 1) * request.unit, shared)
         path = tokens if request.answer is None else join_tokens(tokens, request.answer)
+        self._append(path, length, num_asked=len(tokens) // length)
+
+    def add_settled(self, request: Request) -> None:
+        """What is known of the turn after `request` is computed, and nobody has asked for it."""
+        if request.next_known is not None:
+            self._append(request.next_known, max(1, self._block // request.unit), num_asked=0)
+
+    def _append(self, path: Tokens, length: int, *, num_asked: int) -> None:
         self._blocks.extend(self._paths.add(path, length))
         self._stops.append(len(self._blocks))
-        self._num_asked.append(len(tokens) // length)
+        self._num_asked.append(num_asked)
 
     def reused_without_bound(self) -> int:
         """Tokens reused if nothing is ever evicted."""
@@ -79,15 +89,19 @@ class FutureKnown:
         return total
 
     def _next_uses(self) -> Sequence[int]:
-        """For each block of each path, the number of the next request whose prompt has it. An answer uses nothing."""
+        """For each block of each path, the number of the next request whose prompt has it.
+
+        `_NEVER` if an answer computes the block before that: holding it until then saves nothing.
+        """
         uses = array("q", bytes(8 * len(self._blocks)))
         upcoming: dict[int, int] = {}
         starts = (0, *self._stops[:-1])
         for at in range(len(self._stops) - 1, -1, -1):
             for place in range(starts[at], self._stops[at]):
                 uses[place] = upcoming.get(self._blocks[place], _NEVER)
-            for place in range(starts[at], starts[at] + self._num_asked[at]):
-                upcoming[self._blocks[place]] = at
+            num_asked = self._num_asked[at]
+            for depth, block in enumerate(self._blocks[starts[at] : self._stops[at]]):
+                upcoming[block] = at if depth < num_asked else _NEVER
         return uses
 
 

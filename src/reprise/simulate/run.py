@@ -83,6 +83,8 @@ def run_simulation(
             replay.take(request)
         if future is not None:
             future.add(request)
+            if settles:
+                future.add_settled(request)
         num += 1
         prompt += request.num_tokens
         on_progress(num)
