@@ -29,6 +29,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "max_body_bytes": ("1MB", 1_000_000, 1_000_000),
     "max_connections": ("9", 9, 9),
     "request_timeout_s": ("5", 5, 5.0),
+    "stall_after_s": ("9", 9, 9.0),
     "read_timeout_s": ("6.5", 6.5, 6.5),
     "grace_s": ("3", 3, 3.0),
     "max_tokens": ("7", 7, 7),

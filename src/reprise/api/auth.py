@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from reprise.api.errors import Shapes, Unauthorized, error_response, problem_of
 
-_OPEN_PATHS = frozenset({"/health"})
+_OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 """What answers without a key: a load balancer has none."""
 
 

@@ -1,21 +1,66 @@
 """The server about itself: `GET /health`, past requests, cancelling, and the prefix cache."""
 
 import asyncio
+from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from reprise.api.context import InContext, Namespace
+from reprise.api.context import Context, InContext, Namespace
+from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody
 from reprise.api.records import record_body
+from reprise.core.backend import Status
 from reprise.core.metrics import health_fields
 
 router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
 
 
-@router.get("/health")
-async def health(context: InContext) -> dict[str, Any]:
-    """Whether the server is up and idle, and its metrics (docs/metrics.md).
+class Health(StrEnum):
+    """How a server is, in one word."""
+
+    OK = "ok"
+    CLOSING = "closing"
+    """It finishes what runs and takes nothing new."""
+    STALLED = "stalled"
+    """The engine has had work and got nothing done for `--stall-after` seconds."""
+    DEAD = "dead"
+    """The engine's thread has ended."""
+
+
+_ILL = frozenset({Health.STALLED, Health.DEAD})
+
+
+def health_of(status: Status, *, stall_after_s: float) -> Health:
+    """The health of a server whose engine says this of itself."""
+    if status.has_died:
+        return Health.DEAD
+    if status.stalled_s >= stall_after_s:
+        return Health.STALLED
+    return Health.CLOSING if status.is_closing else Health.OK
+
+
+@router.get("/health/live", responses={503: {"description": "The engine hangs: restart the server."}})
+async def live(context: InContext) -> JsonResponse:
+    """Whether the engine makes progress. 503: it does not, and a restart is all that helps."""
+    health = _health(context)
+    return JsonResponse({"status": health}, status_code=503 if health in _ILL else 200)
+
+
+@router.get("/health/ready", responses={503: {"description": "Requests would not be served."}})
+async def ready(context: InContext) -> JsonResponse:
+    """Whether to send requests here. 503: the server is shutting down, or its engine hangs."""
+    health = _health(context)
+    return JsonResponse({"status": health}, status_code=200 if health is Health.OK else 503)
+
+
+def _health(context: Context) -> Health:
+    return health_of(context.service.status(), stall_after_s=context.settings.stall_after_s)
+
+
+@router.get("/health", response_model=None, responses={503: {"description": "The engine hangs."}})
+async def health(context: InContext) -> JsonResponse:
+    """Whether the engine makes progress, and the server's metrics (docs/metrics.md). 503: it does not.
 
     `bytes_held` is what the cache holds: `bytes_kv` and `bytes_snapshots`; of that `bytes_pinned` stays for `pins`.
     `bytes_live` is what running requests hold beside it. Both together keep within `bytes_budget`. `disk` is null
@@ -23,11 +68,9 @@ async def health(context: InContext) -> dict[str, Any]:
     doing.
     """
     status = context.service.status()
-    return {
-        "status": "closing" if status.is_closing else "ok",
-        "model": context.service.served.id,
-        **health_fields(status),
-    }
+    health = health_of(status, stall_after_s=context.settings.stall_after_s)
+    body = {"status": health, "model": context.service.served.id, **health_fields(status)}
+    return JsonResponse(body, status_code=503 if health in _ILL else 200)
 
 
 @router.get("/v1/cache/requests")

@@ -26,6 +26,7 @@ from reprise.core.settings import Settings
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import process_nbytes
 from reprise.loop import EngineLoop
+from reprise.loop.heartbeat import watchdog
 from reprise.loop.watch import following_machine
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def run_server(settings: Settings) -> None:
             log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
         service = ChatService(served=served, backend=engine, settings=settings)
         with Ending(settings.grace_s) as ending:
-            with following_machine(engine, bound=bound):
+            with following_machine(engine, bound=bound), watchdog(engine, after_s=settings.stall_after_s):
                 run(service, settings, listener=listener, ending=ending)
             # The responses under way have ended by now, and what the disk lacks is written.
             engine.close(now=True, timeout_s=ending.left_s)

@@ -96,6 +96,10 @@ class Status:
     held: Held = field(default_factory=Held)
     disk: OnDisk | None = None
     """None: nothing is kept on disk."""
+    stalled_s: float = 0.0
+    """Seconds since the engine last got something done; 0 while there is nothing to do."""
+    has_died: bool = False
+    """The engine's thread ended although nobody closed it."""
 
 
 class Backend(Protocol):

@@ -97,6 +97,13 @@ def _disk_bytes(field: str, model: str, read: Callable[[OnDisk], int]) -> Metric
 
 METRICS: Sequence[Metric] = (
     _gauge("idle", "idle", "", "1 while nothing is queued, running or settling.", lambda s: s.is_idle),
+    _gauge(
+        "stalled_s",
+        "stalled_seconds",
+        "seconds",
+        "Time since the engine last got something done; 0 while there is nothing to do.",
+        lambda s: s.stalled_s,
+    ),
     _phase("queued", "queued", lambda s: s.queued),
     _phase("prefilling", "prefill", lambda s: s.prefilling),
     _phase("decoding", "decode", lambda s: s.decoding),

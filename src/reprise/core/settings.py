@@ -94,6 +94,14 @@ class Settings:
     read_timeout_s: Annotated[
         float, _server("read-timeout", _SECONDS, "Cancel an answer that the client hasn't read for this long.")
     ] = 60.0
+    stall_after_s: Annotated[
+        float,
+        _server(
+            "stall-after",
+            _SECONDS,
+            "Report the engine as stalled, in the log and at /health, when it makes no progress for this long.",
+        ),
+    ] = 120.0
     grace_s: Annotated[
         float, _server("grace", _SECONDS, "On shutdown, time for running answers and disk writes to finish.")
     ] = 30.0

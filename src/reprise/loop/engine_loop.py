@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -26,6 +28,7 @@ from reprise.engine.load import LoadedModel, load_model
 from reprise.engine.memory import leave_thread
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop.admission import Gate
+from reprise.loop.heartbeat import Heartbeat
 from reprise.loop.worker import Worker
 
 log = logging.getLogger("reprise.loop")
@@ -99,6 +102,7 @@ class EngineLoop:
         self._disk: DiskTier | None = None
         self._gate = Gate()
         self._status = Status()
+        self._heartbeat = Heartbeat()
         self._close: _Close | None = None
         self._asking = threading.Lock()
         self._is_closed = False
@@ -136,7 +140,15 @@ class EngineLoop:
     def status(self) -> Status:
         # The writer goes on while the loop sleeps, and publishes nothing.
         on_disk = self._disk.stats() if self._disk is not None else None
-        return self._gate.adjust(replace(self._status, disk=on_disk))
+        has_died = self._loaded is not None and not self._is_closed and not self._thread.is_alive()
+        now = replace(self._status, disk=on_disk, stalled_s=self._heartbeat.stalled_s, has_died=has_died)
+        return self._gate.adjust(now)
+
+    def stack(self) -> str:
+        """Where the engine's thread is now, as a traceback; "" if it is not running."""
+        # The one way to another thread's stack.
+        frame = sys._current_frames().get(self._thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
+        return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
         return self._ask(lambda worker: worker.clear_cache(namespace, owner=owner))
@@ -243,10 +255,14 @@ class EngineLoop:
         """Take all commands; wait for one if there is nothing to do and nothing to tell."""
         block = not worker.has_work and not self._may_end(worker)
         while True:
+            if block and worker.num_requests == 0:
+                self._heartbeat.rest()
             try:
                 command = self._inbox.get(block=block, timeout=worker.wakes_in_s)
             except queue.Empty:
+                self._heartbeat.wake()
                 return
+            self._heartbeat.wake()
             block = False
             try:
                 self._take(worker, command)
@@ -267,3 +283,4 @@ class EngineLoop:
 
     def _publish(self, worker: Worker) -> None:
         self._status = worker.status()
+        self._heartbeat.note(self._status)

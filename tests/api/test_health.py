@@ -1,0 +1,87 @@
+"""Health is progress: what the server says of itself, and its log, when the engine hangs."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from reprise.api.run import ServerThread
+from reprise.api.served import served_model
+from reprise.api.service import ChatService
+from reprise.core.backend import Counts, Status
+from reprise.core.settings import Settings
+from reprise.loop import EngineLoop
+from reprise.loop.heartbeat import Heartbeat, watchdog
+from tests.models.tiny import tiny_model
+
+AFTER_S = 0.2
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_hang_is_told_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings(model=str(tiny_model("llama")), stall_after_s=AFTER_S, api_keys=("key",))
+    engine = EngineLoop(settings)
+    loaded = engine.start()
+    service = ChatService(served=served_model(loaded, settings), backend=engine, settings=settings)
+    server = ServerThread(service, settings)
+    may_go_on = threading.Event()
+
+    def hang_here() -> None:
+        may_go_on.wait(30)
+
+    try:
+        with (
+            caplog.at_level(logging.WARNING, "reprise"),
+            watchdog(engine, after_s=AFTER_S, every_s=0.01),
+            httpx.Client(base_url=server.url) as client,
+        ):
+            # Idle for longer than that is no hang.
+            time.sleep(2 * AFTER_S)
+            assert (client.get("/health").json()["status"], client.get("/health").json()["stalled_s"]) == ("ok", 0)
+            assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
+            assert not caplog.records
+            engine.call(lambda worker: hang_here())
+            until(lambda: client.get("/health/live").status_code == 503)
+            assert client.get("/health/ready").json() == {"status": "stalled"}
+            assert client.get("/health").status_code == 503
+            until(lambda: bool(caplog.records))
+            assert "no progress" in caplog.text
+            assert "in hang_here" in caplog.text
+            may_go_on.set()
+            until(lambda: client.get("/health/live").status_code == 200)
+            until(lambda: "makes progress again" in caplog.text)
+            service.begin_close()
+            assert client.get("/health/live").status_code == 200
+            assert client.get("/health/ready").json() == {"status": "closing"}
+    finally:
+        may_go_on.set()
+        server.stop()
+        engine.close(now=True, timeout_s=30)
+
+
+def test_steps_without_tokens_are_no_progress() -> None:
+    now_s = [10.0]
+    heartbeat = Heartbeat(clock=lambda: now_s[0])
+    heartbeat.wake()
+    waiting = Status(is_idle=False, queued=1, counts=Counts(requests=1))
+    heartbeat.note(waiting)
+    for _ in range(5):
+        now_s[0] += 1
+        heartbeat.wake()
+        heartbeat.note(waiting)
+    assert heartbeat.stalled_s == 5
+    heartbeat.note(Status(is_idle=False, counts=Counts(requests=1, generated=1)))
+    assert heartbeat.stalled_s == 0
+    now_s[0] += 3
+    assert heartbeat.stalled_s == 3
+    heartbeat.rest()
+    assert heartbeat.stalled_s == 0
