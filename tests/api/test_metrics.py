@@ -88,6 +88,7 @@ def full_status(*, has_disk: bool) -> Status:
         Status,
         is_idle=False,
         is_closing=False,
+        has_died=False,
         counts=filled(Counts),
         held=filled(Held, evicted_by_reason={"budget": next(number)}),
         disk=filled(OnDisk) if has_disk else None,
