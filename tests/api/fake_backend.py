@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from reprise.core.backend import Counts, Held, Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError
 from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Scored, Started
+from reprise.core.inspection import Inspection
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.record import Outcome, Reason
@@ -77,6 +78,11 @@ class FakeBackend:
         with self._lock:
             is_idle = self._num_open == 0
         return Status(is_idle=is_idle, counts=self.counts, held=Held(kv=100, snapshots=11, budget=1000))
+
+    def inspect(self, *, max_nodes: int = 1000) -> Future[Inspection]:
+        found: Future[Inspection] = Future()
+        found.set_result(Inspection(num_inside=self._num_open))
+        return found
 
     def hurry(self) -> None:
         self.is_hurried = True

@@ -5,7 +5,8 @@ from itertools import count
 from typing import Any
 
 from reprise.api.prometheus import families
-from reprise.core.backend import Counts, Held, OnDisk, Status
+from reprise.core.backend import Counts, Held, Status
+from reprise.core.inspection import OnDisk
 from reprise.core.metrics import METRICS, health_fields, totals_line
 from tools.metrics_page import PAGE, page
 

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from reprise.core.backend import Status, StoredRun
+from reprise.core.inspection import Inspection
 from reprise.core.pin import PinList
 from reprise.loop import EngineLoop
 
@@ -20,6 +21,9 @@ class Passing:
 
     def status(self) -> Status:
         return self.loop.status()
+
+    def inspect(self, *, max_nodes: int = 1000) -> Future[Inspection]:
+        return self.loop.inspect(max_nodes=max_nodes)
 
     def hurry(self) -> None:
         self.loop.hurry()

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from reprise.core.backend import OnDisk
+from reprise.core.inspection import OnDisk
 from reprise.core.sizes import Bytes
 from tests.loop.driving import Engine
 

@@ -38,6 +38,7 @@ from reprise.cache.tree import (
     subtree,
 )
 from reprise.core.clock import Clock, monotonic
+from reprise.core.inspection import LastUse
 from reprise.core.kinds import Full, Layout
 from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.prompt import BoundaryKind
@@ -90,7 +91,7 @@ class PrefixCache:
         """`memory`: what the payloads are charged to, without a bound by default. It reclaims from eviction."""
         self.layout = layout
         self.memory = memory if memory is not None else Memory()
-        self.tree = RadixTree(layout, self.memory, sizes if sizes is not None else SegmentSizes())
+        self.tree = RadixTree(layout, self.memory, sizes if sizes is not None else SegmentSizes(), time=clock)
         self.pins = Pins(clock)
         self.order = EvictionOrder(policy if policy is not None else ExpectedSaving(), self.tree, self.pins)
         self._clock = clock
@@ -146,7 +147,7 @@ class PrefixCache:
         """
         assert position <= match.length, (position, match.length)
         lease = self.tree.protect(match.walk, position)
-        used = self.tree.use(match.walk, position)
+        used = self.tree.use(match.walk, position, use=LastUse.RESUMED if is_request else LastUse.SETTLED)
         if used is not None:
             self.order.place(used)
         if is_request:

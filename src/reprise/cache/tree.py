@@ -8,9 +8,12 @@ this, and it charges the bytes as it does; what goes and what stays is decided e
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from dataclasses import dataclass, field
+from itertools import count
 
 from reprise.cache.ghosts import Ghosts, join_ghosts
 from reprise.cache.payload import SegmentPayload, SharedPayload, SnapshotPayload
+from reprise.core.clock import Clock, monotonic
+from reprise.core.inspection import LastUse
 from reprise.core.kinds import Full, KvKind, Layout
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span, covers, union
@@ -123,6 +126,9 @@ class Lease:
     is_released: bool = False
 
 
+_serials = count()
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """One edge and what hangs on it.
@@ -141,6 +147,11 @@ class Node:
     num_leases: int = 0
     last_use: int = 0
     num_uses: int = 0
+    used_at_s: float = 0.0
+    """When it was used last, and for what: for whoever looks (`last_use` is what decides)."""
+    used_for: LastUse = LastUse.STORED
+    serial: int = field(default_factory=_serials.__next__)
+    """Tells it from all other nodes of the process."""
     last_visit: int | None = None
     """The policy's number of the prompt that came by last; `first_visit`: of the first."""
     first_visit: int | None = None
@@ -231,8 +242,9 @@ def cut_segments(segments: Sequence[Segment], span: Span) -> list[Segment]:
 class RadixTree:
     """The nodes of all namespaces, and what they cost. Raises nothing of its own; used by one thread."""
 
-    def __init__(self, layout: Layout, memory: Memory, sizes: SegmentSizes) -> None:
+    def __init__(self, layout: Layout, memory: Memory, sizes: SegmentSizes, *, time: Clock = monotonic) -> None:
         self.layout = layout
+        self._time = time
         self.sizes = sizes
         self._memory = memory
         self._roots: dict[str, Node] = {}
@@ -323,13 +335,14 @@ class RadixTree:
         for above in path_to(lease.node):
             above.num_leases -= 1
 
-    def use(self, walk: Walk, position: int) -> Checkpoint | None:
+    def use(self, walk: Walk, position: int, *, use: LastUse = LastUse.RESUMED) -> Checkpoint | None:
         """The walked path is used up to `position`; gives the checkpoint there, if there is one."""
         self.clock += 1
+        now_s = self._time()
         used: Checkpoint | None = None
         for node in walk.nodes:
             if node.start < position:
-                node.last_use = self.clock
+                node.last_use, node.used_at_s, node.used_for = self.clock, now_s, use
                 node.num_uses += 1
                 used = node.checkpoints.get(position)
         if used is not None:
@@ -377,8 +390,9 @@ class RadixTree:
     def tick(self, path: Iterable[Node]) -> None:
         """A commit on this path: it is the newest."""
         self.clock += 1
+        now_s = self._time()
         for node in path:
-            node.last_use = self.clock
+            node.last_use, node.used_at_s, node.used_for = self.clock, now_s, LastUse.STORED
 
     def _split(self, node: Node, position: int) -> Node:
         """Split the edge at `position`, strictly inside it. Gives the new upper node; `node` stays the lower one.
@@ -396,6 +410,7 @@ class RadixTree:
             checkpoint.node = upper
             upper.checkpoints[at] = checkpoint
         upper.num_leases, upper.last_use, upper.num_uses = node.num_leases, node.last_use, node.num_uses
+        upper.used_at_s, upper.used_for = node.used_at_s, node.used_for
         upper.last_visit, upper.first_visit = node.last_visit, node.first_visit
         if node.ghosts is not None:
             upper.ghosts, node.ghosts = node.ghosts.up_to(position), node.ghosts.behind(position)
@@ -599,7 +614,8 @@ class RadixTree:
             for lease in node.leases:
                 lease.node = top
                 top.leases.append(lease)
-        top.last_use = max(node.last_use for node in chain)
+        newest = max(chain, key=lambda node: node.last_use)
+        top.last_use, top.used_at_s, top.used_for = newest.last_use, newest.used_at_s, newest.used_for
         top.last_visit = max((n.last_visit for n in chain if n.last_visit is not None), default=None)
         top.num_uses = max(node.num_uses for node in chain)
         top.ghosts = join_ghosts(node.ghosts for node in chain)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from reprise.core.events import Event
+from reprise.core.inspection import Inspection, OnDisk
 from reprise.core.job import Job
 from reprise.core.pin import PinList
 from reprise.core.tokens import Tokens
@@ -51,26 +52,6 @@ class Held:
     index: int = 0
     """Bytes of the index itself (token runs)."""
     evicted_by_reason: dict[str, int] = field(default_factory=dict[str, int])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnDisk:
-    """What is kept on disk, in bytes unless the name says otherwise."""
-
-    budget: int
-    held: int
-    """Of this model; `others`: of other models in the same directory."""
-    others: int
-    files: int
-    queued: int
-    """Waiting to be written."""
-    written: int
-    read: int
-    evicted: int
-    """Files. So are those in quarantine, which did not verify."""
-    quarantined: int
-    errors: int
-    """How often the disk could not be written or read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +101,13 @@ class Backend(Protocol):
         ...
 
     def status(self) -> Status: ...
+
+    def inspect(self, *, max_nodes: int = 1000) -> Future[Inspection]:
+        """What is there now: requests, tree (the `max_nodes` nodes used last), memory, disk. Raises ShuttingDown.
+
+        It is counted between two steps, when it is asked for: O(max_nodes and their checkpoints).
+        """
+        ...
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
         """Drop everything from the cache that no running request uses: of one namespace, or of all.

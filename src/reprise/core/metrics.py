@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reprise.core.backend import EVICTION_REASONS, OnDisk, Status
+from reprise.core.backend import EVICTION_REASONS, Status
+from reprise.core.inspection import OnDisk
 
 Reading = float | Mapping[str, int] | None
 """A number; one for each value of a label; None: it does not apply to this server."""

@@ -6,7 +6,7 @@ work behind it.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from threading import Thread
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.disk.directory import ModelDirectory
+from reprise.disk.index import DiskCursor
 from reprise.disk.reader import Fetch, RecordReader
 from reprise.disk.record import DiskMatch, DiskRecord, DiskStats, MissingRecords, root_key
 from reprise.disk.store import RecordStore
@@ -85,6 +86,17 @@ class DiskCache:
         with self._store.changed:
             entries = self._store.index.runs(self.root(namespace))
         return [(entry.key, entry.parent, as_tokens(np.frombuffer(entry.tokens, dtype=np.int32))) for entry in entries]
+
+    def start(self, namespace: str) -> DiskCursor:
+        """Where the paths of a namespace begin, for `follow`."""
+        return DiskCursor(parent=self.root(namespace))
+
+    def follow(
+        self, cursor: DiskCursor, tokens: Tokens, ends: Collection[int]
+    ) -> tuple[DiskCursor | None, dict[int, int]]:
+        """See `DiskIndex.follow`."""
+        with self._store.changed:
+            return self._store.index.follow(cursor, tokens, ends)
 
     def can_take(self, nbytes: int) -> bool:
         """Whether `put` would have room for a record of so many bytes now."""

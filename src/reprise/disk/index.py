@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +56,14 @@ class UnusableFile:
     info: FileInfo
     root: bytes | None
     """What it hangs on, if its header could be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCursor:
+    """A position on a path: the last whole block below it (or the root), and the tokens behind that."""
+
+    parent: bytes
+    tail: bytes = b""
 
 
 class DiskIndex:
@@ -195,6 +203,31 @@ class DiskIndex:
                 nbytes += entry.file_nbytes
                 at = entry.parent
         return nbytes
+
+    def follow(
+        self, cursor: DiskCursor, tokens: Tokens, ends: Collection[int]
+    ) -> tuple[DiskCursor | None, dict[int, int]]:
+        """Which records end on the next `tokens` of a path: blocks, and tails at `ends` (counted from the cursor).
+
+        Gives the cursor behind them (None: nothing there can be found any more), and file bytes by where they end.
+        O(tokens that are found).
+        """
+        wanted, before = cursor.tail + token_bytes(tokens), len(cursor.tail) // TOKEN_NBYTES
+        found: dict[int, int] = defaultdict(int)
+        parent, at = cursor.parent, 0
+        while True:
+            stop = at + self.block
+            for end in [end for end in ends if at <= before + end < stop]:
+                tail = self.entries.get(tail_key(parent, wanted[at * TOKEN_NBYTES : (before + end) * TOKEN_NBYTES]))
+                found[end] += tail.file_nbytes if tail is not None else 0
+            if stop * TOKEN_NBYTES > len(wanted):
+                return DiskCursor(parent=parent, tail=wanted[at * TOKEN_NBYTES :]), dict(found)
+            parent = block_key(parent, wanted[at * TOKEN_NBYTES : stop * TOKEN_NBYTES])
+            block = self.entries.get(parent)
+            if block is None:
+                return None, dict(found)
+            found[stop - before] += block.file_nbytes
+            at = stop
 
     def find(self, tokens: Tokens, *, root: bytes, namespace: str, limit: int) -> DiskMatch | None:
         """The largest position ≤ `limit` that can be resumed from what is there, or None.

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from reprise.cache.prefix_cache import Committed, PrefixCache
+from reprise.core.inspection import InspectedRead
 from reprise.core.kinds import Full
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
@@ -205,6 +206,20 @@ class ReadAhead:
             read.target.add(records[0])
             taken += records[0].nbytes
         return taken
+
+    def reads(self) -> tuple[InspectedRead, ...]:
+        """What is being read, for whoever looks."""
+        return tuple(map(self._inspected, self._reads))
+
+    def _inspected(self, read: _PathRead) -> InspectedRead:
+        match = self._cache.match(read.tokens, namespace=read.namespace)
+        return InspectedRead(
+            namespace=read.namespace,
+            node=match.walk.last.serial if match.length > 0 else None,
+            position=len(read.tokens),
+            nbytes=read.target.nbytes + read.target.buffer_nbytes,
+            request_ids=tuple(request.id for request in (*read.requests, *read.next)),
+        )
 
     def void(self, namespace: str | None) -> None:
         """Nothing of this namespace (None: of any) that is being read now is to get into the cache."""

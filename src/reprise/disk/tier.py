@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.core.backend import OnDisk, StoredRun
+from reprise.core.backend import StoredRun
+from reprise.core.inspection import InspectedRead, OnDisk
 from reprise.core.prompt import BoundaryKind
 from reprise.disk.cache import DiskCache
 from reprise.disk.ports import NewEncoder, StateSizes, TierRequest, TierSequences
@@ -95,6 +96,20 @@ class DiskTier:
             StoredRun(name=key.hex(), parent="" if parent == root else parent.hex(), tokens=tokens)
             for key, parent, tokens in self._disk.runs(namespace)
         ]
+
+    @property
+    def cache(self) -> DiskCache | None:
+        """The records themselves; None: nothing is kept on disk."""
+        return self._disk
+
+    def reads(self) -> tuple[InspectedRead, ...]:
+        """What is being read, for whoever looks."""
+        return self._read_ahead.reads() if self._read_ahead is not None else ()
+
+    @property
+    def num_unwritten(self) -> int:
+        """How many stored paths wait to be written."""
+        return self._write_behind.num_due if self._write_behind is not None else 0
 
     def clear(self, namespace: str | None) -> None:
         """Remove what is on disk: of one namespace, or of all."""

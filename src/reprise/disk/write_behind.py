@@ -123,6 +123,11 @@ class WriteBehind:
             del self._due[name]
 
     @property
+    def num_due(self) -> int:
+        """How many paths wait to be written."""
+        return len(self._due)
+
+    @property
     def due_in_s(self) -> float | None:
         """When there will be something to write; None: not before something is stored."""
         first = next(iter(self._due.values()), None)

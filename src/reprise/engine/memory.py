@@ -37,6 +37,16 @@ def process_nbytes() -> int:
     return resident + by_mlx if mx.default_device() == mx.Device(mx.gpu) else resident
 
 
+def used_nbytes() -> int:
+    """What MLX has in use: weights, states and whatever is being computed."""
+    return mx.get_active_memory()
+
+
+def pool_nbytes() -> int:
+    """Freed buffers that MLX keeps to use again."""
+    return mx.get_cache_memory()
+
+
 def default_budget(model_nbytes: int) -> int:
     """Bytes for the prefix cache and live caches together: what the device holds, less the model and a margin."""
     return max(64 * 2**20, int((device_bytes() - model_nbytes) * _MARGIN))

@@ -175,6 +175,11 @@ class Runner:
         self._lives: list[LiveSequence] = []
 
     @property
+    def num_sequences(self) -> int:
+        """Running and idle ones."""
+        return len(self._lives)
+
+    @property
     def live_nbytes(self) -> int:
         """The bytes of all running and idle sequences, room to grow included, less what the cache counts."""
         distinct = {id(live.rows): live.rows for live in self._lives}

@@ -20,6 +20,7 @@ from typing import TypeVar
 from reprise.core.backend import Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
 from reprise.core.events import Event
+from reprise.core.inspection import Inspection
 from reprise.core.job import Job
 from reprise.core.pin import PinList
 from reprise.core.settings import Settings
@@ -152,6 +153,9 @@ class EngineLoop:
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
         return self._ask(lambda worker: worker.clear_cache(namespace, owner=owner))
+
+    def inspect(self, *, max_nodes: int = 1000) -> Future[Inspection]:
+        return self._ask(lambda worker: worker.inspect(max_nodes=max_nodes))
 
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return self._disk.runs(namespace) if self._disk is not None else ()

@@ -17,6 +17,7 @@ from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError, memory_too_small
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.follow import bound_for, budget_within
+from reprise.core.inspection import Inspection
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Reason
@@ -31,6 +32,7 @@ from reprise.engine.runner import SHARES_FROM, LiveSequence, Runner, TokenFailur
 from reprise.engine.score import PromptScorer
 from reprise.loop.admission import Gate
 from reprise.loop.disk import open_disk
+from reprise.loop.inspection import inspect_idle, inspect_memory, inspect_request, inspect_tree
 from reprise.loop.requests import (
     Admission,
     Decoding,
@@ -766,6 +768,21 @@ class Worker:
                 index=4 * stats.num_tokens + 512 * stats.num_nodes,
                 evicted_by_reason=stats.evictions,
             ),
+        )
+
+    def inspect(self, *, max_nodes: int = 1000) -> Inspection:
+        """What is there now, with the `max_nodes` nodes of the tree that were used last. O(those)."""
+        now_s = self._clock()
+        return Inspection(
+            requests=tuple(inspect_request(request, now_s=now_s) for request in self.requests.values()),
+            num_inside=self._gate.num_inside,
+            idle=tuple(map(inspect_idle, self.sequences.idle)),
+            num_sequences=self.runner.num_sequences,
+            tree=inspect_tree(self.cache, self.disk.cache, self.requests.values(), max_nodes=max_nodes, now_s=now_s),
+            memory=inspect_memory(self.memory, weights_nbytes=self.runner.loaded.nbytes),
+            disk=self.disk.stats(),
+            reads=self.disk.reads(),
+            num_unwritten=self.disk.num_unwritten,
         )
 
     def clear_cache(self, namespace: str | None = None, *, owner: str | None = None) -> None:

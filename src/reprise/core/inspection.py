@@ -1,0 +1,209 @@
+"""What the engine side holds at one moment, for whoever wants to look: a page, a test, a person in trouble.
+
+All of it is taken between two steps, so that it is of one moment, and nothing is counted before somebody asks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from reprise.core.job import Purpose
+from reprise.core.prompt import BoundaryKind
+
+
+class PhaseName(StrEnum):
+    """Where a request is on its way."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    """It waits for what is being read from the disk for it."""
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+
+
+class LastUse(StrEnum):
+    """How a path was used last."""
+
+    STORED = "stored"
+    """Something was stored on it, or behind it."""
+    RESUMED = "resumed"
+    """A request resumed from it."""
+    SETTLED = "settled"
+    """The server itself resumed from it, to prefill what the next turn is known to begin with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedRequest:
+    """A request that is there. Times are seconds before the inspection."""
+
+    id: str
+    namespace: str
+    purpose: Purpose
+    phase: PhaseName
+    is_auxiliary: bool
+    num_prompt: int
+    num_matched: int
+    """Leading tokens that the tree agreed with when it was looked up last before its admission."""
+    num_reused: int | None
+    """Where prefill started; None: it was not admitted yet."""
+    num_loaded: int
+    """Of these, what was read from the disk for it."""
+    num_computed: int
+    """Tokens of prompt and answer that were computed for it."""
+    num_generated: int
+    position: int
+    """Where its sequence stands, or could start."""
+    num_stored: int
+    """Leading tokens of its prompt that are in the cache, or that the cache has refused."""
+    decode_group: int | None
+    """The group of rows of like length that it decodes in."""
+    nbytes: int
+    """The buffers of its sequence, what it shares with the cache included."""
+    age_s: float
+    queued_s: float
+    """How long it waited, or has waited so far."""
+    ttft_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedSequence:
+    """A sequence that ended and kept its buffers for the next turn."""
+
+    position: int
+    nbytes: int
+    shared_nbytes: int
+    """Of these, what the cache counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedCheckpoint:
+    """A stored position of an edge."""
+
+    position: int
+    kind: BoundaryKind
+    nbytes: int
+    """Of its snapshot; 0 for models without."""
+    disk_nbytes: int
+    """Of the record on disk that ends here; 0: there is none."""
+    num_uses: int
+    is_superseded: bool
+    pinned_for_s: float | None
+    """For how long it stays pinned (`inf`: until it is unpinned); None: it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedNode:
+    """An edge of the tree: the tokens ``[start, start + num_tokens)`` of every path through it."""
+
+    id: int
+    """Stays the same as long as the node is there; of no two nodes of one process."""
+    parent: int | None
+    """The `id` of the node above; None: it is the root of its namespace."""
+    namespace: str
+    start: int
+    num_tokens: int
+    first_tokens: tuple[int, ...]
+    """The first few tokens of the edge."""
+    nbytes: int
+    """In memory, of entries (checkpoints have their own)."""
+    shared_nbytes: int
+    """Of these, what stands in the buffers of a sequence."""
+    disk_nbytes: int
+    """Of the records on disk that end on this edge, those of its checkpoints included."""
+    age_s: float
+    """Since its last use."""
+    last_use: LastUse
+    num_uses: int
+    num_children: int
+    checkpoints: tuple[InspectedCheckpoint, ...]
+    """In order of position."""
+    request_ids: tuple[str, ...]
+    """Running requests whose leases end here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedTree:
+    """The nodes that were used last, each behind its parent, and how many there are in all."""
+
+    nodes: tuple[InspectedNode, ...] = ()
+    num_nodes: int = 0
+    num_tokens: int = 0
+    num_checkpoints: int = 0
+    evictions: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many items left it so far, by reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedMemory:
+    """Bytes. What the budget covers is `kv` to `incoming`; the process holds that, the weights, MLX's pool and more."""
+
+    budget_nbytes: int | None = None
+    weights_nbytes: int = 0
+    kv_nbytes: int = 0
+    """Kept entries, those included that stand in the buffers of sequences."""
+    checkpoint_nbytes: int = 0
+    live_nbytes: int = 0
+    """Buffers of running and idle sequences, less what counts as kept."""
+    incoming_nbytes: int = 0
+    """Read from the disk, and not in the tree yet."""
+    device_nbytes: int = 0
+    """What MLX has in use, weights and everything else."""
+    pool_nbytes: int = 0
+    """Freed buffers that MLX keeps to use again."""
+    process_nbytes: int = 0
+    """What the system counts to the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDisk:
+    """What is kept on disk, in bytes unless the name says otherwise."""
+
+    budget: int
+    held: int
+    """Of this model; `others`: of other models in the same directory."""
+    others: int
+    files: int
+    queued: int
+    """Waiting to be written."""
+    written: int
+    read: int
+    evicted: int
+    """Files. So are those in quarantine, which did not verify."""
+    quarantined: int
+    errors: int
+    """How often the disk could not be written or read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedRead:
+    """A path that is being read from the disk."""
+
+    namespace: str
+    node: int | None
+    """The node of the tree that it goes on from; None: the tree has nothing of it."""
+    position: int
+    """How far it goes."""
+    nbytes: int
+    """Read, and not in the tree yet."""
+    request_ids: tuple[str, ...]
+    """Who waits for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """The engine side at one moment."""
+
+    requests: tuple[InspectedRequest, ...] = ()
+    """In the order of arrival."""
+    num_inside: int = 0
+    """Requests that were let in and have not ended: those on their way to the engine thread as well."""
+    idle: tuple[InspectedSequence, ...] = ()
+    """Oldest first."""
+    num_sequences: int = 0
+    """Sequences with buffers, running and idle."""
+    tree: InspectedTree = field(default_factory=InspectedTree)
+    memory: InspectedMemory = field(default_factory=InspectedMemory)
+    disk: OnDisk | None = None
+    reads: tuple[InspectedRead, ...] = ()
+    num_unwritten: int = 0
+    """Paths that were stored and wait to be written to the disk."""

@@ -1,0 +1,166 @@
+"""What the engine thread shows of itself (`reprise.core.inspection`). Changes nothing."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from reprise.cache.prefix_cache import PrefixCache
+from reprise.cache.tree import Node
+from reprise.core.inspection import (
+    InspectedCheckpoint,
+    InspectedMemory,
+    InspectedNode,
+    InspectedRequest,
+    InspectedSequence,
+    InspectedTree,
+    PhaseName,
+)
+from reprise.disk.cache import DiskCache, DiskCursor
+from reprise.engine import memory as device_memory
+from reprise.engine.runner import LiveSequence
+from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, Waiting
+from reprise.memory import Account, Memory
+
+_NUM_FIRST_TOKENS = 24
+"""So many tokens of an edge are shown: enough to read how it begins."""
+
+
+def inspect_request(request: RunningRequest, *, now_s: float) -> InspectedRequest:
+    admission, outcome = request.admission, request.outcome(now_s)
+    return InspectedRequest(
+        id=request.id,
+        namespace=request.namespace,
+        purpose=request.job.purpose,
+        phase=_phase(request),
+        is_auxiliary=request.is_auxiliary,
+        num_prompt=outcome.prompt,
+        num_matched=outcome.matched,
+        num_reused=admission.reused if admission is not None else None,
+        num_loaded=outcome.loaded,
+        num_computed=outcome.prefilled + outcome.generated,
+        num_generated=outcome.generated,
+        position=request.position,
+        num_stored=request.stored,
+        decode_group=request.phase.group if isinstance(request.phase, Decoding) else None,
+        nbytes=_nbytes(request.live) if request.live is not None else 0,
+        age_s=outcome.total_s,
+        queued_s=outcome.queued_s,
+        ttft_s=outcome.ttft_s,
+    )
+
+
+def _phase(request: RunningRequest) -> PhaseName:
+    match request.phase:
+        case Waiting(is_loading=is_loading):
+            return PhaseName.LOADING if is_loading else PhaseName.WAITING
+        case Prefilling():
+            return PhaseName.PREFILLING
+        case Decoding():
+            return PhaseName.DECODING
+        case Ended():
+            raise AssertionError(f"{request.id} has ended, and is among the requests")
+
+
+def inspect_idle(live: LiveSequence) -> InspectedSequence:
+    return InspectedSequence(position=live.position, nbytes=_nbytes(live), shared_nbytes=live.shared_nbytes)
+
+
+def _nbytes(live: LiveSequence) -> int:
+    return live.rows.nbytes // live.rows.num_rows
+
+
+def inspect_memory(memory: Memory, *, weights_nbytes: int) -> InspectedMemory:
+    return InspectedMemory(
+        budget_nbytes=memory.budget,
+        weights_nbytes=weights_nbytes,
+        kv_nbytes=memory.nbytes(Account.KV),
+        checkpoint_nbytes=memory.nbytes(Account.SNAPSHOTS),
+        live_nbytes=memory.nbytes(Account.SEQUENCES),
+        incoming_nbytes=memory.nbytes(Account.INCOMING),
+        device_nbytes=device_memory.used_nbytes(),
+        pool_nbytes=device_memory.pool_nbytes(),
+        process_nbytes=device_memory.process_nbytes(),
+    )
+
+
+def inspect_tree(
+    cache: PrefixCache, disk: DiskCache | None, requests: Iterable[RunningRequest], *, max_nodes: int, now_s: float
+) -> InspectedTree:
+    """The nodes that were used last, from the roots down: no path through a node is newer than the node."""
+    leased: dict[int, list[str]] = defaultdict(list)
+    for request in requests:
+        if isinstance(request.phase, Prefilling | Decoding) and request.phase.lease is not None:
+            leased[request.phase.lease.node.serial].append(request.id)
+    nodes: list[InspectedNode] = []
+    cursors: dict[int, DiskCursor] = {}
+    """Where the paths of the nodes shown stand on disk, as far as there is anything."""
+    left: list[tuple[int, int, str, Node]] = []
+
+    def add(node: Node, namespace: str) -> None:
+        heapq.heappush(left, (-node.last_use, node.serial, namespace, node))
+
+    for namespace, root in cache.tree.roots.items():
+        add(root, namespace)
+    while left and len(nodes) < max_nodes:
+        _, _, namespace, node = heapq.heappop(left)
+        on_disk: Mapping[int, int] = {}
+        if disk is not None:
+            at = cursors.get(node.parent.serial) if node.parent is not None else disk.start(namespace)
+            if at is not None:
+                ends = [position - node.start for position in node.checkpoints]
+                cursor, on_disk = disk.follow(at, node.tokens, ends)
+                if cursor is not None:
+                    cursors[node.serial] = cursor
+        nodes.append(_inspected(node, cache, namespace, on_disk, tuple(leased[node.serial]), now_s=now_s))
+        for child in node.children.values():
+            add(child, namespace)
+    stats = cache.stats
+    return InspectedTree(
+        nodes=tuple(nodes),
+        num_nodes=stats.num_nodes,
+        num_tokens=stats.num_tokens,
+        num_checkpoints=stats.num_checkpoints,
+        evictions=stats.evictions,
+    )
+
+
+def _inspected(
+    node: Node,
+    cache: PrefixCache,
+    namespace: str,
+    on_disk: Mapping[int, int],
+    request_ids: tuple[str, ...],
+    *,
+    now_s: float,
+) -> InspectedNode:
+    segments = [segment for group in node.segments.values() for segment in group]
+    return InspectedNode(
+        id=node.serial,
+        parent=node.parent.serial if node.parent is not None else None,
+        namespace=namespace,
+        start=node.start,
+        num_tokens=len(node.tokens),
+        first_tokens=tuple(map(int, node.tokens[:_NUM_FIRST_TOKENS])),
+        nbytes=node.nbytes,
+        shared_nbytes=sum(segment.nbytes for segment in segments if segment.sequence is not None),
+        disk_nbytes=sum(on_disk.values()),
+        age_s=max(0.0, now_s - node.used_at_s),
+        last_use=node.used_for,
+        num_uses=node.num_uses,
+        num_children=len(node.children),
+        checkpoints=tuple(
+            InspectedCheckpoint(
+                position=position,
+                kind=checkpoint.kind,
+                nbytes=checkpoint.snapshot.nbytes if checkpoint.snapshot is not None else 0,
+                disk_nbytes=on_disk.get(position - node.start, 0),
+                num_uses=checkpoint.num_uses,
+                is_superseded=checkpoint.is_superseded,
+                pinned_for_s=cache.pins.until(checkpoint) - now_s if cache.pins.holds(checkpoint) else None,
+            )
+            for position, checkpoint in node.checkpoints.items()
+        ),
+        request_ids=request_ids,
+    )
