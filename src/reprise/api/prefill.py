@@ -11,6 +11,7 @@ from reprise.api.prefill_body import PrefillBody
 from reprise.api.service import new_request_id
 from reprise.api.sse import while_connected
 from reprise.api.warm import prefix_of
+from reprise.chat.request import ChatRequest
 from reprise.core.record import Outcome
 
 router = APIRouter(
@@ -27,7 +28,10 @@ async def prefill(body: PrefillBody, request: Request, context: InContext, names
 
     async def compute() -> Outcome:
         prompt, until = await service.off_loop(lambda: prefix_of(body, service))
-        prefix = await service.prefix(prompt, namespace=namespace, until=until)
+        if body.partial is True and isinstance(prompt, ChatRequest):
+            prefix = await service.typed_prefix(prompt, namespace=namespace)
+        else:
+            prefix = await service.prefix(prompt, namespace=namespace, until=until)
         return await service.prefill(prefix, request_id=request_id, namespace=namespace)
 
     outcome = await while_connected(request.receive, compute())

@@ -14,3 +14,5 @@ class PrefillBody(Body):
     tools: list[ToolSpec] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prompt: str | list[int] | None = None
+    partial: bool | None = None
+    """The last user message is still being typed: computed is what cannot change any more."""

@@ -167,9 +167,13 @@ class ChatService:
 
     async def render(self, chat: ChatRequest, *, namespace: str = "") -> Rendered:
         """The chat as the model would see it, off the event loop; nothing is computed."""
-        if self.served.template_options:
-            chat = replace(chat, template_options={**self.served.template_options, **chat.template_options})
+        chat = self._with_defaults(chat)
         return await self.off_loop(lambda: self._renderer(namespace).render(chat))
+
+    def _with_defaults(self, chat: ChatRequest) -> ChatRequest:
+        if not self.served.template_options:
+            return chat
+        return replace(chat, template_options={**self.served.template_options, **chat.template_options})
 
     async def prefix(
         self, prompt: ChatRequest | RawPrompt, *, namespace: str = "", until: BoundaryKind | None = None
@@ -180,6 +184,14 @@ class ChatService:
         """
         _, tokens = await self._prompt(prompt, namespace=namespace)
         return tokens if until is None else cut_at(tokens, until)
+
+    async def typed_prefix(self, chat: ChatRequest, *, namespace: str = "") -> Prompt:
+        """What a chat begins with whose last user message is still being typed. Raises what `start` raises."""
+        chat = self._with_defaults(chat)
+        prefix = await self.off_loop(lambda: self._renderer(namespace).typed(chat))
+        if len(prefix) == 0:
+            raise BadRequest("Nothing of this chat is known yet.", param="messages")
+        return prefix
 
     async def prefill(
         self, prefix: Prompt, *, request_id: str, namespace: str = "", pin_for_s: float | None = None

@@ -13,7 +13,7 @@ from reprise.chat.call_ids import USUAL_IDS
 from reprise.chat.message_format import joined_text
 from reprise.chat.request import ChatRequest, Cut, Message
 
-_WORDS = ("Alpha", "Bravo")
+STAND_IN_WORDS = ("Alpha", "Bravo")
 """They begin with different letters, so what two of them share ends where they begin."""
 
 _OWN_KEYS = frozenset(("role", "content", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"))
@@ -46,7 +46,7 @@ def next_user_turns(request: ChatRequest, variant: int) -> tuple[Messages, ...]:
 
     The variants 0 and 1 differ from the first letter of the answer on.
     """
-    word, other = _WORDS[variant], _WORDS[1 - variant]
+    word, other = STAND_IN_WORDS[variant], STAND_IN_WORDS[1 - variant]
     plain_user = {"role": "user", "content": other}
     user = _like(request.messages, "user", other)
     answered = _answered(request, word)
@@ -67,10 +67,10 @@ def next_tool_turns(request: ChatRequest) -> tuple[Messages, ...]:
         return ()
     name = _tool_name(request.tools[0])
     call = {"id": USUAL_IDS[0], "type": "function", "function": {"name": name, "arguments": {"a": "b"}}}
-    result = {"role": "tool", "content": _WORDS[1], "tool_call_id": USUAL_IDS[0], "name": name}
+    result = {"role": "tool", "content": STAND_IN_WORDS[1], "tool_call_id": USUAL_IDS[0], "name": name}
     base, last = _base_and_answer(request)
     silent = {**last, "tool_calls": [call]}
-    spoken = {**last, "content": _continued(last.get("content"), _WORDS[0]), "tool_calls": [call]}
+    spoken = {**last, "content": _continued(last.get("content"), STAND_IN_WORDS[0]), "tool_calls": [call]}
     return tuple((*base, answer, result) for answer in (silent, spoken))
 
 
@@ -81,7 +81,7 @@ def replaced_at(messages: Sequence[Message], index: int) -> tuple[Messages, ...]
     """
     message = messages[index]
     actual = joined_text(message.get("content")).lstrip()
-    word = _WORDS[1] if actual.startswith(_WORDS[0][0]) else _WORDS[0]
+    word = STAND_IN_WORDS[1] if actual.startswith(STAND_IN_WORDS[0][0]) else STAND_IN_WORDS[0]
     kept = {key: value for key, value in message.items() if key not in _OWN_KEYS or key in ("role", "tool_call_id")}
     replaced = (*messages[:index], {**kept, "content": word})
     # Where roles must alternate, an assistant message wants a user message behind it.
@@ -92,7 +92,7 @@ def cut_at(messages: Sequence[Message], cut: Cut) -> tuple[Messages, ...]:
     """The messages up to a place within one, and then another text in the same message: candidates."""
     message = messages[cut.message]
     text = joined_text(message.get("content"))
-    word = _WORDS[1] if text[cut.num_chars :].lstrip().startswith(_WORDS[0][0]) else _WORDS[0]
+    word = STAND_IN_WORDS[1] if text[cut.num_chars :].lstrip().startswith(STAND_IN_WORDS[0][0]) else STAND_IN_WORDS[0]
     begun = (*messages[: cut.message], {**message, "content": text[: cut.num_chars] + word})
     followed = (*begun, _like(messages, "user", word))
     # A system message alone is no chat to many templates.
@@ -121,7 +121,7 @@ def first_user_turns(request: ChatRequest, head: int) -> tuple[Messages, ...]:
     messages = request.messages
     if head < len(messages) and messages[head].get("role") == "user":
         return replaced_at(messages, head)[:1]
-    return ((*messages[:head], _like(messages, "user", _WORDS[0])),)
+    return ((*messages[:head], _like(messages, "user", STAND_IN_WORDS[0])),)
 
 
 def other_heads(request: ChatRequest, index: int) -> tuple[Messages, ...]:
@@ -134,14 +134,19 @@ def known_turns(request: ChatRequest, answer: Message, variant: int) -> Messages
 
     The variants 0 and 1 differ from the first letter of the unknown part on.
     """
-    return (*answered_with(request, answer), _like(request.messages, "user", _WORDS[variant]))
+    return (*answered_with(request, answer), _like(request.messages, "user", STAND_IN_WORDS[variant]))
 
 
 def known_results(request: ChatRequest, answer: Message, variant: int) -> Messages:
     """The chat with the tool calls that were made, and the result of each still unknown."""
     calls = cast(Sequence[Mapping[str, Any]], answer.get("tool_calls") or ())
     results = [
-        {"role": "tool", "content": _WORDS[variant], "tool_call_id": call["id"], "name": call["function"]["name"]}
+        {
+            "role": "tool",
+            "content": STAND_IN_WORDS[variant],
+            "tool_call_id": call["id"],
+            "name": call["function"]["name"],
+        }
         for call in calls
     ]
     return (*answered_with(request, answer), *results)

@@ -13,7 +13,7 @@ from reprise.chat.history import mended
 from reprise.chat.memo import Memo
 from reprise.chat.message_format import joined_text
 from reprise.chat.piecewise_tokenizer import PieceTokenizer, Spelled
-from reprise.chat.probe_turns import first_user_turns, head_length, known_results, known_turns
+from reprise.chat.probe_turns import STAND_IN_WORDS, first_user_turns, head_length, known_results, known_turns
 from reprise.chat.prompt_parts import find_parts
 from reprise.chat.reasoning import ReasoningMemory, as_message
 from reprise.chat.rendered import Rendered
@@ -23,6 +23,7 @@ from reprise.chat.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel, refuse_if_too_long
 from reprise.chat.volatile_prefix import normalize, reordered_tools
 from reprise.core.backend import StoredRun
+from reprise.core.errors import BadRequest
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.record import Outcome
 from reprise.core.tokens import common_prefix, own_tokens
@@ -81,8 +82,8 @@ class Renderer:
         )
         self._recent: Memo[int, Rendered] = Memo(nbytes=self.settings.recent_nbytes, size=_rendered_nbytes)
 
-    def render(self, request: ChatRequest) -> Rendered:
-        """The prompt of a request.
+    def render(self, request: ChatRequest, *, is_final: bool = True) -> Rendered:
+        """The prompt of a request. One that is not final is not compared with what comes later.
 
         Raises BadRequest (nothing to render, no template), ContextTooLong, and TemplateFailed with the template's own
         sentence.
@@ -129,7 +130,8 @@ class Renderer:
             dates=dates.texts(moment),
             previous=previous,
         )
-        self._keep(rendered)
+        if is_final:
+            self._keep(rendered)
         return rendered
 
     def recall(self, runs: Iterable[StoredRun]) -> None:
@@ -172,6 +174,35 @@ class Renderer:
         if length <= common_prefix(run.tokens[:length], rendered.prompt.tokens):
             return None
         return Prompt(tokens=own_tokens(run.tokens[:length]), boundaries=(Boundary(length, BoundaryKind.STABLE),))
+
+    def typed(self, request: ChatRequest) -> Prompt:
+        """What the prompt will begin with, however the last user message goes on: it is still being typed.
+
+        Its last word may become another, so it is left out. Raises what `render` raises, and BadRequest where no user
+        message stands at the end.
+        """
+        rendered = self.render(request, is_final=False)
+        last = rendered.history[-1] if rendered.history else None
+        if last is None or last.get("role") != "user":
+            raise BadRequest("Only a user message at the end of the chat can be partial.", param="partial")
+        text = last.get("content")
+        words = text[: len(text) - len(text.split()[-1])].rstrip() if isinstance(text, str) and text.split() else ""
+        chats = [(*rendered.history[:-1], {**last, "content": f"{words} {word}".lstrip()}) for word in STAND_IN_WORDS]
+        request = replace(rendered.request, breakpoints=(), cuts=())
+        first, second = (
+            self._template.try_text(
+                rendered.context, self._placement.rewritten(replace(request, messages=chat))[0].messages
+            )
+            for chat in chats
+        )
+        if first is None or second is None:
+            return rendered.prompt
+        run = self._tokenizer.tokenize(first)
+        length = self._tokenizer.shared(run, second)
+        same = common_prefix(run.tokens[:length], rendered.prompt.tokens)
+        kept = (boundary for boundary in rendered.prompt.boundaries if boundary.position <= min(same, length))
+        boundaries = sorted({*kept, Boundary(length, BoundaryKind.STABLE)})
+        return Prompt(tokens=own_tokens(run.tokens[:length]), boundaries=tuple(boundaries))
 
     def explain(self, rendered: Rendered, outcome: Outcome) -> Explanation:
         """Why the tokens behind the resume position of this request had to be computed."""

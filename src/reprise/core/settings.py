@@ -283,3 +283,12 @@ def _declared() -> dict[str, Option]:
 
 OPTIONS: Mapping[str, Option] = _declared()
 """The option of each field of Settings."""
+
+_OF_SERVERS = ("warm_file", "memory")
+"""`memory` bounds the whole process, which may be another program's."""
+ENGINE_OPTIONS: Mapping[str, Option] = {
+    name: option
+    for name, option in OPTIONS.items()
+    if option.group is not OptionGroup.SERVER and name not in _OF_SERVERS
+}
+"""The options that are not about HTTP or the process."""

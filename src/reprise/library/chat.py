@@ -169,6 +169,16 @@ class Chat:
         _check_names(options)
         return self._whole(self._stream(self._before_answer, options))
 
+    def prefill(self, text: str = "") -> Future[Any]:
+        """Begin to compute the history and `text`, the beginning of the next message: the user is still typing.
+
+        Returns at once. What is computed does not change however the message goes on, so a turn that comes first waits
+        for no more than it would compute itself. Cancelling the future stops it; what was done stays in the cache.
+        """
+        history = [*self._messages, _said(text)]
+        fields = {**self._options, "messages": history, "tools": list(self._tools) or None}
+        return self._replies.prefill(lambda: _request_of(fields, self._replies))
+
     def tool_result(self, call: ToolCall | str, result: Any) -> None:
         """Put what a tool gave into the history: text as it is, anything else as JSON. `call`: the call, or its id.
 

@@ -11,22 +11,13 @@ from typing import Any, Self
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.core.backend import Status
-from reprise.core.options import OptionGroup
-from reprise.core.settings import OPTIONS, Settings
+from reprise.core.settings import ENGINE_OPTIONS, Settings
 from reprise.library.chat import Chat
 from reprise.library.replies import Replies
 from reprise.library.tools import Tool, tool_specs
 from reprise.loop import EngineLoop
 from reprise.loop.watch import following_machine
 
-_OF_SERVERS = ("warm_file", "memory")
-"""`memory` bounds the whole process, which here is the program's own."""
-ENGINE_OPTIONS = {
-    name: option
-    for name, option in OPTIONS.items()
-    if option.group is not OptionGroup.SERVER and name not in _OF_SERVERS
-}
-"""The options of `reprise serve` that are not about HTTP or the process, by the names of `Settings`."""
 _CLOSE_S = 40.0
 
 

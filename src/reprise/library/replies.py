@@ -10,7 +10,9 @@ from queue import SimpleQueue
 from reprise.api.exchange import ReplyEvent, ServiceRequest, Usage
 from reprise.api.records import Record
 from reprise.api.service import ChatService
+from reprise.chat.request import ChatRequest
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
+from reprise.core.record import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class Replies:
         self._lock = threading.Lock()
         self._is_closed = False
         self._open: dict[ReplyStream, asyncio.Task[None]] = {}
+        self._prefills: set[Future[Outcome]] = set()
         self._thread = threading.Thread(target=self._run, name="reprise-chats", daemon=True)
         self._thread.start()
 
@@ -80,6 +83,19 @@ class Replies:
                 raise ShuttingDown("The engine is closed.")
             self._loop.call_soon_threadsafe(self._start, stream, request)
         return stream
+
+    def prefill(self, request: Callable[[], ServiceRequest]) -> Future[Outcome]:
+        """Compute what a chat begins with whose last message is still being typed; cancel the future to stop.
+
+        Raises ShuttingDown when closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ShuttingDown("The engine is closed.")
+            future = asyncio.run_coroutine_threadsafe(self._prefill(request), self._loop)
+            self._prefills.add(future)
+        future.add_done_callback(self._prefills.discard)
+        return future
 
     def wait_idle(self, timeout_s: float | None) -> bool:
         """Return when nothing runs, settles or is about to: True. False if that takes longer than `timeout_s`."""
@@ -143,6 +159,12 @@ class Replies:
             log.exception("a request failed")
             stream.fail(EngineFailed(f"The request failed: {type(error).__name__}: {error}"))
 
+    async def _prefill(self, request: Callable[[], ServiceRequest]) -> Outcome:
+        asked = await self.service.off_loop(request)
+        assert isinstance(asked.prompt, ChatRequest)
+        prefix = await self.service.typed_prefix(asked.prompt)
+        return await self.service.prefill(prefix, request_id=asked.id)
+
     async def _idle(self, timeout_s: float | None) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
@@ -155,7 +177,7 @@ class Replies:
     async def _end(self) -> None:
         # Before the service closes: what follows an answer needs its threads.
         running = tuple(self._open.values())
-        for task in running:
+        for task in (*running, *tuple(self._prefills)):
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await self.service.close()
