@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from reprise.core.backend import Counts, Held, Status, StoredRun
+from reprise.core.backend import Counts, Held, Lookup, Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError
 from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Scored, Started
 from reprise.core.inspection import Inspection
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.pin import Pin, PinList, pin_id
+from reprise.core.prompt import Prompt
 from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Tokens, common_prefix
 
@@ -97,6 +98,24 @@ class FakeBackend:
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def lookup(self, prompt: Prompt, *, namespace: str) -> Future[Lookup]:
+        total = len(prompt)
+        matched = max((common_prefix(run, prompt.tokens) for run in self.stored.get(namespace, [])), default=0)
+        resume_at = min(matched, total - 1)
+        found: Future[Lookup] = Future()
+        found.set_result(
+            Lookup(
+                num_prompt=total,
+                matched=matched,
+                resume_at=resume_at,
+                num_loaded=0,
+                queue_s=0.5,
+                load_s=0.0,
+                prefill_s=(total - resume_at) / 100,
+            )
+        )
+        return found
 
     def pins(self, namespace: str, *, owner: str = "") -> Future[PinList]:
         found: Future[PinList] = Future()

@@ -10,7 +10,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 import reprise
-from reprise.api import metrics, pins, prefill, server_routes, tokenize
+from reprise.api import lookup, metrics, pins, prefill, server_routes, tokenize
 from reprise.api.anthropic import routes as messages
 from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.auth import ApiKeys, Authentication
@@ -61,7 +61,8 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
     shapes.register(messages.PREFIX, anthropic_shape)
     shapes.register(ollama.PREFIX, ollama_shape)
     shapes.register(models.PREFIX, anthropic_shape, header=models.ANTHROPIC_HEADER)
-    routes = (chat, completions, messages, responses, ollama, models, prefill, tokenize, pins, server_routes, metrics)
+    apis = (chat, completions, messages, responses, ollama, models)
+    routes = (*apis, prefill, tokenize, pins, lookup, server_routes, metrics)
     for module in routes:
         app.include_router(module.router)
     install_error_handlers(app, shapes)

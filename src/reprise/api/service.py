@@ -38,7 +38,7 @@ from reprise.chat.explain import Explanation
 from reprise.chat.render import Branch, Renderer
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest
-from reprise.core.backend import Backend, Status
+from reprise.core.backend import Backend, Lookup, Status
 from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, ShuttingDown
 from reprise.core.events import Finished, FinishReason, Progress
 from reprise.core.job import Constraint, Job, Purpose
@@ -165,10 +165,17 @@ class ChatService:
         self._open[request.id] = reply
         return reply
 
-    async def render(self, chat: ChatRequest, *, namespace: str = "") -> Rendered:
-        """The chat as the model would see it, off the event loop; nothing is computed."""
+    async def render(self, chat: ChatRequest, *, namespace: str = "", is_final: bool = True) -> Rendered:
+        """The chat as the model would see it, off the event loop; nothing is computed. `is_final`: see `Renderer`."""
         chat = self._with_defaults(chat)
-        return await self.off_loop(lambda: self._renderer(namespace).render(chat))
+        return await self.off_loop(lambda: self._renderer(namespace).render(chat, is_final=is_final))
+
+    async def lookup(self, prompt: ChatRequest | RawPrompt, *, namespace: str = "") -> Lookup:
+        """What this prompt would find if it came now; nothing changes. Raises what `start` raises."""
+        _, tokens = await self._prompt(prompt, namespace=namespace, is_final=False)
+        self.served.answer_room(len(tokens), 1)
+        asking = self.backend.lookup(tokens, namespace=self.cache_namespace(namespace))
+        return await asyncio.wrap_future(asking)
 
     def _with_defaults(self, chat: ChatRequest) -> ChatRequest:
         if not self.served.template_options:
@@ -254,14 +261,16 @@ class ChatService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.threads.shutdown()
 
-    async def _prompt(self, prompt: ChatRequest | RawPrompt, *, namespace: str) -> tuple[Rendered | None, Prompt]:
+    async def _prompt(
+        self, prompt: ChatRequest | RawPrompt, *, namespace: str, is_final: bool = True
+    ) -> tuple[Rendered | None, Prompt]:
         if self.is_closing:
             raise ShuttingDown("The server is shutting down. Try again in a moment.")
         if isinstance(prompt, RawPrompt):
             if len(prompt.tokens) == 0:
                 raise BadRequest("The prompt is empty. Send at least one token.", param="prompt")
             return None, Prompt(tokens=prompt.tokens)
-        rendered = await self.render(prompt, namespace=namespace)
+        rendered = await self.render(prompt, namespace=namespace, is_final=is_final)
         if len(rendered.prompt) == 0:
             raise BadRequest("The chat renders to an empty prompt. Send at least one message with text.")
         return rendered, rendered.prompt

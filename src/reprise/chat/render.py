@@ -100,7 +100,7 @@ class Renderer:
             if restored.num_restored > 0:
                 request = replace(request, messages=restored.messages)
                 notes.append(f"reasoning put back into messages: {restored.num_restored}")
-        moment = self._moment(request.messages)
+        moment = self._moment(request.messages, is_final=is_final)
         history = request.messages
         placed = self._placement.open(request, moment)
         context, text, request = placed.context, placed.text, placed.context.request
@@ -208,17 +208,16 @@ class Renderer:
         """Why the tokens behind the resume position of this request had to be computed."""
         return explain(rendered, outcome, previous=rendered.previous, text_model=self._text_model)
 
-    def _moment(self, messages: Sequence[Message]) -> datetime:
+    def _moment(self, messages: Sequence[Message], *, is_final: bool) -> datetime:
         """The present, or with frozen dates the moment of the chat's first request."""
         now = self._clock()
         if not self.settings.freezes_date:
             return now
         key = _start_key(messages, has_head=True)
         first = self._first_moments.get(key)
-        if first is None:
+        if first is None and is_final:
             self._first_moments.put(key, now)
-            return now
-        return first
+        return now if first is None else first
 
     def _generation_prompt_at(self, context: RenderContext, text: str) -> int:
         """The character at which the generation prompt begins: `len(text)` if there is none.

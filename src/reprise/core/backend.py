@@ -9,6 +9,7 @@ from reprise.core.events import Event
 from reprise.core.inspection import Inspection, OnDisk
 from reprise.core.job import Job
 from reprise.core.pin import PinList
+from reprise.core.prompt import Prompt
 from reprise.core.tokens import Tokens
 
 
@@ -25,6 +26,8 @@ class Counts:
     prefilled: int = 0
     settled: int = 0
     loaded: int = 0
+    saved_s: float = 0.0
+    """Of waiting: what computing the reused tokens would have taken. Not in tokens."""
     generated: int = 0
     evictions: int = 0
     paused: int = 0
@@ -83,6 +86,26 @@ class Status:
     """The engine's thread ended although nobody closed it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """What a prompt would find if it came now. Positions in tokens; times are estimates, in seconds."""
+
+    num_prompt: int
+    matched: int
+    """How far the tree agrees with the prompt, or the disk, where that goes further."""
+    resume_at: int
+    num_loaded: int
+    """Of ``[0, resume_at)``, how much would be read from the disk first."""
+    queue_s: float
+    """Until it would be admitted."""
+    load_s: float
+    prefill_s: float
+    """Of ``[resume_at, num_prompt)``, with the pass that gives the first token."""
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.num_loaded <= self.resume_at <= self.matched <= self.num_prompt, self
+
+
 class Backend(Protocol):
     """The engine side. All methods may be called from any thread and return at once."""
 
@@ -126,6 +149,10 @@ class Backend(Protocol):
 
     def hurry(self) -> None:
         """The server is about to end: write to the disk now what would be written soon."""
+        ...
+
+    def lookup(self, prompt: Prompt, *, namespace: str) -> Future[Lookup]:
+        """What this prompt would find now. Changes nothing. Raises ShuttingDown."""
         ...
 
     def pins(self, namespace: str, *, owner: str) -> Future[PinList]:

@@ -133,6 +133,13 @@ METRICS: Sequence[Metric] = (
     _counter(
         "loaded", "loaded_tokens", "tokens", "Of the reused tokens, those read from disk.", lambda s: s.counts.loaded
     ),
+    _counter(
+        "saved_s",
+        "saved_seconds",
+        "seconds",
+        "Waiting saved: what computing the reused tokens would have taken at the measured prefill speed.",
+        lambda s: s.counts.saved_s,
+    ),
     _counter("generated", "generated_tokens", "tokens", "Tokens sampled.", lambda s: s.counts.generated),
     _counter(
         "paused",

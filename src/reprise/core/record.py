@@ -70,7 +70,15 @@ class Outcome:
     checkpoints: tuple[int, ...] = ()
     pin: Pin | None = None
     """The pin of the whole prompt as it was set, where a PREFILL asked for one and there was room for it."""
+    saved_s: float = 0.0
+    """What computing the reused tokens would have taken at the measured speed, less the wait for the disk."""
     queued_s: float = 0.0
+    """From arrival to admission."""
+    loading_s: float = 0.0
+    """Of `queued_s`, the wait for the disk."""
     prefill_s: float = 0.0
+    """From admission to the first token."""
+    first_pass_s: float = 0.0
+    """Of `prefill_s`, from the end of the prompt to the first token."""
     ttft_s: float | None = None
     total_s: float = 0.0

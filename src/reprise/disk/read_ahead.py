@@ -22,6 +22,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 from reprise.disk.cache import DiskCache, Fetch
 from reprise.disk.ports import RestoreTarget, StateSizes, TierRequest, TierSequences
+from reprise.disk.record import DiskMatch
 from reprise.memory import Account
 
 log = logging.getLogger(__name__)
@@ -102,11 +103,8 @@ class ReadAhead:
         tokens, namespace = request.prompt.tokens, request.namespace
         match = self._cache.match(tokens, namespace=namespace)
         held = self._cache.resume_at(match, limit=request.end)
-        is_resting = time.monotonic() < self._rests_until_s
-        if request.num_loads >= _MOST_LOADS or request.end - held < WORTH or is_resting:
-            return False
-        found = self._disk.find(tokens, namespace=namespace, limit=request.end)
-        if found is None or found.position - held < WORTH:
+        found = self._find(request, held=held)
+        if found is None:
             return False
         known = found.position // self._disk.block
         if any(isinstance(kind, Full) for kind in self._cache.layout.kinds):
@@ -131,6 +129,22 @@ class ReadAhead:
             return False
         request.set_loading(is_loading=True)
         return True
+
+    def would_read_to(self, request: TierRequest, *, held: int) -> int:
+        """The position to which `begin` would have the disk read, where memory has ``[0, held)``; 0: not at all."""
+        found = self._find(request, held=held)
+        if found is None:
+            return 0
+        needed = self._sequences.estimate_to_admit(len(request.prompt), found.position)
+        return found.position if self._may_fit(found.position, needed) else 0
+
+    def _find(self, request: TierRequest, *, held: int) -> DiskMatch | None:
+        """What the disk has of the prompt, if that is worth reading."""
+        is_resting = time.monotonic() < self._rests_until_s
+        if request.num_loads >= _MOST_LOADS or request.end - held < WORTH or is_resting:
+            return None
+        found = self._disk.find(request.prompt.tokens, namespace=request.namespace, limit=request.end)
+        return found if found is not None and found.position - held >= WORTH else None
 
     def _may_fit(self, position: int, needed: int) -> bool:
         """Whether there is room for a path of that length; beside others, for all to be admitted (`needed` bytes).

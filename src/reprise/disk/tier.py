@@ -58,6 +58,10 @@ class DiskTier:
         """How far the request's prompt could be resumed from the disk."""
         return self._read_ahead.reach(request) if self._read_ahead is not None else 0
 
+    def would_read_to(self, request: TierRequest, *, held: int) -> int:
+        """How far the disk would be read for the request, where memory has ``[0, held)``; 0: it would not be."""
+        return self._read_ahead.would_read_to(request, held=held) if self._read_ahead is not None else 0
+
     def advance(self) -> list[str]:
         """Take what was read. Gives the ids of the requests that wait for the disk no more."""
         return self._read_ahead.advance() if self._read_ahead is not None else []

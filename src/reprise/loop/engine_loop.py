@@ -17,12 +17,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from reprise.core.backend import Status, StoredRun
+from reprise.core.backend import Lookup, Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
 from reprise.core.events import Event
 from reprise.core.inspection import Inspection
 from reprise.core.job import Job
 from reprise.core.pin import PinList
+from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.disk.tier import DiskTier
 from reprise.engine.load import LoadedModel, load_model
@@ -162,6 +163,9 @@ class EngineLoop:
 
     def hurry(self) -> None:
         self.call(lambda worker: worker.disk.hurry())
+
+    def lookup(self, prompt: Prompt, *, namespace: str) -> Future[Lookup]:
+        return self._ask(lambda worker: worker.lookup(prompt, namespace=namespace))
 
     def pins(self, namespace: str, *, owner: str = "") -> Future[PinList]:
         return self._ask(lambda worker: worker.cache.list_pins(namespace, owner=owner))

@@ -84,6 +84,7 @@ class Admission:
     """Where prefill started."""
     settled: int
     loaded: int
+    saved_s: float
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -109,6 +110,12 @@ class RunningRequest:
     """None: it was not admitted yet."""
     reached: int = 0
     """How far of its prompt was computed when it gave its state up."""
+    loading_since_s: float | None = None
+    """When it began to wait for the disk; None: it does not."""
+    loading_s: float = 0.0
+    """How long it has waited for the disk before."""
+    decode_began_s: float | None = None
+    """When its prompt was computed, but for the last token."""
     first_token_s: float | None = None
     generated: list[int] = field(default_factory=list[int])
     num_stored: int = 0
@@ -276,8 +283,13 @@ class RunningRequest:
             stored_next=self.continues,
             checkpoints=self.checkpoints,
             pin=self.pin,
+            saved_s=admission.saved_s if admission is not None else 0.0,
             queued_s=admitted_s - self.arrived_s,
+            loading_s=self.loading_s,
             prefill_s=(first_s if first_s is not None else now_s) - admitted_s,
+            first_pass_s=first_s - self.decode_began_s
+            if first_s is not None and self.decode_began_s is not None
+            else 0.0,
             ttft_s=None if first_s is None else first_s - self.arrived_s,
             total_s=now_s - self.arrived_s,
         )

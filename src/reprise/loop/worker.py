@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from reprise.cache.lookup import Match
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.core.backend import Counts, Held, Status
+from reprise.core.backend import Counts, Held, Lookup, Status
 from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError, memory_too_small
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
@@ -50,6 +50,7 @@ from reprise.plan.checkpoints import interval_tokens, make_plan
 from reprise.schedule.decide import decide
 from reprise.schedule.limits import SchedulerLimits, Speed
 from reprise.schedule.order import is_auxiliary_request
+from reprise.schedule.queue_bound import queue_wait_s
 from reprise.schedule.sharing import common_prefix_lengths
 from reprise.schedule.step import Group, Slice, Step
 
@@ -120,6 +121,7 @@ class Worker:
         self.requests: dict[str, RunningRequest] = {}
         """By id, in the order of arrival. For others to look at."""
         self._counts: Counter[str] = Counter()
+        self._saved_s = 0.0
         self._settled = SettledSpans()
         self._speed = Speed()
         self._is_compact = True
@@ -267,12 +269,17 @@ class Worker:
             self._run_isolated(request, self._match_with_followers)
 
     def _match_with_followers(self, request: RunningRequest) -> None:
+        if request.loading_since_s is not None:
+            seconds = self._clock() - request.loading_since_s
+            request.loading_s, request.loading_since_s = request.loading_s + seconds, None
+            self._speed = self._speed.after_load(request.loaded, seconds)
         self.match(request)
         self.match_followers(request)
 
     def _admit(self, request: RunningRequest) -> None:
         """Start a request that waited, where the cache can resume it."""
         if request.reusable == request.end and self.disk.begin(request):
+            request.loading_since_s = self._clock()
             return  # It is admitted when what the disk has of it is there.
         waiting = request.phase
         assert isinstance(waiting, Waiting), request.phase
@@ -317,14 +324,20 @@ class Worker:
             self._finish(request, FinishReason.DONE)
 
     def _note_admission(self, request: RunningRequest, resume_at: int) -> None:
+        # Some of it may have been evicted again.
+        loaded = min(request.loaded, resume_at)
+        # What another request computed meanwhile was waited for all the same.
+        found = min(resume_at, request.first_resume_at + loaded)
+        # Before anything was computed nobody knows how long it takes.
+        computing_s = self._speed.prefill_s(0, found) if self._speed.by_depth else 0.0
         request.admission = Admission(
             at_s=self._clock(),
             reused=resume_at,
             settled=self._settled.within(request.prompt.tokens, resume_at),
-            # Some of it may have been evicted again.
-            loaded=min(request.loaded, resume_at),
+            loaded=loaded,
+            saved_s=max(0.0, computing_s - request.loading_s),
         )
-        self._counts.update(loaded=request.admission.loaded)
+        self._counts.update(loaded=loaded)
 
     def _scorer(self, request: RunningRequest) -> PromptScorer | None:
         is_wanted = request.job.prompt_logprobs is not None and request.scored < len(request.job.prompt)
@@ -395,6 +408,8 @@ class Worker:
         """The prompt is there: the next pass samples."""
         phase = request.phase
         assert isinstance(phase, Prefilling), phase
+        if request.decode_began_s is None:
+            request.decode_began_s = self._clock()
         if phase.preempted is None:
             self.runner.begin_decode(phase.live, request.job)
         else:
@@ -647,6 +662,8 @@ class Worker:
         outcome = request.outcome(self._clock())
         del self.requests[request.id]
         self._release(request, Ended())
+        if request.job.purpose is Purpose.GENERATE:
+            self._saved_s += outcome.saved_s
         if not request.is_settle:
             self._counts.update(
                 prompt=outcome.prompt if request.admission is not None else 0,
@@ -747,6 +764,36 @@ class Worker:
         naps += [due_in_s] if due_in_s is not None else []
         return min([_LONGEST_NAP_S, *naps]) if naps else None
 
+    def lookup(self, prompt: Prompt, *, namespace: str) -> Lookup:
+        """What this prompt would find if it came now. Changes nothing. O(length of the match)."""
+        job = Job(id="lookup", prompt=prompt, namespace=namespace, max_tokens=1)
+        asked = RunningRequest(job=job, sink=lambda event: None, arrived_s=self._clock())
+        matched = held = on_disk = 0
+        if self._uses_cache:
+            match = self.cache.match(prompt.tokens, namespace=namespace)
+            matched, held = match.length, self.cache.resume_at(match, limit=asked.end)
+            on_disk = self.disk.would_read_to(asked, held=held)
+        resume_at, num_loaded = max(held, on_disk), max(0, on_disk - held)
+        others = [request for request in self.requests.values() if not request.is_settle]
+        queue_s = queue_wait_s(
+            num_running=sum(request.is_running for request in others),
+            num_waiting=sum(request.is_waiting for request in others),
+            num_left=sum(max(0, r.end - r.position) for r in others if not isinstance(r.phase, Decoding)),
+            limits=self._limits,
+            speed=self._speed,
+        )
+        # Before the disk was read once: as fast as the tokens are computed.
+        load_speed = self._speed.load_tokens_per_s
+        return Lookup(
+            num_prompt=len(prompt),
+            matched=max(matched, on_disk),
+            resume_at=resume_at,
+            num_loaded=num_loaded,
+            queue_s=queue_s,
+            load_s=self._speed.prefill_s(held, resume_at) if load_speed is None else num_loaded / load_speed,
+            prefill_s=self._speed.prefill_s(resume_at, len(prompt)) + self._speed.decode_s,
+        )
+
     def status(self) -> Status:
         """All but what is on disk, which changes while the loop sleeps."""
         pinned, stats = self.cache.pins.total(), self.cache.stats
@@ -756,7 +803,7 @@ class Worker:
             queued=phases[Waiting],
             prefilling=phases[Prefilling],
             decoding=phases[Decoding],
-            counts=Counts(**self._counts, evictions=stats.num_evictions),
+            counts=Counts(**self._counts, saved_s=self._saved_s, evictions=stats.num_evictions),
             held=Held(
                 budget=self.memory.budget if self.memory.budget is not None else 0,
                 kv=stats.kv_nbytes,

@@ -56,6 +56,8 @@ class Speed:
     by_depth: tuple[float | None, ...] = ()
     """Prefill tokens per second where the prompt stands in ``[0, 1024)``, ``[1024, 2048)``, ``[2048, 4096)``, …: a
     token costs more the more there is to attend to. None: not seen yet."""
+    load_tokens_per_s: float | None = None
+    """From the disk. None: not seen yet."""
     decode_s: float = 0.0
     """One pass of every decode group."""
     generation_s: float = 0.0
@@ -79,6 +81,24 @@ class Speed:
                 return seen / 2 ** (depth - shallower)
         deeper = next((seen for seen in self.by_depth if seen is not None), None)
         return self.prefill_tokens_per_s if deeper is None else deeper
+
+    def prefill_s(self, start: int, stop: int) -> float:
+        """How long the positions ``[start, stop)`` of a prompt take. O(log stop)."""
+        seconds = 0.0
+        while start < stop:
+            # To the end of the depth that `start` is in.
+            end = min(stop, 1024 << _depth(start))
+            seconds += (end - start) / self.prefill_at(start)
+            start = end
+        return seconds
+
+    def after_load(self, num_tokens: int, seconds: float) -> "Speed":
+        """The speed after so many tokens of a prompt were read from the disk in `seconds`."""
+        if num_tokens <= 0 or seconds <= 0:
+            return self
+        seen = num_tokens / seconds
+        known = self.load_tokens_per_s
+        return replace(self, load_tokens_per_s=seen if known is None else _mean(known, seen, 0.5))
 
     def after_prefill(self, num_tokens: int, seconds: float, *, position: int = 0) -> "Speed":
         """The speed after a pass over `num_tokens` prompt tokens from `position` on that took `seconds`."""

@@ -1,4 +1,4 @@
-"""The bound of the queue, and when to come back."""
+"""The bound of the queue, how long it takes, and when to come back."""
 
 from math import ceil
 
@@ -20,3 +20,14 @@ def retry_after_s(*, num_waiting: int, num_left: int, limits: SchedulerLimits, s
     # All rows are taken: each round of `max_batch` jobs waits for the one before it to end.
     rows_s = num_waiting / limits.max_batch * speed.generation_s
     return min(LONGEST_RETRY_S, max(1, ceil((prefill_s + rows_s) / 2)))
+
+
+def queue_wait_s(*, num_running: int, num_waiting: int, num_left: int, limits: SchedulerLimits, speed: Speed) -> float:
+    """In how many seconds a job that came now would begin to be prefilled, roughly.
+
+    `num_running` jobs have a row and `num_waiting` wait for one; `num_left` tokens of them are still to be prefilled.
+    """
+    ahead_s = num_left / speed.prefill_tokens_per_s
+    num_behind = num_running + num_waiting + 1 - limits.max_batch
+    # Without a free row: until as many have ended as stand before it, `max_batch` in the time of one.
+    return ahead_s + max(0, num_behind) / limits.max_batch * speed.generation_s

@@ -82,7 +82,7 @@ async def count_tokens(body: CountBody, request: Request, context: InContext, na
         asked = await service.off_loop(
             lambda: asked_of(body, served=service.served, limits=service.limits, namespace=namespace)
         )
-        return len((await service.render(asked.chat)).prompt)
+        return len((await service.render(asked.chat, namespace=namespace, is_final=False)).prompt)
 
     return {"input_tokens": await while_connected(request.receive, count())}
 
