@@ -1,21 +1,21 @@
-"""Compiles grammars, off every thread that others wait for, and within bounds of size, time and depth.
+"""Compiles grammars, off every thread that others wait for, and within bounds of size, time, memory and depth.
 
-llguidance recurses as deeply as rules refer to one another, and a stack that ends takes the process down: 90 kB of
-rules are enough for the 8 MiB of an ordinary thread. So the threads here have a large stack, and what is longer than it
-bears is refused. A compilation that has begun cannot be ended; who waits for it is told after a time.
+What is not known is tried out in another process first (`grammar_trial.py`), since a compilation that has begun cannot
+be ended. llguidance recurses as deeply as rules refer to one another, and a stack that ends takes the process down:
+90 kB of rules are enough for the 8 MiB of an ordinary thread. So the threads here have a large stack, and what is
+longer than it bears is refused.
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
+from reprise.chat.grammar_trial import STACKS, GrammarTrial, TrialProcesses, compile_grammar
 from reprise.core.errors import BadRequest, QueueFull
-
-_STACKS = (512 * 2**20, 64 * 2**20)
-"""Bytes of a thread's stack, of which only what is used takes memory; the second where the first is not to be had."""
 
 _STACK_PER_CHARACTER = 1024
 """A rule takes up to 3 kB of the stack, and eight characters at least."""
@@ -24,11 +24,24 @@ _NUM_THREADS = 2
 _MAX_WAITING = 16
 _MAX_COMPILED = 64
 _MAX_COMPILED_CHARACTERS = 4 * 2**20
+_MAX_COMPILED_NBYTES = 512 * 2**20
+"""What the compiled grammars hold, as far as their trials showed it; one is kept whatever it holds."""
 
-MAX_CHARACTERS = _STACKS[0] // _STACK_PER_CHARACTER
+MAX_CHARACTERS = STACKS[0] // _STACK_PER_CHARACTER
 """A longer grammar is refused."""
 
-_LIMITS = LLParserLimits(max_grammar_size=200_000, verbose_errors=False)
+_LIMITS = {"max_grammar_size": 200_000, "max_lexer_states": 64_000}
+"""A state of the lexer takes up to 2 kB, in every answer that is being written."""
+
+_trials = TrialProcesses()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A matcher, to be copied and never advanced, and about how much memory it holds."""
+
+    matcher: LLMatcher
+    nbytes: int
 
 
 def check_length(text: str, *, param: str, most: int = MAX_CHARACTERS) -> None:
@@ -42,22 +55,21 @@ def check_length(text: str, *, param: str, most: int = MAX_CHARACTERS) -> None:
 
 
 class GrammarCompiler:
-    """Compiled grammars by their text, the latest ones. Safe to use from several threads.
+    """Compiled grammars by their text, the latest ones. Safe to use from several threads."""
 
-    A matcher that is given is to be copied, never advanced.
-    """
-
-    def __init__(self, tokenizer: Callable[[], LLTokenizer]) -> None:
-        """`tokenizer` is called once, on a thread of the compiler; it may raise BadRequest."""
+    def __init__(self, tokenizer: Callable[[], LLTokenizer], *, special: Iterable[str] = ()) -> None:
+        """`tokenizer` is called once, on a thread of the compiler; it may raise BadRequest. `special`: the texts of its
+        special tokens."""
         self._make_tokenizer = tokenizer
+        self._special = tuple(special)
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
-        self._stack = _STACKS[0]
+        self._stack = STACKS[0]
 
-    def compiled(self, text: str, *, param: str) -> Future[LLMatcher]:
+    def compiled(self, text: str, *, param: str) -> Future[Compiled]:
         """The matcher of a grammar, at once if it is known. Do not cancel it: others may wait for the same.
 
         Its errors are BadRequest; raises QueueFull if too many wait already.
@@ -78,15 +90,24 @@ class GrammarCompiler:
         gone = [text for text, future in self._compiled.items() if future.done() and future.exception() is not None]
         for text in gone:
             del self._compiled[text]
-        while len(self._compiled) > _MAX_COMPILED or sum(map(len, self._compiled)) > _MAX_COMPILED_CHARACTERS:
+        while self._holds_too_much():
             if not next(iter(self._compiled.values())).done():
                 return
             self._compiled.popitem(last=False)
 
-    def _start(self, text: str, param: str) -> Future[LLMatcher]:
+    def _holds_too_much(self) -> bool:
+        done = [each for each in self._compiled.values() if each.done() and each.exception() is None]
+        nbytes = sum(each.result().nbytes for each in done)
+        return (
+            len(self._compiled) > _MAX_COMPILED
+            or sum(map(len, self._compiled)) > _MAX_COMPILED_CHARACTERS
+            or (nbytes > _MAX_COMPILED_NBYTES and len(self._compiled) > 1)
+        )
+
+    def _start(self, text: str, param: str) -> Future[Compiled]:
         """Begin to compile. Threads get the stack that is set when they start."""
         before = threading.stack_size()
-        for stack in _STACKS[_STACKS.index(self._stack) :]:
+        for stack in STACKS[STACKS.index(self._stack) :]:
             self._stack = stack
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
@@ -100,27 +121,17 @@ class GrammarCompiler:
                 threading.stack_size(before)
         raise BadRequest("There is no memory to compile a grammar; raise `ulimit -v` of the server.", param=param)
 
-    def _compile(self, text: str, param: str) -> LLMatcher:
+    def _compile(self, text: str, param: str) -> Compiled:
         if len(text) > self._stack // _STACK_PER_CHARACTER:
             raise BadRequest("The grammar is too long for the memory of this server.", param=param)
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 self._tokenizer = self._make_tokenizer()
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            raise BadRequest(f"The grammar cannot be used: {sentence_of(matcher)}", param=param)
-        # What is too large for its first step is told now, and not by the answer.
-        trial = matcher.deep_copy()
-        trial.compute_bitmask()
-        if trial.is_error():
-            raise BadRequest(
-                f"The grammar is too large for its first token: {sentence_of(trial)} Ask for less structure.",
-                param=param,
-            )
-        return matcher
-
-
-def sentence_of(matcher: LLMatcher) -> str:
-    """What a matcher says is wrong, without the insides of llguidance."""
-    text = matcher.get_error().partition("<backtrace>")[0].strip().removeprefix("panic: ")
-    return text if len(text) <= 400 else f"{text[:400]} …"
+        trial = GrammarTrial(text=text, vocab_size=self._tokenizer.vocab_size, special=self._special, limits=_LIMITS)
+        verdict = _trials.judge(trial)
+        refusal = verdict.refusal
+        if refusal is None:
+            matcher, refusal = compile_grammar(self._tokenizer, text, _LIMITS)
+            if refusal is None:
+                return Compiled(matcher=matcher, nbytes=verdict.nbytes)
+        raise BadRequest(refusal, param=param)

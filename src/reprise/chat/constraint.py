@@ -3,12 +3,13 @@
 import re
 from collections.abc import Collection
 from enum import Enum, auto
+from time import thread_time
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-from reprise.chat.compiling import sentence_of
+from reprise.chat.grammar_trial import sentence_of
 from reprise.core.errors import BadRequest
 from reprise.core.job import Constraint, Thinking
 
@@ -18,6 +19,11 @@ Mask = npt.NDArray[np.uint32]
 
 _TOO_LARGE = re.compile("too (many|large|big|complex)|fuel exhausted|limit", re.IGNORECASE)
 """What llguidance says when one of its limits is reached; a token that is not allowed is told otherwise."""
+
+
+_MAX_STEP_S = 1.0
+"""Processor time of the engine's thread for one token. Every other answer waits for it, so one whose grammar is so slow
+ends; grammars that can be compiled in time take up to 0.3 s."""
 
 
 class MatcherConstraint:
@@ -31,9 +37,12 @@ class MatcherConstraint:
         self._matcher = matcher
 
     def allowed(self) -> Mask | None:
+        begun_s = thread_time()
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
         if self._matcher.is_error():
             raise self._error()
+        if thread_time() - begun_s > _MAX_STEP_S:
+            raise BadRequest("The grammar takes too long to go on with at this token. Ask for less structure.")
         return mask
 
     def accept(self, token: int) -> None:

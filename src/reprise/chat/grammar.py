@@ -17,7 +17,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from reprise.chat.compiling import GrammarCompiler, check_length
+from reprise.chat.compiling import Compiled, GrammarCompiler, check_length
 from reprise.chat.constraint import AfterThinking, MatcherConstraint
 from reprise.chat.markup import is_harmony
 from reprise.chat.text_model import TextModel
@@ -125,7 +125,7 @@ class Grammars:
 
     def __init__(self, text_model: TextModel) -> None:
         self._text_model = text_model
-        self._compiler = GrammarCompiler(lambda: _make_tokenizer(text_model))
+        self._compiler = GrammarCompiler(lambda: _make_tokenizer(text_model), special=text_model.splitters)
 
     def begin(self, grammar: Grammar, *, thinking: Thinking | None = None) -> "Future[Callable[[], Constraint]]":
         """The maker of this grammar's constraints, for `Job.constraint`. `thinking`: the grammar begins after it.
@@ -148,7 +148,7 @@ class Grammars:
 
 def _give(
     made: "Future[Callable[[], Constraint]]",
-    compiled: "Future[LLMatcher]",
+    compiled: "Future[Compiled]",
     gate: Thinking | None,
     *,
     eos: Collection[int],
@@ -159,7 +159,7 @@ def _give(
     if error is not None:
         made.set_exception(error)
         return
-    matcher = compiled.result()
+    matcher = compiled.result().matcher
 
     def make() -> Constraint:
         inner = MatcherConstraint(matcher.deep_copy())
