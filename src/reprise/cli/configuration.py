@@ -64,11 +64,9 @@ class Configuration:
     def settings(self) -> Settings:
         """The settings of a server. Ends the command where there is no model, or no key in the key file."""
         self.model()
-        keys: tuple[str, ...] = self["api_keys"]
-        if self["api_key_file"] is not None:
-            keys = (*keys, *_keys_in(Path(self["api_key_file"])))
         values: dict[str, Any] = {name: chosen.value for name, chosen in self.chosen.items()}
-        values["api_keys"] = keys
+        if values.get("api_key_file") is not None:
+            values["api_keys"] = (*values["api_keys"], *_keys_in(Path(values["api_key_file"])))
         return Settings(**values)
 
 

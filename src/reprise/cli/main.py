@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from reprise import __version__
+from reprise.cli.chat import chat
 from reprise.cli.config import config
 from reprise.cli.demo import demo
 from reprise.cli.explain import explain
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(serve)
+app.command()(chat)
 app.command()(config)
 app.command()(inspect)
 app.command()(demo)

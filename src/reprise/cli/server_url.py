@@ -1,6 +1,7 @@
 """Asking a running server: its address as people write it, and one request with a sentence for whatever fails."""
 
 import json
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -8,6 +9,7 @@ from reprise.cli.refuse import refuse
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 30.0
+_HERE_S = 2.0
 
 
 def server_url(text: str) -> str:
@@ -23,6 +25,23 @@ def server_url(text: str) -> str:
     if not is_whole:
         refuse(f"--url {text!r} is not an address: write for example 127.0.0.1:8080.")
     return text.rstrip("/").removesuffix("/v1")
+
+
+def looks_like_url(text: str) -> bool:
+    """Whether an address is meant, and not a model: it has a scheme, or a host with a port."""
+    host, _, port = text.rpartition(":")
+    return "://" in text or (host != "" and port.isdecimal() and not Path(text).exists())
+
+
+def is_reprise_at(url: str) -> bool:
+    """Whether a Reprise server answers there."""
+    import httpx  # noqa: PLC0415
+
+    try:
+        body = _json_object(httpx.get(f"{url}/health", timeout=_HERE_S).text)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return body is not None and "tokens_held" in body
 
 
 def asked(url: str, path: str, *, api_key: str | None, **query: str | int) -> dict[str, Any]:

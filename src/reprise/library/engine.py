@@ -24,18 +24,23 @@ _CLOSE_S = 40.0
 class Engine:
     """The server's engine without HTTP: chats that run at once share one model, one prefix cache and one batch.
 
-    `model` is a local directory or a hub id that mlx-lm can load. Options are those of `reprise serve` that are not
-    about HTTP, by the names of `reprise.Settings`, where each is documented: `cache_bytes` and `disk_bytes` (bytes, or
-    text such as `"8GB"` or `"25%"`), `disk_directory`, `settles`, `max_context`, `kv_bits`, `chat_template`,
-    `temperature`, …; None is the default.
+    `model` is a local directory or a hub id that mlx-lm can load, or whole `Settings`. Options are those of `reprise
+    serve` that are not about HTTP or the process, by the names of `reprise.Settings`, where each is documented:
+    `cache_bytes` and `disk_bytes` (bytes, or text such as `"8GB"` or `"25%"`), `disk_directory`, `settles`,
+    `max_context`, `kv_bits`, `chat_template`, `temperature`, …; None is the default.
 
     Safe to use from several threads. Close it, or use it in a `with` block: what the disk lacks is written then.
     Raises LoadFailed and DiskUnusable with a sentence that says what to do, TypeError for an unknown option, ValueError
     for one out of range.
     """
 
-    def __init__(self, model: str | PathLike[str], **options: Any) -> None:
-        self._settings = _settings(fspath(model), options)
+    def __init__(self, model: str | PathLike[str] | Settings, **options: Any) -> None:
+        if isinstance(model, Settings):
+            if options:
+                raise TypeError("Options beside Settings: put them into the Settings.")
+            self._settings = model
+        else:
+            self._settings = _settings(fspath(model), options)
         self._loop = EngineLoop(self._settings)
         with ExitStack() as stack:
             # MLX aborts a process that ends before the engine's thread has.

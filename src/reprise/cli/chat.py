@@ -1,0 +1,104 @@
+"""`reprise chat [MODEL|URL]`."""
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import platformdirs
+import typer
+
+from reprise.cli.chat_model import ChatModel, LocalModel, remote_model
+from reprise.cli.configuration import COMMAND_LINE, Configuration, with_options
+from reprise.cli.process_limits import check_process_limits
+from reprise.cli.refuse import refusals
+from reprise.cli.server_url import DEFAULT_URL, is_reprise_at, looks_like_url, server_url
+from reprise.core.settings import ENGINE_OPTIONS
+
+if TYPE_CHECKING:
+    from reprise.library.engine import Engine
+
+_SENT = {
+    "max_tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "thinking_budget": "thinking_budget",
+    "chat_template_args": "chat_template_kwargs",
+}
+"""Options of an answer, and the field of a request that says the same to a server."""
+
+
+@with_options(["model", *ENGINE_OPTIONS])
+def chat(
+    configuration: Configuration,
+    *,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="With a URL: the API key.", envvar="REPRISE_API_KEY")] = None,
+    name: Annotated[str | None, typer.Option(help="With a URL: the model's name there, if it serves several.")] = None,
+) -> None:
+    """Chat in the terminal, with a model (a directory or a hub id) or with a server (a URL).
+
+    Without MODEL, with the server on this machine's port 8080 if one runs there, else with the configured model.
+
+    Enter sends, Alt-Enter begins a line, Ctrl-C stops an answer, Ctrl-D leaves; /help lists the commands. What is piped
+    in is one message, and the answer goes to standard output.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    with refusals():
+        model = _model(configuration, name, api_key)
+        try:
+            if sys.stdin.isatty() and sys.stdout.isatty():
+                _talk(model, system)
+            else:
+                _answer_input(model, system)
+        finally:
+            model.close()
+
+
+def _model(configuration: Configuration, name: str | None, api_key: str | None) -> ChatModel:
+    named: str | None = configuration["model"]
+    url = server_url(named) if named is not None and looks_like_url(named) else None
+    if configuration.chosen["model"].source != COMMAND_LINE and is_reprise_at(DEFAULT_URL):
+        url = DEFAULT_URL
+    if url is not None:
+        options = {field: configuration[option] for option, field in _SENT.items()}
+        sent = {field: value for field, value in options.items() if value not in (None, {})}
+        return remote_model(url, api_key=api_key.split()[0] if api_key else None, model=name, options=sent)
+    check_process_limits(configuration.model())
+    return LocalModel(_engine(configuration))
+
+
+def _engine(configuration: Configuration) -> "Engine":
+    from reprise.cli.assemble import reported_loading  # noqa: PLC0415 (imports MLX)
+    from reprise.library.engine import Engine  # noqa: PLC0415
+
+    settings = configuration.settings()
+    with reported_loading(settings.model):
+        return Engine(settings)
+
+
+def _talk(model: ChatModel, system: str | None) -> None:
+    from reprise.cli.chat_session import Session  # noqa: PLC0415
+    from reprise.cli.chat_terminal import Terminal  # noqa: PLC0415 (imports prompt_toolkit)
+
+    history = platformdirs.user_state_path("reprise", appauthor=False) / "chat_history"
+    terminal = Terminal(history=history)
+    session = Session(model, terminal, system=system)
+    terminal.on_typed(session.typed)
+    terminal.note(f"{model.name}. /help lists the commands, Ctrl-D leaves.")
+    while (line := terminal.read(_prompt(session.branch))) is not None and session.take(line):
+        pass
+
+
+def _prompt(branch: str) -> str:
+    return "> " if branch == "main" else f"{branch}> "
+
+
+def _answer_input(model: ChatModel, system: str | None) -> None:
+    from reprise.cli.chat_session import Session  # noqa: PLC0415
+    from reprise.cli.chat_terminal import PlainScreen  # noqa: PLC0415
+
+    session = Session(model, PlainScreen(), system=system)
+    if not session.say(sys.stdin.read().strip()):
+        raise typer.Exit(1)

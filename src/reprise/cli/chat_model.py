@@ -1,0 +1,222 @@
+"""Who answers in `reprise chat`: a model in this process, or a server."""
+
+import json
+import time
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Protocol
+
+from reprise.core.errors import RepriseError
+
+if TYPE_CHECKING:
+    import httpx
+
+    from reprise.library.chat import ChatAnswer
+    from reprise.library.engine import Engine
+
+Message = dict[str, Any]
+_CONNECT_S = 10.0
+
+
+class NoAnswer(RepriseError):
+    """The server did not answer, or not with an answer; the sentence says why."""
+
+    code = "no_answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """A piece of an answer: of its text or of its reasoning."""
+
+    text: str = ""
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCounts:
+    """The tokens of a turn, and the seconds to the first one. None: the server doesn't say."""
+
+    prompt_tokens: int
+    cached_tokens: int | None
+    completion_tokens: int
+    ttft_s: float | None
+    total_s: float
+    finish_reason: str | None = None
+
+
+class ChatModel(Protocol):
+    """Answers chats. `last` and `why` are about the latest answer that was read to its end."""
+
+    name: str
+    last: TurnCounts | None
+
+    def stream(self, messages: Sequence[Message]) -> Generator[Spoken]:
+        """Answer the chat. Closing the generator cancels. Raises RepriseError."""
+        ...
+
+    def prefill(self, messages: Sequence[Message]) -> None:
+        """Compute the chat while its last message is being typed. Returns at once; the latest call counts."""
+        ...
+
+    def why(self) -> str:
+        """Why not more of the latest prompt was reused."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalModel:
+    """The engine in this process, with the server's cache and disk tier."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._answer: ChatAnswer | None = None
+        self._typing: Future[Any] | None = None
+        self.name = engine.model
+        self.last: TurnCounts | None = None
+
+    def stream(self, messages: Sequence[Message]) -> Generator[Spoken]:
+        chat = self._engine.chat(messages=messages)
+        begun_s = time.monotonic()
+        for piece in chat.stream():
+            yield Spoken(text=piece.text, reasoning=piece.reasoning)
+        self._answer, usage = chat.last, chat.last.usage
+        self.last = TurnCounts(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            ttft_s=chat.last.ttft_s,
+            total_s=time.monotonic() - begun_s,
+            finish_reason=str(chat.last.finish_reason),
+        )
+
+    def prefill(self, messages: Sequence[Message]) -> None:
+        if self._typing is not None:
+            self._typing.cancel()
+        self._typing = self._engine.chat(messages=messages[:-1]).prefill(messages[-1]["content"])
+
+    def why(self) -> str:
+        return "There is no answer yet." if self._answer is None else self._answer.explain()
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class RemoteModel:
+    """A server of OpenAI's chat completions; one that is Reprise also prefills what is typed and explains itself."""
+
+    def __init__(self, client: "httpx.Client", *, name: str, is_reprise: bool, options: Mapping[str, Any]) -> None:
+        self._client = client
+        self._is_reprise = is_reprise
+        self._options = dict(options)
+        self._request_id: str | None = None
+        self._typing: Thread | None = None
+        self.name = name
+        self.last: TurnCounts | None = None
+
+    def stream(self, messages: Sequence[Message]) -> Generator[Spoken]:
+        body = {"model": self.name, "messages": list(messages), "stream": True, **self._options}
+        body["stream_options"] = {"include_usage": True}
+        begun_s, ttft_s, usage, finish_reason = time.monotonic(), None, dict[str, Any](), None
+        for chunk in self._chunks(body):
+            self._request_id = chunk.get("id")
+            usage = chunk.get("usage") or usage
+            for choice in chunk.get("choices") or ():
+                finish_reason = choice.get("finish_reason") or finish_reason
+                delta: dict[str, Any] = choice.get("delta") or {}
+                spoken = Spoken(
+                    text=delta.get("content") or "",
+                    reasoning=delta.get("reasoning_content") or delta.get("reasoning") or "",
+                )
+                if spoken.text or spoken.reasoning:
+                    ttft_s = time.monotonic() - begun_s if ttft_s is None else ttft_s
+                    yield spoken
+        details: dict[str, Any] = usage.get("prompt_tokens_details") or {}
+        self.last = TurnCounts(
+            prompt_tokens=usage.get("prompt_tokens", 0),
+            cached_tokens=details.get("cached_tokens"),
+            completion_tokens=usage.get("completion_tokens", 0),
+            ttft_s=ttft_s,
+            total_s=time.monotonic() - begun_s,
+            finish_reason=finish_reason,
+        )
+
+    def _chunks(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
+        import httpx  # noqa: PLC0415 (slow to import)
+
+        try:
+            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if not response.is_success:
+                    raise NoAnswer(_sentence(response.read().decode(errors="replace")))
+                for line in response.iter_lines():
+                    told = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                    if told in ("", "[DONE]"):
+                        continue
+                    chunk: dict[str, Any] = json.loads(told)
+                    if "error" in chunk:
+                        raise NoAnswer(_sentence(told))
+                    yield chunk
+        except httpx.HTTPError as error:
+            raise NoAnswer(f"The connection to {self._client.base_url} failed: {error}.") from error
+        except ValueError as error:
+            raise NoAnswer(f"{self._client.base_url} answered with something that is not JSON.") from error
+
+    def prefill(self, messages: Sequence[Message]) -> None:
+        if not self._is_reprise or (self._typing is not None and self._typing.is_alive()):
+            return
+        body = {"messages": list(messages), "partial": True}
+        self._typing = Thread(target=self._prefill, args=(body,), name="reprise-typing", daemon=True)
+        self._typing.start()
+
+    def _prefill(self, body: Mapping[str, Any]) -> None:
+        import httpx  # noqa: PLC0415
+
+        # Whatever goes wrong is said when the message is sent.
+        try:
+            self._client.post("/v1/prefill", json=body)
+        except httpx.HTTPError:
+            return
+
+    def why(self) -> str:
+        from reprise.api.records import record_lines  # noqa: PLC0415 (imports pydantic)
+
+        if not self._is_reprise or self._request_id is None:
+            return "There is no answer yet." if self._is_reprise else "This server doesn't say: it is not Reprise."
+        response = self._client.get(f"/v1/cache/requests/{self._request_id}")
+        return "\n".join(record_lines(response.json())) if response.is_success else _sentence(response.text)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def remote_model(url: str, *, api_key: str | None, model: str | None, options: Mapping[str, Any]) -> RemoteModel:
+    """The server there. `model`: as it names one; None: the first that it lists. Raises NoAnswer."""
+    import httpx  # noqa: PLC0415
+
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = httpx.Timeout(None, connect=_CONNECT_S)
+    client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
+    try:
+        listed = client.get("/v1/models")
+        if not listed.is_success:
+            raise NoAnswer(_sentence(listed.text))
+        names = [one["id"] for one in listed.json()["data"]]
+        health = client.get("/health")
+        is_reprise = health.is_success and "tokens_held" in health.json()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise NoAnswer(f"No server answers at {url}: {error}. Start one with `reprise serve`.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise NoAnswer(f"The server at {url} does not speak OpenAI's API.") from error
+    if model is None and not names:
+        raise NoAnswer(f"The server at {url} lists no model.")
+    return RemoteModel(client, name=model or names[0], is_reprise=is_reprise, options=options)
+
+
+def _sentence(body: str) -> str:
+    """What an error body says."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"The server answered: {body[:200].strip() or 'nothing'}"

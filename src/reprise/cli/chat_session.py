@@ -1,0 +1,280 @@
+"""What happens in `reprise chat`: the history, its branches, and the commands. The screen is somebody else's."""
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from reprise.cli.chat_model import ChatModel, Message, NoAnswer, Spoken, TurnCounts
+from reprise.core.errors import RepriseError
+
+_MAIN = "main"
+_ROLES = frozenset({"system", "developer", "user", "assistant"})
+
+
+class AnswerView(Protocol):
+    """Where an answer appears while it is written."""
+
+    def add(self, piece: Spoken) -> None: ...
+
+
+class Screen(Protocol):
+    """What the session shows, and asks."""
+
+    def answer(self) -> AbstractContextManager[AnswerView]: ...
+    def say(self, text: str) -> None:
+        """What the user asked for."""
+        ...
+
+    def note(self, text: str) -> None:
+        """A dim line beside the chat."""
+        ...
+
+    def complain(self, text: str) -> None: ...
+    def ask(self, prompt: str, default: str) -> str | None:
+        """A text that the user changes; None: given up."""
+        ...
+
+    def fold_reasoning(self, *, is_folded: bool) -> None:
+        """Whether reasoning leaves only a line behind."""
+        ...
+
+
+class Session:
+    """A chat with branches. `take` is called with each line that the user enters."""
+
+    def __init__(self, model: ChatModel, screen: Screen, *, system: str | None = None) -> None:
+        self._model = model
+        self._screen = screen
+        self._branches: dict[str, list[Message]] = {_MAIN: []}
+        self._branch = _MAIN
+        self._is_folded = True
+        self._reasoning = ""
+        if system is not None:
+            self.messages.append({"role": "system", "content": system})
+
+    @property
+    def messages(self) -> list[Message]:
+        """The history of the branch on which the chat goes on."""
+        return self._branches[self._branch]
+
+    @property
+    def branch(self) -> str:
+        return self._branch
+
+    def take(self, line: str) -> bool:
+        """Do what a line says: a command, or a message to be answered. False: the user is done."""
+        text = line.strip()
+        if text == "":
+            return True
+        if not text.startswith("/") or text.startswith("//"):
+            # Two slashes: a message that begins with one.
+            self.say(text.removeprefix("/"))
+            return True
+        name, _, rest = text[1:].partition(" ")
+        if name in ("quit", "exit"):
+            return False
+        known = [command for command in COMMANDS if command == name] or [c for c in COMMANDS if c.startswith(name)]
+        if len(known) != 1:
+            self._screen.complain(f"There is no command /{name}. /help lists them; // begins a message with a slash.")
+            return True
+        try:
+            COMMANDS[known[0]][1](self, rest.strip())
+        except (RepriseError, OSError) as error:
+            self._screen.complain(str(error))
+        return True
+
+    def typed(self, text: str) -> None:
+        """The user has typed so much of the next message: have it computed."""
+        if not text.startswith("/"):
+            try:
+                self._model.prefill([*self.messages, {"role": "user", "content": text}])
+            except RepriseError:
+                return  # Said when the message is sent.
+
+    def say(self, text: str) -> bool:
+        """Send a message, whatever it begins with. False: there was no answer."""
+        return self._answer([*self.messages, {"role": "user", "content": text}])
+
+    def _answer(self, messages: Sequence[Message]) -> bool:
+        """Have the chat answered, and go on from there. Interrupted: what was said so far is the answer."""
+        said: list[str] = []
+        thought: list[str] = []
+        was_interrupted = False
+        try:
+            with closing(self._model.stream(messages)) as pieces, self._screen.answer() as view:
+                for piece in pieces:
+                    said.append(piece.text)
+                    thought.append(piece.reasoning)
+                    view.add(piece)
+        except KeyboardInterrupt:
+            was_interrupted = True
+        except RepriseError as error:
+            self._screen.complain(str(error))
+            return False
+        self._reasoning = "".join(thought)
+        if was_interrupted and not any(said):
+            self._screen.note("stopped; the message was not kept")
+            return False
+        answer: Message = {"role": "assistant", "content": "".join(said)}
+        if self._reasoning:
+            answer["reasoning_content"] = self._reasoning
+        self._branches[self._branch] = [*messages, answer]
+        if was_interrupted:
+            self._screen.note("stopped")
+        elif self._model.last is not None:
+            self._screen.note(counts_line(self._model.last))
+        return True
+
+    # Commands.
+
+    def regenerate(self, _: str) -> None:
+        """Answer the last message again."""
+        self._answer(self.messages[: self._user_at(-1) + 1])
+
+    def edit(self, rest: str) -> None:
+        """Change your last message (or number N) and go on from there: /edit [N] [TEXT]"""
+        first, _, more = rest.partition(" ")
+        number, text = (int(first), more.strip()) if first.isdecimal() else (0, rest)
+        at = self._user_at(number - 1 if number > 0 else -1)
+        if text == "":
+            text = (self._screen.ask("edit> ", self.messages[at]["content"]) or "").strip()
+        if text == "":
+            self._screen.note("nothing changed")
+            return
+        self._answer([*self.messages[:at], {**self.messages[at], "content": text}])
+
+    def go_to_branch(self, name: str) -> None:
+        """Begin a branch here, or go to one: /branch NAME; without a name, list them"""
+        if name == "":
+            marks = (("*" if each == self._branch else " ", each, len(self._branches[each])) for each in self._branches)
+            self._screen.say("\n".join(f"{mark} {each}: {num} messages" for mark, each, num in marks))
+            return
+        if name not in self._branches:
+            self._branches[name] = list(self.messages)
+        self._branch = name
+        self._screen.note(f"on branch {name}, {len(self.messages)} messages")
+
+    def set_system(self, text: str) -> None:
+        """Change the system prompt; the chat stays: /system TEXT; without a text, show it"""
+        has_one = bool(self.messages) and self.messages[0]["role"] in ("system", "developer")
+        if text == "":
+            self._screen.say(self.messages[0]["content"] if has_one else "There is no system prompt.")
+            return
+        rest = self.messages[1:] if has_one else self.messages
+        self._branches[self._branch] = [{"role": "system", "content": text}, *rest]
+        self._screen.note("the next turn computes the whole chat: its beginning has changed" if rest else "set")
+
+    def save(self, file: str) -> None:
+        """Save the chat with its branches: /save FILE"""
+        if file == "":
+            raise NoAnswer("Say where: /save FILE.")
+        path = Path(file).expanduser()
+        _write(path, {"branch": self._branch, "branches": self._branches, "messages": self.messages})
+        self._screen.note(f"saved to {path}")
+
+    def load(self, file: str) -> None:
+        """Load a saved chat, or a list of messages as JSON: /load FILE"""
+        if file == "":
+            raise NoAnswer("Say what: /load FILE.")
+        path = Path(file).expanduser()
+        try:
+            body: Any = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise NoAnswer(f"{path} is not JSON: {error}.") from error
+        branches, branch = _branches_of(body, path)
+        self._branches, self._branch = branches, branch
+        self._screen.note(f"{len(self.messages)} messages on branch {branch}")
+
+    def why(self, _: str) -> None:
+        """Say why not more of the last prompt was reused."""
+        self._screen.say(self._model.why())
+
+    def think(self, _: str) -> None:
+        """Show the reasoning of the last answer, and fold it from now on or no longer."""
+        self._is_folded = not self._is_folded
+        self._screen.fold_reasoning(is_folded=self._is_folded)
+        if not self._is_folded and self._reasoning:
+            self._screen.note(self._reasoning.strip())
+        self._screen.note("reasoning is folded" if self._is_folded else "reasoning is shown")
+
+    def help(self, _: str) -> None:
+        """List the commands."""
+        lines = [f"/{name:11} {text}" for name, (text, _) in COMMANDS.items()]
+        self._screen.say("\n".join([*lines, "/quit        Leave (also Ctrl-D). Ctrl-C stops an answer."]))
+
+    def _user_at(self, number: int) -> int:
+        """Where the user's message of this number stands, counted from the end if negative. Raises NoAnswer."""
+        at = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
+        if not -len(at) <= number < len(at):
+            raise NoAnswer("You have said nothing yet." if not at else f"You have said {len(at)} messages so far.")
+        return at[number]
+
+
+COMMANDS: dict[str, tuple[str, Callable[[Session, str], None]]] = {
+    name: (cast(str, method.__doc__), method)
+    for name, method in {
+        "regenerate": Session.regenerate,
+        "edit": Session.edit,
+        "branch": Session.go_to_branch,
+        "system": Session.set_system,
+        "save": Session.save,
+        "load": Session.load,
+        "why": Session.why,
+        "think": Session.think,
+        "help": Session.help,
+    }.items()
+}
+"""By name: what it does, and who does it. A beginning that only one name has will do."""
+
+
+def counts_line(counts: TurnCounts) -> str:
+    """What a turn cost, in a line."""
+    parts: list[str] = []
+    if counts.cached_tokens is not None:
+        computed = counts.prompt_tokens - counts.cached_tokens
+        parts.append(f"{counts.cached_tokens:,} of {counts.prompt_tokens:,} tokens reused, {computed:,} computed")
+    if counts.ttft_s is not None:
+        parts.append(f"first token after {counts.ttft_s:.2f} s")
+        decode_s = counts.total_s - counts.ttft_s
+        rate = f", {(counts.completion_tokens - 1) / decode_s:.0f} tokens/s" if decode_s > 0 else ""
+        parts.append(f"{counts.completion_tokens:,} tokens{rate}")
+    if counts.finish_reason == "length":
+        parts.append("cut at the longest answer allowed")
+    return " · ".join(parts)
+
+
+def _branches_of(body: Any, path: Path) -> tuple[dict[str, list[Message]], str]:
+    """The branches in a file. Raises NoAnswer for what is no chat."""
+    found: Any = body
+    if isinstance(body, dict):
+        fields = cast(dict[str, Any], body)
+        branches: Any = fields.get("branches")
+        if isinstance(branches, dict) and fields.get("branch") in branches:
+            named = cast(dict[str, Any], branches)
+            return {name: _messages_of(chat, path) for name, chat in named.items()}, str(fields["branch"])
+        found = fields.get("messages")
+    return {_MAIN: _messages_of(found, path)}, _MAIN
+
+
+def _messages_of(found: Any, path: Path) -> list[Message]:
+    messages = cast(list[Any], found) if isinstance(found, list) else [found]
+    for one in messages:
+        fields = cast(Message, one) if isinstance(one, dict) else {}
+        if fields.get("role") not in _ROLES or not isinstance(fields.get("content"), str):
+            raise NoAnswer(f"{path} is not a chat: it needs a list of messages with a role and a text.")
+    return messages
+
+
+def _write(path: Path, body: object) -> None:
+    """Whole or not at all, and for its owner only."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".reprise-", delete=False, encoding="utf-8") as file:
+        try:
+            json.dump(body, file, ensure_ascii=False, indent=1)
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

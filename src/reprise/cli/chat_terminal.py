@@ -1,0 +1,285 @@
+"""The screen of `reprise chat`: prompt_toolkit reads, rich writes."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.input import Input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.text import Text
+
+from reprise.cli.chat_model import Spoken
+from reprise.cli.chat_session import COMMANDS
+
+_PAUSE_S = 0.3
+"""Nobody typed for so long: what stands there is worth computing."""
+_FRAMES_PER_S = 12
+_THOUGHTS_SHOWN = 4
+"""Lines of reasoning that are seen while the model thinks."""
+
+
+class Terminal:
+    """Reads lines from a person, and shows answers as Markdown while they are written."""
+
+    def __init__(
+        self,
+        *,
+        history: Path,
+        console: Console | None = None,
+        source: Input | None = None,
+        target: Output | None = None,
+    ) -> None:
+        """`source`, `target`: in place of the terminal."""
+        self._console = Console() if console is None else console
+        self._typing = _Typing()
+        self._is_folded = True
+        history.parent.mkdir(parents=True, exist_ok=True)
+        # What people ask is theirs: the file is made before anything is written, for its owner alone.
+        os.close(os.open(history, os.O_CREAT | os.O_WRONLY, 0o600))
+        self._session: PromptSession[str] = PromptSession(
+            history=FileHistory(str(history)),
+            multiline=True,
+            key_bindings=_keys(),
+            completer=_Commands(),
+            complete_while_typing=False,
+            auto_suggest=AutoSuggestFromHistory(),
+            prompt_continuation=FormattedText([("class:dim", "· ")]),
+            input=source,
+            output=target,
+        )
+        self._session.default_buffer.on_text_changed += self._typing.change
+
+    def on_typed(self, typed: Callable[[str], None]) -> None:
+        """Have `typed` hear what stands there when the person pauses."""
+        self._typing.typed = typed
+
+    def read(self, prompt: str) -> str | None:
+        """What the person enters; None: they are done (Ctrl-D). Ctrl-C gives up the line."""
+        try:
+            return self._session.prompt(FormattedText([("bold", prompt)]))
+        except KeyboardInterrupt:
+            return ""
+        except EOFError:
+            return None
+        finally:
+            self._typing.stop()
+
+    # A session's screen.
+
+    @contextmanager
+    def answer(self) -> Generator["MarkdownView"]:
+        view = MarkdownView(self._console, folds=lambda: self._is_folded)
+        with view.shown():
+            yield view
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(text))
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(text, style="dim"))
+
+    def complain(self, text: str) -> None:
+        self._console.print(Text(text, style="red"))
+
+    def ask(self, prompt: str, default: str) -> str | None:
+        try:
+            return self._session.prompt(FormattedText([("bold", prompt)]), default=default)
+        except (KeyboardInterrupt, EOFError):
+            return None
+        finally:
+            self._typing.stop()
+
+    def fold_reasoning(self, *, is_folded: bool) -> None:
+        self._is_folded = is_folded
+
+
+class MarkdownView:
+    """One answer: blocks that are complete are printed for good, the last one is drawn anew as it grows."""
+
+    def __init__(self, console: Console, *, folds: Callable[[], bool]) -> None:
+        self._console = console
+        self._folds = folds
+        self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
+        self._text = ""
+        self._reasoning = ""
+        self._is_thinking = False
+        self._drawn_s = 0.0
+
+    @contextmanager
+    def shown(self) -> Generator[None]:
+        """Draw until the block is left; what is not complete then is printed as it is."""
+        with self._live:
+            try:
+                yield
+            finally:
+                self._end_reasoning()
+                self._live.update(Text(""), refresh=True)
+                if self._text.strip():
+                    self._console.print(Markdown(self._text))
+
+    def add(self, piece: Spoken) -> None:
+        if piece.reasoning:
+            self._is_thinking = True
+            self._reasoning += piece.reasoning
+        if piece.text:
+            self._end_reasoning()
+            self._text += piece.text
+            done = complete_blocks(self._text)
+            if done > 0:
+                self._live.console.print(Markdown(self._text[:done]))
+                self._text = self._text[done:]
+        self._draw()
+
+    def _draw(self) -> None:
+        now_s = self._console.get_time()
+        if now_s - self._drawn_s < 1 / _FRAMES_PER_S:
+            return
+        self._drawn_s = now_s
+        if self._is_thinking:
+            self._live.update(_Tail(Text(self._reasoning.strip(), style="dim italic"), _THOUGHTS_SHOWN), refresh=True)
+        else:
+            self._live.update(_Tail(Markdown(self._text), None), refresh=True)
+
+    def _end_reasoning(self) -> None:
+        if not self._is_thinking:
+            return
+        self._is_thinking = False
+        thought = self._reasoning.strip()
+        shown = f"thought, {len(thought.split()):,} words (/think shows them)" if self._folds() else thought
+        self._live.console.print(Text(shown, style="dim italic"))
+
+
+class _Tail:
+    """The last lines of something that may be higher than the terminal. None: as many as fit."""
+
+    def __init__(self, inner: Markdown | Text, num_lines: int | None) -> None:
+        self._inner = inner
+        self._num_lines = num_lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._inner, options, pad=False)
+        most = max(1, console.height - 2) if self._num_lines is None else self._num_lines
+        for line in lines[-most:]:
+            yield from line
+            yield Text("")
+
+
+def complete_blocks(text: str) -> int:
+    """How many characters at the beginning are whole Markdown blocks, which what follows does not change."""
+    end = at = 0
+    fence = ""
+    is_blank_before = False
+    for line in text.splitlines(keepends=True):
+        stripped = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if fence == "" and is_blank_before and stripped != "" and indent == 0:
+            # What is indented belongs to a list before it; what is not begins a block.
+            end = at
+        if stripped.startswith(("```", "~~~")):
+            mark = stripped[:3]
+            if fence == "":
+                fence = mark
+            elif mark == fence and stripped.strip(mark[0]) == "":
+                fence = ""
+        is_blank_before = stripped == ""
+        at += len(line)
+    return end
+
+
+class _Typing:
+    """Waits for a pause, and says what was typed once for every new whole word."""
+
+    def __init__(self) -> None:
+        self.typed: Callable[[str], None] = lambda text: None
+        self._words = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def change(self, buffer: Buffer) -> None:
+        self.stop()
+        text = buffer.text
+        # The rest of a word does not change what is known.
+        words = text[: len(text) - len(text.split()[-1])].rstrip() if text.split() else ""
+        if words not in (self._words, ""):
+            self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._tell, text, words)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tell(self, text: str, words: str) -> None:
+        self._words = words
+        self.typed(text)
+
+
+class _Commands(Completer):
+    """The commands, behind a slash."""
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        line = document.text_before_cursor
+        if line.startswith("/") and " " not in line:
+            for name, (text, _) in COMMANDS.items():
+                if name.startswith(line[1:]):
+                    yield Completion(f"/{name}", start_position=-len(line), display_meta=text)
+
+
+def _keys() -> KeyBindings:
+    """Enter sends; Alt-Enter and Ctrl-J begin a line."""
+    keys = KeyBindings()
+
+    def send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    bind: Any = keys.add
+    bind("enter")(send)
+    bind("escape", "enter")(new_line)
+    bind("c-j")(new_line)
+    return keys
+
+
+class PlainScreen:
+    """Answers as plain text on standard output, for pipes; everything else on standard error."""
+
+    @contextmanager
+    def answer(self) -> Generator["PlainScreen"]:
+        yield self
+        sys.stdout.write("\n")
+
+    def add(self, piece: Spoken) -> None:
+        """A piece of the answer; its reasoning is left out."""
+        sys.stdout.write(piece.text)
+        sys.stdout.flush()
+
+    def say(self, text: str) -> None:
+        print(text)
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+    def complain(self, text: str) -> None:
+        print(f"reprise: {text}", file=sys.stderr)
+
+    def ask(self, prompt: str, default: str) -> str | None:
+        """Nobody is there to answer."""
+        return None
+
+    def fold_reasoning(self, *, is_folded: bool) -> None:
+        """Reasoning is never shown."""

@@ -1,0 +1,275 @@
+"""`reprise chat`: the session on a real engine and on a real server, and the terminal on a pipe."""
+
+import io
+import json
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+from rich.console import Console
+
+import reprise
+from reprise.cli.chat_model import LocalModel, Message, Spoken, TurnCounts, remote_model
+from reprise.cli.chat_session import Session, counts_line
+from reprise.cli.chat_terminal import MarkdownView, Terminal, complete_blocks
+from reprise.core.errors import QueueFull
+from tests.api.real_server import real_server
+from tests.models.tiny import tiny_model
+
+
+class Paper:
+    """A screen that keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.answers: list[str] = []
+        self.notes: list[str] = []
+        self.said: list[str] = []
+        self.complaints: list[str] = []
+        self.reply: str | None = None
+
+    @contextmanager
+    def answer(self) -> Generator["Paper"]:
+        self.answers.append("")
+        yield self
+
+    def add(self, piece: Spoken) -> None:
+        self.answers[-1] += piece.text
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def complain(self, text: str) -> None:
+        self.complaints.append(text)
+
+    def ask(self, prompt: str, default: str) -> str | None:
+        self.said.append(default)
+        return self.reply
+
+    def fold_reasoning(self, *, is_folded: bool) -> None:
+        self.notes.append(f"folded: {is_folded}")
+
+
+class Echo:
+    """A model that says the last message again."""
+
+    name = "echo"
+    last: TurnCounts | None = TurnCounts(
+        prompt_tokens=1200, cached_tokens=1180, completion_tokens=11, ttft_s=0.25, total_s=1.25
+    )
+
+    def __init__(self) -> None:
+        self.asked: list[Sequence[Message]] = []
+        self.typed: list[str] = []
+        self.error: Exception | None = None
+        self.heard = threading.Event()
+
+    def stream(self, messages: Sequence[Message]) -> Generator[Spoken]:
+        self.asked.append([dict(message) for message in messages])
+        yield Spoken(reasoning="Hm.")
+        yield Spoken(text=messages[-1]["content"])
+        if self.error is not None:
+            raise self.error
+
+    def prefill(self, messages: Sequence[Message]) -> None:
+        self.typed.append(messages[-1]["content"])
+        self.heard.set()
+
+    def why(self) -> str:
+        return "because"
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def paper() -> Paper:
+    return Paper()
+
+
+def texts(session: Session) -> list[str]:
+    return [message["content"] for message in session.messages]
+
+
+def test_a_chat_with_branches_edits_and_files(paper: Paper, tmp_path: Path) -> None:
+    echo = Echo()
+    session = Session(echo, paper, system="Be brief.")
+    for line in ("one", "two", "  ", "/branch other", "three", "/branch main", "four", "/edit 1 uno"):
+        assert session.take(line)
+    assert texts(session) == ["Be brief.", "uno", "uno"]
+    session.take("/branch other")
+    assert texts(session) == ["Be brief.", "one", "one", "two", "two", "three", "three"]
+    session.take("/regenerate")
+    assert [message["content"] for message in echo.asked[-1]] == ["Be brief.", "one", "one", "two", "two", "three"]
+    # Reasoning goes back with the history: a template that keeps it finds it.
+    assert session.messages[2] == {"role": "assistant", "content": "one", "reasoning_content": "Hm."}
+    session.take("/system Be kind.")
+    assert texts(session)[0] == "Be kind."
+    file = tmp_path / "chat.json"
+    session.take(f"/save {file}")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    other = Session(Echo(), paper)
+    other.take(f"/load {file}")
+    assert (texts(other), other.branch) == (texts(session), "other")
+    other.take("/branch main")
+    assert texts(other) == ["Be brief.", "uno", "uno"]
+    session.take("/br")
+    assert paper.said[-1].splitlines() == ["  main: 3 messages", "* other: 7 messages"]
+    session.take("/why")
+    assert paper.said[-1] == "because"
+    session.take("//etc is a folder")
+    assert texts(session)[-1] == "/etc is a folder"
+    paper.reply = "drei"
+    session.take("/edit 3")
+    assert paper.said[-1] == "three"
+    assert texts(session)[-1] == "drei"
+    assert paper.complaints == []
+    assert (
+        paper.notes[0]
+        == "1,180 of 1,200 tokens reused, 20 computed · first token after 0.25 s · 11 tokens, 10 tokens/s"
+    )
+    assert not session.take("/quit")
+
+
+def test_what_goes_wrong_changes_nothing(paper: Paper, tmp_path: Path) -> None:
+    echo = Echo()
+    session = Session(echo, paper)
+    session.take("one")
+    before = list(session.messages)
+    bad = tmp_path / "bad.json"
+    bad.write_text('[{"role": "user"}]')
+    echo.error = QueueFull("Many wait.")
+    for line in ("two", "/edit 9 x", "/nonsense", "/save", f"/load {bad}", f"/load {tmp_path / 'none'}"):
+        assert session.take(line)
+    assert session.messages == before
+    assert len(paper.complaints) == 6
+    echo.error = KeyboardInterrupt()  # type: ignore[assignment]
+    session.take("three")
+    assert texts(session)[-2:] == ["three", "three"]
+    assert paper.notes[-1] == "stopped"
+
+
+def test_in_process_a_branch_and_what_was_typed_cost_nothing(paper: Paper) -> None:
+    settings = reprise.Settings(model=str(tiny_model("qwen3_5")), temperature=0, max_tokens=12, thinking_budget=4)
+    model = LocalModel(reprise.Engine(settings))
+    try:
+        session = Session(model, paper, system="You are brief, and you answer in one sentence.")
+        session.take("Who are you, and what can you do for me today?")
+        session.take("/branch b")
+        session.take("Thank you!")
+        session.take("/branch main")
+        session.take("Thank you!")
+        assert model.last is not None and model.last.cached_tokens is not None
+        assert model.last.prompt_tokens - model.last.cached_tokens == 1
+        session.take("/why")
+        assert "reused" in paper.said[-1]
+        assert paper.complaints == []
+        assert "1 computed" in paper.notes[-1]
+    finally:
+        model.close()
+
+
+def test_a_server_answers_like_the_engine(paper: Paper) -> None:
+    options = {"temperature": 0, "max_tokens": 12, "thinking_budget": 4}
+    with real_server("qwen3_5", settles=False) as client:
+        model = remote_model(str(client.base_url), api_key=None, model=None, options=options)
+        session = Session(model, paper, system="You are brief, and you answer in one sentence.")
+        session.typed("Who are you, and what can you do for m")
+        deadline = time.monotonic() + 30
+        while client.get("/health").json()["prefilled"] == 0:
+            assert time.monotonic() < deadline
+        while not client.get("/health").json()["idle"]:
+            assert time.monotonic() < deadline
+        session.take("Who are you, and what can you do for me?")
+        assert model.last is not None and model.last.cached_tokens is not None
+        assert model.last.cached_tokens > 20
+        session.take("/why")
+        assert "reused" in paper.said[-1]
+        session.take("Thank you!")
+        assert [message["role"] for message in session.messages][1:] == ["user", "assistant"] * 2
+        assert paper.complaints == []
+        model.close()
+
+
+def test_lines_history_and_what_is_typed(tmp_path: Path) -> None:
+    echo = Echo()
+    with create_pipe_input() as pipe:
+        console = Console(file=io.StringIO(), force_terminal=True, width=60)
+        screen = Terminal(history=tmp_path / "s" / "h", console=console, source=pipe, target=DummyOutput())
+        session = Session(echo, screen)
+        screen.on_typed(session.typed)
+        pipe.send_text("first line\x1b\rsecond line\r")
+        assert screen.read("> ") == "first line\nsecond line"
+        pipe.send_text("\x1b[A\r")
+        assert screen.read("> ") == "first line\nsecond line"
+        assert stat.S_IMODE((tmp_path / "s" / "h").stat().st_mode) == 0o600
+
+        def type_slowly() -> None:
+            pipe.send_text("what is the weat")
+            echo.heard.wait(30)
+            pipe.send_text("her\r")
+
+        typist = threading.Thread(target=type_slowly)
+        typist.start()
+        assert screen.read("> ") == "what is the weather"
+        typist.join()
+        assert echo.typed[-1] == "what is the weat"
+        pipe.send_text("\x04")
+        assert screen.read("> ") is None
+
+
+def shown(pieces: Sequence[Spoken], *, folds: bool = True) -> str:
+    out = io.StringIO()
+    view = MarkdownView(Console(file=out, force_terminal=False, width=40, height=6), folds=lambda: folds)
+    with view.shown():
+        for piece in pieces:
+            view.add(piece)
+    return out.getvalue()
+
+
+def test_markdown_is_shown_once_and_thoughts_are_folded() -> None:
+    text = "# Title\n\nA *word*.\n\n```py\na = 1\n\nb = 2\n```\n\n1. one\n\n   more\n2. two\n\nend"
+    pieces = [Spoken(reasoning="Let me think."), *(Spoken(text=letter) for letter in text)]
+    page = shown(pieces)
+    for word in ("Title", "A word", "a = 1", "b = 2", "one", "more", "two", "end"):
+        assert page.count(word) == 1, page
+    assert "*word*" not in page
+    assert "Let me think" not in page and "3 words" in page
+    assert "Let me think." in shown(pieces, folds=False)
+
+
+def test_blocks_are_complete_when_the_next_begins() -> None:
+    assert complete_blocks("one\n\ntwo") == len("one\n\n")
+    assert complete_blocks("one\n\n") == 0
+    assert complete_blocks("```\na\n\nb") == 0
+    assert complete_blocks("- a\n\n  b") == 0
+    assert complete_blocks("```\na\n\nb\n```\n\nx") == len("```\na\n\nb\n```\n\n")
+
+
+def test_a_line_says_only_what_is_known() -> None:
+    counts = TurnCounts(prompt_tokens=3, cached_tokens=None, completion_tokens=0, ttft_s=None, total_s=1)
+    assert counts_line(counts) == ""
+
+
+def test_what_is_piped_in_is_one_message(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "reprise.cli.main", "chat", str(tiny_model("llama")), "--max-tokens", "8"]
+    ran = subprocess.run(
+        [*command, "--thinking-budget", "2"], input="Hello!\n", capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() != ""
+    assert "computed" in ran.stderr
+    nobody = [sys.executable, "-m", "reprise.cli.main", "chat", "127.0.0.1:9"]
+    refused = subprocess.run(nobody, input="Hello!\n", capture_output=True, text=True, timeout=120, check=False)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    assert json.dumps(refused.stderr).startswith('"reprise: No server answers')
