@@ -33,26 +33,26 @@ class Running:
 
     job: Job
     events: list[Event] = field(default_factory=list)
+    kinds: set[type] = field(default_factory=set)
     heard: threading.Condition = field(default_factory=threading.Condition)
     on_event: Callable[[Event], None] | None = None
 
     def __call__(self, event: Event) -> None:
         with self.heard:
             self.events.append(event)
-            self.heard.notify_all()
+            # Who waits is woken by what it waits for, and not by each token.
+            if type(event) not in self.kinds:
+                self.kinds.add(type(event))
+                self.heard.notify_all()
         if self.on_event is not None:
             self.on_event(event)
 
     def wait(self) -> "Running":
-        with self.heard:
-            is_over = self.heard.wait_for(lambda: any(isinstance(e, Finished) for e in self.events), PATIENCE_S)
-            assert is_over, self.job.id
-        return self
+        return self.wait_for(Finished)
 
     def wait_for(self, kind: type[Event]) -> "Running":
         with self.heard:
-            is_heard = self.heard.wait_for(lambda: any(isinstance(e, kind) for e in self.events), PATIENCE_S)
-            assert is_heard, self.job.id
+            assert self.heard.wait_for(lambda: kind in self.kinds, PATIENCE_S), self.job.id
         return self
 
     @property

@@ -3,11 +3,10 @@
 import gc
 from collections.abc import Iterator
 
-import mlx.core as mx
 import pytest
 
 from reprise.core.events import FinishReason
-from tests.holding import active_memory
+from tests.holding import active_memory, settled_memory
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
 
@@ -26,7 +25,7 @@ def unaccounted(engine: Engine, before: int) -> int:
     """Bytes that MLX holds beside those in the books, when nobody protects anything any more."""
     assert engine.num_leases() == 0
     held = engine.loop.status().held
-    return engine.ask(lambda worker: mx.get_active_memory()) - before - held.kv - held.snapshots - held.live
+    return engine.ask(lambda worker: settled_memory()) - before - held.kv - held.snapshots - held.live
 
 
 def test_memory_is_what_the_books_say_after_every_way_to_end(engine: Engine) -> None:
@@ -65,6 +64,6 @@ def left_by_an_engine(architecture: str) -> int:
         engine.run(words(720, 300))
         engine.close()
         del engine
-        return mx.get_active_memory() - before
+        return settled_memory() - before
     finally:
         gc.enable()

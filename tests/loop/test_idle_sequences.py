@@ -3,13 +3,12 @@
 import itertools
 from collections.abc import Iterator
 
-import mlx.core as mx
 import pytest
 
 from reprise.core.events import Finished, Progress, Sampled
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.loop import sequences
-from tests.holding import active_memory
+from tests.holding import active_memory, settled_memory
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
 
@@ -129,13 +128,13 @@ def test_a_long_conversation_is_held_once() -> None:
         engine.run(
             prompt,
             num=4,
-            on_event=lambda event: at_work.append(mx.get_active_memory()) if isinstance(event, Sampled) else None,
+            on_event=lambda event: at_work.append(settled_memory()) if isinstance(event, Sampled) else None,
         )
         held = engine.loop.status().held
         assert max(at_work) - before <= 1.2 * len(prompt) * each
         assert held.kv + held.live <= 1.2 * len(prompt) * each
         # The books agree with what MLX holds.
-        active = engine.ask(lambda worker: mx.get_active_memory()) - before
+        active = engine.ask(lambda worker: settled_memory()) - before
         assert held.kv + held.live == pytest.approx(active, rel=0.01)
     finally:
         engine.close()

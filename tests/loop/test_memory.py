@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import httpx
-import mlx.core as mx
 import pytest
 
 from reprise.core.errors import ContextTooLong, OutOfMemory
@@ -22,7 +21,7 @@ from reprise.loop.requests import Prefilling, RunningRequest
 from reprise.loop.worker import Worker
 from reprise.plan.checkpoints import Plan
 from tests.api.leaving import asking
-from tests.holding import active_memory
+from tests.holding import active_memory, settled_memory
 from tests.loop.driving import PATIENCE_S, Engine
 from tests.loop.test_reuse import words
 from tests.soak.house import house
@@ -158,7 +157,7 @@ def test_out_of_memory_ends_those_it_hits_and_nobody_else(
     engine.check()
     assert engine.num_leases() == 0
     held = engine.loop.status().held
-    active = engine.ask(lambda worker: mx.get_active_memory()) - before
+    active = engine.ask(lambda worker: settled_memory()) - before
     assert active == pytest.approx(held.kv + held.snapshots + held.live, abs=150_000)
     # And the loop goes on.
     assert [engine.run(prompt).tokens for prompt in prompts] == cold

@@ -4,12 +4,11 @@ import threading
 import time
 from urllib.parse import urlsplit
 
-import mlx.core as mx
 import pytest
 
 from reprise.core.events import FinishReason
 from reprise.core.job import Purpose
-from tests.holding import active_memory
+from tests.holding import active_memory, settled_memory
 from tests.soak.clients import Client, Report
 from tests.soak.house import Alone, House, house
 from tests.soak.lengths import times
@@ -47,12 +46,12 @@ def check_what_is_left(server: House, before: int) -> None:
     assert engine.loop._gate.num_inside == 0
     assert engine.ask(lambda worker: len(worker.runner._lives) - worker.sequences.num_idle) == 0
     held = engine.loop.status().held
-    active = engine.ask(lambda worker: mx.get_active_memory()) - before
+    active = engine.ask(lambda worker: settled_memory()) - before
     assert held.kv + held.snapshots + held.live <= held.budget
     # The allocator gives an array a freed buffer that is up to two pages too large, and these arrays are small.
     assert active == pytest.approx(held.kv + held.snapshots + held.live, rel=0.2)
     engine.loop.clear()
-    assert engine.ask(lambda worker: mx.get_active_memory()) - before < 50_000
+    assert engine.ask(lambda worker: settled_memory()) - before < 50_000
 
 
 def soak(architecture: str, *, num_clients: int, num_each: int, seed: int) -> None:
