@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from reprise.api.loading import LoadingClock
 from reprise.cli.assemble import reported_loading
 
 
 def test_loading_is_reported_until_it_is_over(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(bytes(10**8))
     said = threading.Event()
 
     class Listener(logging.Handler):
@@ -22,9 +22,10 @@ def test_loading_is_reported_until_it_is_over(caplog: pytest.LogCaptureFixture, 
     logger = logging.getLogger("reprise.cli.assemble")
     logger.addHandler(listener)
     caplog.set_level(logging.INFO, logger=logger.name)
-    with reported_loading(str(tmp_path), every_s=0.001):
+    with reported_loading(str(tmp_path), LoadingClock(10**8), every_s=0.001):
         assert said.wait(30)
     logger.removeHandler(listener)
     messages = [record.getMessage() for record in caplog.records]
-    assert messages[0].startswith(f"loading {tmp_path} (0.1 GB): ")
+    assert messages[0].startswith(f"loading {tmp_path}: ")
+    assert " of 0.1 GB (" in messages[0]
     assert messages[-1].startswith(f"loaded {tmp_path} in ")

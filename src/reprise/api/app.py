@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 import reprise
 from reprise.api import lookup, metrics, pins, prefill, server_routes, tokenize
@@ -29,6 +31,34 @@ from reprise.api.responses.store import ResponseStore
 from reprise.api.service import ChatService
 from reprise.api.warm import read_warm_file, warm_up
 from reprise.core.settings import Settings
+
+
+def shapes_of_apis() -> Shapes:
+    """How each API writes its errors."""
+    shapes = Shapes()
+    shapes.register(messages.PREFIX, anthropic_shape)
+    shapes.register(ollama.PREFIX, ollama_shape)
+    shapes.register(models.PREFIX, anthropic_shape, header=models.ANTHROPIC_HEADER)
+    return shapes
+
+
+def protected(app: ASGIApp, settings: Settings, *, shapes: Shapes, context: int | None) -> ASGIApp:
+    """An application behind the layers that every body and every caller passes."""
+    for layer, options in _layers(settings, shapes=shapes, context=context):
+        app = layer(app, **options)
+    return app
+
+
+def _layers(settings: Settings, *, shapes: Shapes, context: int | None) -> list[tuple[Any, dict[str, Any]]]:
+    """Innermost first."""
+    layers: list[tuple[Any, dict[str, Any]]] = [
+        (BodyLimits, {"max_bytes": max_body_nbytes(settings, context), "shapes": shapes}),
+        (Authentication, {"keys": ApiKeys(settings.api_keys), "shapes": shapes}),
+    ]
+    if settings.cors_origins:
+        origins = list(settings.cors_origins)
+        layers.append((CORSMiddleware, {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}))
+    return layers
 
 
 def create_app(service: ChatService, settings: Settings) -> FastAPI:
@@ -54,26 +84,18 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         redoc_url=None,
         default_response_class=JsonResponse,
     )
-    shapes = Shapes()
+    shapes = shapes_of_apis()
     app.state.context = Context(
         service=service, settings=settings, shapes=shapes, metrics=Metrics(service), responses=ResponseStore()
     )
-    shapes.register(messages.PREFIX, anthropic_shape)
-    shapes.register(ollama.PREFIX, ollama_shape)
-    shapes.register(models.PREFIX, anthropic_shape, header=models.ANTHROPIC_HEADER)
     apis = (chat, completions, messages, responses, ollama, models)
     routes = (*apis, prefill, tokenize, pins, lookup, server_routes, metrics)
     for module in routes:
         app.include_router(module.router)
     install_error_handlers(app, shapes)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimits, max_bytes=max_body_nbytes(settings, service.served.context), shapes=shapes)
-    keys = ApiKeys(settings.api_keys)
-    app.add_middleware(Authentication, keys=keys, shapes=shapes)
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
-        )
+    for layer, options in _layers(settings, shapes=shapes, context=service.served.context):
+        app.add_middleware(layer, **options)
     app.add_middleware(LastResort, shapes=shapes)
     paths = [route.path for module in routes for route in module.router.routes if isinstance(route, Route)]
     app.add_middleware(CanonicalPaths, paths=paths)

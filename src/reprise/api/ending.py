@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,13 @@ _AT_ONCE_S = 2.0
 _LAST_PART = 3
 """A third of the time is for writing to the disk, but not more than this many seconds:"""
 _LAST_PART_S = 10.0
+
+
+def end_at_once(status: int) -> NoReturn:
+    """End the process as it is, whatever its threads do."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 class Ending:
@@ -77,8 +84,7 @@ class Ending:
 
         def end() -> None:
             log.warning("Not everything ended within the time that stopping may take (--grace): ended as it is.")
-            sys.stderr.flush()
-            os._exit(status)
+            end_at_once(status)
 
         timer = threading.Timer(seconds, end)
         timer.daemon = True

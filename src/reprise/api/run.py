@@ -11,11 +11,13 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from reprise.api.app import create_app
 from reprise.api.connections import ConnectionLimits, end_overdue, protocol_with
 from reprise.api.descriptors import raise_descriptor_limit
 from reprise.api.ending import Ending
+from reprise.api.loading import LoadingApp, LoadingProgress
 from reprise.api.service import ChatService
 from reprise.core.errors import RepriseError
 from reprise.core.settings import Settings
@@ -59,30 +61,57 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(
-    service: ChatService, settings: Settings, *, listener: socket.socket | None = None, ending: Ending | None = None
-) -> None:
+def run(service: ChatService, settings: Settings) -> None:
     """Serve until a signal ends it, and return. Raises CannotListen.
 
     The first signal (Ctrl-C, SIGTERM, SIGHUP) takes no more requests and finishes the responses under way, for a
-    bounded time; the second cuts them off. `ending`: where the caller has signals handled already.
+    bounded time; the second cuts them off.
     """
-    open_listener = listen(settings.host, settings.port) if listener is None else listener
-    if not settings.api_keys and not _is_loopback(open_listener):
+    listener = listen(settings.host, settings.port)
+    with Ending(settings.grace_s) as ending:
+        server = _Server(create_app(service, settings), settings, service.begin_close, answers_s=ending.answers_s)
+        _say_where(service, listener)
+        _run(server, settings, listener, ending)
+
+
+def run_while_loading(
+    load: Callable[[], ChatService],
+    settings: Settings,
+    *,
+    listener: socket.socket,
+    ending: Ending,
+    progress: Callable[[], LoadingProgress],
+) -> bool:
+    """As `run`, answering from the first moment on while `load` runs on another thread. Raises what it raises.
+
+    False: the end came before `load` had returned, and it is still at work.
+    """
+    app = LoadingApp(
+        load,
+        settings,
+        progress=progress,
+        on_loaded=lambda service: _say_where(service, listener),
+    )
+    server = _Server(app, settings, app.begin_close, answers_s=ending.answers_s)
+    app.on_failed = server.finish
+    log.info("listening at %s; requests get a 503 until the model is loaded", url_of(listener))
+    _run(server, settings, listener, ending)
+    if app.failure is not None:
+        raise app.failure
+    return app.service is not None
+
+
+def _run(server: "_Server", settings: Settings, listener: socket.socket, ending: Ending) -> None:
+    if not settings.api_keys and not _is_loopback(listener):
         log.warning("Everybody who reaches %s may use this server. Give it a key with --api-key.", settings.host)
-    if ending is None:
-        with Ending(settings.grace_s) as own:
-            _run(service, settings, open_listener, own)
-    else:
-        _run(service, settings, open_listener, ending)
-
-
-def _run(service: ChatService, settings: Settings, listener: socket.socket, ending: Ending) -> None:
-    server = _Server(service, settings, answers_s=ending.answers_s)
     ending.on_first, ending.on_second = server.finish, server.cut_off
+    server.run(sockets=[listener])
+
+
+def _say_where(service: ChatService, listener: socket.socket) -> None:
+    """For programs that started the server, too: from this line on it serves."""
     sys.stdout.write(f"Serving {service.served.id} at {url_of(listener)} (Ctrl-C to stop)\n")
     sys.stdout.flush()
-    server.run(sockets=[listener])
 
 
 def _is_loopback(listener: socket.socket) -> bool:
@@ -96,14 +125,14 @@ _BACKLOG = 128
 class _Server(uvicorn.Server):
     """uvicorn's server with our end, and our connections."""
 
-    def __init__(self, service: ChatService, settings: Settings, *, answers_s: float) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, begin_close: Callable[[], None], *, answers_s: float) -> None:
         limits = ConnectionLimits(
             max_connections=raise_descriptor_limit(settings.max_connections),
             arrive_s=settings.request_timeout_s,
             unread_s=settings.read_timeout_s,
         )
         config = uvicorn.Config(
-            create_app(service, settings),
+            app,
             http=protocol_with(limits),
             ws="none",
             backlog=_BACKLOG,
@@ -113,7 +142,7 @@ class _Server(uvicorn.Server):
             lifespan="on",
         )
         super().__init__(config)
-        self._service = service
+        self._begin_close = begin_close
         self._limits = limits
         self._answers_s = answers_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,7 +155,7 @@ class _Server(uvicorn.Server):
 
     def finish(self) -> None:
         """Take no more requests, and end when the responses under way have, or their time is over."""
-        self._service.begin_close()
+        self._begin_close()
         self.should_exit = True
         self._on_loop(lambda loop: loop.call_later(self._answers_s, self._abort_connections))
 
@@ -167,7 +196,8 @@ class ServerThread:
     def __init__(self, service: ChatService, settings: Settings) -> None:
         self._listener = listen("127.0.0.1", 0)
         self.url = url_of(self._listener)
-        self._server = _Server(service, settings, answers_s=settings.grace_s)
+        app = create_app(service, settings)
+        self._server = _Server(app, settings, service.begin_close, answers_s=settings.grace_s)
         self._thread = threading.Thread(target=self._run, name="reprise-http", daemon=True)
         self._thread.start()
 

@@ -20,6 +20,8 @@ class Health(StrEnum):
     """How a server is, in one word."""
 
     OK = "ok"
+    LOADING = "loading"
+    """Its model is not there yet (`api/loading.py`)."""
     CLOSING = "closing"
     """It finishes what runs and takes nothing new."""
     STALLED = "stalled"

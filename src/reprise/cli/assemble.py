@@ -3,18 +3,17 @@
 import logging
 import sys
 import threading
-import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 from rich.logging import RichHandler
 
-from reprise.api.ending import Ending
+from reprise.api.ending import Ending, end_at_once
+from reprise.api.loading import LoadingClock
 from reprise.api.repeats import OncePerSecond
-from reprise.api.run import listen, run
+from reprise.api.run import listen, run_while_loading
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.chat.template import syntax_fault
@@ -42,25 +41,33 @@ def run_server(settings: Settings) -> None:
     bound = memory_bound(settings)
     listener = listen(settings.host, settings.port)
     engine = EngineLoop(settings)
-    try:
-        with reported_loading(settings.model):
-            loaded = engine.start()
-        served = served_model(loaded, settings)
-        fault = syntax_fault(loaded.text)
-        if fault is not None:
-            log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
-        service = ChatService(served=served, backend=engine, settings=settings)
-        with Ending(settings.grace_s) as ending:
-            with following_machine(engine, bound=bound), watchdog(engine, after_s=settings.stall_after_s):
-                run(service, settings, listener=listener, ending=ending)
-            # The responses under way have ended by now, and what the disk lacks is written.
-            engine.close(now=True, timeout_s=ending.left_s)
-        log.info("totals: %s", totals_line(engine.status()))
-    finally:
-        listener.close()
-        # MLX aborts a process that ends before the engine's thread has; but a thread that is still loading a large
-        # model is not worth the wait.
-        engine.close(now=True, timeout_s=_CLOSE_S)
+    clock = LoadingClock(weights_nbytes(Path(settings.model).expanduser()))
+    with ExitStack() as while_serving:
+
+        def load() -> ChatService:
+            with reported_loading(settings.model, clock):
+                loaded = engine.start()
+            fault = syntax_fault(loaded.text)
+            if fault is not None:
+                log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
+            while_serving.enter_context(following_machine(engine, bound=bound))
+            while_serving.enter_context(watchdog(engine, after_s=settings.stall_after_s))
+            return ChatService(served=served_model(loaded, settings), backend=engine, settings=settings)
+
+        try:
+            with Ending(settings.grace_s) as ending:
+                is_loaded = run_while_loading(load, settings, listener=listener, ending=ending, progress=clock.progress)
+                if not is_loaded:
+                    # There is nothing to keep, and a large model is not worth the wait.
+                    end_at_once(0)
+                while_serving.close()
+                # The responses under way have ended by now, and what the disk lacks is written.
+                engine.close(now=True, timeout_s=ending.left_s)
+            log.info("totals: %s", totals_line(engine.status()))
+        finally:
+            listener.close()
+            # MLX aborts a process that ends before the engine's thread has.
+            engine.close(now=True, timeout_s=_CLOSE_S)
 
 
 def memory_bound(settings: Settings) -> int | None:
@@ -75,20 +82,16 @@ def memory_bound(settings: Settings) -> int | None:
 
 
 @contextmanager
-def reported_loading(model: str, *, every_s: float = LOADING_REPORTED_S) -> Generator[None]:
+def reported_loading(
+    model: str, clock: LoadingClock | None = None, *, every_s: float = LOADING_REPORTED_S
+) -> Generator[None]:
     """Log that a model is being loaded, a line every few seconds while it is, and how long it took."""
-    begun_s = time.monotonic()
+    clock = LoadingClock(weights_nbytes(Path(model).expanduser())) if clock is None else clock
     is_over = threading.Event()
-    weights = weights_nbytes(Path(model))
-    size = f" ({weights / 1e9:.1f} GB)" if weights > 0 else ""
 
     def report() -> None:
         while not is_over.wait(every_s):
-            resident = psutil.Process().memory_info().rss
-            log.info(
-                "loading %s%s: %.0f s so far, this process holds %.1f GB",
-                model, size, time.monotonic() - begun_s, resident / 1e9,
-            )  # fmt: skip
+            log.info("loading %s: %s so far", model, clock.progress())
 
     reporter = threading.Thread(target=report, name="reprise-loading", daemon=True)
     reporter.start()
@@ -97,7 +100,7 @@ def reported_loading(model: str, *, every_s: float = LOADING_REPORTED_S) -> Gene
     finally:
         is_over.set()
         reporter.join()
-    log.info("loaded %s in %.1f s", model, time.monotonic() - begun_s)
+    log.info("loaded %s in %.1f s", model, clock.progress().seconds)
 
 
 def _write_log(level: str) -> None:

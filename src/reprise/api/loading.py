@@ -1,0 +1,169 @@
+"""What a server answers while its model is loaded: it listens from its first moment on, and says when to come again."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from reprise.api.app import create_app, protected, shapes_of_apis
+from reprise.api.encoding import JsonResponse
+from reprise.api.errors import Problem, error_response
+from reprise.api.server_routes import Health
+from reprise.api.service import ChatService
+from reprise.core.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_MAX_RETRY_S = 60
+_UNKNOWN_RETRY_S = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingProgress:
+    """How far loading is after `seconds`: this process has grown by `nbytes_read`, of the `nbytes_total` that the
+    weights have on disk (0: not known)."""
+
+    seconds: float
+    nbytes_read: int
+    nbytes_total: int
+
+    def __post_init__(self) -> None:
+        assert self.nbytes_read >= 0 and self.nbytes_total >= 0, self
+
+    @property
+    def share(self) -> float | None:
+        """The part that is loaded, in [0, 1]; None where it is not known."""
+        return None if self.nbytes_total == 0 else min(1.0, self.nbytes_read / self.nbytes_total)
+
+    @property
+    def retry_after_s(self) -> int:
+        """When it may be over, by the pace until now."""
+        if not self.share:
+            return _UNKNOWN_RETRY_S
+        return min(_MAX_RETRY_S, max(1, math.ceil(self.seconds * (1 / self.share - 1))))
+
+    def __str__(self) -> str:
+        part = "" if self.share is None else f" of {self.nbytes_total / 1e9:.1f} GB ({self.share:.0%})"
+        return f"{self.nbytes_read / 1e9:.1f} GB{part} in {self.seconds:.0f} s"
+
+
+class LoadingClock:
+    """Measures the progress, from when it is made."""
+
+    def __init__(self, nbytes_total: int) -> None:
+        self._nbytes_total = nbytes_total
+        self._begun_s = time.monotonic()
+        self._before = psutil.Process().memory_info().rss
+
+    def progress(self) -> LoadingProgress:
+        return LoadingProgress(
+            seconds=time.monotonic() - self._begun_s,
+            nbytes_read=max(0, psutil.Process().memory_info().rss - self._before),
+            nbytes_total=self._nbytes_total,
+        )
+
+
+class LoadingApp:
+    """The application of a server whose model is still loaded: `load` does that on a thread of its own. Until it has,
+    every request gets a 503; from then on the API answers, on the same connections.
+
+    `on_loaded` and `on_failed` are called on the event loop; `failure` is then what `load` raised.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], ChatService],
+        settings: Settings,
+        *,
+        progress: Callable[[], LoadingProgress],
+        on_loaded: Callable[[ChatService], None],
+    ) -> None:
+        self._load = load
+        self._settings = settings
+        self._progress = progress
+        self._on_loaded = on_loaded
+        self.on_failed: Callable[[], None] = lambda: None
+        self._shapes = shapes_of_apis()
+        self._app: ASGIApp = protected(self._refuse, settings, shapes=self._shapes, context=None)
+        self._is_over = asyncio.Event()
+        self.failure: BaseException | None = None
+        self.service: ChatService | None = None
+
+    def begin_close(self) -> None:
+        """See `ChatService`."""
+        if self.service is not None:
+            self.service.begin_close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        loop, made = asyncio.get_running_loop(), asyncio.Event()
+        apps: list[FastAPI] = []
+
+        def make() -> None:
+            try:
+                self.service = self._load()
+                apps.append(create_app(self.service, self._settings))
+            except BaseException as error:
+                self.failure = error
+            finally:
+                # The server may have ended meanwhile.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(made.set)
+
+        # Not a thread of the event loop's own: the end of the process does not wait for a large model.
+        threading.Thread(target=make, name="reprise-load", daemon=True).start()
+        serving = asyncio.create_task(self._serve(made, apps))
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self._is_over.set()
+        if not made.is_set():
+            serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _serve(self, made: asyncio.Event, apps: list[FastAPI]) -> None:
+        await made.wait()
+        if self.failure is not None or self.service is None:
+            self.on_failed()
+            return
+        (app,) = apps
+        async with app.router.lifespan_context(app):
+            self._app = app
+            self._on_loaded(self.service)
+            await self._is_over.wait()
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        progress = self._progress()
+        headers = {"Retry-After": str(progress.retry_after_s)}
+        response = JsonResponse(
+            {
+                "status": Health.LOADING,
+                "loading": {
+                    "seconds": round(progress.seconds, 3),
+                    "bytes_read": progress.nbytes_read,
+                    "bytes_total": progress.nbytes_total,
+                },
+            },
+            status_code=200 if scope["path"] == "/health/live" else 503,
+            headers=headers,
+        )
+        if not scope["path"].startswith("/health"):
+            log.info("%s %s: 503, the model is being loaded", scope["method"], scope["path"][:200])
+            message = f"The model is being loaded ({progress}). Try again in {progress.retry_after_s} s."
+            problem = Problem(status=503, code="model_loading", message=message, retry_after_s=progress.retry_after_s)
+            response = error_response(problem, self._shapes.of(scope))
+        await response(scope, receive, send)
