@@ -19,6 +19,12 @@ from tests.chat.test_tool_formats import SAMPLES
 
 _PLAIN = "{% for k, v in c.arguments.items() %}"
 _TEXT_OR_JSON = "{{ v if v is string else v | tojson }}"
+_NESTED = (
+    "{% macro nested(v) %}{% if v is mapping %}"
+    "{% for k, x in v.items() %}@<{{ k }}>{{ nested(x) }}@</{{ k }}>{% endfor %}"
+    "{% elif v is iterable and v is not string %}{% for x in v %}@<item>{{ nested(x) }}@</item>{% endfor %}"
+    "{% else %}{{ v if v is string else v | tojson }}{% endif %}{% endmacro %}"
+)
 _NAMED_JSON = """{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}"""
 FORMATS: dict[str, tuple[tuple[str, ...], str, str, str, str]] = {
     # special tokens, what stands before all calls, a call, between two, behind all
@@ -61,12 +67,33 @@ FORMATS: dict[str, tuple[tuple[str, ...], str, str, str, str]] = {
         ", ",
         "]<|stop|>",
     ),
+    "nested": (("@",), "@<calls>\n", '@<call name="{{ c.name }}">{{ nested(c.arguments) }}@</call>\n', "", "@</calls>"),
+    # A message begins with the same special token.
+    "in a message of its own": (("<|sep|>",), "", "<|role|>function call<|sep|>" + _NAMED_JSON, "", ""),
+    # So does reasoning.
+    "behind empty reasoning": (
+        ("<|think|>", "<|/think|>", "<|act|>", "<|/act|>"),
+        "<|think|><|/think|><|act|>[",
+        _NAMED_JSON,
+        ", ",
+        "]<|/act|>",
+    ),
     "bare": ((), "", """{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}""", None, ""),  # type: ignore[dict-item]
 }
 TOOLS = [
-    tool("look-up", text={"type": "string"}, n={"type": "integer"}, on={"type": "boolean"}, deep={"type": "object"}),
+    tool(
+        "look-up",
+        text={"type": "string"},
+        n={"type": "integer"},
+        on={"type": "boolean"},
+        deep={"$ref": "#/$defs/deep"},
+    ),
     tool("other"),
 ]
+TOOLS[0]["function"]["parameters"]["$defs"] = {
+    "deep": {"type": "object", "properties": {"k": {"$ref": "#/$defs/list"}}},
+    "list": {"type": "array", "items": {"type": ["integer", "string"]}},
+}
 
 
 def source(name: str) -> str:
@@ -76,7 +103,10 @@ def source(name: str) -> str:
     joint = "" if not between else "{% if not loop.last %}" + between + "{% endif %}"
     calls = (alone if between is None else "") + before + loop + joint + "{% endfor %}" + behind
     return (
-        "{% for m in messages %}<|role|>{{ m.role }}\n{% if m.tool_calls %}{{ m.content }}"
+        _NESTED
+        + "{% for m in messages %}<|role|>{{ m.role }}\n"
+        + "{% if m.reasoning_content %}<|think|>{{ m.reasoning_content }}<|/think|>{% endif %}"
+        + "{% if m.tool_calls %}{{ m.content }}"
         + calls
         + "{% else %}{{ m.content }}{% endif %}<|eos|>{% endfor %}"
         + "{% if add_generation_prompt %}<|role|>assistant\n{% endif %}"
@@ -84,12 +114,16 @@ def source(name: str) -> str:
 
 
 def model_of(name: str) -> TextModel:
-    template: Any = _compile_jinja_template(source(name))
+    return model_with(source(name), ("<|role|>", *FORMATS[name][0]))
+
+
+def model_with(template_source: str, specials: tuple[str, ...]) -> TextModel:
+    template: Any = _compile_jinja_template(template_source)
 
     def render(messages: Any, **options: Any) -> str:
         return template.render(messages=messages, **{k: v for k, v in options.items() if v is not None})
 
-    model = replace(piece_model(("<|role|>", *FORMATS[name][0])), render=render)
+    model = replace(piece_model(specials), render=render)
     return replace(model, calls=learn_calls(model))
 
 
@@ -100,7 +134,7 @@ def written(model: TextModel, calls: list[tuple[str, dict[str, Any]]]) -> str:
     assert model.render is not None
     made = [{"id": "abc", "type": "function", "function": {"name": n, "arguments": a}} for n, a in calls]
     text = model.render([{"role": "assistant", "content": "", "tool_calls": made}])
-    return text.removeprefix("<|role|>assistant\n").removesuffix("<|eos|>")
+    return text.removeprefix("<|role|>assistant\n").removeprefix("<|think|><|/think|>").removesuffix("<|eos|>")
 
 
 def test_all_are_learnt() -> None:
@@ -109,6 +143,73 @@ def test_all_are_learnt() -> None:
         assert model.calls.format is not None
         assert model.calls.format.is_parallel == (name != "bare")
         assert model.calls.example, name
+
+
+def start_of(model: TextModel) -> str:
+    assert model.calls.format is not None
+    return model.calls.format.start
+
+
+def test_a_call_begins_with_nothing_that_begins_or_ends_something_else() -> None:
+    assert start_of(MODELS["in a message of its own"]) == "<|role|>function call<|sep|>"
+    assert start_of(MODELS["behind empty reasoning"]) == "<|act|>"
+    answer, _, parser = read(MODELS["behind empty reasoning"], "<|think|>Hm.<|/think|>Hi", is_ended=False, tools=TOOLS)
+    assert (answer.content, parser.is_call_cut) == ("<|think|>Hm.<|/think|>Hi", False)
+
+
+def test_a_format_whose_calls_the_model_could_not_end_is_none() -> None:
+    template = source("sections").replace("<|/call|>", "<|eos|>")
+    model = model_with(template, ("<|role|>", *FORMATS["sections"][0]))
+    assert model.calls.format is None
+
+
+ASKS = "{% if tools %}Call with <|tool_call|> and a list in JSON.{% endif %}"
+PLAIN = "{% for m in messages %}<|role|>{{ m.content }}<|eos|>{% endfor %}"
+
+
+def test_a_marker_that_the_template_asks_for_and_never_writes() -> None:
+    model = model_with(ASKS + PLAIN, ("<|role|>", "<|tool_call|>"))
+    assert not model.calls.is_learnt
+    answer = read(
+        model, '<|tool_call|>[{"name": "look-up", "arguments": {"n": 3}}, {"name": "other", "arguments": {}}]'
+    )[0]
+    assert answer.tool_calls == ()
+    answer = read(model, '<|tool_call|>[{"name": "look-up", "arguments": {"n": 3}}]', tools=TOOLS)[0]
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == [("look-up", '{"n": 3}')]
+    # Without a marker, or with one that stands there in any case, nothing is known.
+    assert model_with(ASKS + PLAIN, ("<|role|>",)).calls.format is None
+    assert model_with("<|tool_call|>" + ASKS + PLAIN, ("<|role|>", "<|tool_call|>")).calls.format is None
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("@<deep>@<k>@<item>3@</item>@<item>x@</item>@</k>@</deep>", {"deep": {"k": [3, "x"]}}),
+        ("@<deep> @<k> @<item>3@</item>\n@</k> @</deep>", {"deep": {"k": [3]}}),
+        ("@<deep>@</deep>@<n>4@</n>", {"deep": {}, "n": 4}),
+        ('@<deep>{"k": [1]}@</deep>', {"deep": {"k": [1]}}),
+        ("@<odd>@<odd>@<odd>1@</odd>@</odd>@</odd>", {"odd": {"odd": {"odd": "1"}}}),
+        ("@<odd>@<item>1@</item>@</odd>", {"odd": ["1"]}),
+        ("@<text>@</text>", {"text": ""}),
+        ("@<deep>@<k>1@</deep>", None),
+        ("@<deep>@<k>@</k>words@</deep>", None),
+        ("@<deep>" + "@<k>" * 2000 + "@</k>" * 2000 + "@</deep>", None),
+    ],
+)
+def test_nested_values(written: str, arguments: Any) -> None:
+    text = f'@<calls>\n@<call name="look-up">{written}@</call>\n@</calls>'
+    answer = read(MODELS["nested"], text, tools=TOOLS, cuts=(3,), holds_calls=True)[0]
+    if arguments is None:
+        assert (answer.content, answer.tool_calls) == (text, ())
+    else:
+        assert [json.loads(call.arguments) for call in answer.tool_calls] == [arguments]
+
+
+def test_a_number_beyond_all_is_still_json() -> None:
+    for name in ("typed parameters", "function calls", "nested"):
+        text = written(MODELS[name], [("look-up", {"n": 12345})]).replace("12345", "1e999")
+        (call,) = read(MODELS[name], text, tools=TOOLS)[0].tool_calls
+        json.loads(call.arguments, parse_constant=pytest.fail)
 
 
 _VALUES = st.fixed_dictionaries(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 INDEX, ID, KEY = "\ue000", "\ue001", "\ue002"
-"""Holes in a text: the number of the call, its id, and the key of an argument."""
+"""Holes in a text: the number of the call, its id, and the key of an argument (in `KeyedArguments.value_ending`)."""
 
 ID_START, ID_STOP = "\ue003", "\ue004"
 """They enclose what is the call's id where it is composed, as in `functions.look:0`. They match nothing themselves."""
@@ -37,7 +37,8 @@ class KeyedArguments:
     `quote`: what stands around a value that is text, inside the opening and ending ("": text stands as it is). Values
     of other types follow `openings` where they have openings of their own, by JSON type. With `is_native` a value that
     is no text is not enclosed: it ends where its brackets are closed. `has_bare_keys`: objects in values have keys
-    without quotes, and text in `quote`.
+    without quotes, and text in `quote`. `item`: objects in values are written as arguments are, one within another, and
+    lists as arguments of this name ("": values that are no text are JSON).
     """
 
     key_opening: str
@@ -48,13 +49,19 @@ class KeyedArguments:
     openings: tuple[tuple[str, str], ...] = ()
     is_native: bool = False
     has_bare_keys: bool = False
+    item: str = ""
 
     def __post_init__(self) -> None:
         assert self.is_native or self.value_ending.strip() != "", self
+        assert self.item == "" or KEY in self.value_ending, "what is nested ends with its own name"
 
     def opening(self, kind: str) -> str:
         """What stands between the key and a value of this JSON type."""
         return dict(self.openings).get(kind, self.value_opening)
+
+    def ending(self, key: str) -> str:
+        """What stands behind the value of this key."""
+        return self.value_ending.replace(KEY, key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,30 +277,21 @@ def known_formats(start: str, end: str) -> tuple[CallFormat, ...]:
             tail="</function>\n",
             between="\n",
         ),
-        # GLM-4.5 and later, Laguna
-        _tags(
-            start,
-            end,
-            head="",
-            middle="\n",
-            key="<arg_key>",
-            value="</arg_key>\n<arg_value>",
-            close="</arg_value>\n",
-            join="",
-            tail="",
-            between="\n",
-        ),
-        _tags(
-            start,
-            end,
-            head="",
-            middle="\n",
-            key="<longcat_arg_key>",
-            value="</longcat_arg_key>\n<longcat_arg_value>",
-            close="</longcat_arg_value>\n",
-            join="",
-            tail="",
-            between="\n",
+        # GLM-4.5 and later, Laguna; LongCat
+        *(
+            _tags(
+                start,
+                end,
+                head="",
+                middle="\n",
+                key=f"<{arg}_key>",
+                value=f"</{arg}_key>\n<{arg}_value>",
+                close=f"</{arg}_value>\n",
+                join="",
+                tail="",
+                between="\n",
+            )
+            for arg in ("arg", "longcat_arg")
         ),
         # MiniCPM5
         _tags(
@@ -308,32 +306,22 @@ def known_formats(start: str, end: str) -> tuple[CallFormat, ...]:
             tail="",
             between="\n",
         ),
-        # MiniMax-M2
-        _tags(
-            start,
-            end,
-            opening="\n",
-            head='<invoke name="',
-            middle='">\n',
-            key='<parameter name="',
-            value='">',
-            close="</parameter>\n",
-            join="",
-            tail="</invoke>\n",
-            between="",
-        ),
-        _tags(
-            start,
-            end,
-            opening="\n",
-            head='<atem:invoke name="',
-            middle='">\n',
-            key='<atem:parameter name="',
-            value='">',
-            close="</atem:parameter>\n",
-            join="",
-            tail="</atem:invoke>\n",
-            between="",
+        # MiniMax-M2; Muse
+        *(
+            _tags(
+                start,
+                end,
+                opening="\n",
+                head=f'<{space}invoke name="',
+                middle='">\n',
+                key=f'<{space}parameter name="',
+                value='">',
+                close=f"</{space}parameter>\n",
+                join="",
+                tail=f"</{space}invoke>\n",
+                between="",
+            )
+            for space in ("", "atem:")
         ),
         # Kimi-K3
         CallFormat(

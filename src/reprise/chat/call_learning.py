@@ -8,12 +8,15 @@ model's or a template's name. A format counts only if the reader reads all made-
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from reprise.chat.call_format import (
     ID,
     INDEX,
+    KEY,
     CallFormat,
     JsonArguments,
     KeyedArguments,
@@ -22,7 +25,7 @@ from reprise.chat.call_format import (
 )
 from reprise.chat.call_reader import CallArguments, CallBegan, CallEnded, CallReader
 from reprise.chat.call_writing import written_section
-from reprise.chat.message_format import Form
+from reprise.chat.message_format import REASONING_KEYS, Form
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel
@@ -44,36 +47,44 @@ _TYPED: Mapping[str, Any] = {
     "object": {"inner": [31, "Quince"]},
     "array": [17, "Quince"],
 }
+_LIST = {"type": "array", "items": {"type": ["integer", "string"]}}
 _SCHEMAS: Mapping[str, Any] = {
     **{f"{kind}_{_KEY}": {"type": kind} for kind in _TYPED},
+    f"object_{_KEY}": {"type": "object", "properties": {"inner": _LIST}},
+    f"array_{_KEY}": _LIST,
     _KEY: {"type": "string"},
     _SECOND_KEY: {"type": "string"},
 }
-PROBE_TOOLS: tuple[Mapping[str, Any], ...] = tuple(
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "Counts.",
-            "parameters": {"type": "object", "properties": _SCHEMAS, "required": []},
-        },
-    }
-    for name in (_NAME, _OTHER)
-)
+
+
+def _probe_tools(schemas: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    parameters: dict[str, Any] = {"type": "object", "properties": schemas, "required": []}
+    return tuple(
+        {"type": "function", "function": {"name": name, "description": "Counts.", "parameters": parameters}}
+        for name in (_NAME, _OTHER)
+    )
+
+
+PROBE_TOOLS = _probe_tools(_SCHEMAS)
+_SHOWN_TOOLS = _probe_tools({key: {"type": "string", "description": "It."} for key in _SCHEMAS})
+"""What templates are shown of them: some know few types, and recurse without end at `null` or a list of types."""
 
 _Call = tuple[str, Mapping[str, Any]]
 
 
 def learn_calls(text_model: TextModel) -> ModelCalls:
     """Find the format of this model's calls. Renders about a dozen small chats."""
-    for has_text_arguments in (False, True):
-        probes = _Probes(text_model, has_text_arguments=has_text_arguments)
+    for form in _FORMS:
+        probes = _Probes(text_model, form)
         try:
             found = _learn(probes)
         except _NotLearnt:
             continue
         return ModelCalls(format=found, is_learnt=True, example=_example(probes, found))
     return ModelCalls(format=_known(text_model))
+
+
+_FORMS = tuple(Form(has_text_arguments=as_text, fills_content=True) for as_text in (False, True))
 
 
 class _NotLearnt(Exception):
@@ -83,13 +94,13 @@ class _NotLearnt(Exception):
 class _Probes:
     """Renders chats with made-up calls in one form."""
 
-    def __init__(self, text_model: TextModel, *, has_text_arguments: bool) -> None:
+    def __init__(self, text_model: TextModel, form: Form) -> None:
         self.text_model = text_model
         self._template = ChatTemplate(text_model)
-        self._form = Form(has_text_arguments=has_text_arguments, fills_content=True)
+        self._form = form
         self.splitters = sorted((text for text in text_model.splitters if text), key=len, reverse=True)
 
-    def calls(self, calls: Sequence[_Call], *, content: str = "", ids: Sequence[str] = _IDS) -> str:
+    def calls(self, calls: Sequence[_Call], *, content: str | None = None, ids: Sequence[str] = _IDS) -> str:
         """The chat in which the model made these calls, and each has its result."""
         made = [
             {"id": made_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -101,18 +112,33 @@ class _Probes:
         ]
         return self._render(({"role": "assistant", "content": content, "tool_calls": made}, *results))
 
-    def words(self) -> str:
+    def words(self, *, reasoning: Mapping[str, str] | None = None, has_prompt: bool = False) -> str:
         """The chat in which the model answered in words."""
-        return self._render(({"role": "assistant", "content": _WORDS}, {"role": "user", "content": _ASKED}))
+        said: Message = {"role": "assistant", "content": _WORDS, **(reasoning or {})}
+        return self._render((said, {"role": "user", "content": _ASKED}), has_prompt=has_prompt)
 
-    def _render(self, messages: tuple[Message, ...]) -> str:
+    @cached_property
+    def outside(self) -> tuple[str, ...]:
+        """What stands in chats without calls, from the first question on."""
+        texts: list[str] = []
+        for key in ("content", *REASONING_KEYS, "tool_plan"):
+            with suppress(_NotLearnt):
+                text = self.words(reasoning={key: _WORDS}, has_prompt=True)
+                texts.append(text[text.find(_ASKED) :])
+        return tuple(texts)
+
+    def instructions(self) -> tuple[str, str]:
+        """A question with tools and one without."""
+        return self._render((), has_prompt=True), self._render((), has_tools=False, has_prompt=True)
+
+    def _render(self, messages: tuple[Message, ...], *, has_tools: bool = True, has_prompt: bool = False) -> str:
         asked: Message = {"role": "user", "content": _ASKED}
-        request = ChatRequest(messages=(asked, *messages), tools=PROBE_TOOLS)
+        request = ChatRequest(messages=(asked, *messages), tools=_SHOWN_TOOLS if has_tools else ())
         if self.text_model.render is None:
             raise _NotLearnt
         context = RenderContext(request=request, moment=datetime(2031, 3, 4), form=self._form)
         try:
-            return self._template.text(context, request.messages, has_prompt=False)
+            return self._template.text(context, request.messages, has_prompt=has_prompt)
         except TemplateFailed as failed:
             raise _NotLearnt from failed
 
@@ -202,7 +228,18 @@ def _keyed(probes: _Probes, after_name: str, name_at: int) -> tuple[KeyedArgumen
     inter, _, _ = around(behind_first, _KEY, _VALUE)
     nothing = rest({})
     ending = _until_turn_end(probes, last)
-    before, key_opening, value_ending, between, after = _sequence(lead, inter, ending, probes.splitters)
+    named = re.match(rf"[^{KEY}]*?{KEY}[^\s{KEY}]*?>", inter.replace(_SECOND_KEY, KEY))
+    item = ""
+    if named is None:
+        before, key_opening, value_ending, between, after = _sequence(lead, inter, ending, probes.splitters)
+    else:
+        # The key stands in what ends its value.
+        value_ending, key_opening, between = named[0], inter[len(named[0].replace(KEY, _SECOND_KEY)) :], ""
+        closed = value_ending.replace(KEY, _KEY)
+        if not lead.endswith(key_opening) or not ending.startswith(closed):
+            raise _NotLearnt
+        before, after = lead[: len(lead) - len(key_opening)], ending[len(closed) :]
+        item = _item(rest({_KEY: {_OTHER: [_SECOND_VALUE]}}), key_opening, opening)
     # Without arguments what stands around them is still there.
     bare = _until_turn_end(probes, nothing)
     if between is None or not _loosely_equal(bare, before + after):
@@ -225,8 +262,16 @@ def _keyed(probes: _Probes, after_name: str, name_at: int) -> tuple[KeyedArgumen
         openings=() if is_native else tuple(openings.items()),
         is_native=is_native,
         has_bare_keys=is_native and quote not in ("'", '"'),
+        item=item,
     )
     return keyed, before, after + last[len(ending) :]
+
+
+def _item(text: str, key_opening: str, opening: str) -> str:
+    """The name under which a list's items are written, as arguments are; "" if lists are not written so."""
+    lead = key_opening + _OTHER + opening + key_opening
+    inside = text[text.find(lead) + len(lead) : text.find(_SECOND_VALUE)] if lead in text else ""
+    return inside.removesuffix(opening) if inside.endswith(opening) else ""
 
 
 def _written_value(text: str, key: str, value: Any) -> tuple[str, str] | None:
@@ -284,7 +329,7 @@ def _two_calls(
         value_at = rest.find(_VALUE)
         keyed_end = value_at + len(_VALUE) + len(arguments.quote)
         inter = rest[keyed_end:second_at]
-        value_ending = arguments.value_ending
+        value_ending = arguments.ending(_KEY)
         if not inter.startswith(value_ending):
             raise _NotLearnt
         inter = inter[len(value_ending) :]
@@ -350,10 +395,9 @@ def _whole(
     arguments: JsonArguments | KeyedArguments,
 ) -> CallFormat:
     """The format, with the markers at which content ends and begins again taken out of what is around the calls."""
-    model = probes.text_model
     has_own = opening.strip() == "" and between is not None
-    lead = (opening + head).lstrip()
-    start = _start_marker(lead, model, probes.splitters)
+    start, lead = _start(probes, (opening + head).lstrip())
+    opening = lead[: len(lead) - len(head)] if len(lead) > len(head) else ""
     if has_own or between is None:
         head, opening = lead[len(start) :], ""
         whole_tail = tail + ending if between is None else tail
@@ -379,17 +423,41 @@ def _whole(
         has_own_section=has_own,
         is_bare=not _is_marker(start, probes.splitters),
     )
+    ends = [probes.text_model.decode([token]) for token in probes.text_model.eos]
+    if any(end in text for end in ends if end for text in found.texts()):
+        # The model cannot write beyond it.
+        raise _NotLearnt
     _check(probes, found)
     return found
 
 
+def _start(probes: _Probes, lead: str) -> tuple[str, str]:
+    """The marker that the calls begin with, and the lead from there on.
+
+    What stands in a chat without calls too (it begins or ends reasoning, or a message) is not the marker of calls: that
+    follows it, or it goes on up to the next special token.
+    """
+    start = _start_marker(lead, probes.text_model, probes.splitters)
+    while _is_marker(start, probes.splitters) and any(start in text for text in probes.outside):
+        behind = lead[len(start) :].lstrip()
+        if _first_markup(behind, probes.splitters).startswith(("<", "[", *probes.splitters)):
+            start, lead = _start_marker(behind, probes.text_model, probes.splitters), behind
+            continue
+        stops = [at + len(text) for text in probes.splitters if (at := lead.find(text, len(start))) >= 0]
+        if not stops:
+            raise _NotLearnt
+        start = lead[: min(stops)]
+    return start, lead
+
+
 def _start_marker(lead: str, model: TextModel, splitters: Sequence[str]) -> str:
-    """The marker that the calls begin with."""
+    """The marker that a text begins with."""
     if model.tool_start and lead.startswith(model.tool_start):
         return model.tool_start
     special = next((text for text in splitters if lead.startswith(text)), None)
     if special is not None:
-        return special
+        tag = re.match(r"<\w+>", lead[len(special) :])
+        return special if tag is None else special + tag[0]
     tag = re.match(r"<[^\s<>]*[>=]|\[[A-Z_]+\]|[^\s\w\"'{}\[\]()]{2,}", lead)
     if tag is not None:
         return tag[0]
@@ -478,10 +546,11 @@ def _example(probes: _Probes, form: CallFormat) -> str:
 
 
 def _known(text_model: TextModel) -> CallFormat | None:
-    """The format that the model's parser reads, where the template shows no call."""
+    """The format that the model's parser reads, or that the template asks for, where it shows no call."""
     parse = text_model.parse_tool_call
     if parse is None or text_model.tool_start is None:
-        return None
+        form = _asked_for(_Probes(text_model, _FORMS[0]))
+        return form if form is not None and _is_not_refuted(text_model, form) else None
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
     for form in known_formats(text_model.tool_start, text_model.tool_end or ""):
         specials = [text for text in ("[ARGS]", "<escape>", '<|"|>') if any(text in part for part in form.texts())]
@@ -499,9 +568,22 @@ def _known(text_model: TextModel) -> CallFormat | None:
     return None
 
 
+def _asked_for(probes: _Probes) -> CallFormat | None:
+    """A list of calls in JSON behind the special token that the template names to the model where there are tools."""
+    try:
+        shown, plain = probes.instructions()
+    except _NotLearnt:
+        return None
+    named = [text for text in probes.splitters if _CALL_TOKEN.search(text) and text in shown and text not in plain]
+    return known_formats(named[0], "")[-1] if len(named) == 1 else None
+
+
+_CALL_TOKEN = re.compile(r"^<\|tool_?calls?\|>$")
+
+
 def _is_not_refuted(text_model: TextModel, form: CallFormat) -> bool:
     """Whether the template shows no call, or shows it in this format."""
-    probes = _Probes(text_model, has_text_arguments=False)
+    probes = _Probes(text_model, _FORMS[0])
     try:
         text = probes.calls([(_NAME, {_KEY: _VALUE})])
     except _NotLearnt:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 
 from reprise.chat.call_format import CallFormat, JsonArguments, KeyedArguments, Matched, Need, match_loosely
 from reprise.chat.scan import num_held
-from reprise.chat.tool_types import could_be_text, is_text, property_schemas, typed
+from reprise.chat.tool_types import could_be_text, is_text, property_schemas, read_json, schema_of_part, typed, types_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +298,7 @@ class CallReader:
                 # Nothing is said of a call before its arguments begin as they should.
                 self._begin_call(name)
             lead = ("{" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": "
-            yield from self._value(keyed, lead, self._schema.get(key), kind)
+            yield from self._value(keyed, key, lead, self._schema.get(key), kind)
             is_first = False
         closing = self._closing.rstrip()
         if (yield from self._try(closing)) is None and not (self._is_ended and self._form.tail.strip() == ""):
@@ -317,21 +317,27 @@ class CallReader:
         return form.tail if form.tail.strip() else form.ending + form.end
 
     def _ends_arguments(self, opening: str) -> Generator[None, None, bool]:
-        if opening.strip() == "":
-            # The key stands bare.
+        if opening.strip() == "" or self._closing.startswith(opening.strip()):
+            # The key stands bare, or behind what the closing begins with as well.
             return (yield from self._try(self._closing.rstrip())) is not None
         return (yield from self._try(opening.rstrip())) is None
 
-    def _value(self, keyed: KeyedArguments, lead: str, schema: Mapping[str, Any] | None, kind: str | None) -> Script:
+    def _value(
+        self, keyed: KeyedArguments, key: str, lead: str, schema: dict[str, Any] | None, kind: str | None
+    ) -> Script:
+        ending = keyed.ending(key)
         if keyed.is_native or keyed.quote:
             yield from self._native_value(keyed, lead, schema)
         elif kind == "string" if kind is not None else (schema is not None and is_text(schema)):
-            yield from self._text_value(keyed.value_ending, lead)
+            yield from self._text_value(ending, lead)
+        elif keyed.item:
+            value = yield from self._until(ending, again=keyed.key_opening + key + keyed.value_opening)
+            self._give(lead + _json_text(self._nested(value, keyed, schema or {})))
         else:
-            value = yield from self._until(keyed.value_ending)
+            value = yield from self._until(ending)
             self._give(lead + _json_text(typed(self._spell(value), schema, kind=kind)))
         if not keyed.is_native:
-            yield from self._literal(keyed.value_ending)
+            yield from self._literal(ending)
 
     def _key(self, keyed: KeyedArguments) -> Generator[None, None, str]:
         """The text up to what stands before every value."""
@@ -368,6 +374,12 @@ class CallReader:
                 return kind if len(shared) == 1 else "json"
         self._fail(*(opening for _, opening in options))
 
+    def _nested(self, value: str, keyed: KeyedArguments, schema: dict[str, Any]) -> Any:
+        try:
+            return read_nested(value, keyed, schema, spell=self._spell)
+        except RecursionError as error:
+            raise NotACall from error
+
     def _text_value(self, ending: str, lead: str) -> Script:
         """Text up to the ending, given on as it comes, as the inside of a JSON string."""
         self._give(lead + '"')
@@ -389,9 +401,10 @@ class CallReader:
             yield
         self._give('"')
 
-    def _until(self, ending: str) -> Generator[None, None, str]:
+    def _until(self, ending: str, *, again: str = "") -> Generator[None, None, str]:
+        """The text up to the ending; `again` opens what has the same ending within it."""
         tag = ending.strip()
-        while (found := self._text.find(tag, self._at)) < 0:
+        while (found := _end_of(self._text, self._at, tag, again)) < 0:
             if self._is_final:
                 raise _Cut
             yield
@@ -606,6 +619,50 @@ class _JsonScan:
         return char
 
 
+def _end_of(text: str, at: int, ending: str, again: str) -> int:
+    """Where the ending stands that closes what is open at `at`; -1 if it does not. O(text)."""
+    depth = 1
+    while (found := text.find(ending, at)) >= 0 and again:
+        depth += text.count(again, at, found) - 1
+        if depth == 0:
+            break
+        at = found + len(ending)
+    return found
+
+
+def read_nested(text: str, keyed: KeyedArguments, schema: dict[str, Any], *, spell: Callable[[str], str]) -> Any:
+    """A value whose parts are written as arguments are; its schema has the definitions that it refers to.
+
+    Raises NotACall.
+    """
+    kinds, body = types_of(schema), text.strip()
+    if kinds == frozenset(("string",)):
+        return spell(text)
+    parts: list[tuple[str, str]] = []
+    at = 0
+    while body.startswith(keyed.key_opening.strip(), at):
+        at += len(keyed.key_opening.strip())
+        key_end = body.find(keyed.value_opening, at)
+        key = body[at:key_end]
+        start = key_end + len(keyed.value_opening)
+        ending = keyed.ending(key)
+        stop = _end_of(body, start, ending, keyed.key_opening + key + keyed.value_opening)
+        if key_end < 0 or key == "" or stop < 0:
+            raise NotACall
+        parts.append((spell(key), body[start:stop]))
+        at = _after_space(f"{body}.", stop + len(ending))
+    if at < len(body) and parts:
+        raise NotACall
+    is_list = "object" not in kinds if "array" in kinds else not kinds
+    if parts and is_list and all(key == keyed.item for key, _ in parts):
+        return [read_nested(part, keyed, schema_of_part(schema, None), spell=spell) for _, part in parts]
+    if parts:
+        return {key: read_nested(part, keyed, schema_of_part(schema, key), spell=spell) for key, part in parts}
+    if body == "" and kinds in (frozenset(("object",)), frozenset(("array",))):
+        return {} if "object" in kinds else []
+    return typed(spell(body), schema)
+
+
 def read_native(text: str, *, quote: str) -> Any:
     """A value whose objects have bare keys and whose text stands between `quote`s; `_UNREAD` if it is none."""
     parts = text.split(quote) if quote else [text]
@@ -693,13 +750,9 @@ def _parsed_native(text: str) -> Any:
 def _parsed(text: str) -> Any:
     """JSON, or None."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return read_json(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(word)
 
 
 def _spelled(value: Any, spell: Callable[[str], str]) -> Any:

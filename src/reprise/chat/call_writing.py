@@ -39,9 +39,21 @@ def _argument(keyed: KeyedArguments, key: str, value: Any) -> str:
         text, opening = keyed.quote + _inside(value, keyed.quote) + keyed.quote, keyed.value_opening
     else:
         kind = type_name(value)
-        text = _native(value, keyed) if keyed.has_bare_keys else _json(value)
+        text = _nested(value, keyed) if keyed.item else _native(value, keyed) if keyed.has_bare_keys else _json(value)
         opening = keyed.opening("number" if kind == "integer" else kind)
-    return keyed.key_opening + key + opening + text + keyed.value_ending
+    return keyed.key_opening + key + opening + text + keyed.ending(key)
+
+
+def _nested(value: Any, keyed: KeyedArguments) -> str:
+    """A value whose parts are written as arguments are."""
+    match value:
+        case dict() if value:
+            items = cast("dict[str, Any]", value).items()
+            return keyed.between.join(_argument(keyed, key, part) for key, part in items)
+        case list() if value:
+            return keyed.between.join(_argument(keyed, keyed.item, part) for part in cast("list[Any]", value))
+        case _:
+            return _json(value)
 
 
 def _inside(text: str, quote: str) -> str:

@@ -21,7 +21,17 @@ from reprise.chat.grammar import (
 )
 from reprise.chat.markup import is_harmony
 from reprise.chat.text_model import TextModel
-from reprise.chat.tool_types import could_be_text, is_text, resolved, schemas_in, types_of
+from reprise.chat.text_schema import text_terms, with_known_patterns
+from reprise.chat.tool_types import (
+    could_be_text,
+    definitions_in,
+    is_text,
+    resolved,
+    schema_of_part,
+    schemas_in,
+    type_name,
+    types_of,
+)
 from reprise.chat.tools import function_of
 from reprise.core.errors import BadRequest
 
@@ -36,7 +46,9 @@ _QUOTED = {
 }
 """What can stand between quotes of a language that has escapes."""
 
+_FREE_KEY = "/[a-zA-Z_][a-zA-Z0-9_-]*/"
 _MAX_DEPTH = 6
+_MAX_ITEMS = 64
 
 
 def call_grammar(
@@ -104,7 +116,7 @@ def _harmony_grammar(text_model: TextModel, functions: Sequence[dict[str, Any]])
     calls: list[str] = []
     for function in functions:
         header = f"<|channel|>commentary to=functions.{function['name']} <|constrain|>json<|message|>"
-        calls.append(f"{rules.markup(header)} {rules.json(function['parameters'])}")
+        calls.append(f"{rules.markup(header)} {rules.arguments(function)}")
     ends_itself = text_model.splitters.get("<|call|>") in text_model.eos
     end = "" if ends_itself else rules.markup("<|call|>")
     grammar = rules.grammar(start=f"{harmony_lead(text_model)} call {end}", call=" | ".join(calls), more=HARMONY_RULES)
@@ -117,6 +129,7 @@ class _Rules:
     def __init__(self, markup: Callable[[str], str]) -> None:
         self.markup = markup
         self._rules: list[str] = []
+        self._is_strict = False
 
     def grammar(self, *, start: str, call: str, more: str = "") -> Grammar:
         text = "\n".join((f"start: {start}", f"call: {call}", *self._rules)) + more
@@ -128,7 +141,7 @@ class _Rules:
         return " ".join(part for part in parts if part)
 
     def call(self, form: CallFormat, function: dict[str, Any]) -> str:
-        name, parameters = function["name"], function["parameters"]
+        name, parameters = function["name"], self._parameters(function)
         name = json.dumps(name)[1:-1] if form.name_is_quoted else name
         if isinstance(form.arguments, JsonArguments):
             arguments = self.json(parameters)
@@ -136,11 +149,21 @@ class _Rules:
             arguments = self._keyed(form.arguments, parameters)
         return " ".join((self.literal(form.head + name + form.middle), arguments, self.literal(form.tail)))
 
+    def _parameters(self, function: dict[str, Any]) -> dict[str, Any]:
+        """The schema of the arguments. Unless the function is strict, what cannot be enforced is left out."""
+        self._is_strict = function.get("strict") is True
+        parameters = function["parameters"]
+        return parameters if self._is_strict else cast("dict[str, Any]", with_known_patterns(parameters))
+
+    def arguments(self, function: dict[str, Any]) -> str:
+        """A rule for the arguments of a function as JSON."""
+        return self.json(self._parameters(function))
+
     def json(self, parameters: dict[str, Any]) -> str:
-        """A rule for the arguments: an object of the schema, with no others where the schema names some."""
+        """A rule for an object of the schema, with no others where the schema names some."""
         closed = {"additionalProperties": False} if parameters["properties"] else {}
         schema = {"type": "object", **closed, **parameters}
-        return self._rule(f"%json {_schema_text(schema)}")
+        return self._rule(f"%json {self._schema_text(schema)}")
 
     def _keyed(self, form: KeyedArguments, parameters: dict[str, Any]) -> str:
         required = parameters.get("required", ())
@@ -160,104 +183,163 @@ class _Rules:
             more = self._rule(following if is_required else f"{following} | {more}")
         return first
 
-    def _argument(self, form: KeyedArguments, key: str, schema: dict[str, Any], parameters: dict[str, Any]) -> str:
+    def _argument(
+        self, form: KeyedArguments, key: str, schema: dict[str, Any], parameters: dict[str, Any], depth: int = 0
+    ) -> str:
         lead = self.literal(form.key_opening + key)
-        if form.is_native:
-            value = self._native(form, schema, parameters)
-            return f"{lead} {self.literal(form.value_opening)} {value} {self.literal(form.value_ending)}"
+        if form.is_native or form.item:
+            opening = self.literal(form.value_opening)
+            return f"{lead} {opening} {self._value(form, key, schema, parameters, depth)}"
         ways: list[str] = []
         if is_text(schema) or (form.openings and could_be_text(schema)):
-            ways.append(f"{self.literal(form.value_opening)} {self._text(form, schema)}")
+            ways.append(f"{self.literal(form.value_opening)} {self._text(schema, form.value_ending)}")
         if not is_text(schema):
             ending = self.literal(form.value_ending)
             for opening, part in _by_opening(form, schema):
                 ways.append(f"{self.literal(opening)} {self._json_value(part, parameters)} {ending}")
         return f"{lead} {self._rule(' | '.join(ways))}"
 
-    def _text(self, form: KeyedArguments, schema: dict[str, Any]) -> str:
-        """A value that is text, and what ends it."""
+    def _json_value(self, schema: dict[str, Any], parameters: dict[str, Any]) -> str:
+        return self._rule(f"%json {self._schema_text({**definitions_in(parameters), **schema})}")
+
+    # Values of languages that write objects and lists in their own way
+
+    def _value(
+        self, form: KeyedArguments, key: str, schema: dict[str, Any], parameters: dict[str, Any], depth: int
+    ) -> str:
+        """A value and what ends it."""
+        schema = resolved(schema, parameters)
+        ending = form.ending(key)
+        kinds = types_of(schema)
+        if is_text(schema) and (kinds or depth == 0):
+            return self._string(form, schema, ending)
+        if not form.has_bare_keys and not form.item:
+            return f"{self._json_value(schema, parameters)} {self.literal(ending)}"
+        for name in ("anyOf", "oneOf"):
+            if isinstance(schema.get(name), list) and depth < _MAX_DEPTH:
+                parts = schemas_in(schema[name])
+                return self._rule(" | ".join(self._value(form, key, part, parameters, depth + 1) for part in parts))
+        ways: list[str] = []
+        for kind in sorted(kinds) if depth < _MAX_DEPTH else ():
+            if kind == "string":
+                ways.append(self._string(form, schema, ending))
+            elif kind == "object" and (schema.get("properties") or not form.item):
+                ways.append(f"{self._object(form, schema, parameters, depth)} {self.literal(ending)}")
+            elif kind == "array":
+                ways.append(f"{self._list(form, schema, parameters, depth)} {self.literal(ending)}")
+            else:
+                ways.append(f"{self._json_value(_limited(schema, {kind}), parameters)} {self.literal(ending)}")
+        return self._rule(" | ".join(ways) or f"{self._anything(form)} {self.literal(ending)}")
+
+    def _object(self, form: KeyedArguments, schema: dict[str, Any], parameters: dict[str, Any], depth: int) -> str:
+        properties: dict[str, Any] = schema.get("properties") or {}
+        required = schema.get("required", ())
+        items = [
+            (self._argument(form, key, _as_schema(part), parameters, depth + 1), key in required)
+            for key, part in properties.items()
+        ]
+        comma = self.literal(form.between)
+        if not form.has_bare_keys:
+            return self._joined(items, comma)
+        if items:
+            return f'"{{" {self._joined(items, comma)} "}}"'
+        part = schema_of_part({**definitions_in(parameters), **schema}, "")
+        return self._free_object(form, self._value(form, "", part, parameters, depth + 1))
+
+    def _free_object(self, form: KeyedArguments, value: str) -> str:
+        item = f"{_FREE_KEY} {self.literal(form.value_opening)} {value}"
+        return f'"{{" ({item} ({self.literal(form.between)} {item})*)? "}}"'
+
+    def _list(self, form: KeyedArguments, schema: dict[str, Any], parameters: dict[str, Any], depth: int) -> str:
+        part = schema_of_part({**definitions_in(parameters), **schema}, None)
+        if form.item:
+            item = self._argument(form, form.item, part, parameters, depth + 1)
+        else:
+            item = self._value(form, "", part, parameters, depth + 1)
+        fewest = schema.get("minItems", 0)
+        most = max(fewest, 1, schema.get("maxItems", _MAX_ITEMS))
+        more = f"{item} ({self.literal(form.between)} {item}){{{max(0, fewest - 1)},{most - 1}}}"
+        items = more if fewest > 0 else f"({more})?"
+        return items if form.item else f'"[" {items} "]"'
+
+    def _anything(self, form: KeyedArguments) -> str:
+        """A rule for any value: as JSON, where the language reads it."""
+        if not form.has_bare_keys:
+            return self._rule("%json {}")
+        name = f"r{len(self._rules)}"
+        self._rules.append("")
+        comma = self.literal(form.between)
+        ways = (
+            self._string(form, {}, ""),
+            self._rule('%json {"type": ["number", "boolean", "null"]}'),
+            self._free_object(form, name),
+            f'"[" ({name} ({comma} {name})*)? "]"',
+        )
+        self._rules[int(name[1:])] = f"{name}: {' | '.join(ways)}"
+        return name
+
+    # Text
+
+    def _string(self, form: KeyedArguments, schema: dict[str, Any], ending: str) -> str:
+        """A value that is text, as the language marks it, and what ends it."""
+        if form.quote == "":
+            return self._text(schema, ending)
+        quote = self.literal(form.quote)
+        if form.quote not in _QUOTED:
+            return f"{quote} {self._text(schema, form.quote)} {self.literal(ending)}"
         options = _options(schema)
         if options is not None:
-            return f"{self._rule(' | '.join(lark_text(text) for text in options))} {self.literal(form.value_ending)}"
-        return self._text_until(form.value_ending)
-
-    def _json_value(self, schema: dict[str, Any], parameters: dict[str, Any]) -> str:
-        definitions = {name: parameters[name] for name in ("$defs", "definitions") if name in parameters}
-        return self._rule(f"%json {_schema_text({**definitions, **schema})}")
-
-    def _native(self, form: KeyedArguments, schema: dict[str, Any], parameters: dict[str, Any], depth: int = 0) -> str:
-        """A value of a language that marks text itself: with bare keys its own objects, else JSON."""
-        schema = resolved(schema, parameters)
-        if is_text(schema):
-            return self._quoted(form, _options(schema))
-        if not form.has_bare_keys:
-            return self._json_value(schema, parameters)
-        ways = [self._bare(form, kind, schema, parameters, depth) for kind in sorted(types_of(schema))]
-        for key in ("anyOf", "oneOf"):
-            if isinstance(schema.get(key), list):
-                ways = [self._native(form, part, parameters, depth + 1) for part in schemas_in(schema[key])]
-        return self._rule(" | ".join(ways) or '"null"')
-
-    def _bare(
-        self, form: KeyedArguments, kind: str, schema: dict[str, Any], parameters: dict[str, Any], depth: int
-    ) -> str:
-        options: object = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if kind == "string":
-            return self._quoted(form, _options(schema))
-        if isinstance(options, list) and kind in ("integer", "number", "boolean", "null"):
-            fitting = [option for option in cast("list[object]", options) if not isinstance(option, str)]
-            return self._rule(" | ".join(lark_text(json.dumps(option)) for option in fitting))
-        colon, comma = self.literal(form.value_opening), self.literal(form.between)
-        if kind == "object":
-            properties: dict[str, Any] = schema.get("properties", {}) if depth < _MAX_DEPTH else {}
-            required = schema.get("required", ())
-            items = [
-                (f"{lark_text(key)} {colon} {self._native(form, part, parameters, depth + 1)}", key in required)
-                for key, part in properties.items()
-            ]
-            return f'"{{" {self._joined(items, comma)} "}}"'
-        if kind == "array":
-            part: dict[str, Any] = {"type": "string"}
-            if depth < _MAX_DEPTH:
-                part = next(iter(schemas_in([schema.get("items")])), part)
-            item = self._native(form, part, parameters, depth + 1)
-            fewest = schema.get("minItems", 0)
-            least = f"{item} ({comma} {item}){{{max(0, fewest - 1)},{max(fewest - 1, schema.get('maxItems', 64) - 1)}}}"
-            return f'"[" {least} "]"' if fewest > 0 else f'"[" ({least})? "]"'
-        return self._json_value({**schema, "type": kind}, parameters)
-
-    def _quoted(self, form: KeyedArguments, options: Sequence[str] | None) -> str:
-        quote = self.literal(form.quote)
-        if options is not None:
-            escaped = [json.dumps(text, ensure_ascii=False)[1:-1] for text in options]
-            texts = escaped if form.quote in _QUOTED else list(options)
+            texts = [json.dumps(text, ensure_ascii=False)[1:-1] for text in options]
             if form.quote == "'":
                 texts = [text.replace('\\"', '"').replace("'", "\\'") for text in texts]
-            return f"{quote} {self._rule(' | '.join(lark_text(text) for text in texts))} {quote}"
-        if form.quote in _QUOTED:
-            return f"{quote} {self._rule(_QUOTED[form.quote])} {quote}"
-        return f"{quote} {self._text_until(form.quote)}"
+            inside = self._rule(" | ".join(lark_text(text) for text in texts))
+        else:
+            terms = text_terms(schema)
+            # What is asked of the text is asked without escapes.
+            plain = rf"/[^{form.quote}\\\n]*/"
+            inside = self._terminal(" & ".join((plain, *terms)) if terms else _QUOTED[form.quote])
+        return f"{quote} {inside} {quote} {self.literal(ending)}"
 
-    def _text_until(self, ending: str) -> str:
-        """Any text up to the ending's tag, whatever white space stands before it.
+    def _text(self, schema: dict[str, Any], ending: str) -> str:
+        """Text of this schema up to the ending's tag, whatever white space stands before it.
 
         A special token ends a text by itself, since it cannot stand in one.
         """
+        options = _options(schema)
+        if options is not None:
+            return f"{self._rule(' | '.join(lark_text(text) for text in options))} {self.literal(ending)}"
+        terms = text_terms(schema)
         tag = ending.strip()
         after = self.markup(ending[ending.index(tag) + len(tag) :])
         end = self.markup(tag)
         if "<[" in end:
-            return f"{self._rule(_ANY_TEXT)} {end[end.index('<[') :]} {after}"
-        return f"{self._rule(_ANY_TEXT, option=f'[suffix={end}]')} {after}"
+            at = end.index("<[")
+            text = self._terminal(" & ".join(terms) or _ANY_TEXT)
+            # A terminal of its own: what is before the special token could be text as well.
+            before = f"{self.literal(ending[: ending.index(tag)]) if terms else ''} {end[:at]}".strip()
+            return f"{self._terminal(f'{text} {before}') if before else text} {end[at:]} {after}"
+        if not terms:
+            return f"{self._rule(_ANY_TEXT, option=f'[suffix={end}]')} {after}"
+        closing = re.escape(tag).replace("/", r"\/")
+        outside = rf"~/(.|\n)*{closing}(.|\n)*/"
+        whole = lark_text(ending[: ending.index(tag)] + tag)
+        return f"{self._rule(' & '.join((*terms, outside)), option=f'[suffix={whole}]')} {after}"
 
-    def _rule(self, body: str, *, option: str = "") -> str:
-        name = f"r{len(self._rules)}"
+    def _schema_text(self, schema: dict[str, Any]) -> str:
+        return json.dumps({**schema, "x-guidance": {**JSON_OPTIONS, "lenient": not self._is_strict}})
+
+    def _terminal(self, body: str) -> str:
+        return self._rule(body, kind="T")
+
+    def _rule(self, body: str, *, option: str = "", kind: str = "r") -> str:
+        name = f"{kind}{len(self._rules)}"
         self._rules.append(f"{name}{option}: {body}")
         return name
 
 
-def _schema_text(schema: dict[str, Any]) -> str:
-    return json.dumps({**schema, "x-guidance": JSON_OPTIONS})
+def _as_schema(part: object) -> dict[str, Any]:
+    """A schema may be a boolean."""
+    return cast("dict[str, Any]", part) if isinstance(part, dict) else {}
 
 
 def _by_opening(form: KeyedArguments, schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -273,13 +355,20 @@ def _by_opening(form: KeyedArguments, schema: dict[str, Any]) -> list[tuple[str,
 
 def _limited(schema: dict[str, Any], kinds: Collection[str]) -> dict[str, Any]:
     """The part of the schema whose values have these types."""
+    options: object = schema.get("enum")
+    if isinstance(options, list):
+        fitting = [option for option in cast("list[object]", options) if _is_of(option, kinds)]
+        return {**{key: part for key, part in schema.items() if key != "type"}, "enum": fitting}
     for key in ("anyOf", "oneOf"):
         parts: Any = schema.get(key)
         if isinstance(parts, list):
             return {**schema, key: [part for part in schemas_in(parts) if types_of(part) & set(kinds)]}
-    if "enum" in schema or "const" in schema:
-        return schema if "type" not in schema else {**schema, "type": sorted(kinds)}
-    return {**schema, "type": sorted(kinds)}
+    return schema if "const" in schema else {**schema, "type": sorted(kinds)}
+
+
+def _is_of(value: object, kinds: Collection[str]) -> bool:
+    kind = type_name(value)
+    return kind in kinds or (kind == "integer" and "number" in kinds)
 
 
 def _options(schema: dict[str, Any]) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -11,16 +12,32 @@ _ANY = frozenset(("string", "integer", "number", "boolean", "null", "object", "a
 
 
 def property_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """The schemas of all functions' arguments by name, references to definitions resolved."""
+    """The schemas of all functions' arguments by name, references resolved, each with the definitions."""
     functions = [function_of(tool) for tool in tools]
     return {
         function["name"]: {
-            key: resolved(schema, function["parameters"])
+            key: {**definitions_in(function["parameters"]), **resolved(schema, function["parameters"])}
             for key, schema in function["parameters"]["properties"].items()
         }
         for function in functions
         if isinstance(function.get("name"), str)
     }
+
+
+def definitions_in(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What a schema defines for references to it."""
+    return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+
+
+def schema_of_part(schema: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+    """The schema of an object's value of this key, or (None) of a list's items; empty if nothing is said of it."""
+    ways = [schema, *(part for name in ("anyOf", "oneOf", "allOf") for part in schemas_in(schema.get(name, ())))]
+    for way in (resolved(dict(way), schema) for way in ways):
+        properties: Mapping[str, Any] = way.get("properties") or {}
+        part: Any = way.get("items") if key is None else properties.get(key, way.get("additionalProperties"))
+        if isinstance(part, dict):
+            return {**definitions_in(schema), **resolved(cast("dict[str, Any]", part), schema)}
+    return {}
 
 
 def resolved(schema: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +114,7 @@ def typed(text: str, schema: Mapping[str, Any] | None, *, kind: str | None = Non
 
 
 def _literal(text: str) -> Any:
-    for read in (json.loads, ast.literal_eval):
+    for read in (read_json, ast.literal_eval):
         try:
             value = read(text)
             json.dumps(value, allow_nan=False)
@@ -105,6 +122,22 @@ def _literal(text: str) -> Any:
             continue
         return value
     return {"true": True, "false": False}.get(text.lower())
+
+
+def read_json(text: str) -> Any:
+    """What a JSON text says. A number beyond a float's range is the largest one: infinity cannot be sent as JSON.
+
+    Raises ValueError and RecursionError.
+    """
+    return json.loads(text, parse_float=_finite, parse_constant=_refuse)
+
+
+def _finite(number: str) -> float:
+    return max(-sys.float_info.max, min(sys.float_info.max, float(number)))
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(word)
 
 
 def type_name(value: object) -> str:
