@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from reprise.chat.answer import Answer, ToolCall
+from reprise.cli.agents import AGENTS, ServerAddress
 from reprise.core.job import Job
 from reprise.demo.tiny.build import QWEN3_5, build_model
 from tests.agents.packages import installed
@@ -81,6 +82,11 @@ def calls_once(
     return says
 
 
+def address(server: Serving) -> ServerAddress:
+    """What `reprise launch` would give an agent."""
+    return ServerAddress(url=str(server.client.base_url).rstrip("/"), api_key="none", model="tiny", context=262144)
+
+
 def keep(recorder: Recorder | None, name: str, version: str, tool: str, arguments: Mapping[str, object]) -> None:
     """Record the loop that just ran."""
     call = {"name": tool, "arguments": arguments}
@@ -128,11 +134,7 @@ def test_claude_code(
         ],
         folder,
         tmp_path_factory.mktemp("home"),
-        ANTHROPIC_BASE_URL=str(server.client.base_url).rstrip("/"),
-        ANTHROPIC_AUTH_TOKEN="none",
-        ANTHROPIC_MODEL="tiny",
-        ANTHROPIC_SMALL_FAST_MODEL="tiny",
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        **AGENTS["claude"].command(address(server)).variables,
         DISABLE_TELEMETRY="1",
         DISABLE_ERROR_REPORTING="1",
         DISABLE_AUTOUPDATER="1",
@@ -155,12 +157,8 @@ CODEX_TOOLS: dict[str, dict[str, object]] = {
 
 def run_codex(server: Serving, programs: Path, folder: Path, home: Path, *options: str) -> str:
     (home / ".codex").mkdir()
-    (home / ".codex" / "config.toml").write_text(
-        'model = "tiny"\nmodel_provider = "reprise"\ncheck_for_update_on_startup = false\n'
-        "[analytics]\nenabled = false\n"
-        '[model_providers.reprise]\nname = "Reprise"\nwire_api = "responses"\n'
-        f'base_url = "{str(server.client.base_url).rstrip("/")}/v1"\n'
-    )
+    quiet = "check_for_update_on_startup = false\n[analytics]\nenabled = false\n"
+    (home / ".codex" / "config.toml").write_text(AGENTS["codex"].settings.edited(quiet, address(server)))
     codex = [str(programs / ".bin" / "codex"), "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access"]
     return run([*codex, *options, TASK], folder, home)
 
@@ -212,18 +210,13 @@ def test_opencode(
     server.client.delete("/v1/cache")
     before = {record["id"] for record in server.client.get("/v1/cache/requests").json()["data"]}
     server.engine.says = calls_once(server, {"read": {"filePath": str(folder / "a.txt")}})
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "Reprise",
-        "options": {"baseURL": f"{str(server.client.base_url).rstrip('/')}/v1", "apiKey": "none"},
-        "models": {"local": {"name": "local", "limit": {"context": 262144, "output": 8192}}},
-    }
-    config = {"provider": {"reprise": provider}, "model": "reprise/local", "small_model": "reprise/local"}
-    (folder / "opencode.json").write_text(json.dumps(config | {"autoupdate": False, "share": "disabled"}))
+    (folder / "opencode.json").write_text(json.dumps({"autoupdate": False, "share": "disabled"}))
+    made = AGENTS["opencode"].command(address(server))
     told = run(
         [str(next(programs.glob("opencode-linux-*/bin/opencode"), programs / ".bin" / "opencode")), "run", TASK],
         folder,
         tmp_path_factory.mktemp("home"),
+        **made.variables,
     )
     assert "It says hello." in told
     server.wait_until_idle()

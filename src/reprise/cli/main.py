@@ -10,6 +10,7 @@ from reprise.cli.config import config
 from reprise.cli.demo import demo
 from reprise.cli.explain import explain
 from reprise.cli.inspect import inspect
+from reprise.cli.launch import launch
 from reprise.cli.requests import requests
 from reprise.cli.serve import serve
 from reprise.cli.simulate import simulate
@@ -23,6 +24,8 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(chat)
+# What follows the agent is the agent's.
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.command()(config)
 app.command()(inspect)
 app.command()(demo)

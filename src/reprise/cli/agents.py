@@ -1,0 +1,270 @@
+"""What each agent needs to run on a server of ours: for one process, and in its own settings.
+
+An agent is a row of `AGENTS`: what it is started with, and how its settings file reads with the same in it. Everything
+here is pure; `launch.py` starts processes and writes files.
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+_CONTEXT = 32768
+"""Stands for a context that the server does not know."""
+_PATIENCE_MS = 3_600_000
+"""How long an agent waits for a word: a long prefill on a small machine takes minutes."""
+_ANSWER = 8192
+"""The longest answer that an agent should leave room for, where it wants to know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAddress:
+    """The server that agents are to use. `url` is without `/v1`; `context` in tokens."""
+
+    url: str
+    api_key: str
+    model: str
+    context: int = _CONTEXT
+
+    @property
+    def openai_url(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def answer(self) -> int:
+        """Tokens of an answer that fit beside a prompt."""
+        return min(_ANSWER, self.context // 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCommand:
+    """How to start an agent: its program, the words behind it, and variables for this process only."""
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    unset: tuple[str, ...] = ()
+    """Variables of the user's that would send it elsewhere."""
+
+    def lines(self) -> list[str]:
+        """The same for a shell."""
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        return [*(f"unset {name}" for name in self.unset), *exports, shlex.join(self.words)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """An agent's settings file: where it is below the home directory, and what its text becomes.
+
+    `edited` gets "" for a file that is not there; it raises ValueError for a text that it cannot read.
+    """
+
+    path: str
+    edited: Callable[[str, ServerAddress], str]
+    variable: str | None = None
+    """Names the directory instead, where it is set."""
+
+    def file(self, environment: Mapping[str, str], home: Path) -> Path:
+        named = environment.get(self.variable, "") if self.variable is not None else ""
+        return Path(named) / Path(self.path).name if named else home / self.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """An agent that can be launched, and how to get it."""
+
+    title: str
+    install: str
+    command: Callable[[ServerAddress], AgentCommand]
+    settings: AgentSettings
+
+
+def _claude_variables(server: ServerAddress) -> dict[str, str]:
+    roles = ("HAIKU", "SONNET", "OPUS")
+    return {
+        "ANTHROPIC_BASE_URL": server.url,
+        "ANTHROPIC_AUTH_TOKEN": server.api_key,
+        "ANTHROPIC_MODEL": server.model,
+        **{f"ANTHROPIC_DEFAULT_{role}_MODEL": server.model for role in roles},
+        "CLAUDE_CODE_SUBAGENT_MODEL": server.model,
+        # A line that changes with every request would stand at the very beginning of the prompt.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.answer),
+        "API_TIMEOUT_MS": str(_PATIENCE_MS),
+    }
+
+
+def _claude_settings(text: str, server: ServerAddress) -> str:
+    body = _json_object(text)
+    body["env"] = {**_object(body.get("env")), **_claude_variables(server)}
+    return _json_text(body)
+
+
+def _codex_provider(server: ServerAddress) -> dict[str, Any]:
+    return {
+        "name": "Reprise",
+        "base_url": server.openai_url,
+        "wire_api": "responses",
+        "stream_idle_timeout_ms": _PATIENCE_MS,
+        "http_headers": {"Authorization": f"Bearer {server.api_key}"},
+    }
+
+
+def _codex_command(server: ServerAddress) -> AgentCommand:
+    values: dict[str, Any] = {
+        "model": server.model,
+        "model_provider": "reprise",
+        "model_context_window": server.context,
+        **{f"model_providers.reprise.{name}": value for name, value in _codex_provider(server).items()},
+    }
+    # JSON's strings and numbers are TOML's; a table is written inline.
+    words = [word for name, value in values.items() for word in ("-c", f"{name}={_toml(value)}")]
+    return AgentCommand(words=("codex", *words))
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        inner = cast(dict[str, object], value)
+        return "{" + ", ".join(f"{name} = {_toml(each)}" for name, each in inner.items()) + "}"
+    return json.dumps(value)
+
+
+def _codex_settings(text: str, server: ServerAddress) -> str:
+    import tomlkit  # noqa: PLC0415 (only this agent needs it)
+    from tomlkit.exceptions import TOMLKitError  # noqa: PLC0415
+
+    try:
+        # Comments and order stay as they are.
+        body: Any = tomlkit.parse(text)
+        body["model"] = server.model
+        body["model_provider"] = "reprise"
+        body["model_context_window"] = server.context
+        providers = body.setdefault("model_providers", tomlkit.table(is_super_table=True))
+        providers["reprise"] = _codex_provider(server)
+        return tomlkit.dumps(body)
+    except TOMLKitError as error:
+        raise ValueError(f"it is not TOML: {error}") from error
+
+
+def _opencode_body(server: ServerAddress) -> dict[str, Any]:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Reprise",
+        # `false` is its word for never.
+        "options": {"baseURL": server.openai_url, "apiKey": server.api_key, "timeout": False},
+        "models": {server.model: {"name": server.model, "limit": {"context": server.context, "output": server.answer}}},
+    }
+    model = f"reprise/{server.model}"
+    return {"provider": {"reprise": provider}, "model": model, "small_model": model}
+
+
+def _opencode_command(server: ServerAddress) -> AgentCommand:
+    return AgentCommand(words=("opencode",), variables={"OPENCODE_CONFIG_CONTENT": json.dumps(_opencode_body(server))})
+
+
+def _opencode_settings(text: str, server: ServerAddress) -> str:
+    body, ours = _json_object(text), _opencode_body(server)
+    body["provider"] = {**_object(body.get("provider")), **ours.pop("provider")}
+    return _json_text({"$schema": "https://opencode.ai/config.json", **body, **ours})
+
+
+def _qwen_command(server: ServerAddress) -> AgentCommand:
+    variables = {
+        "OPENAI_BASE_URL": server.openai_url,
+        "OPENAI_API_KEY": server.api_key,
+        "OPENAI_MODEL": server.model,
+    }
+    return AgentCommand(words=("qwen", "--auth-type", "openai"), variables=variables)
+
+
+def _qwen_settings(text: str, server: ServerAddress) -> str:
+    body = _json_object(text)
+    security, model = _object(body.get("security")), _object(body.get("model"))
+    auth = {"selectedType": "openai", "apiKey": server.api_key, "baseUrl": server.openai_url}
+    security["auth"] = {**_object(security.get("auth")), **auth}
+    generation = {"timeout": _PATIENCE_MS, "contextWindowSize": server.context}
+    model |= {"name": server.model, "generationConfig": {**_object(model.get("generationConfig")), **generation}}
+    return _json_text({**body, "security": security, "model": model})
+
+
+def _aider_options(server: ServerAddress) -> dict[str, str]:
+    return {
+        "model": f"openai/{server.model}",
+        "weak-model": f"openai/{server.model}",
+        "openai-api-base": server.openai_url,
+        "openai-api-key": server.api_key,
+        "timeout": str(_PATIENCE_MS // 1000),
+        "show-model-warnings": "false",
+    }
+
+
+def _aider_command(server: ServerAddress) -> AgentCommand:
+    variables = {f"AIDER_{name.upper().replace('-', '_')}": value for name, value in _aider_options(server).items()}
+    return AgentCommand(words=("aider",), variables=variables)
+
+
+def _aider_settings(text: str, server: ServerAddress) -> str:
+    options = _aider_options(server)
+    kept = [line for line in text.splitlines() if line.split(":")[0].strip() not in options or line[:1] in (" ", "#")]
+    # JSON's strings are YAML's.
+    lines = [f"{name}: {value if value == 'false' else json.dumps(value)}" for name, value in options.items()]
+    return "\n".join([*kept, *lines, ""])
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        body: Any = json.loads(text) if text.strip() else {}
+    except ValueError as error:
+        raise ValueError(f"it is not plain JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ValueError("it is not a JSON object")
+    return cast(dict[str, Any], body)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise ValueError("a part of it has another form than expected")
+    return dict(cast(dict[str, Any], value or {}))
+
+
+def _json_text(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+
+AGENTS: Mapping[str, Agent] = {
+    "claude": Agent(
+        title="Claude Code",
+        install="npm install -g @anthropic-ai/claude-code",
+        command=lambda server: AgentCommand(
+            words=("claude",), variables=_claude_variables(server), unset=("ANTHROPIC_API_KEY",)
+        ),
+        settings=AgentSettings(path=".claude/settings.json", edited=_claude_settings, variable="CLAUDE_CONFIG_DIR"),
+    ),
+    "codex": Agent(
+        title="Codex",
+        install="npm install -g @openai/codex",
+        command=_codex_command,
+        settings=AgentSettings(path=".codex/config.toml", edited=_codex_settings, variable="CODEX_HOME"),
+    ),
+    "opencode": Agent(
+        title="OpenCode",
+        install="npm install -g opencode-ai",
+        command=_opencode_command,
+        settings=AgentSettings(path=".config/opencode/opencode.json", edited=_opencode_settings),
+    ),
+    "qwen": Agent(
+        title="Qwen Code",
+        install="npm install -g @qwen-code/qwen-code",
+        command=_qwen_command,
+        settings=AgentSettings(path=".qwen/settings.json", edited=_qwen_settings),
+    ),
+    "aider": Agent(
+        title="aider",
+        install="uv tool install aider-chat",
+        command=_aider_command,
+        settings=AgentSettings(path=".aider.conf.yml", edited=_aider_settings),
+    ),
+}

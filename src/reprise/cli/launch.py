@@ -1,0 +1,138 @@
+"""`reprise launch AGENT`: an agent on a warm server."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import platformdirs
+import typer
+
+from reprise.cli.agents import AGENTS, Agent, AgentCommand, ServerAddress
+from reprise.cli.refuse import refusals, refuse
+from reprise.cli.server_url import DEFAULT_URL, asked, is_reprise_at, server_url
+from reprise.cli.settings_files import SettingsBackups
+
+_POLL_S = 0.2
+_END_S = 60.0
+
+
+def launch(
+    context: typer.Context,
+    *,
+    agent: Annotated[str, typer.Argument(help=f"One of {', '.join(AGENTS)}. What follows it goes to the agent.")],
+    url: Annotated[str, typer.Option(help="Server, as host:port or a URL.")] = DEFAULT_URL,
+    api_key: Annotated[str | None, typer.Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
+    model: Annotated[
+        str | None, typer.Option(envvar="REPRISE_MODEL", help="If no server runs: start one with this model.")
+    ] = None,
+    prints: Annotated[bool, typer.Option("--print", help="Print the lines for a shell instead.")] = False,
+    writes: Annotated[
+        bool, typer.Option("--write", help="Write it into the agent's own settings; --undo takes it back.")
+    ] = False,
+    undoes: Annotated[bool, typer.Option("--undo", help="Restore the agent's settings, byte for byte.")] = False,
+    is_forced: Annotated[
+        bool, typer.Option("--force", help="With --undo: even if the settings were changed since.")
+    ] = False,
+) -> None:
+    """Start an agent on the running server, or on one that is started for it.
+
+    What the agent needs (address, key, model, context length, timeouts) is set for its process only. Options for the
+    agent stand behind its name: reprise launch claude --continue.
+    """
+    chosen = AGENTS.get(agent)
+    if chosen is None:
+        refuse(f"Unknown agent {agent!r}. Known are {', '.join(AGENTS)}.")
+    if sum((prints, writes, undoes)) > 1 or (is_forced and not undoes):
+        refuse("Give one of --print, --write and --undo; --force goes with --undo.")
+    backups = SettingsBackups(platformdirs.user_state_path("reprise", appauthor=False) / "launch")
+    with refusals():
+        if undoes:
+            typer.echo(f"Restored {backups.restore(agent, is_forced=is_forced)}.")
+            return
+        with _server(server_url(url), model=model, may_start=not (prints or writes)) as base:
+            server = _address(base, api_key)
+            if writes:
+                _write(backups, agent, chosen, server)
+            elif prints:
+                typer.echo("\n".join(_extended(chosen.command(server), context.args).lines()))
+            else:
+                raise typer.Exit(_run(chosen, _extended(chosen.command(server), context.args)))
+
+
+def _address(url: str, api_key: str | None) -> ServerAddress:
+    listed: list[dict[str, Any]] = asked(url, "/v1/models", api_key=api_key)["data"]
+    length: int | None = listed[0].get("max_model_len")
+    key = api_key.split()[0] if api_key else "none"
+    known = ServerAddress(url=url, api_key=key, model=listed[0]["id"])
+    return known if length is None else ServerAddress(url=url, api_key=key, model=known.model, context=length)
+
+
+def _extended(command: AgentCommand, words: list[str]) -> AgentCommand:
+    return replace(command, words=(*command.words, *words))
+
+
+def _write(backups: SettingsBackups, name: str, agent: Agent, server: ServerAddress) -> None:
+    file = agent.settings.file(os.environ, Path.home())
+    try:
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        content = agent.settings.edited(text, server).encode()
+    except (OSError, ValueError) as error:
+        refuse(f"{file} cannot be changed: {error}. `reprise launch {name} --print` shows the lines instead.")
+    target = backups.write(name, file, content)
+    typer.echo(f"Wrote {target}. `reprise launch {name} --undo` restores it.")
+
+
+def _run(agent: Agent, command: AgentCommand) -> int:
+    program = shutil.which(command.words[0])
+    if program is None:
+        refuse(f"{agent.title} is not installed: {agent.install}")
+    kept = {name: value for name, value in os.environ.items() if name not in command.unset}
+    # Ctrl-C is the agent's: it knows what to do with it. A handler does not outlive exec, as SIG_IGN would.
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        return subprocess.call([program, *command.words[1:]], env={**kept, **command.variables})
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _server(url: str, *, model: str | None, may_start: bool) -> Generator[str]:
+    """The server there; if there is none and a model was named, one of our own until the block is left."""
+    if is_reprise_at(url):
+        yield url
+        return
+    if model is None or not may_start:
+        refuse(
+            f"No server answers at {url}. Start one with `reprise serve MODEL`"
+            f"{', or name a model with --model to have one started' if may_start else ''}."
+        )
+    log = platformdirs.user_log_path("reprise", appauthor=False) / "launch.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    port = str(urlsplit(url).port or 80)
+    command = [sys.executable, "-m", "reprise.cli.main", "serve", model, "--port", port]
+    typer.echo(f"Starting a server of {model} (log: {log}) …", err=True)
+    with log.open("wb") as out:
+        # In a session of its own: Ctrl-C in the agent does not end it.
+        server = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        while not is_reprise_at(url):
+            if server.poll() is not None:
+                lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                refuse(f"The server did not start: {(lines or ['it said nothing.'])[-1]}")
+            time.sleep(_POLL_S)
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            server.kill()

@@ -1,0 +1,97 @@
+"""Changes other programs' settings files so that each change can be taken back, byte for byte.
+
+What stood there is kept in a file of its own per program, until it is restored. A second change keeps the first's
+original: what comes back is what the person had.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from reprise.core.errors import RepriseError
+
+
+class SettingsConflict(RepriseError):
+    """A settings file cannot be changed or restored as it is; the sentence says why."""
+
+    code = "settings_conflict"
+
+
+class SettingsBackups:
+    """The originals of changed files, in one directory, by name."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def write(self, name: str, file: Path, content: bytes) -> Path:
+        """Give the file this content, and keep what stood there. Returns where it really is, behind any link."""
+        target = file.resolve()
+        before = target.read_bytes() if target.exists() else None
+        kept = self._read(name)
+        if kept is not None and (kept["path"] != str(target) or not _is_ours(before, kept)):
+            raise SettingsConflict(
+                f"{kept['path']} has changed since it was written. Put it right with --undo (or --undo --force) first."
+            )
+        mode = target.stat().st_mode & 0o777 if before is not None else 0o600
+        if kept is None:
+            original = None if before is None else base64.b64encode(before).decode()
+            kept = {"path": str(target), "mode": mode, "before": original}
+        # The original first: whatever happens in between, it is not lost.
+        body = {**kept, "after": hashlib.sha256(content).hexdigest(), "until": _digest(before)}
+        _replace(self._place(name), json.dumps(body).encode(), mode=0o600)
+        _replace(target, content, mode=mode)
+        return target
+
+    def restore(self, name: str, *, is_forced: bool = False) -> Path:
+        """Bring back what stood there. `is_forced`: even if the file was changed since. Raises SettingsConflict."""
+        kept = self._read(name)
+        if kept is None:
+            raise SettingsConflict(f"Nothing was written for {name}.")
+        target = Path(kept["path"])
+        now = target.read_bytes() if target.exists() else None
+        if not is_forced and not _is_ours(now, kept):
+            raise SettingsConflict(
+                f"{target} has changed since it was written. --undo --force brings back what stood there before."
+            )
+        if kept["before"] is None:
+            target.unlink(missing_ok=True)
+        else:
+            _replace(target, base64.b64decode(kept["before"]), mode=kept["mode"])
+        self._place(name).unlink()
+        return target
+
+    def _place(self, name: str) -> Path:
+        return self._directory / f"{name}.json"
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        place = self._place(name)
+        return json.loads(place.read_text(encoding="utf-8")) if place.exists() else None
+
+
+def _is_ours(content: bytes | None, kept: dict[str, Any]) -> bool:
+    """Whether this is what was written, or (where writing was cut off) what stood there until then."""
+    return _digest(content) in (kept["after"], kept["until"])
+
+
+def _digest(content: bytes | None) -> str | None:
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _replace(target: Path, content: bytes, *, mode: int) -> None:
+    """Whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(mode)
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,149 @@
+"""`reprise launch`: what the agent's process gets, what its settings become, and that all of it can be taken back."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from reprise.cli.agents import AGENTS, ServerAddress
+from reprise.cli.main import app
+from tests.api.real_server import real_server
+from tests.models.tiny import tiny_model
+
+SERVER = ServerAddress(url="http://127.0.0.1:1234", api_key="key", model="tiny", context=4096)
+FILES = {
+    "claude": '{\n    "env": {"EDITOR": "vi"},   "theme":"dark"}',
+    "codex": '# mine\nmodel = "gpt"  # the best\n\n[model_providers.other]\nname = "Other"\n',
+    "opencode": '{"provider": {"other": {}}, "theme": "x"}\r\n',
+    "qwen": '{"security": {"folderTrust": {"enabled": true}}}',
+    "aider": "# mine\nmodel: gpt\ndark-mode: true",
+}
+
+
+def launch(home: Path, *words: str, path: str = "") -> "subprocess.CompletedProcess[str]":
+    environment = {
+        "HOME": str(home),
+        "PATH": f"{path}:{os.environ['PATH']}",
+        "XDG_STATE_HOME": str(home / "state"),
+        "ANTHROPIC_API_KEY": "of the user",
+    }
+    command = [sys.executable, "-m", "reprise.cli.main", "launch", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def here(home: Path, *words: str) -> int:
+    """The same in this process, which is quicker; its exit status."""
+    names = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
+    return CliRunner().invoke(app, ["launch", *words], env=names).exit_code
+
+
+def test_settings_have_the_server_and_keep_the_rest() -> None:
+    after = {name: AGENTS[name].settings.edited(text, SERVER) for name, text in FILES.items()}
+    claude = json.loads(after["claude"])
+    assert claude["theme"] == "dark" and claude["env"]["EDITOR"] == "vi"
+    assert claude["env"]["ANTHROPIC_BASE_URL"] == SERVER.url
+    assert claude["env"]["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+    codex = tomllib.loads(after["codex"])
+    assert (codex["model"], codex["model_provider"], codex["model_context_window"]) == ("tiny", "reprise", 4096)
+    assert set(codex["model_providers"]) == {"other", "reprise"}
+    assert "# mine" in after["codex"] and "# the best" in after["codex"]
+    opencode = json.loads(after["opencode"])
+    assert set(opencode["provider"]) == {"other", "reprise"} and opencode["model"] == "reprise/tiny"
+    qwen = json.loads(after["qwen"])
+    assert set(qwen["security"]) == {"folderTrust", "auth"} and qwen["model"]["name"] == "tiny"
+    assert after["aider"].splitlines()[:2] == ["# mine", "dark-mode: true"]
+    assert 'model: "openai/tiny"' in after["aider"]
+    for name, agent in AGENTS.items():
+        # From nothing, and once more: the same.
+        assert agent.settings.edited(agent.settings.edited("", SERVER), SERVER) == agent.settings.edited("", SERVER)
+        assert agent.settings.edited(after[name], SERVER) == after[name]
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"env": 1}', "{not json", '// a comment\n{"a": 1}'])
+def test_what_cannot_be_read_is_not_changed(text: str) -> None:
+    with pytest.raises(ValueError, match=r"it is not|another form"):
+        AGENTS["claude"].settings.edited(text, SERVER)
+
+
+def test_codex_gets_toml_on_its_command_line() -> None:
+    words = AGENTS["codex"].command(SERVER).words
+    made = tomllib.loads("\n".join(words[2::2]))
+    assert made["model_providers"]["reprise"]["base_url"] == "http://127.0.0.1:1234/v1"
+    assert made["model_providers"]["reprise"]["http_headers"] == {"Authorization": "Bearer key"}
+
+
+def test_running_printing_writing_and_undoing(tmp_path: Path) -> None:
+    home, programs = tmp_path / "home", tmp_path / "bin"
+    programs.mkdir()
+    fake = programs / "claude"
+    fake.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\nsys.exit(3)\n"
+    )
+    fake.chmod(0o755)
+    for name, agent in AGENTS.items():
+        if name != "qwen":
+            file = home / agent.settings.path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(FILES[name].encode())
+            file.chmod(0o640)
+    with real_server("llama") as client:
+        url = str(client.base_url)
+        ran = launch(home, "--url", url, "claude", "--continue", "-p", "hi there", path=str(programs))
+        assert ran.returncode == 3, ran.stderr
+        words, environment = json.loads(ran.stdout)
+        assert words == ["--continue", "-p", "hi there"]
+        assert environment["ANTHROPIC_BASE_URL"] == url.rstrip("/")
+        assert environment["ANTHROPIC_MODEL"] == client.get("/v1/models").json()["data"][0]["id"]
+        assert "ANTHROPIC_API_KEY" not in environment
+        printed = launch(home, "--url", url, "claude", "--print").stdout
+        shell = subprocess.run(
+            ["/bin/sh", "-c", printed], env={"PATH": f"{programs}:/bin"}, capture_output=True, text=True, check=False
+        )
+        assert json.loads(shell.stdout)[1]["API_TIMEOUT_MS"] == environment["API_TIMEOUT_MS"]
+        missing = launch(home, "--url", url, "aider")
+        assert (missing.returncode, missing.stderr) == (
+            2,
+            "reprise: aider is not installed: uv tool install aider-chat\n",
+        )
+        for name, agent in AGENTS.items():
+            file = home / agent.settings.path
+            for _ in range(2):
+                # Twice: what comes back is what the person had, not the first change.
+                assert here(home, "--url", url, name, "--write") == 0
+            assert "127.0.0.1" in file.read_text()
+    for name, agent in AGENTS.items():
+        file = home / agent.settings.path
+        if name == "codex":
+            ours = file.read_bytes()
+            file.write_bytes(ours + b"# more\n")
+            assert here(home, name, "--undo") == 2
+            file.write_bytes(ours)
+        assert here(home, name, "--undo") == 0
+        if name == "qwen":
+            assert not file.exists()
+        else:
+            assert (file.read_bytes(), file.stat().st_mode & 0o777) == (FILES[name].encode(), 0o640)
+        assert here(home, name, "--undo") == 2
+
+
+def test_a_server_is_started_for_the_agent_and_ends_with_it(tmp_path: Path) -> None:
+    fake = tmp_path / "aider"
+    fake.write_text("#!/bin/sh\necho $AIDER_OPENAI_API_BASE $AIDER_MODEL $1\n")
+    fake.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"127.0.0.1:{port}"
+    refused = launch(tmp_path, "aider", "--url", url)
+    assert (refused.returncode, "--model" in refused.stderr) == (2, True)
+    model = str(tiny_model("llama"))
+    ran = launch(tmp_path, "--url", url, "--model", model, "aider", "--yes", path=str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == [f"http://{url}/v1", f"openai/{Path(model).name}", "--yes"]
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
