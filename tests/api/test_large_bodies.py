@@ -53,7 +53,7 @@ def counted(value: Any) -> tuple[int, int, int]:
 def test_the_shape_of_json_is_exact(value: Any, is_ascii: bool, block: int):
     text = json.dumps(value, ensure_ascii=is_ascii).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_shape, "_BLOCK_NBYTES", block)
+        patch.setattr(json_shape, "BLOCK_NBYTES", block)
         shape = json_shape.json_shape(text)
     assert (shape.num_containers, shape.num_commas, shape.depth) == counted(value)
 

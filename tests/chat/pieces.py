@@ -60,12 +60,12 @@ class PieceDetokenizer:
     """Whole characters only; ends with replacements for what stays unfinished."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""
 
     def add_token(self, token: int) -> None:
-        self._text += self._decoder.decode(self._vocabulary.piece(token))
+        self._text += self._decoder.decode(self.vocabulary.piece(token))
 
     def finalize(self) -> None:
         self._text += self._decoder.decode(b"", final=True)

@@ -116,7 +116,7 @@ def test_prompt_parts(model: str, text: str, expected: Answer, cuts: tuple[int, 
 def test_a_tag_that_the_model_spells_out_is_text() -> None:
     model = MODELS["tags"]
     parser = AnswerParser(model, is_thinking_open=True)
-    vocabulary = model.detokenizer()._vocabulary  # type: ignore[attr-defined]
+    vocabulary = model.detokenizer().vocabulary  # type: ignore[attr-defined]
     deltas = parser.feed(vocabulary.token(b"</think>"))
     deltas += parser.feed(model.splitters["</think>"])
     deltas += parser.feed(vocabulary.token(b"yes"))
@@ -236,7 +236,7 @@ def test_the_pieces_do_not_matter(
 @given(name=st.sampled_from(sorted(MODELS)), pieces=st.lists(st.binary(max_size=4), max_size=20), is_open=st.booleans())
 def test_no_bytes_make_it_raise(name: str, pieces: list[bytes], is_open: bool) -> None:
     model = MODELS[name]
-    vocabulary = model.detokenizer()._vocabulary  # type: ignore[attr-defined]
+    vocabulary = model.detokenizer().vocabulary  # type: ignore[attr-defined]
     parser = AnswerParser(model, is_thinking_open=is_open, tools=[WEATHER])
     for piece in pieces:
         for delta in parser.feed(vocabulary.token(piece)):

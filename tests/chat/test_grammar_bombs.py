@@ -41,7 +41,7 @@ def tokens_of(wanted: Grammar, grammars: Grammars) -> bool:
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_in_a_sentence(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grammar_trial, "_MAX_CPU_S", 0.4)
+    monkeypatch.setattr(grammar_trial, "MAX_CPU_S", 0.4)
     grammars = Grammars(MODEL)
     with pytest.raises(BadRequest, match="Ask for less structure") as caught:
         grammars.constraint(BOMBS[name])
@@ -51,7 +51,7 @@ def test_a_bomb_is_refused_in_a_sentence(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_memory_is_bounded_as_time_is(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grammar_trial, "_MAX_NBYTES", 100 * 2**20)
+    monkeypatch.setattr(grammar_trial, "MAX_NBYTES", 100 * 2**20)
     with pytest.raises(BadRequest, match="too much memory"):
         Grammars(MODEL).constraint(grammar.regex("(a|b)?" * 60_000))
 
@@ -62,7 +62,7 @@ def test_what_only_looks_large_is_compiled(name: str):
 
 
 def test_a_known_grammar_does_not_wait_for_bombs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grammar_trial, "_MAX_CPU_S", 0.4)
+    monkeypatch.setattr(grammar_trial, "MAX_CPU_S", 0.4)
     grammars = Grammars(MODEL)
     assert tokens_of(grammar.json_object(), grammars)
     trying = [grammars.begin(bomb) for bomb in BOMBS.values()]

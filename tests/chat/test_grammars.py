@@ -295,7 +295,7 @@ def test_what_is_too_large_is_told_in_a_sentence(make: Callable[[], Any]) -> Non
 
 
 def test_what_is_too_large_for_its_first_step_is_told_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_LIMITS", {"step_max_items": 3})
+    monkeypatch.setattr(compiling, "LIMITS", {"step_max_items": 3})
     wanted = grammar.json_schema({"type": "object", "properties": {"a": {"type": "string"}}})
     with pytest.raises(BadRequest, match="too large for its first token") as caught:
         Grammars(MODEL).constraint(wanted)
@@ -303,7 +303,7 @@ def test_what_is_too_large_for_its_first_step_is_told_before_the_answer(monkeypa
 
 
 def test_what_becomes_too_large_in_the_answer_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_LIMITS", {"step_max_items": 60})
+    monkeypatch.setattr(compiling, "LIMITS", {"step_max_items": 60})
     rows = " | ".join(f'"b" r{i}' for i in range(70))
     rules = "\n".join(f'r{i}: "c" "{i}"' for i in range(70))
     constraint = Grammars(MODEL).constraint(grammar.context_free(f'start: "a" ({rows})\n{rules}'))()

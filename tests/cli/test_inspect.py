@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from reprise.chat.template_behavior import Place, Thoughts
 from reprise.cli.inspection import (
-    Inspection,
     Layers,
+    TemplateReport,
     as_json,
     count_layers,
     describe_kind,
@@ -25,7 +25,7 @@ from tests.models.tiny import WINDOW, tiny_model
 BUDGET = 1_000_000_000
 
 
-def inspect(architecture: str) -> Inspection:
+def inspect(architecture: str) -> TemplateReport:
     return inspect_model(load_model(str(tiny_model(architecture))), budget=BUDGET)
 
 

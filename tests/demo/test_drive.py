@@ -11,7 +11,7 @@ from reprise.demo.client import DemoFailed
 from reprise.demo.drive import Ask, drive
 from reprise.demo.oracle import Oracle
 from reprise.demo.report import as_json, summary, table, totals
-from reprise.demo.turns import Message, Reply, Turn, questions
+from reprise.demo.turns import ClientAnswer, Message, Turn, questions
 
 
 def render(history: Iterable[Message]) -> str:
@@ -32,7 +32,7 @@ def perfect_server() -> Ask:
     """Remembers every prompt and answer to the last character."""
     computed: list[Tokens] = []
 
-    def ask(history: tuple[Message, ...]) -> Reply:
+    def ask(history: tuple[Message, ...]) -> ClientAnswer:
         prompt = Characters().prompt(history)
         cached = min(len(prompt) - 1, max((common_prefix(prompt, run) for run in computed), default=0))
         answer = f"{len(prompt)}!"
@@ -42,8 +42,8 @@ def perfect_server() -> Ask:
     return ask
 
 
-def reply(history: tuple[Message, ...], answer: str = "yes", *, num_cached: int = 0, extra: int = 0) -> Reply:
-    return Reply(
+def reply(history: tuple[Message, ...], answer: str = "yes", *, num_cached: int = 0, extra: int = 0) -> ClientAnswer:
+    return ClientAnswer(
         content=answer,
         reasoning="",
         tokens=tuple(answer),

@@ -106,7 +106,7 @@ def test_a_restored_layer_copies_each_entry_once_and_goes_on_in_its_buffers(
     assert most - stored <= layer.nbytes + 1024
     mx.reset_peak_memory()
     entries = mx.zeros((1, 2, 1, 64))
-    layer._append([entries.astype(p.dtype) for p in layer.planes])
+    layer.append([entries.astype(p.dtype) for p in layer.planes])
     mx.eval(layer.state)
     _, most = memory()
     # Nobody else holds the buffers, so that the first entry behind them is written in place.

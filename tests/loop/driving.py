@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from reprise.core.events import Event, Finished, Progress, Sampled
+from reprise.core.inspection import Inspection
 from reprise.core.job import Job, Purpose, Sampling
 from reprise.core.prompt import Boundary, Prompt
 from reprise.core.settings import Settings
@@ -86,16 +87,12 @@ class Engine:
         **settings: Any,
     ) -> None:
         """`model`: the architecture of a tiny model, or a directory; `load` makes another one."""
-        self.loop = EngineLoop(
-            Settings(
-                model=str(model if isinstance(model, Path) else tiny_model(model)),
-                cache_bytes=Bytes(cache_bytes) if cache_bytes is not None else None,
-                **settings,
-            ),
-            load=load,
-            shares_from=shares_from,
-            disk_block=disk_block,
+        self.settings = Settings(
+            model=str(model if isinstance(model, Path) else tiny_model(model)),
+            cache_bytes=Bytes(cache_bytes) if cache_bytes is not None else None,
+            **settings,
         )
+        self.loop = EngineLoop(self.settings, load=load, shares_from=shares_from, disk_block=disk_block)
         self.model = self.loop.start()
 
     def close(self) -> None:
@@ -163,6 +160,9 @@ class Engine:
         if failures:
             raise failures[0]
         return answers[0]
+
+    def inspect(self) -> Inspection:
+        return self.loop.inspect().result(PATIENCE_S)
 
     def check(self) -> None:
         self.ask(lambda worker: worker.cache.check())

@@ -195,9 +195,9 @@ def _failing(num_tokens: int) -> Callable[[int], bool]:
 
 def _check_at_rest(worker: Worker) -> None:
     """Nothing runs: all that is lent is parked, nothing is leased, and the books agree with what is held."""
-    cache, runner = worker.cache, worker.runner
+    cache, idle = worker.cache, worker.sequences.idle
     worker.check()
     assert sum(root.num_leases for root in cache.tree.roots.values()) == 0
     sharing = {id(sequence) for node in cache.tree.nodes() for sequence in node.sequences()}
     # No sequence is held for nothing: each is parked, and the cache has something of it on loan.
-    assert sharing == {id(live) for live in worker.sequences.idle} == {id(live) for live in runner._lives}
+    assert sharing == {id(live) for live in idle} and worker.runner.num_sequences == len(idle)

@@ -1,7 +1,9 @@
 """Random chats on servers that are stopped, cut off, damaged and started again on one directory."""
 
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import Engine, Running
 from tests.loop.random_chats import RandomChats
-from tests.loop.restarts import Restarts
+from tests.loop.restarts import Restarts, disk_cache
 
 _PATIENCE_S = 60.0
 _VOCABULARY = 200
@@ -41,8 +43,10 @@ class RandomRestarts:
                     self._end(chats)
                     chats.engine = self.begin()
                 case "cut off":
-                    chats.engine.ask(_lose_what_is_not_written)
+                    written = self._written()
                     self._end(chats)
+                    self.restarts.end()
+                    self._go_back_to(written)
                     chats.engine = self.begin()
                 case "damage":
                     self._end(chats)
@@ -71,27 +75,31 @@ class RandomRestarts:
             file.write_bytes(content if source.random() < 0.7 else content[: source.randrange(len(content))])
             self.num_damaged += 1
 
+    def _written(self) -> dict[Path, tuple[bytes, int]]:
+        """The records that a process leaves that is killed now, and their times."""
+        written: dict[Path, tuple[bytes, int]] = {}
+        for file in self.restarts.directory.rglob("*.kv"):
+            with suppress(FileNotFoundError):  # It has just been evicted.
+                written[file] = file.read_bytes(), file.stat().st_mtime_ns
+        return written
+
+    def _go_back_to(self, written: Mapping[Path, tuple[bytes, int]]) -> None:
+        for file in self.restarts.directory.rglob("*.kv"):
+            file.unlink()
+        for file, (content, at_ns) in written.items():
+            file.write_bytes(content)
+            os.utime(file, ns=(at_ns, at_ns))
+
     def _some_files(self, source: random.Random) -> list[Path]:
         files = sorted(self.restarts.directory.rglob("*.kv"))
         return source.sample(files, min(len(files), source.choice((1, 3, len(files) // 2))))
 
 
-def _lose_what_is_not_written(worker: Worker) -> None:
-    """As if the process had been killed."""
-    write_behind, disk = worker.disk._write_behind, worker.disk._disk
-    assert write_behind is not None and disk is not None
-    write_behind.forget(None)
-    with disk._store.changed:
-        disk._writer.drop(lambda record: True)
-
-
 def check_disk(worker: Worker, *, is_whole: bool) -> None:
     """Nothing is being read, and what is known of the files is so."""
-    read_ahead, disk = worker.disk._read_ahead, worker.disk._disk
-    assert read_ahead is not None and disk is not None
-    assert read_ahead._reads == [] and worker.memory.nbytes(Account.INCOMING) == 0
+    disk = disk_cache(worker)
+    assert worker.disk.reads() == () and worker.memory.nbytes(Account.INCOMING) == 0
     assert disk.flush(_PATIENCE_S)
-    assert not disk._store.held
     if is_whole:
         disk.check()
 

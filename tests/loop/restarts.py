@@ -6,6 +6,8 @@ from typing import Any
 
 from reprise.core.inspection import OnDisk
 from reprise.core.sizes import Bytes
+from reprise.disk.cache import DiskCache
+from reprise.loop.worker import Worker
 from tests.loop.driving import Engine
 
 BLOCK = 32
@@ -33,6 +35,11 @@ class Restarts:
 def words(seed: int, num: int) -> list[int]:
     source = random.Random(seed)
     return [source.randrange(512) for _ in range(num)]
+
+
+def disk_cache(worker: Worker) -> DiskCache:
+    assert worker.disk.cache is not None
+    return worker.disk.cache
 
 
 def disk_of(engine: Engine) -> OnDisk:

@@ -10,6 +10,7 @@ import pytest
 from reprise.core.events import Event, FinishReason, Sampled
 from reprise.core.job import Sampling, Thinking
 from reprise.engine.sequence_batch import SequenceBatch
+from reprise.loop.worker import Worker
 from tests.loop.driving import GREEDY, Engine, Running
 from tests.loop.test_reuse import words
 
@@ -135,12 +136,13 @@ def test_a_copy_in_the_midst_of_a_pass_ahead_counts_its_bytes(engine: Engine) ->
 
     def look(event: Event) -> None:
         if isinstance(event, Sampled):
-            worker = workers[0]
-            rows = next(iter(worker.runner._lives)).rows  # type: ignore[attr-defined]
+            live = next(request.live for request in workers[0].requests.values())
+            assert live is not None
+            rows = live.rows
             kept = [a for arrays in rows.ahead.before.values() for a in arrays if a is not None] if rows.ahead else []
             held.append((rows.nbytes, sum(a.nbytes for a in [*rows.arrays(), *kept])))
 
-    workers: list[object] = []
+    workers: list[Worker] = []
     engine.loop.clear()
     engine.ask(workers.append)
     engine.submit(words(540, 20), num=6, on_event=look).wait()

@@ -62,9 +62,9 @@ def test_nobody_makes_room_with_what_a_broken_pass_left(engine: Engine) -> None:
     lent: list[object] = []
 
     def get_short(worker: Worker) -> None:
-        room, lend = worker.sequences, worker.runner.lend
-        worker.runner.lend = lambda *given: lent.append(given) or lend(*given)  # type: ignore[method-assign]
-        room.make = lambda nbytes: room._lend_doubled() is None  # type: ignore[method-assign]
+        share = worker.runner.share
+        worker.runner.share = lambda *given: lent.append(given) or share(*given)  # type: ignore[method-assign]
+        worker.memory.reserve = lambda nbytes: not worker.sequences.share_duplicates()  # type: ignore[method-assign]
 
     running: list[Running] = []
 

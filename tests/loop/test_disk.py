@@ -19,7 +19,7 @@ from reprise.disk.directory import ModelDirectory
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop import sequences
 from tests.loop.driving import PATIENCE_S, Engine
-from tests.loop.restarts import BLOCK, Restarts, disk_of, words
+from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words
 from tests.models.tiny import CONFIGS
 
 
@@ -30,7 +30,7 @@ def test_the_next_turn_after_a_restart_computes_what_is_new(
 ) -> None:
     if shares_from == 50:
         # Lent from the start: what is read goes straight into sequences.
-        monkeypatch.setattr(sequences, "_LARGE_NBYTES", 0)
+        monkeypatch.setattr(sequences, "LARGE_NBYTES", 0)
     engine = start(model, shares_from=shares_from)
     prompt = words(1, 200)
     for turn in range(3):
@@ -117,7 +117,7 @@ def test_damaged_files_are_computed_again(
     start: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, model: str, is_large: bool
 ) -> None:
     if is_large:
-        monkeypatch.setattr(sequences, "_LARGE_NBYTES", 0)
+        monkeypatch.setattr(sequences, "LARGE_NBYTES", 0)
     engine = start(model)
     prompt = words(6, 300)
     prompt = [*prompt, *engine.run(prompt).tokens, 1]
@@ -181,7 +181,7 @@ def test_an_engine_that_is_cut_off_has_written_what_it_had(start: Restarts) -> N
     while engine.ask(lambda worker: worker.disk.due_in_s) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert engine.ask(lambda worker: worker.disk._disk.flush(PATIENCE_S))
+    assert engine.ask(lambda worker: disk_cache(worker).flush(PATIENCE_S))
     assert disk_of(engine).files > 200 // BLOCK
     engine = start()
     assert engine.run([*prompt, *answer.tokens, 1]).computed == 2
@@ -197,7 +197,7 @@ def test_the_status_tells_what_was_written_while_the_loop_sleeps(
         assert goes_on.wait(PATIENCE_S)
         return begin(*given)
 
-    monkeypatch.setattr(write_behind, "_SOON_S", 0.0)
+    monkeypatch.setattr(write_behind, "SOON_S", 0.0)
     monkeypatch.setattr(ModelDirectory, "begin", held)
     engine = start()
     engine.run(words(13, 200))

@@ -54,7 +54,7 @@ def test_a_token_that_the_model_does_not_have(engine: Engine) -> None:
 
 
 def test_a_prompt_longer_than_the_context(engine: Engine) -> None:
-    context = engine.loop._gate.context
+    context = engine.model.context
     assert context is not None
     with pytest.raises(ContextTooLong, match="Shorten"):
         engine.submit([1] * context)

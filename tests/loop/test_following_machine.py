@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reprise.core.errors import LoadFailed
 from reprise.core.events import Event, Finished
-from reprise.core.follow import Budget, Reading, bound_for, budget_within, free_buffers, within_bound
+from reprise.core.follow import Budget, MemoryReading, bound_for, budget_within, free_buffers, within_bound
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
@@ -24,8 +24,8 @@ from reprise.loop.watch import following_machine
 from tests.engine.sequences import loaded
 
 GB = 10**9
-TIGHT = Reading(available=GB // 10, total=16 * GB)
-ROOMY = Reading(available=8 * GB, total=16 * GB)
+TIGHT = MemoryReading(available=GB // 10, total=16 * GB)
+ROOMY = MemoryReading(available=8 * GB, total=16 * GB)
 
 
 def test_buffers_go_first_then_the_budget_then_nothing_for_a_while() -> None:
@@ -41,7 +41,7 @@ def test_buffers_go_first_then_the_budget_then_nothing_for_a_while() -> None:
 
 
 def test_pressure_takes_a_tenth_at_a_time_and_not_more_than_all() -> None:
-    pressed = Reading(available=8 * GB, total=16 * GB, is_pressed=True)
+    pressed = MemoryReading(available=8 * GB, total=16 * GB, is_pressed=True)
     budget = Budget(nbytes=8 * GB, least=GB, most=8 * GB, returns_buffers=True)
     assert budget.after(pressed, now_s=1).nbytes == 8 * GB * 9 // 10
     for second in range(100):
@@ -51,7 +51,7 @@ def test_pressure_takes_a_tenth_at_a_time_and_not_more_than_all() -> None:
 
 def test_between_tight_and_roomy_nothing_changes() -> None:
     budget = Budget(nbytes=4 * GB, least=GB, most=8 * GB)
-    between = Reading(available=ROOMY.reserve * 3 // 2, total=16 * GB)
+    between = MemoryReading(available=ROOMY.reserve * 3 // 2, total=16 * GB)
     assert budget.after(between, now_s=1000) == budget
 
 
@@ -97,10 +97,10 @@ def test_an_engine_follows_its_machine(caplog: pytest.LogCaptureFixture) -> None
     engine.start()
     most = engine.status().held.budget
     # A machine in which so much is missing that the least is reached at once.
-    tight = Reading(available=0, total=100 * most)
+    tight = MemoryReading(available=0, total=100 * most)
     was_read, go_on = threading.Semaphore(0), threading.Semaphore(0)
 
-    def read() -> Reading:
+    def read() -> MemoryReading:
         was_read.release()
         assert go_on.acquire(timeout=60)
         return tight
@@ -178,7 +178,7 @@ def test_a_bound_that_is_asked_for_suffices(process: int, budget: int) -> None:
     given_to_layers = budget_within(bound, process)
     assert given_to_layers >= budget
     # With freed buffers and the reserve beside it.
-    most = process + given_to_layers + free_buffers(given_to_layers) + Reading(available=0, total=bound).reserve
+    most = process + given_to_layers + free_buffers(given_to_layers) + MemoryReading(available=0, total=bound).reserve
     assert most <= bound + 1
     assert budget_within(process, process) == 0
 

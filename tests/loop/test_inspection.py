@@ -12,10 +12,6 @@ from tests.loop.driving import PATIENCE_S, Engine
 from tests.loop.restarts import BLOCK, Restarts, words
 
 
-def seen(engine: Engine, **options: int) -> Inspection:
-    return engine.loop.inspect(**options).result(PATIENCE_S)
-
-
 def leaves(shown: Inspection) -> list[InspectedNode]:
     parents = {node.parent for node in shown.tree.nodes}
     return [node for node in shown.tree.nodes if node.id not in parents]
@@ -30,7 +26,7 @@ def test_the_tree_and_the_memory_add_up(shares_from: int) -> None:
             engine.run([*system, *words(10 + branch, 50)], boundaries=boundary, namespace="a")
         pinned = [Boundary(30, BoundaryKind.EXPLICIT)]
         engine.run([*system, 7], purpose=Purpose.PREFILL, pin_for_s=60.0, boundaries=pinned)
-        shown = seen(engine)
+        shown = engine.inspect()
         tree, memory = shown.tree, shown.memory
         assert len(tree.nodes) == tree.num_nodes
         assert sum(node.num_tokens for node in tree.nodes) == tree.num_tokens
@@ -46,7 +42,7 @@ def test_the_tree_and_the_memory_add_up(shares_from: int) -> None:
         assert (shown.requests, shown.num_inside, shown.num_sequences) == ((), 0, len(shown.idle))
         assert (len(shown.idle) > 0) == (shares_from == 10) == any(node.shared_nbytes > 0 for node in tree.nodes)
         # Looking neither used nor moved anything.
-        again = seen(engine)
+        again = engine.inspect()
         assert [node.id for node in again.tree.nodes] == [node.id for node in tree.nodes]
         assert [node.num_uses for node in again.tree.nodes] == [node.num_uses for node in tree.nodes]
     finally:
@@ -59,7 +55,7 @@ def test_a_bound_shows_what_was_used_last_with_all_above_it() -> None:
         for branch in range(6):
             engine.run([1, 2, 3, *words(branch, 20)])
         engine.run([1, 2, 3, *words(2, 20), 5])
-        shown = seen(engine, max_nodes=3)
+        shown = engine.loop.inspect(max_nodes=3).result(PATIENCE_S)
         assert len(shown.tree.nodes) == 3 < shown.tree.num_nodes
         root, trunk, branch_node = shown.tree.nodes
         assert (root.parent, trunk.parent, branch_node.parent) == (None, root.id, trunk.id)
@@ -102,11 +98,11 @@ def test_what_is_on_disk_is_shown_edge_by_edge(start: Restarts, model: str) -> N
     system, boundary = words(3, 2 * BLOCK + 5), [Boundary(2 * BLOCK + 5, BoundaryKind.SYSTEM)]
     engine.run([*system, *words(4, 2 * BLOCK)], boundaries=boundary)
     engine.run([*system, *words(5, 2 * BLOCK)], boundaries=boundary)
-    assert sum(node.disk_nbytes for node in seen(engine).tree.nodes) == 0
+    assert sum(node.disk_nbytes for node in engine.inspect().tree.nodes) == 0
     engine = start(model)
     engine.run([*system, *words(4, 2 * BLOCK)], boundaries=boundary)
     engine.run([*system, *words(5, 2 * BLOCK)], boundaries=boundary)
-    shown = seen(engine)
+    shown = engine.inspect()
     assert shown.disk is not None and shown.disk.held > 0
     assert sum(node.disk_nbytes for node in shown.tree.nodes) == shown.disk.held
     assert all(leaf.disk_nbytes > 0 for leaf in leaves(shown))

@@ -59,7 +59,7 @@ def test_what_can_never_fit_is_refused_before_it_becomes_work(architecture: str)
         with pytest.raises(ContextTooLong, match="Shorten the conversation or give the cache more memory"):
             engine.submit(words(800, 1_000_000 // each + 1))
         assert engine.loop.status().counts.requests == 0
-        assert engine.loop._gate.num_inside == 0
+        assert engine.inspect().num_inside == 0
     finally:
         engine.close()
 

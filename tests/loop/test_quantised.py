@@ -59,7 +59,7 @@ def test_sequences_that_lend(engine: Engine) -> None:
 
 
 def test_entries_take_a_share_of_the_bytes(engine: Engine) -> None:
-    plain = Engine(Path(engine.loop._settings.model))
+    plain = Engine(Path(engine.settings.model))
     try:
         full = plain.ask(lambda worker: worker.runner.footprint.full)
     finally:

@@ -33,7 +33,7 @@ _ZOO = (
 _SMALL = {"cache_bytes": 2_000_000, "max_batch": 8, "max_queue": 9}
 
 
-def _of_zoo(name: str) -> Callable[[], LoadedModel]:
+def of_zoo(name: str) -> Callable[[], LoadedModel]:
     def load() -> LoadedModel:
         model = build_any(name)
         loaded = load_model(str(tiny_model("llama")))
@@ -44,7 +44,7 @@ def _of_zoo(name: str) -> Callable[[], LoadedModel]:
 
 
 def _run(name: str, *, seed: int, num_bursts: int, **options: Any) -> Seen:
-    load = _of_zoo(name) if name in _ZOO else None
+    load = of_zoo(name) if name in _ZOO else None
     architecture = "llama" if load is not None else name
     # Short sequences lend as well, and chunks are far shorter than prompts.
     engine = Engine(architecture, load=load, **{"max_batch": 3, "prefill_chunk": 32, "shares_from": 40, **options})
@@ -67,7 +67,7 @@ def test_answers_are_those_of_cold_runs(name: str, options: dict[str, Any]) -> N
 
 def test_states_that_grow_in_the_first_tokens() -> None:
     # Of an n-gram, one that has just begun has fewer tokens than the others.
-    engine = Engine("llama", load=_of_zoo("longcat_flash_ngram"))
+    engine = Engine("llama", load=of_zoo("longcat_flash_ngram"))
     try:
         prompts = [[1, 2], [3, 4, 5], list(range(40)), list(range(50, 90))]
         alone = [engine.run(prompt, num=20).tokens for prompt in prompts]

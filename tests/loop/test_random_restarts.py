@@ -11,7 +11,7 @@ from reprise.disk import read_ahead, write_behind
 from tests.loop.driving import Engine
 from tests.loop.random_restarts import RandomRestarts, SteadyTwin
 from tests.loop.restarts import Restarts
-from tests.loop.test_random_chats import _of_zoo
+from tests.loop.test_random_chats import of_zoo
 from tests.matrix import now_and_later
 from tests.models.tiny import CONFIGS
 from tests.soak.lengths import times
@@ -30,7 +30,7 @@ def nothing_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
 def _given(name: str, folder: Path) -> tuple[str | Path, dict[str, Any]]:
     """The model, and what it is started with."""
     if name in _ZOO:
-        return "llama", {"load": _of_zoo(name)}
+        return "llama", {"load": of_zoo(name)}
     if name == "quantised":
         build_model(folder / "wide", {**CONFIGS["llama"], "head_dim": 32}, vocab_size=512)
         return folder / "wide", {"kv_bits": 8, "kv_group_size": 32}
@@ -70,7 +70,7 @@ _SMALL = {"cache_bytes": 2_000_000, "disk_bytes": Bytes(2_000_000), "max_queue":
 def test_answers_are_those_of_cold_runs(
     start: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(write_behind, "_SOON_S", 0.0)
+    monkeypatch.setattr(write_behind, "SOON_S", 0.0)
     _random_restarts(start, tmp_path, name, seed=1, num_bursts=8, **options)
 
 
@@ -99,7 +99,7 @@ def test_long_runs(
     start: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
     for seed in range(times(2)):
-        monkeypatch.setattr(write_behind, "_SOON_S", (0.0, 60.0)[seed % 2])
+        monkeypatch.setattr(write_behind, "SOON_S", (0.0, 60.0)[seed % 2])
         shares_from = (40, 10**6)[seed % 3 % 2]
         _random_restarts(start, tmp_path, name, seed=seed, num_bursts=30, shares_from=shares_from, **options)
 

@@ -13,7 +13,10 @@ from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.spans import Span
 from reprise.disk import read_ahead, tier
 from reprise.disk.directory import ModelDirectory
+from reprise.disk.read_ahead import ReadAhead
+from reprise.disk.record import DiskRecord
 from reprise.engine import records
+from reprise.engine.records import RestoringSequence
 from reprise.engine.runner import Runner
 from reprise.loop import sequences
 from reprise.loop.sequences import SequencePool
@@ -38,7 +41,7 @@ class Held:
 
         monkeypatch.setattr(ModelDirectory, "read", held)
         # However long a test takes, this disk does not count as one that hangs.
-        monkeypatch.setattr(read_ahead, "_STALLED_S", 10 * _GRACE_S)
+        monkeypatch.setattr(read_ahead, "STALLED_S", 10 * _GRACE_S)
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
 
     monkeypatch.setattr(SequencePool, "measure", measured)
     if shares_from == 50:
-        monkeypatch.setattr(sequences, "_LARGE_NBYTES", 0)
+        monkeypatch.setattr(sequences, "LARGE_NBYTES", 0)
     jobs = engine.submit_all(turns)
     assert [job.wait().computed for job in jobs] == [3] * 4
     assert max(over) <= 0
@@ -95,14 +98,14 @@ def test_the_loop_sleeps_while_all_wait_for_the_disk(start: Restarts, held: Held
     engine = start()
     turn = next_turn(engine, words(1, 200))
     engine = start()
-    engine.run(words(2, 200))
     job = engine.submit(turn)
     wait_until_loading(engine, 1)
+    # Something is stored whose segments could be joined while nobody is there.
+    engine.run(words(2, 200))
 
     def is_asleep(worker: Worker) -> bool:
-        # Something is stored whose pieces could be joined, and nothing is due to be written.
-        worker._is_compact = False
-        worker.disk._write_behind._due.clear()
+        while worker.disk.write(is_closing=True):
+            pass  # Nothing is due to be written.
         return not worker.has_work and worker.wakes_in_s is not None
 
     assert engine.ask(is_asleep)
@@ -115,7 +118,7 @@ def test_a_disk_that_hangs_makes_nobody_wait_for_ever(
 ) -> None:
     engine = start()
     turn = next_turn(engine, words(3, 200))
-    monkeypatch.setattr(read_ahead, "_STALLED_S", 0.05)
+    monkeypatch.setattr(read_ahead, "STALLED_S", 0.05)
     engine = start()
     answer = engine.run(turn)
     assert (answer.computed, answer.end.outcome.loaded) == (len(turn), 0)
@@ -173,7 +176,7 @@ def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
     start: Restarts, held: Held, monkeypatch: pytest.MonkeyPatch, *, model: str, ending: str, is_large: bool
 ) -> None:
     if is_large:
-        monkeypatch.setattr(sequences, "_LARGE_NBYTES", 0)
+        monkeypatch.setattr(sequences, "LARGE_NBYTES", 0)
     engine = start(model)
     shared = next_turn(engine, words(7, 300))
     engine = start(model)
@@ -199,10 +202,8 @@ def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
         else:
             assert job.tokens == []
     assert engine.num_leases() == 0
-    assert engine.ask(lambda worker: (worker.memory.nbytes(Account.INCOMING), worker.disk._read_ahead._reads)) == (
-        0,
-        [],
-    )
+    shown = engine.inspect()
+    assert (shown.memory.incoming_nbytes, shown.reads) == (0, ())
     assert engine.run([*shared, 9]).tokens == engine.cold([*shared, 9])
 
 
@@ -222,21 +223,32 @@ def test_an_answer_goes_on_while_another_prompt_is_read(start: Restarts, held: H
 def test_a_large_path_is_taken_over_in_small_steps_and_copied_once(
     start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    monkeypatch.setattr(sequences, "_LARGE_NBYTES", 0)
-    monkeypatch.setattr(read_ahead, "_DECODED_AT_ONCE", 1)
-    monkeypatch.setattr(records, "_COPIED_TOGETHER", 1)
+    monkeypatch.setattr(sequences, "LARGE_NBYTES", 0)
+    monkeypatch.setattr(read_ahead, "DECODED_AT_ONCE", 1)
+    monkeypatch.setattr(records, "COPIED_TOGETHER", 1)
     engine = start(model)
     turn = next_turn(engine, words(11, 400))
     engine = start(model)
     each = engine.ask(lambda worker: worker.runner.footprint.full)
     steps: list[int] = []
-    decode = read_ahead.ReadAhead._decode
+    advance, work, add = ReadAhead.advance, RestoringSequence.work, RestoringSequence.add
 
-    def noted(self: read_ahead.ReadAhead, *given: object) -> int:
-        steps.append(decode(self, *given))
-        return steps[-1]
+    def advancing(reading: ReadAhead) -> list[str]:
+        steps.append(0)
+        return advance(reading)
 
-    monkeypatch.setattr(read_ahead.ReadAhead, "_decode", noted)
+    def working(target: RestoringSequence) -> int:
+        nbytes = work(target)
+        steps[-1] += nbytes
+        return nbytes
+
+    def adding(target: RestoringSequence, record: DiskRecord) -> None:
+        steps[-1] += record.nbytes
+        add(target, record)
+
+    monkeypatch.setattr(ReadAhead, "advance", advancing)
+    monkeypatch.setattr(RestoringSequence, "work", working)
+    monkeypatch.setattr(RestoringSequence, "add", adding)
     restored: list[int] = []
     start_at = Runner.start
 
@@ -261,7 +273,7 @@ def test_what_follows_a_part_in_memory_is_joined_a_part_at_a_time(
     turn = next_turn(engine, [*shared, *words(13, 400)])
     engine = start("llama")
     engine.run([*shared, 1])
-    monkeypatch.setattr(read_ahead, "_DECODED_AT_ONCE", 1)
+    monkeypatch.setattr(read_ahead, "DECODED_AT_ONCE", 1)
     joined: list[int] = []
     segment = records.RecordSource.segment
 
@@ -296,9 +308,9 @@ def test_a_full_disk_does_not_hold_up_the_end(start: Restarts, monkeypatch: pyte
 
     monkeypatch.setattr(ModelDirectory, "begin", full)
     # Else a test could not tell.
-    monkeypatch.setattr(tier, "_LAST_WRITES_S", 10 * _GRACE_S)
+    monkeypatch.setattr(tier, "LAST_WRITES_S", 10 * _GRACE_S)
     engine = start()
     for i in range(3):
         engine.run(words(70 + i, 200))
     engine.loop.close(timeout_s=_GRACE_S)
-    assert not engine.loop._thread.is_alive()
+    assert engine.loop.stack() == "", "its thread has ended"

@@ -194,7 +194,8 @@ def test_a_settle_is_counted_apart(engine: Engine) -> None:
 
 def test_nothing_stays_leased(engine: Engine) -> None:
     assert engine.num_leases() == 0
-    assert engine.ask(lambda worker: len(worker.runner._lives) == worker.sequences.num_idle)
+    shown = engine.inspect()
+    assert shown.num_sequences == len(shown.idle)
     assert engine.loop.status().is_idle
 
 

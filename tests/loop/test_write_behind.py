@@ -15,16 +15,15 @@ from reprise.disk import write_behind
 from reprise.engine.records import RecordEncoder
 from reprise.loop import disk
 from reprise.loop.worker import Worker
-from tests.loop.restarts import BLOCK, Restarts, disk_of, words
+from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words
 
 _PATIENCE_S = 120.0
 
 
 def write(worker: Worker) -> bool:
     """Take one step of writing, and let it come to the disk. False if nothing is left to do."""
-    assert worker.disk._write_behind is not None and worker.disk._disk is not None
-    is_left = worker.disk._write_behind.write(is_closing=True)
-    assert worker.disk._disk.flush(_PATIENCE_S)
+    is_left = worker.disk.write(is_closing=True)
+    assert disk_cache(worker).flush(_PATIENCE_S)
     return is_left
 
 
@@ -38,7 +37,7 @@ def write_all(worker: Worker) -> int:
 
 @pytest.fixture(autouse=True)
 def written_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_behind, "_SOON_S", 3600.0)
+    monkeypatch.setattr(write_behind, "SOON_S", 3600.0)
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
@@ -72,7 +71,7 @@ def test_no_entry_is_written_twice_but_those_behind_the_last_whole_block(
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "gpt_oss"])
 def test_a_record_is_copied_in_parts(start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     engine = start(model)
-    monkeypatch.setattr(write_behind, "_COPIED_AT_ONCE", 3000)
+    monkeypatch.setattr(write_behind, "COPIED_AT_ONCE", 3000)
     prompt = words(2, 150)
     turn = [*prompt, *engine.run(prompt).tokens, 1, 2]
     num_steps = engine.ask(write_all)
@@ -96,7 +95,10 @@ def test_a_position_that_was_evicted_while_its_path_is_written_leaves_the_others
         match = worker.cache.match(as_tokens(prompt))
         checkpoint = checkpoint_at(match.walk, 200)
         assert checkpoint is not None
-        worker.cache._evict(checkpoint, "test")
+        for other in worker.cache.tree.checkpoints():
+            if other is not checkpoint:
+                worker.cache.pins.pin(other, until=float("inf"))
+        assert worker.cache.evict_one() and not checkpoint.is_in_tree
         worker.cache.check()
 
     engine.ask(evict_in_between)
@@ -145,11 +147,11 @@ def test_a_path_that_the_disk_has_no_room_for_is_not_copied_to_its_end(
 def test_files_are_of_fewer_tokens_where_entries_are_large(start: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = start("llama", disk_block=None)
     each = engine.ask(lambda worker: worker.runner.footprint.full)
-    blocks = [engine.ask(lambda worker: worker.disk._disk.block)]
+    blocks = [engine.ask(lambda worker: disk_cache(worker).block)]
     for num in (200, 10):
-        monkeypatch.setattr(disk, "_FILE_NBYTES", num * each)
+        monkeypatch.setattr(disk, "FILE_NBYTES", num * each)
         engine = start("llama", disk_block=None)
-        blocks.append(engine.ask(lambda worker: worker.disk._disk.block))
+        blocks.append(engine.ask(lambda worker: disk_cache(worker).block))
     assert blocks == [512, 128, 64]
 
 

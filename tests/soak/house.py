@@ -67,7 +67,7 @@ class House:
 @contextmanager
 def house(architecture: str, **settings: Any) -> Iterator[House]:
     engine = Engine(architecture, **settings)
-    chosen = engine.loop._settings
+    chosen = engine.settings
     recorder = Recorder(engine.loop)
     service = ChatService(served=served_model(engine.model, chosen), backend=recorder, settings=chosen)
     server = ServerThread(service, chosen)

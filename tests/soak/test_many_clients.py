@@ -43,8 +43,8 @@ def check_what_is_left(server: House, before: int) -> None:
     engine = server.engine
     engine.check()
     assert engine.num_leases() == 0
-    assert engine.loop._gate.num_inside == 0
-    assert engine.ask(lambda worker: len(worker.runner._lives) - worker.sequences.num_idle) == 0
+    shown = engine.inspect()
+    assert (shown.num_inside, shown.num_sequences) == (0, len(shown.idle))
     held = engine.loop.status().held
     active = engine.ask(lambda worker: settled_memory()) - before
     assert held.kv + held.snapshots + held.live <= held.budget

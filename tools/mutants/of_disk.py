@@ -227,14 +227,14 @@ DISK_MUTANTS = (
     _mutant(
         "ReadAhead._decode",
         "what was read is decoded at once, however much",
-        "taken < _DECODED_AT_ONCE and (taken == 0 or time.monotonic() < until_s)",
+        "taken < DECODED_AT_ONCE and (taken == 0 or time.monotonic() < until_s)",
         "True",
         (*_READ_AHEAD, "-k", "small_steps"),
     ),
     _mutant(
         "ReadAhead._take",
         "a disk that hangs is waited for",
-        "now_s - read.heard_s >= _STALLED_S",
+        "now_s - read.heard_s >= STALLED_S",
         "now_s - read.heard_s < 0",
         _READ_AHEAD,
     ),
@@ -276,7 +276,7 @@ DISK_MUTANTS = (
     _mutant(
         "WriteBehind._copy",
         "a record is copied at once, however large",
-        "copy.left and copied < _COPIED_AT_ONCE",
+        "copy.left and copied < COPIED_AT_ONCE",
         "copy.left",
         _WRITE_BEHIND,
     ),

@@ -49,7 +49,7 @@ class BodyLimits:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
-        body = _Body(self)
+        body = _ReceivedBody(self)
         try:
             try:
                 if not await self._read(body, receive):
@@ -61,7 +61,7 @@ class BodyLimits:
         finally:
             body.release()
 
-    async def _read(self, body: "_Body", receive: Receive) -> bool:
+    async def _read(self, body: "_ReceivedBody", receive: Receive) -> bool:
         """Read the body. False if the client hung up."""
         length = 0
         refusal: BodyTooLarge | ServerBusy | None = None
@@ -92,7 +92,7 @@ class BodyLimits:
         self.num_held += nbytes
 
 
-class _Body:
+class _ReceivedBody:
     """What has come of one body, until the application takes it."""
 
     def __init__(self, limits: BodyLimits) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from reprise.api.exchange import Began, Ended, EndReason, Piece, ReplyEvent
+from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, EndReason, ReplyEvent
 from reprise.chat.answer import Answer, Delta, ToolCallDelta
 from reprise.chat.parse import AnswerParser
 from reprise.core.errors import EngineFailed, RequestCancelled
@@ -52,7 +52,7 @@ class Choice:
             case Progress():
                 return ()
             case Scored():
-                return (Piece(choice=self.index, deltas=(), prompt=event.tokens),)
+                return (AnswerDelta(choice=self.index, deltas=(), prompt=event.tokens),)
             case Sampled():
                 return self._take_token(event)
             case Finished():
@@ -76,7 +76,7 @@ class Choice:
             return ()
         tokens = tuple(self._untold)
         self._untold.clear()
-        return (Piece(choice=self.index, deltas=allowed, tokens=tokens),)
+        return (AnswerDelta(choice=self.index, deltas=allowed, tokens=tokens),)
 
     def _is_allowed(self, delta: Delta) -> bool:
         if self._allows_parallel_calls or not isinstance(delta, ToolCallDelta):
@@ -104,7 +104,7 @@ class Choice:
             reason = EndReason.TOOL_CALLS
         else:
             reason = EndReason.STOP
-        ended = Ended(choice=self.index, reason=reason, answer=answer, outcome=event.outcome, stop=self.parser.stop)
+        ended = AnswerEnd(choice=self.index, reason=reason, answer=answer, outcome=event.outcome, stop=self.parser.stop)
         return (*rest, ended)
 
     @property

@@ -112,7 +112,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class StillWaiting:
     """Nothing has come for a while. `position` of `total` prompt tokens are computed; both 0 while in the queue."""
 
     position: int
@@ -125,7 +125,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Piece:
+class AnswerDelta:
     """A piece of the answer number `choice`. `tokens`: what was sampled since the last one, if logprobs are wanted.
 
     `prompt`: the next tokens of the prompt, from token 1 on, if their log-probabilities are wanted.
@@ -138,7 +138,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ended:
+class AnswerEnd:
     """The answer number `choice` is complete. `stop`: the stop string that ended it, where one did."""
 
     choice: int
@@ -148,4 +148,4 @@ class Ended:
     stop: str | None = None
 
 
-ReplyEvent = Began | Waiting | Piece | Ended
+ReplyEvent = Began | StillWaiting | AnswerDelta | AnswerEnd

@@ -6,7 +6,7 @@ from dataclasses import replace
 from reprise.api.choice import Choice
 from reprise.api.exchange import EndReason, ServiceRequest
 from reprise.api.reading import Reading
-from reprise.api.reply import Running
+from reprise.api.reply import AnswerJob
 from reprise.core.errors import BadRequest
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
@@ -17,7 +17,7 @@ _NEVER = -1000.0
 """A bias that leaves a token without any chance beside others."""
 
 
-def running_of(request: ServiceRequest, reading: Reading, index: int) -> Running:
+def running_of(request: ServiceRequest, reading: Reading, index: int) -> AnswerJob:
     """The answer number `index` before its first token."""
     choice = Choice(
         index,
@@ -27,14 +27,14 @@ def running_of(request: ServiceRequest, reading: Reading, index: int) -> Running
         tells_end=request.prompt_logprobs is not None,
         done_as=EndReason.LENGTH if request.max_tokens == 0 else EndReason.STOP,
     )
-    return Running(job_id=request.id if request.num_choices == 1 else f"{request.id}-{index}", choice=choice)
+    return AnswerJob(job_id=request.id if request.num_choices == 1 else f"{request.id}-{index}", choice=choice)
 
 
 def job_of(
     request: ServiceRequest,
     reading: Reading,
     prompt: Prompt,
-    run: Running,
+    run: AnswerJob,
     *,
     max_tokens: int,
     stop_tokens: frozenset[int],

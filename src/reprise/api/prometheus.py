@@ -36,7 +36,7 @@ class Metrics:
             registry=self._registry,
             buckets=_GAP_BUCKETS_S,
         )
-        self._registry.register(_Engine(service))
+        self._registry.register(_EngineCollector(service))
         service.watch(self)
 
     def request_ended(self, record: Record) -> None:
@@ -53,7 +53,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Engine(Collector):
+class _EngineCollector(Collector):
     """The engine's own metrics, read when somebody asks."""
 
     def __init__(self, service: ChatService) -> None:

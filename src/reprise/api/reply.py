@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from reprise.api.choice import Choice
 from reprise.api.clock import Clock
-from reprise.api.exchange import Began, Ended, ReplyEvent, ServiceRequest, Usage, Waiting
+from reprise.api.exchange import AnswerEnd, Began, ReplyEvent, ServiceRequest, StillWaiting, Usage
 from reprise.api.inbox import Inbox
 from reprise.api.limits import Limits
 from reprise.api.progress import PrefillProgress
@@ -32,7 +32,7 @@ _TURN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Running:
+class AnswerJob:
     """One job of a request and the answer that it makes."""
 
     job_id: str
@@ -42,8 +42,8 @@ class Running:
 class Reply:
     """Read `events()` to the end, within ``async with reply:``. Leaving the block early cancels what still runs.
 
-    `before_end` is awaited for each answer before its `Ended` is given; `on_close` is called once, at the block's end;
-    `on_gap` hears the seconds between two tokens of an answer.
+    `before_end` is awaited for each answer before its `AnswerEnd` is given; `on_close` is called once, at the block's
+    end; `on_gap` hears the seconds between two tokens of an answer.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Reply:
         rendered: Rendered | None,
         num_prompt: int,
         used: Mapping[str, Used] | None = None,
-        running: Sequence[Running],
+        running: Sequence[AnswerJob],
         backend: Backend,
         limits: Limits,
         clock: Clock,
@@ -70,7 +70,7 @@ class Reply:
         self.inbox = Inbox(limit=limits.max_unread, on_overflow=self.cancel, clock=clock)
         self._clock = clock
         self.created = time.time()
-        self.ended: list[Ended] = []
+        self.ended: list[AnswerEnd] = []
         self.error: Exception | None = None
         self.recording: asyncio.Task[Record] | None = None
         """Writes the request's record, from the end of the block on."""
@@ -137,7 +137,7 @@ class Reply:
             item = await self.inbox.get(max(0.0, due_s - self._clock.now_s()))
             if self._clock.now_s() >= due_s:
                 due_s = self._clock.now_s() + self._keep_alive_s
-                yield Waiting(position=position, total=total)
+                yield StillWaiting(position=position, total=total)
             if item is None:
                 continue
             index, event = item
@@ -165,7 +165,7 @@ class Reply:
                 match said:
                     case Began():
                         self._cached[index] = said.cached
-                    case Ended():
+                    case AnswerEnd():
                         await self._before_end(self, run.choice)
                         self.ended.append(said)
                     case _:

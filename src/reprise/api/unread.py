@@ -47,7 +47,7 @@ def newest_question_at(speakers: Sequence[Speaker]) -> int | None:
     return newest
 
 
-class ContentPart(Protocol):
+class ReadablePart(Protocol):
     """A part of a message, in any API."""
 
     @property
@@ -68,7 +68,7 @@ class Question:
 NO_QUESTION = Question(text="", parts=frozenset())
 
 
-def question_of(content: str | Sequence[ContentPart] | None) -> Question:
+def question_of(content: str | Sequence[ReadablePart] | None) -> Question:
     """The question in a message's content. O(content)."""
     if content is None or isinstance(content, str):
         return Question(text="".join((content or "").split()), parts=frozenset())

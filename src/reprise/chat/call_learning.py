@@ -75,7 +75,7 @@ _Call = tuple[str, Mapping[str, Any]]
 def learn_calls(text_model: TextModel) -> ModelCalls:
     """Find the format of this model's calls. Renders about a dozen small chats."""
     for form in _FORMS:
-        probes = _Probes(text_model, form)
+        probes = _CallProbes(text_model, form)
         try:
             found = _learn(probes)
         except _NotLearnt:
@@ -91,7 +91,7 @@ class _NotLearnt(Exception):
     """The renderings do not show a format."""
 
 
-class _Probes:
+class _CallProbes:
     """Renders chats with made-up calls in one form."""
 
     def __init__(self, text_model: TextModel, form: Form) -> None:
@@ -143,7 +143,7 @@ class _Probes:
             raise _NotLearnt from failed
 
 
-def _learn(probes: _Probes) -> CallFormat:
+def _learn(probes: _CallProbes) -> CallFormat:
     if probes.text_model.render is None:
         raise _NotLearnt
     one = probes.calls([(_NAME, {_KEY: _VALUE})])
@@ -173,7 +173,7 @@ def _learn(probes: _Probes) -> CallFormat:
     )
 
 
-def _lead(probes: _Probes, before: str) -> str:
+def _lead(probes: _CallProbes, before: str) -> str:
     """What stands between the beginning of an answer without words and the first call's name."""
     words = probes.words()
     lead = before[_whole_markup(words, _common_length(before, words), probes.splitters) :]
@@ -196,7 +196,7 @@ def _lead(probes: _Probes, before: str) -> str:
     return lead
 
 
-def _arguments(probes: _Probes, after_name: str, name_at: int) -> tuple[JsonArguments | KeyedArguments, str, str]:
+def _arguments(probes: _CallProbes, after_name: str, name_at: int) -> tuple[JsonArguments | KeyedArguments, str, str]:
     """How arguments are written, what stands between the name and them, and what follows them."""
     full = {f"{kind}_{_KEY}": value for kind, value in _TYPED.items()}
     text = probes.calls([(_NAME, full)])[name_at + len(_NAME) :]
@@ -210,7 +210,7 @@ def _arguments(probes: _Probes, after_name: str, name_at: int) -> tuple[JsonArgu
     return _keyed(probes, after_name, name_at)
 
 
-def _keyed(probes: _Probes, after_name: str, name_at: int) -> tuple[KeyedArguments, str, str]:
+def _keyed(probes: _CallProbes, after_name: str, name_at: int) -> tuple[KeyedArguments, str, str]:
     def rest(arguments: Mapping[str, Any]) -> str:
         return probes.calls([(_NAME, arguments)])[name_at + len(_NAME) :]
 
@@ -303,7 +303,7 @@ def _quoting(opening: str, ending: str, kinds: Mapping[str, tuple[str, str]]) ->
 
 
 def _two_calls(
-    probes: _Probes, name_at: int, middle: str, arguments: JsonArguments | KeyedArguments
+    probes: _CallProbes, name_at: int, middle: str, arguments: JsonArguments | KeyedArguments
 ) -> tuple[str, str] | None:
     """What stands between the first call's arguments and the second's name; None where a template has one call only.
 
@@ -384,7 +384,7 @@ def _numbered_suffix(lead: str, inter: str) -> tuple[str, str]:
 
 
 def _whole(
-    probes: _Probes,
+    probes: _CallProbes,
     *,
     opening: str,
     head: str,
@@ -431,7 +431,7 @@ def _whole(
     return found
 
 
-def _start(probes: _Probes, lead: str) -> tuple[str, str]:
+def _start(probes: _CallProbes, lead: str) -> tuple[str, str]:
     """The marker that the calls begin with, and the lead from there on.
 
     What stands in a chat without calls too (it begins or ends reasoning, or a message) is not the marker of calls: that
@@ -481,7 +481,7 @@ def _is_marker(start: str, splitters: Sequence[str]) -> bool:
     return start in splitters or len(start) > 2
 
 
-def _check(probes: _Probes, found: CallFormat) -> None:
+def _check(probes: _CallProbes, found: CallFormat) -> None:
     """Raise `_NotLearnt` unless the reader reads all made-up calls back."""
     every = {f"{kind}_{_KEY}": value for kind, value in _TYPED.items()}
     # What a template leaves out cannot come back.
@@ -535,7 +535,7 @@ def _calls_in(text: str, form: CallFormat) -> list[tuple[str, Any]] | None:
             at = len(text) - len(reader.rest)
 
 
-def _example(probes: _Probes, form: CallFormat) -> str:
+def _example(probes: _CallProbes, form: CallFormat) -> str:
     """A call as the template writes it, from its start marker to its end."""
     text = probes.calls([(_NAME, {_KEY: _VALUE})])
     at = text.find(form.start, text.rfind(_ASKED))
@@ -549,7 +549,7 @@ def _known(text_model: TextModel) -> CallFormat | None:
     """The format that the model's parser reads, or that the template asks for, where it shows no call."""
     parse = text_model.parse_tool_call
     if parse is None or text_model.tool_start is None:
-        form = _asked_for(_Probes(text_model, _FORMS[0]))
+        form = _asked_for(_CallProbes(text_model, _FORMS[0]))
         return form if form is not None and _is_not_refuted(text_model, form) else None
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
     for form in known_formats(text_model.tool_start, text_model.tool_end or ""):
@@ -568,7 +568,7 @@ def _known(text_model: TextModel) -> CallFormat | None:
     return None
 
 
-def _asked_for(probes: _Probes) -> CallFormat | None:
+def _asked_for(probes: _CallProbes) -> CallFormat | None:
     """A list of calls in JSON behind the special token that the template names to the model where there are tools."""
     try:
         shown, plain = probes.instructions()
@@ -583,7 +583,7 @@ _CALL_TOKEN = re.compile(r"^<\|tool_?calls?\|>$")
 
 def _is_not_refuted(text_model: TextModel, form: CallFormat) -> bool:
     """Whether the template shows no call, or shows it in this format."""
-    probes = _Probes(text_model, _FORMS[0])
+    probes = _CallProbes(text_model, _FORMS[0])
     try:
         text = probes.calls([(_NAME, {_KEY: _VALUE})])
     except _NotLearnt:
@@ -597,7 +597,7 @@ def _is_not_refuted(text_model: TextModel, form: CallFormat) -> bool:
     return True
 
 
-def _until_turn_end(probes: _Probes, text: str) -> str:
+def _until_turn_end(probes: _CallProbes, text: str) -> str:
     """The text up to what ends a message."""
     words = probes.words()
     behind = words[words.rfind(_WORDS) + len(_WORDS) :]

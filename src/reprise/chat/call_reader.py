@@ -42,7 +42,7 @@ class NotACall(Exception):
     """The text is not of the format."""
 
 
-class _Cut(Exception):
+class _CallCutOff(Exception):
     """The text ends within a call."""
 
 
@@ -114,7 +114,7 @@ class CallReader:
             self.is_over = True
         except NotACall:
             self.is_over = self.is_broken = True
-        except _Cut:
+        except _CallCutOff:
             # An answer that the model ended within a call is no call; one that was cut short could have become one.
             self.is_over, self.is_broken, self.is_cut = True, self._is_ended, not self._is_ended
 
@@ -167,7 +167,7 @@ class CallReader:
         elif form.between is not None and not form.has_own_section and self.rest.strip():
             more = match_loosely(self._text, self._at, form.between + form.head, is_final=False)
             if more is Need.MORE:
-                raise _Cut
+                raise _CallCutOff
 
     def _call(self) -> Script:
         form = self._form
@@ -187,7 +187,7 @@ class CallReader:
         if tail is not None:
             self._at = tail.stop
         elif self._is_final and not self._is_ended:
-            raise _Cut
+            raise _CallCutOff
         elif isinstance(form.arguments, KeyedArguments):
             # Whether another argument should have followed is not known.
             raise NotACall
@@ -202,7 +202,7 @@ class CallReader:
         """Nothing is said of a call before its arguments begin as they should."""
         yield from self._space()
         if not (yield from self._has_more()):
-            raise _Cut
+            raise _CallCutOff
         if self._text[self._at] not in '{"':
             raise NotACall
 
@@ -232,7 +232,7 @@ class CallReader:
                 break
             yield
         if at == len(self._text):
-            raise _Cut
+            raise _CallCutOff
         if at == start:
             raise NotACall
         self._at = at
@@ -252,7 +252,7 @@ class CallReader:
             self._drop_read()
             if not (yield from self._has_more()):
                 self._give(written[sent:])
-                raise _Cut
+                raise _CallCutOff
             while self._at < len(self._text) and not scan.is_over:
                 written += scan.take(self._text[self._at])
                 self._at += 1
@@ -269,12 +269,12 @@ class CallReader:
         self._at += 1
         while True:
             if not (yield from self._has_more()):
-                raise _Cut
+                raise _CallCutOff
             char = self._text[self._at]
             self._at += 1
             if char == "\\":
                 if not (yield from self._has_more()):
-                    raise _Cut
+                    raise _CallCutOff
                 self._at += 1
             elif char == '"':
                 break
@@ -352,7 +352,7 @@ class CallReader:
             if found >= 0:
                 break
             if self._is_final:
-                raise _Cut
+                raise _CallCutOff
             yield
         key = self._spell(self._text[self._at : found].strip())
         if key == "":
@@ -396,7 +396,7 @@ class CallReader:
             if found >= 0:
                 break
             if self._is_final:
-                raise _Cut
+                raise _CallCutOff
             self._drop_read()
             yield
         self._give('"')
@@ -406,7 +406,7 @@ class CallReader:
         tag = ending.strip()
         while (found := _end_of(self._text, self._at, tag, again)) < 0:
             if self._is_final:
-                raise _Cut
+                raise _CallCutOff
             yield
         value = self._text[self._at : found]
         self._at = found
@@ -438,7 +438,7 @@ class CallReader:
         while True:
             self._drop_read()
             if not (yield from self._has_more()):
-                raise _Cut
+                raise _CallCutOff
             if has_escapes and self._text[self._at] == "\\":
                 self._give((yield from self._escape()))
                 continue
@@ -454,7 +454,7 @@ class CallReader:
             if end < len(self._text) and has_escapes and self._text[end] == "\\":
                 continue
             if self._is_final:
-                raise _Cut
+                raise _CallCutOff
             yield
         self._at += len(quote)
         self._give('"')
@@ -467,7 +467,7 @@ class CallReader:
             if kind and len(self._text) - self._at >= length:
                 break
             if self._is_final:
-                raise _Cut
+                raise _CallCutOff
             yield
         escape = self._text[self._at : self._at + length]
         self._at += length
@@ -489,7 +489,7 @@ class CallReader:
         while True:
             if at >= len(self._text) or (self._is_quote_begun(at, keyed) and not self._is_final):
                 if self._is_final:
-                    raise _Cut
+                    raise _CallCutOff
                 yield
                 continue
             char = self._text[at]
@@ -553,7 +553,7 @@ class CallReader:
     def _fail(self, *expected: str) -> NoReturn:
         """None of these stands here: because the text ends, or because it is no call."""
         ways = [match_loosely(self._text, self._at, text, is_final=False) for text in expected]
-        raise _Cut if self._is_final and Need.MORE in ways else NotACall
+        raise _CallCutOff if self._is_final and Need.MORE in ways else NotACall
 
     def _begins(self, expected: str, *, rather_than: str) -> Generator[None, None, bool]:
         """Whether `expected` stands here; where neither is certain, more text decides."""

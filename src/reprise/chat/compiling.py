@@ -30,7 +30,7 @@ _MAX_COMPILED_NBYTES = 512 * 2**20
 MAX_CHARACTERS = STACKS[0] // _STACK_PER_CHARACTER
 """A longer grammar is refused."""
 
-_LIMITS = {"max_grammar_size": 200_000, "max_lexer_states": 64_000}
+LIMITS = {"max_grammar_size": 200_000, "max_lexer_states": 64_000}
 """A state of the lexer takes up to 2 kB, in every answer that is being written."""
 
 _trials = TrialProcesses()
@@ -127,11 +127,11 @@ class GrammarCompiler:
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 self._tokenizer = self._make_tokenizer()
-        trial = GrammarTrial(text=text, vocab_size=self._tokenizer.vocab_size, special=self._special, limits=_LIMITS)
+        trial = GrammarTrial(text=text, vocab_size=self._tokenizer.vocab_size, special=self._special, limits=LIMITS)
         verdict = _trials.judge(trial)
         refusal = verdict.refusal
         if refusal is None:
-            matcher, refusal = compile_grammar(self._tokenizer, text, _LIMITS)
+            matcher, refusal = compile_grammar(self._tokenizer, text, LIMITS)
             if refusal is None:
                 return Compiled(matcher=matcher, nbytes=verdict.nbytes)
         raise BadRequest(refusal, param=param)

@@ -8,7 +8,7 @@ from typing import Any
 from reprise.chat.message_format import joined_text
 from reprise.chat.moments import moments_in, touches_clock, touches_date
 from reprise.chat.probe_turns import head_length, last_user_at
-from reprise.chat.rendered import Part, PartKind, Rendered
+from reprise.chat.rendered import PartKind, PromptPart, Rendered
 from reprise.chat.request import Message
 from reprise.chat.text_model import TextModel
 from reprise.core.record import Reason
@@ -33,7 +33,7 @@ class Divergence:
     previous: Rendered | None
     position: int
     char: int
-    part: Part | None
+    part: PromptPart | None
     shared_text: str
     expected_text: str
     actual_text: str

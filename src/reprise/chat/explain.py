@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reprise.chat.divergence import Divergence, classify
-from reprise.chat.rendered import Part, Rendered
+from reprise.chat.rendered import PromptPart, Rendered
 from reprise.chat.text_model import TextModel
 from reprise.core.record import Outcome, Reason
 from reprise.core.spans import Span
@@ -43,7 +43,7 @@ ADVICE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class ComputedSpan:
     """Why the tokens of `span` were computed."""
 
     span: Span
@@ -60,10 +60,10 @@ class Explanation:
     """
 
     reason: Reason
-    accounts: tuple[Account, ...]
+    accounts: tuple[ComputedSpan, ...]
     advice: str
     diverged_at: int | None = None
-    part: Part | None = None
+    part: PromptPart | None = None
     shared_text: str = ""
     expected_text: str = ""
     actual_text: str = ""
@@ -78,25 +78,25 @@ def explain(rendered: Rendered, outcome: Outcome, *, previous: Rendered | None, 
     tokens = rendered.prompt.tokens
     length = len(tokens)
     if outcome.reason is Reason.CACHE_OFF:
-        return _of((Account(span=Span(0, length), reason=Reason.CACHE_OFF),))
+        return _of((ComputedSpan(span=Span(0, length), reason=Reason.CACHE_OFF),))
     reused, matched = outcome.reused, max(outcome.reused, outcome.matched)
     if reused >= length - 1:
-        return _of((Account(span=Span(min(reused, length), length), reason=Reason.NOTHING_NEW),))
+        return _of((ComputedSpan(span=Span(min(reused, length), length), reason=Reason.NOTHING_NEW),))
     shared = 0 if previous is None else common_prefix(previous.prompt.tokens, tokens)
     known = max(matched, shared)
     missing = outcome.reason if outcome.reason is Reason.EVICTED else Reason.NO_SNAPSHOT
     accounts = [
-        Account(span=Span(reused, matched), reason=missing),
-        Account(span=Span(matched, known), reason=Reason.EVICTED),
+        ComputedSpan(span=Span(reused, matched), reason=missing),
+        ComputedSpan(span=Span(matched, known), reason=Reason.EVICTED),
     ]
     divergence = _divergence(rendered, outcome, previous, known=known, shared=shared, text_model=text_model)
     if divergence is None:
         fresh = Reason.COLD if known == 0 else Reason.NEW_TOKENS
         if known >= length - 1:
             fresh = Reason.NOTHING_NEW
-        accounts.append(Account(span=Span(known, length), reason=fresh))
+        accounts.append(ComputedSpan(span=Span(known, length), reason=fresh))
         return _of(tuple(accounts))
-    accounts.append(Account(span=Span(known, length), reason=classify(divergence, text_model)))
+    accounts.append(ComputedSpan(span=Span(known, length), reason=classify(divergence, text_model)))
     return _of(tuple(accounts), divergence)
 
 
@@ -135,7 +135,7 @@ def _divergence(
     )
 
 
-def _of(accounts: Sequence[Account], divergence: Divergence | None = None) -> Explanation:
+def _of(accounts: Sequence[ComputedSpan], divergence: Divergence | None = None) -> Explanation:
     told = tuple(account for account in accounts if len(account.span) > 0) or tuple(accounts[-1:])
     # Of accounts of one size the later one: it is what the request brought, the others are what the cache lacked.
     main = max(reversed(told), key=lambda account: len(account.span))

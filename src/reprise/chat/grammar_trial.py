@@ -34,10 +34,10 @@ STACKS = (512 * 2**20, 64 * 2**20)
 """Bytes of the stack of a thread that compiles, of which only what is used takes memory; the second where the first is
 not to be had. llguidance recurses as deeply as rules refer to one another."""
 
-_MAX_CPU_S = 1.5
+MAX_CPU_S = 1.5
 _MAX_WALL_S = 20.0
 """For a machine on which so much processor time takes long."""
-_MAX_NBYTES = 400 * 2**20
+MAX_NBYTES = 400 * 2**20
 _LOOK_S = 0.02
 
 _IDLE_S = 60.0
@@ -134,9 +134,9 @@ class TrialProcess:
         while not select.select([out], [], [], _LOOK_S)[0]:
             refusal = None
             with contextlib.suppress(psutil.Error):
-                if _cpu_s(seen) - begun_cpu_s > _MAX_CPU_S or time.monotonic() - begun_s > _MAX_WALL_S:
+                if _cpu_s(seen) - begun_cpu_s > MAX_CPU_S or time.monotonic() - begun_s > _MAX_WALL_S:
                     refusal = TOO_SLOW
-                elif seen.memory_info().rss > _MAX_NBYTES:
+                elif seen.memory_info().rss > MAX_NBYTES:
                     refusal = TOO_LARGE
             if refusal is not None:
                 self.close()
@@ -254,7 +254,7 @@ def _serve() -> None:
 def _end_oneself() -> None:
     """Where the server has gone and nobody else does it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    most = int(used.ru_utime + used.ru_stime + 2 * _MAX_CPU_S) + 1
+    most = int(used.ru_utime + used.ru_stime + 2 * MAX_CPU_S) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 

@@ -21,7 +21,7 @@ HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 """The special tokens of the channel markup of gpt-oss."""
 
 
-class Part(StrEnum):
+class Channel(StrEnum):
     """What the text of a state is to a user."""
 
     REASONING = "reasoning"
@@ -32,16 +32,16 @@ class Part(StrEnum):
 
 
 _PARTS = {
-    NORMAL: Part.CONTENT,
-    REASONING: Part.REASONING,
-    TOOL: Part.CALL,
-    TOOL_IN_REASONING: Part.CALL,
+    NORMAL: Channel.CONTENT,
+    REASONING: Channel.REASONING,
+    TOOL: Channel.CALL,
+    TOOL_IN_REASONING: Channel.CALL,
 }
 
 
-def part_of(state: str) -> Part:
+def part_of(state: str) -> Channel:
     """What the text of this state is. A state of which the table says nothing is a header."""
-    return _PARTS.get(state, Part.HEADER)
+    return _PARTS.get(state, Channel.HEADER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import Any
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
 from reprise.chat.call_format import ARGUMENTS_ALONE
 from reprise.chat.call_reader import CallArguments, CallBegan, CallEnded, CallEvent, CallReader
-from reprise.chat.markup import NORMAL, TOOL_IN_REASONING, Part, markup_of, part_of
-from reprise.chat.reader import CallCut, CallFailed, Event, Piece, Reader, Turn
+from reprise.chat.markup import NORMAL, TOOL_IN_REASONING, Channel, markup_of, part_of
+from reprise.chat.reader import CallCut, CallFailed, Event, Reader, TextChunk, Transition
 from reprise.chat.stop import ContentText
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import is_encodable, make_calls, new_call_id, parse_calls
@@ -108,9 +108,9 @@ class AnswerParser:
             return []
         self._may_stop = self._num_kept == 0
         self._num_kept = max(0, self._num_kept - 1)
-        was_reasoning = self._reader.part is Part.REASONING
+        was_reasoning = self._reader.part is Channel.REASONING
         deltas = self._take(self._reader.feed(token))
-        if was_reasoning and self._reader.part is Part.REASONING and token not in self._markup.atoms:
+        if was_reasoning and self._reader.part is Channel.REASONING and token not in self._markup.atoms:
             self.num_reasoning_tokens += 1
         return deltas
 
@@ -120,7 +120,7 @@ class AnswerParser:
             deltas: list[Delta] = []
         else:
             deltas = self._take(self._reader.finish(is_ended=self._is_stopped))
-            if self._reader.part is Part.CALL and not self._is_cut:
+            if self._reader.part is Channel.CALL and not self._is_cut:
                 deltas += self._close_call(marker="", is_whole=self._is_stopped or not self._markup.needs_tool_end)
             deltas += self._add_content(self._visible.flush())
         return deltas + _content_delta(self._content.finish(drops_space=len(self._calls) > 0))
@@ -131,9 +131,9 @@ class AnswerParser:
             if self._visible.stop is not None:
                 break
             match part:
-                case Turn():
+                case Transition():
                     deltas += self._turn(part)
-                case Piece():
+                case TextChunk():
                     deltas += self._piece(part)
                 case CallFailed():
                     self._fail_call()
@@ -191,26 +191,26 @@ class AnswerParser:
         self._notes.append(f"the answer was cut short before a tool call had its name: {text[:_NOTED]!r}")
         return []
 
-    def _piece(self, piece: Piece) -> list[Delta]:
-        if piece.part is Part.REASONING:
+    def _piece(self, piece: TextChunk) -> list[Delta]:
+        if piece.part is Channel.REASONING:
             return _reasoning_delta(self._reasoning.add(piece.text))
-        if piece.part is Part.CALL:
+        if piece.part is Channel.CALL:
             self._call.text += piece.text
             return [] if self._call.reader is None else self._read_named(self._call.reader, piece.text)
         return self._add_content(self._visible.add(piece.text, may_stop=self._may_stop))
 
-    def _turn(self, turn: Turn) -> list[Delta]:
+    def _turn(self, turn: Transition) -> list[Delta]:
         deltas = self._add_content(self._visible.turn(turn))
         source, to = part_of(turn.source), part_of(turn.to)
-        if source is Part.CALL:
+        if source is Channel.CALL:
             deltas += self._leave_call(turn)
-        if to is Part.CALL:
+        if to is Channel.CALL:
             # A header that names the function stands for the markers.
             opening = turn.marker if turn.function is None else ""
             self._call = _OpenCall(opening=opening, function=turn.function, state=turn.to)
             if turn.function is not None:
                 self._call.reader = CallReader(ARGUMENTS_ALONE, tools=self._tools, name=turn.function)
-        elif to is Part.REASONING and source not in {Part.REASONING, Part.CALL}:
+        elif to is Channel.REASONING and source not in {Channel.REASONING, Channel.CALL}:
             self._reasoning.begin_block()
         return deltas
 
@@ -223,9 +223,9 @@ class AnswerParser:
         reader.feed(text)
         return self._take(reader.take())
 
-    def _leave_call(self, turn: Turn) -> list[Delta]:
+    def _leave_call(self, turn: Transition) -> list[Delta]:
         """A marker, or the end of what was read as a call, led out of a call."""
-        marker = "" if part_of(turn.to) is Part.CALL else turn.marker
+        marker = "" if part_of(turn.to) is Channel.CALL else turn.marker
         if turn.is_failed:
             # It began like a call, and is content.
             call, self._call = self._call, _OpenCall()

@@ -16,7 +16,7 @@ _ENTRY_NBYTES = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Piece:
+class TextPiece:
     """`text` stands after texts whose hash is `chain`, from the character `char_at` and the token `token_at` on."""
 
     text: str
@@ -30,21 +30,21 @@ class Piece:
 class TokenizedText:
     """A text cut into pieces, and the tokens of each."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextPiece, ...]
 
     @cached_property
     def tokens(self) -> Tokens:
         """All tokens, shape ``(length,)``."""
         return join_tokens(*(piece.tokens for piece in self.pieces))
 
-    def piece_of_token(self, position: int) -> Piece | None:
+    def piece_of_token(self, position: int) -> TextPiece | None:
         """The piece that the token at `position` belongs to. O(pieces)."""
         for piece in reversed(self.pieces):
             if piece.token_at <= position:
                 return piece if position < piece.token_at + len(piece.tokens) else None
         return None
 
-    def piece_of_char(self, char: int) -> Piece | None:
+    def piece_of_char(self, char: int) -> TextPiece | None:
         """The piece that holds the character at `char`. O(pieces)."""
         for piece in reversed(self.pieces):
             if piece.char_at <= char:
@@ -170,12 +170,12 @@ class PieceTokenizer:
             chain = _after(chain, text)
         return chain
 
-    def _pieces(self, text: str) -> Iterator[Piece]:
+    def _pieces(self, text: str) -> Iterator[TextPiece]:
         chain, char_at, token_at = 0, 0, 0
         for part in self._seams.cut(text):
             stop_if_abandoned()
             tokens = self._tokens(chain, part)
-            yield Piece(text=part, tokens=tokens, chain=chain, char_at=char_at, token_at=token_at)
+            yield TextPiece(text=part, tokens=tokens, chain=chain, char_at=char_at, token_at=token_at)
             chain = _after(chain, part)
             char_at += len(part)
             token_at += len(tokens)

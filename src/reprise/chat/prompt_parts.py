@@ -10,7 +10,7 @@ from typing import Any, cast
 from reprise.chat.message_format import joined_text, parsed_arguments
 from reprise.chat.piecewise_tokenizer import TokenizedText
 from reprise.chat.probe_turns import head_length
-from reprise.chat.rendered import Part, PartKind
+from reprise.chat.rendered import PartKind, PromptPart
 from reprise.chat.request import ChatRequest, Message
 from reprise.core.spans import Span
 
@@ -25,7 +25,7 @@ class _Seam:
 
 def find_parts(
     request: ChatRequest, tokenized: TokenizedText, eos: frozenset[int], *, text: str, prompt_at: int
-) -> tuple[Part, ...]:
+) -> tuple[PromptPart, ...]:
     """The parts of `text`, as far as they can be found; `prompt_at` is where the generation prompt begins.
 
     A message whose words cannot be found (a template may drop or rewrite it) has no part, and its text falls to the
@@ -33,7 +33,7 @@ def find_parts(
     """
     seams = [_Seam(char=piece.char_at, is_end=int(piece.tokens[0]) in eos) for piece in tokenized.pieces]
     head = head_length(request.messages)
-    parts: list[Part] = []
+    parts: list[PromptPart] = []
     begins_at, ended_at = 0, 0
     for index, message in enumerate(request.messages):
         words = _words_at(message, text, ended_at, prompt_at)
@@ -47,16 +47,16 @@ def find_parts(
         if parts:
             parts[-1] = _stretched(parts[-1], start)
         elif start > begins_at:
-            parts.append(Part(kind=PartKind.HEAD, chars=Span(begins_at, start)))
+            parts.append(PromptPart(kind=PartKind.HEAD, chars=Span(begins_at, start)))
         kind = PartKind.SYSTEM if index < head else PartKind.MESSAGE
-        parts.append(Part(kind=kind, chars=Span(start, words.stop), index=index, role=str(message.get("role"))))
+        parts.append(PromptPart(kind=kind, chars=Span(start, words.stop), index=index, role=str(message.get("role"))))
         ended_at = words.stop
     if parts:
         parts[-1] = _stretched(parts[-1], prompt_at)
     if prompt_at < len(text):
-        parts.append(Part(kind=PartKind.GENERATION_PROMPT, chars=Span(prompt_at, len(text))))
+        parts.append(PromptPart(kind=PartKind.GENERATION_PROMPT, chars=Span(prompt_at, len(text))))
     tools = _tools_at(request.tools, text, seams, prompt_at)
-    return (*parts, Part(kind=PartKind.TOOLS, chars=tools)) if tools is not None else tuple(parts)
+    return (*parts, PromptPart(kind=PartKind.TOOLS, chars=tools)) if tools is not None else tuple(parts)
 
 
 def _words_at(message: Message, text: str, start: int, stop: int) -> Span | None:
@@ -107,8 +107,8 @@ def _first_from(seams: Sequence[_Seam], char: int) -> int:
     return bisect_left(seams, char, key=lambda seam: seam.char)
 
 
-def _stretched(part: Part, stop: int) -> Part:
-    return Part(kind=part.kind, chars=Span(part.chars.start, stop), index=part.index, role=part.role)
+def _stretched(part: PromptPart, stop: int) -> PromptPart:
+    return PromptPart(kind=part.kind, chars=Span(part.chars.start, stop), index=part.index, role=part.role)
 
 
 def _tools_at(tools: Sequence[Mapping[str, Any]], text: str, seams: Sequence[_Seam], stop: int) -> Span | None:

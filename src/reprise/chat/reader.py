@@ -12,9 +12,9 @@ from reprise.chat.markup import (
     REASONING,
     TOOL,
     TOOL_IN_REASONING,
+    Channel,
     Header,
     Markup,
-    Part,
     part_of,
     read_header,
 )
@@ -24,15 +24,15 @@ from reprise.chat.tools import names_of
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextChunk:
     """Some text of a part, spelled out."""
 
-    part: Part
+    part: Channel
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Transition:
     """A marker led from one state to another. `function` is the name that a channel header calls.
 
     `is_failed`: the text of a call that was none, which is not there yet, follows as content.
@@ -56,7 +56,7 @@ class CallCut:
         self.text = text
 
 
-Event = Piece | Turn | CallEvent | CallFailed | CallCut
+Event = TextChunk | Transition | CallEvent | CallFailed | CallCut
 
 
 class Speller:
@@ -126,10 +126,10 @@ class Reader:
         self._header = ""
         self.state = markup.initial
         # Until the first header is certain, an answer without any is possible.
-        self._awaits_header = part_of(self.state) is Part.HEADER
+        self._awaits_header = part_of(self.state) is Channel.HEADER
 
     @property
-    def part(self) -> Part:
+    def part(self) -> Channel:
         return part_of(self.state)
 
     def feed(self, token: int) -> list[Event]:
@@ -154,9 +154,9 @@ class Reader:
     def _is_begun_call(self, text: str) -> bool:
         """Whether a text that is cut short is the beginning of a marker of calls; one character in a line is none."""
         edges = self._markup.edges.get(self.state, ())
-        starts = [edge.marker for edge in edges if edge.to is not None and part_of(edge.to) is Part.CALL]
+        starts = [edge.marker for edge in edges if edge.to is not None and part_of(edge.to) is Channel.CALL]
         is_possible = len(text) > 1 or self._is_line_begun
-        return text != "" and is_possible and self.part is not Part.CALL and any(s.startswith(text) for s in starts)
+        return text != "" and is_possible and self.part is not Channel.CALL and any(s.startswith(text) for s in starts)
 
     def _read(self, text: str) -> list[Event]:
         self._pending += text
@@ -240,10 +240,10 @@ class Reader:
             self._pending = call.raw
             if self._markup.edges.get(self.state, ()) == ():
                 # It has no end marker, so that it is over here.
-                out.append(Turn(source=self.state, to=self._outside, marker="", is_failed=True))
+                out.append(Transition(source=self.state, to=self._outside, marker="", is_failed=True))
                 self.state = self._outside
             return
-        out.append(Turn(source=self.state, to=self._outside, marker=""))
+        out.append(Transition(source=self.state, to=self._outside, marker=""))
         self.state, self._pending = self._outside, call.rest
 
     @property
@@ -264,10 +264,10 @@ class Reader:
             return []
         spelled = self._markup.spell(text)
         self._is_line_begun = text.endswith("\n")
-        if self.part is Part.HEADER:
+        if self.part is Channel.HEADER:
             self._header += spelled
             return []
-        return [Piece(self.part, spelled)]
+        return [TextChunk(self.part, spelled)]
 
     def _turn(self, marker: str, to: str | None, *, is_kept: bool) -> list[Event]:
         if to is None:
@@ -276,11 +276,11 @@ class Reader:
         else:
             header = Header(state=to)
         spelled = self._markup.spell(marker)
-        turn = Turn(source=self.state, to=header.state, marker=spelled, function=header.function)
+        turn = Transition(source=self.state, to=header.state, marker=spelled, function=header.function)
         self._is_line_begun = True
         self.state = header.state
         self._header = ""
         calls = self._markup.calls
-        if calls is not None and self.part is Part.CALL and (calls.is_bare or marker == calls.start):
+        if calls is not None and self.part is Channel.CALL and (calls.is_bare or marker == calls.start):
             self._call = CallReader(calls, tools=self._tools, spell=self._markup.spell)
         return [turn, *(self._piece(marker) if is_kept else [])]

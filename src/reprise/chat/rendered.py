@@ -21,7 +21,7 @@ class PartKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PromptPart:
     """A part of the prompt: the characters `chars` of its text. `index` and `role` name the message, if it is one."""
 
     kind: PartKind
@@ -48,7 +48,7 @@ class Rendered:
     text: str
     tokenized: TokenizedText
     is_thinking_open: bool
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PromptPart, ...] = ()
     notes: tuple[str, ...] = ()
     dates: tuple[str, ...] = ()
     previous: "Rendered | None" = None
@@ -58,7 +58,7 @@ class Rendered:
         """What was rendered, with the reasoning that was put back."""
         return self.context.request
 
-    def part_at_char(self, char: int) -> Part | None:
+    def part_at_char(self, char: int) -> PromptPart | None:
         """The smallest part that holds this character."""
         holding = [part for part in self.parts if part.chars.start <= char < part.chars.stop]
         return min(holding, key=lambda part: len(part.chars), default=None)
@@ -86,7 +86,7 @@ class Rendered:
                 high = middle
         return piece.token_at + low
 
-    def tokens_of(self, part: Part, decode: Callable[[Sequence[int]], str]) -> Span:
+    def tokens_of(self, part: PromptPart, decode: Callable[[Sequence[int]], str]) -> Span:
         """The tokens that begin within the part."""
         start = self.token_at(part.chars.start, decode)
         return Span(start, max(start, self.token_at(part.chars.stop, decode)))

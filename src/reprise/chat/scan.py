@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class NeedleMatch:
     """The needle number `index` stands at ``[start, stop)`` of the text."""
 
     index: int
@@ -13,20 +13,20 @@ class Match:
     stop: int
 
 
-def first_match(text: str, needles: Sequence[str]) -> Match | None:
+def first_match(text: str, needles: Sequence[str]) -> NeedleMatch | None:
     """The needle that is complete first; of those that end together, the longest.
 
     A reader that got the text one character at a time would decide the same, since it cannot wait for a needle that
     began earlier and is not complete. O(len(text) * number of needles).
     """
-    best: Match | None = None
+    best: NeedleMatch | None = None
     for index, needle in enumerate(needles):
         start = text.find(needle)
         if start < 0:
             continue
         stop = start + len(needle)
         if best is None or (stop, start) < (best.stop, best.start):
-            best = Match(index=index, start=start, stop=stop)
+            best = NeedleMatch(index=index, start=start, stop=stop)
     return best
 
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reprise.chat.markup import Part, markup_of, part_of
-from reprise.chat.reader import Piece, Reader, Turn
+from reprise.chat.markup import Channel, markup_of, part_of
+from reprise.chat.reader import Reader, TextChunk, Transition
 from reprise.chat.scan import first_match, num_held
 from reprise.chat.text_model import TextModel
 
@@ -55,13 +55,13 @@ class ContentText:
             self._is_begun = True
         return self._cut()
 
-    def turn(self, turn: Turn) -> str:
+    def turn(self, turn: Transition) -> str:
         """The text that is certain since a marker ended the content."""
         to = part_of(turn.to)
-        if to is Part.REASONING and not self._is_begun:
+        if to is Channel.REASONING and not self._is_begun:
             self._pending = ""
         text = self.flush()
-        self._follows_markup = self._follows_markup or to is Part.CONTENT
+        self._follows_markup = self._follows_markup or to is Channel.CONTENT
         return text
 
     def flush(self) -> str:
@@ -118,8 +118,8 @@ class StopWatch:
         may_stop = self._num_kept == 0
         self._num_kept = max(0, self._num_kept - 1)
         for part in self._reader.feed(token):
-            if isinstance(part, Turn):
+            if isinstance(part, Transition):
                 self._content.turn(part)
-            elif isinstance(part, Piece) and part.part is Part.CONTENT:
+            elif isinstance(part, TextChunk) and part.part is Channel.CONTENT:
                 self._content.add(part.text, may_stop=may_stop)
         return self._content.stop is not None

@@ -35,7 +35,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rule:
+class _ShapeRule:
     """A shape, `rewrite` for where it is not taken, and what is noted then.
 
     A template takes the shape if it renders all `probes` with all their words; without probes none does. `baseline` is
@@ -205,10 +205,10 @@ _ONE_TURN, _TWO_TURNS = (_ASKED,), (_ASKED, _ANSWERED, _ASKED_THEN)
 _LOOP = (_ASKED, _LOOKS, _SEEN)
 
 
-def _rules(write_call: rewriting.CallWriter) -> tuple[_Rule, ...]:
+def _rules(write_call: rewriting.CallWriter) -> tuple[_ShapeRule, ...]:
     """The rules in order: what one leaves, a later one may have to mend."""
     return (
-        _Rule(
+        _ShapeRule(
             probes=(
                 (_SYSTEM, _ASKED, _ANSWERED, _SYSTEM_THEN, _ASKED_THEN),
                 (_SYSTEM, _ASKED, _ANSWERED, _ASKED_THEN, _SYSTEM_THEN),
@@ -217,80 +217,80 @@ def _rules(write_call: rewriting.CallWriter) -> tuple[_Rule, ...]:
             rewrite=rewriting.late_systems_as_users,
             note="system messages given as user messages where they stand, since the chat template takes none there",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((_SYSTEM, _SYSTEM_THEN, _ASKED),),
             baseline=_ONE_TURN,
             rewrite=rewriting.joined_systems,
             note="the system messages at the beginning given as one, since the chat template takes one",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((_SYSTEM, _ASKED),),
             baseline=_ONE_TURN,
             rewrite=rewriting.system_in_question,
             note="the system prompt put before the first user message, since the chat template takes none",
         ),
-        _Rule(
+        _ShapeRule(
             probes=(),
             baseline=_ONE_TURN,
             rewrite=rewriting.results_in_order,
             # Most templates write no ids: the order is all that says which result is whose.
             note="tool results put in the order of their calls",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((_ASKED, _calls((_ONE, {"at": "Thimble"}), said="!"), _SEEN), _LOOP),
             baseline=_ONE_TURN,
             rewrite=lambda request: rewriting.calls_as_text(request, write_call),
             note="tool calls given as text, since the chat template takes none",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((_ASKED, _ANSWERED, _LONE, _ASKED_THEN), (_LONE, _ASKED)),
             baseline=_TWO_TURNS,
             rewrite=rewriting.lone_results_as_users,
             note="tool results without their call given as user messages, since the chat template wants the call",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((_ASKED, _LOOKS_TWICE, _SEEN, _SEEN_THEN),),
             baseline=_LOOP,
             rewrite=rewriting.one_call_at_a_time,
             note="tool calls made together given one after the other, since the chat template takes one at a time",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((_ASKED, _calls((_ONE, "Thimble")), _SEEN),),
             baseline=_LOOP,
             rewrite=rewriting.text_in_mapping,
             note="tool arguments that are not a JSON object given in one, since the chat template wants it",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((_ASKED, _says("assistant", ""), _ASKED_THEN),),
             baseline=_TWO_TURNS,
             rewrite=rewriting.without_empty_answers,
             note="empty assistant messages left out, since the chat template takes none",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((_SYSTEM,), (_ANSWERED,)),
             baseline=_ONE_TURN,
             rewrite=rewriting.with_a_user,
             note="an empty user message put into the chat, since the chat template wants one",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((_ANSWERED, _ASKED),),
             baseline=_TWO_TURNS,
             rewrite=rewriting.user_first,
             note="an empty user message put before the first answer, since the chat template wants one",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((_ASKED, _ASKED_THEN),),
             baseline=_ONE_TURN,
             rewrite=rewriting.joined_users,
             note="user messages in a row joined, since the chat template wants turns",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((_ASKED, _ANSWERED, _ANSWERED_THEN, _ASKED_THEN),),
             baseline=_TWO_TURNS,
             rewrite=rewriting.joined_answers,
             note="assistant messages in a row joined, since the chat template wants turns",
         ),
-        _Rule(
+        _ShapeRule(
             probes=((*_LOOP, _ASKED_THEN), (_ASKED, _LOOKS, _ASKED_THEN)),
             baseline=(*_LOOP, _ANSWERED, _ASKED_THEN),
             rewrite=rewriting.bridged,

@@ -42,7 +42,7 @@ class Chats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class PlannedCheckpoint:
     """A checkpoint of the sample chat; `ends_with` is the text right before it."""
 
     position: int
@@ -55,7 +55,7 @@ class Sample:
     """A chat of two turns as this model gets it. No checkpoints: it resumes at every position without."""
 
     tokens: int
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[PlannedCheckpoint, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class ToolCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
+class TemplateReport:
     """Everything that `reprise inspect` says. Sizes in bytes; `interval` in tokens, None where none is needed.
 
     `behavior` and `sample` are None where the model has no chat template or its template refuses the probes; then
@@ -94,7 +94,7 @@ class Inspection:
     chats: tuple[Chats, ...]
 
 
-def inspect_model(loaded: LoadedModel, *, budget: int) -> Inspection:
+def inspect_model(loaded: LoadedModel, *, budget: int) -> TemplateReport:
     """Look at a loaded model; `budget` is what the cache may hold, in bytes. Runs the model on a few tokens."""
     alone = reason_to_run_alone(loaded)
     footprint = Runner(loaded, can_batch=alone is None).footprint
@@ -108,7 +108,7 @@ def inspect_model(loaded: LoadedModel, *, budget: int) -> Inspection:
         sample = sample_chat(loaded.text, layout, interval)
     except BadRequest as error:
         refusal = str(error)
-    return Inspection(
+    return TemplateReport(
         name=loaded.name,
         architecture=loaded.architecture,
         context=loaded.context,
@@ -141,7 +141,7 @@ def tool_calls_of(text_model: TextModel) -> ToolCalls:
     )
 
 
-def as_json(inspection: Inspection) -> dict[str, Any]:
+def as_json(inspection: TemplateReport) -> dict[str, Any]:
     """The same for programs."""
     return asdict(inspection)
 
@@ -206,7 +206,7 @@ def sample_chat(text_model: TextModel, layout: Layout, interval: int) -> Sample:
     return Sample(
         tokens=len(prompt),
         checkpoints=tuple(
-            Checkpoint(
+            PlannedCheckpoint(
                 position=checkpoint.position,
                 kind=checkpoint.kind.value,
                 ends_with=text_model.decode(prompt.tokens[: checkpoint.position].tolist())[-_SHOWN:],

@@ -8,12 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from reprise.chat.template_behavior import Dates, Place, TemplateBehavior, Thoughts
-from reprise.cli.inspection import Inspection, ToolCalls
+from reprise.cli.inspection import TemplateReport, ToolCalls
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def table_of(inspection: Inspection) -> RenderableType:
+def table_of(inspection: TemplateReport) -> RenderableType:
     """All of it, to be printed with rich."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
@@ -34,7 +34,7 @@ def size(nbytes: int) -> str:
     return f"{nbytes:,} B" if unit == 0 else f"{amount:,.1f} {_UNITS[unit]}"
 
 
-def _model(inspection: Inspection) -> Iterator[tuple[str, str]]:
+def _model(inspection: TemplateReport) -> Iterator[tuple[str, str]]:
     context = f"{inspection.context:,} tokens" if inspection.context is not None else "not said by its configuration"
     yield "model", f"{inspection.name} ({inspection.architecture}, {size(inspection.weights)})"
     yield "context", context
@@ -43,7 +43,7 @@ def _model(inspection: Inspection) -> Iterator[tuple[str, str]]:
     yield "batches", "together" if inspection.alone is None else f"alone: {inspection.alone}"
 
 
-def _memory(inspection: Inspection) -> Iterator[tuple[str, str]]:
+def _memory(inspection: TemplateReport) -> Iterator[tuple[str, str]]:
     per_token = [f"{size(nbytes)} ({kind})" for kind, nbytes in inspection.per_token.items()]
     yield "KV per token", ", ".join(per_token) if per_token else "none"
     yield "per snapshot", size(inspection.snapshot) if inspection.snapshot > 0 else "none needed"
@@ -51,7 +51,7 @@ def _memory(inspection: Inspection) -> Iterator[tuple[str, str]]:
         yield "long prompts", f"a checkpoint every {inspection.interval:,} tokens"
 
 
-def _template(inspection: Inspection) -> Iterator[tuple[str, str]]:
+def _template(inspection: TemplateReport) -> Iterator[tuple[str, str]]:
     behavior, sample = inspection.behavior, inspection.sample
     if behavior is None:
         yield "chat template", inspection.refusal or "none"
@@ -97,7 +97,7 @@ def _tool_calls(calls: ToolCalls) -> Iterator[tuple[str, str]]:
         yield "a call", calls.example
 
 
-def _checkpoints(inspection: Inspection) -> Table:
+def _checkpoints(inspection: TemplateReport) -> Table:
     sample = inspection.sample
     assert sample is not None
     table = Table(title=f"Checkpoints of a sample chat of {sample.tokens} tokens", title_justify="left")
@@ -109,7 +109,7 @@ def _checkpoints(inspection: Inspection) -> Table:
     return table
 
 
-def _chats(inspection: Inspection) -> Table:
+def _chats(inspection: TemplateReport) -> Table:
     table = Table(title=f"Idle chats that fit in {size(inspection.cache_bytes)}", title_justify="left")
     table.add_column("tokens", justify="right")
     table.add_column("each", justify="right")

@@ -55,7 +55,7 @@ def simulate(
     """
     from rich.console import Console  # noqa: PLC0415 - quick start
 
-    from reprise.cli.simulate_progress import Progress  # noqa: PLC0415
+    from reprise.cli.simulate_progress import ProgressLine  # noqa: PLC0415
     from reprise.simulate.report import check_plot, draw, table_of  # noqa: PLC0415
     from reprise.simulate.run import run_simulation  # noqa: PLC0415
     from reprise.simulate.traces import read_trace  # noqa: PLC0415
@@ -65,7 +65,7 @@ def simulate(
     budgets = _byte_budgets(cache_bytes) if cache_bytes is not None else _token_budgets(tokens, kv_bytes)
     sizes = _sizes(layout, kv_bytes, snapshot_tokens, window)
     policies = tuple(name.strip() for name in policy.split(","))
-    progress = Progress(Console(stderr=True))
+    progress = ProgressLine(Console(stderr=True))
     with refusals():
         if plot is not None:
             check_plot(plot)

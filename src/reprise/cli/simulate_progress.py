@@ -11,7 +11,7 @@ _TERMINAL_S = 0.1
 _FILE_S = 10.0
 
 
-class Progress:
+class ProgressLine:
     """Tells on `console` what is being done, and for how long."""
 
     def __init__(self, console: Console) -> None:

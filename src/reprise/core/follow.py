@@ -17,7 +17,7 @@ _LEAST_FREE_BUFFERS = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class MemoryReading:
     """What the system says: bytes that it can give without swapping, of how many, and whether it asks for some."""
 
     available: int
@@ -47,7 +47,7 @@ class Budget:
     def is_reduced(self) -> bool:
         return self.nbytes < self.most
 
-    def after(self, reading: Reading, *, now_s: float, held: int | None = None) -> "Budget":
+    def after(self, reading: MemoryReading, *, now_s: float, held: int | None = None) -> "Budget":
         """The budget after a reading. `held`: what is held of it; None: all of it."""
         missing = reading.reserve - reading.available
         if missing > 0 or reading.is_pressed:
@@ -71,9 +71,9 @@ def free_buffers(budget: int) -> int:
     return min(_MOST_FREE_BUFFERS, max(_LEAST_FREE_BUFFERS, budget // 8))
 
 
-def within_bound(bound: int, process: int) -> Reading:
+def within_bound(bound: int, process: int) -> MemoryReading:
     """A bound for the process as a machine of which it has `process` bytes."""
-    return Reading(available=bound - process, total=bound)
+    return MemoryReading(available=bound - process, total=bound)
 
 
 def budget_within(bound: int, process: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-_BLOCK_NBYTES = 1 << 18
+BLOCK_NBYTES = 1 << 18
 
 _Bytes = npt.NDArray[np.uint8]
 _Flags = npt.NDArray[np.bool_]
@@ -36,8 +36,8 @@ def json_shape(text: bytes) -> JsonShape:
     whole = np.frombuffer(text, dtype=np.uint8)
     num_containers = num_commas = level = depth = 0
     is_within, is_escaped = False, False
-    for start in range(0, len(whole), _BLOCK_NBYTES):
-        block = whole[start : start + _BLOCK_NBYTES]
+    for start in range(0, len(whole), BLOCK_NBYTES):
+        block = whole[start : start + BLOCK_NBYTES]
         quotes, is_escaped = _unescaped_quotes(block, is_escaped=is_escaped)
         # Of a byte: whether an odd number of quotes stands up to here.
         within = np.bitwise_xor.accumulate(quotes) ^ is_within

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from reprise.demo.turns import Message, Reply, request_body
+from reprise.demo.turns import ClientAnswer, Message, request_body
 
 _TRIES, _PAUSE_S = 40, 0.025
 
@@ -17,7 +17,7 @@ class DemoFailed(Exception):
     """The demonstration cannot go on; the sentence says why."""
 
 
-def ask(client: httpx.Client, history: tuple[Message, ...]) -> Reply:
+def ask(client: httpx.Client, history: tuple[Message, ...]) -> ClientAnswer:
     """Send the chat and read the streamed answer to its end. Raises DemoFailed if the server does otherwise."""
     started = time.perf_counter()
     with client.stream("POST", "/v1/chat/completions", json=request_body(history)) as response:
@@ -53,7 +53,7 @@ def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     raise DemoFailed("The server's stream ended in the middle of the answer.")
 
 
-def _gather(events: Iterable[dict[str, Any]], started: float) -> tuple[Reply, str]:
+def _gather(events: Iterable[dict[str, Any]], started: float) -> tuple[ClientAnswer, str]:
     """The answer, and the id that the server gave it."""
     request_id = ""
     content: list[str] = []
@@ -74,7 +74,7 @@ def _gather(events: Iterable[dict[str, Any]], started: float) -> tuple[Reply, st
                 ttft_s = time.perf_counter() - started
     if usage is None or ttft_s is None:
         raise DemoFailed("The server gave no answer or no usage.")
-    reply = Reply(
+    reply = ClientAnswer(
         content="".join(content),
         reasoning="".join(reasoning),
         tokens=tuple(tokens),

@@ -6,9 +6,9 @@ from typing import Protocol
 from reprise.core.tokens import Tokens, common_prefix, join_tokens
 from reprise.demo.client import DemoFailed
 from reprise.demo.oracle import Oracle
-from reprise.demo.turns import SYSTEM_PROMPT, Message, Reply, Turn
+from reprise.demo.turns import SYSTEM_PROMPT, ClientAnswer, Message, Turn
 
-Ask = Callable[[tuple[Message, ...]], Reply]
+Ask = Callable[[tuple[Message, ...]], ClientAnswer]
 
 
 class Tokenizer(Protocol):

@@ -37,7 +37,7 @@ def request_body(history: tuple[Message, ...]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class ClientAnswer:
     """One answer, as the client saw it. `tokens` are the texts of the sampled tokens, in order."""
 
     content: str

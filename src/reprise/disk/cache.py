@@ -198,7 +198,11 @@ class DiskCache:
         self.directory.release()
 
     def check(self) -> None:
-        """Compare what is known with the folder, after `flush`; AssertionError on any difference. Reads all headers."""
+        """Compare what is known with the folder, after `flush` and with no fetch under way; AssertionError otherwise.
+
+        Reads all headers.
+        """
         with self._store.changed:
+            assert not self._store.held, "what nobody fetches any more may go"
             assert sum(record.nbytes for record in self._writer.queue.values()) == self._writer.queued_nbytes
         self._store.check()

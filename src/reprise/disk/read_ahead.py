@@ -36,10 +36,10 @@ _MOST_LOADS = 3
 _SHARE_OF_STALL = 0.25
 """A step decodes what was read for this part of the longest gap between two tokens that is aimed at."""
 
-_DECODED_AT_ONCE = 32 << 20
+DECODED_AT_ONCE = 32 << 20
 """Bytes. More than about this is not decoded in one step."""
 
-_STALLED_S = 15.0
+STALLED_S = 15.0
 """When no record has come for so long the disk hangs: what was to be read is computed."""
 
 _REST_S = 60.0
@@ -167,7 +167,7 @@ class ReadAhead:
         if any(read.fetch.has_more or read.target.is_busy for read in self._reads):
             return 0.0
         heard_s = [read.heard_s for read in self._reads]
-        return max(0.0, min(heard_s) + _STALLED_S - time.monotonic()) if heard_s else None
+        return max(0.0, min(heard_s) + STALLED_S - time.monotonic()) if heard_s else None
 
     def advance(self) -> list[str]:
         """Decode what was read for a while, and commit what is complete.
@@ -198,9 +198,9 @@ class ReadAhead:
             self._end(read)
         elif taken > 0:
             read.heard_s = now_s
-            if self._cache.layout.resumes_anywhere and read.target.nbytes >= _DECODED_AT_ONCE:
+            if self._cache.layout.resumes_anywhere and read.target.nbytes >= DECODED_AT_ONCE:
                 self._commit_part(read)
-        elif now_s - read.heard_s >= _STALLED_S:
+        elif now_s - read.heard_s >= STALLED_S:
             log.warning(
                 "The disk cache does not answer: what was to be read is computed, and nothing read for a while."
             )
@@ -210,7 +210,7 @@ class ReadAhead:
     def _decode(self, read: _PathRead, until_s: float) -> int:
         """Decode what was read until then, or until as much is decoded as one step may; gives the bytes."""
         taken = 0
-        while taken < _DECODED_AT_ONCE and (taken == 0 or time.monotonic() < until_s):
+        while taken < DECODED_AT_ONCE and (taken == 0 or time.monotonic() < until_s):
             if read.target.is_busy:
                 taken += read.target.work()
                 continue

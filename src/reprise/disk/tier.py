@@ -14,7 +14,7 @@ from reprise.disk.ports import NewEncoder, StateSizes, TierRequest, TierSequence
 from reprise.disk.read_ahead import ReadAhead
 from reprise.disk.write_behind import WriteBehind
 
-_LAST_WRITES_S = 10.0
+LAST_WRITES_S = 10.0
 """What is stored and not written yet is handed over when the server stops, for so long at most."""
 
 _LAST_FLUSH_S = 20.0
@@ -73,10 +73,9 @@ class DiskTier:
         if self._write_behind is not None:
             self._write_behind.note(request, position, kind)
 
-    def write(self) -> None:
-        """Go on with writing, if something is due."""
-        if self._write_behind is not None:
-            self._write_behind.write()
+    def write(self, *, is_closing: bool = False) -> bool:
+        """Go on with writing, if something is due; `is_closing`: whatever waits is. Whether there was something."""
+        return self._write_behind is not None and self._write_behind.write(is_closing=is_closing)
 
     def hurry(self) -> None:
         """From now on, wait with nothing that is to be written."""
@@ -127,9 +126,9 @@ class DiskTier:
         """Write what was stored and is not written yet, as far as a short time allows."""
         if self._disk is None or self._write_behind is None:
             return
-        until_s = time.monotonic() + _LAST_WRITES_S
+        until_s = time.monotonic() + LAST_WRITES_S
         while self._write_behind.due_in_s is not None and time.monotonic() < until_s:
-            if self._write_behind.write(is_closing=True):
+            if self.write(is_closing=True):
                 continue
             if self._disk.is_paused():
                 break

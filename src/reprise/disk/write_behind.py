@@ -24,13 +24,13 @@ from reprise.disk.record import DiskRecord
 
 log = logging.getLogger(__name__)
 
-_SOON_S = 2.0
+SOON_S = 2.0
 """After so long it is known what of a turn nobody will need again."""
 
 _BEHIND_S = 0.05
 """While the writer is behind, it is looked at again after so long."""
 
-_COPIED_AT_ONCE = 32 << 20
+COPIED_AT_ONCE = 32 << 20
 """Bytes. More than about this is not copied between two steps, but for a snapshot."""
 
 _MOST_NOTED = 1024
@@ -112,7 +112,7 @@ class WriteBehind:
             tokens=request.tokens_to(position),
             namespace=request.namespace,
             ends={**ends, position: kind},
-            due_s=known.due_s if known is not None else time.monotonic() + _SOON_S,
+            due_s=known.due_s if known is not None else time.monotonic() + SOON_S,
         )
         while len(self._due) > _MOST_NOTED:
             self._due.popitem(last=False)
@@ -212,7 +212,7 @@ class WriteBehind:
                 spans = (own,) if len(own) > 0 else ()
             else:
                 spans = layers.needs(position) if plan.is_tail else ()
-            most = max(1, _COPIED_AT_ONCE // self._sizes.by_kind[layers])
+            most = max(1, COPIED_AT_ONCE // self._sizes.by_kind[layers])
             for span in spans:
                 cuts = range(span.start, span.stop, most)
                 left += [(layers, Span(start, min(span.stop, start + most))) for start in cuts]
@@ -230,7 +230,7 @@ class WriteBehind:
             return False
         restore = self._cache.read(match, position)
         copied = 0
-        while copy.left and copied < _COPIED_AT_ONCE:
+        while copy.left and copied < COPIED_AT_ONCE:
             layers, span = copy.left.popleft()
             copy.encoder.add_entries(restore.slices[layers], layers, span)
             copied += self._sizes.by_kind[layers] * len(span)

@@ -93,7 +93,7 @@ class KvLayer:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append entries of shape ``(rows, heads, n, width)``; gives all that these n tokens may see."""
         num = keys.shape[2]
-        low = self._append([keys, values])
+        low = self.append([keys, values])
         self.lengths = [length + num for length in self.lengths]
         return self.planes[0][..., low : self.end, :], self.planes[1][..., low : self.end, :]
 
@@ -125,7 +125,7 @@ class KvLayer:
         """How many held indices below `end` the next `num` tokens may see."""
         raise NotImplementedError
 
-    def _append(self, new: list[mx.array]) -> int:
+    def append(self, new: list[mx.array]) -> int:
         """Write `new` behind `end`; gives the index where what the new tokens may see begins."""
         num = new[0].shape[2]
         keep = self._visible(num)
@@ -140,7 +140,7 @@ class KvLayer:
     def extend(self, entries: list[mx.array]) -> None:
         """Append entries that were computed before, to one row: ``(1, heads, n, width)`` for each plane."""
         num = entries[0].shape[2]
-        self._append(entries)
+        self.append(entries)
         self.lengths = [length + num for length in self.lengths]
 
     def capacity_for(self, num: int) -> int:
@@ -336,7 +336,7 @@ class QuantizedLayer(FullLayer):
             *mx.quantize(keys, group_size=self.group_size, bits=self.bits),
             *mx.quantize(values, group_size=self.group_size, bits=self.bits),
         ]
-        self._append(new)
+        self.append(new)
         self.lengths = [length + num for length in self.lengths]
         return self.keys_and_values()
 

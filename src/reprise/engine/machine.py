@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from reprise.core.follow import Reading
+from reprise.core.follow import MemoryReading
 
 _STALLED_PERCENT = 5.0
 """Tasks that wait for memory for more than this share of ten seconds: the system is about to swap."""
@@ -16,16 +16,16 @@ _STALLED_PERCENT = 5.0
 _MACOS_WARNING = 2
 
 
-def read_machine(root: Path = Path("/")) -> Reading:
+def read_machine(root: Path = Path("/")) -> MemoryReading:
     """One reading. `root`: where the system's files are."""
     memory = psutil.virtual_memory()
     available, total = int(memory.available), int(memory.total)
     for group in _cgroups(root):
         available, total = min(available, group.available), min(total, group.total)
-    return Reading(available=available, total=total, is_pressed=_is_pressed(root))
+    return MemoryReading(available=available, total=total, is_pressed=_is_pressed(root))
 
 
-def _cgroups(root: Path) -> list[Reading]:
+def _cgroups(root: Path) -> list[MemoryReading]:
     """The memory of the control groups (version 2) that bound this process: its own and those around it."""
     mount = root / "sys/fs/cgroup"
     lines = _text(root / "proc/self/cgroup").splitlines()
@@ -37,7 +37,7 @@ def _cgroups(root: Path) -> list[Reading]:
     return [reading for reading in readings if reading is not None]
 
 
-def _cgroup(folder: Path) -> Reading | None:
+def _cgroup(folder: Path) -> MemoryReading | None:
     """What one control group says; None where it bounds nothing."""
     used = _text(folder / "memory.current")
     limits = [int(text) for name in ("memory.max", "memory.high") if (text := _text(folder / name)).isdigit()]
@@ -45,7 +45,7 @@ def _cgroup(folder: Path) -> Reading | None:
         return None
     # Pages of files that nobody uses go at once.
     idle = sum(int(line.split()[1]) for line in _text(folder / "memory.stat").splitlines() if _is_idle(line))
-    return Reading(available=max(0, min(limits) - int(used) + idle), total=min(limits))
+    return MemoryReading(available=max(0, min(limits) - int(used) + idle), total=min(limits))
 
 
 def _is_idle(line: str) -> bool:

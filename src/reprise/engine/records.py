@@ -38,7 +38,7 @@ _DTYPES: Mapping[str, mx.Dtype] = {
 _FORM = 2
 """What is written here means something else when this changes: files of another form are not found."""
 
-_COPIED_TOGETHER = 2 << 20
+COPIED_TOGETHER = 2 << 20
 """Bytes. Evaluating costs as much as copying so many."""
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -206,7 +206,7 @@ class RestoringSequence:
         """Copy the next part, of one layer or of several small ones: gives the bytes copied and made room for."""
         nbytes = 0
         pending: list[mx.array] = []
-        while self._work and nbytes < _COPIED_TOGETHER:
+        while self._work and nbytes < COPIED_TOGETHER:
             layer, segment, at = self._work.popleft()
             before = layer.nbytes
             planes = [segment.plane(i, 0, segment.length) for i in range(at, at + layer.num_planes)]

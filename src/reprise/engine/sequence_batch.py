@@ -51,29 +51,30 @@ class SequenceBatch:
         """Sequences in the batch."""
         return len(self.lengths)
 
-    def _states(self) -> list[Any]:
+    def states(self) -> list[Any]:
+        """The state of each layer, parts of composites one by one."""
         return leaf_states(self.caches)
 
-    def _recurrent(self) -> list[list[mx.array | None]]:
+    def recurrent(self) -> list[list[mx.array | None]]:
         """The arrays of each recurrent layer."""
-        return [state.arrays for state in self._states() if isinstance(state, StateLayer)]
+        return [state.arrays for state in self.states() if isinstance(state, StateLayer)]
 
     def _opaque(self) -> list[Any]:
         """The states of classes that are not known."""
-        return [state for state in self._states() if not isinstance(state, KvLayer | StateLayer)]
+        return [state for state in self.states() if not isinstance(state, KvLayer | StateLayer)]
 
     def layers(self, kind: KvKind) -> list[KvLayer]:
         """The layers of this kind, in the order of the model."""
-        return [s for s in self._states() if isinstance(s, KvLayer) and s.kind == kind]
+        return [s for s in self.states() if isinstance(s, KvLayer) and s.kind == kind]
 
     def kv_layers(self) -> list[KvLayer]:
         """The layers that hold entries, in the order of the model."""
-        return [s for s in self._states() if isinstance(s, KvLayer)]
+        return [s for s in self.states() if isinstance(s, KvLayer)]
 
     @property
     def state_nbytes(self) -> int:
         """The bytes of all layers that hold no entries."""
-        return count_bytes(self._recurrent()) + look_into(self._opaque()).nbytes
+        return count_bytes(self.recurrent()) + look_into(self._opaque()).nbytes
 
     @property
     def nbytes(self) -> int:
@@ -84,11 +85,11 @@ class SequenceBatch:
     def arrays(self) -> list[mx.array]:
         """All arrays of all layers: evaluating them computes the states."""
         entries = [plane for layer in self.kv_layers() for plane in layer.state]
-        return [*entries, *arrays_of(self._recurrent()), *look_into(self._opaque()).arrays]
+        return [*entries, *arrays_of(self.recurrent()), *look_into(self._opaque()).arrays]
 
     def reserve(self, length: int) -> None:
         """Sequences will grow to this length: buffers are made that large at once."""
-        for state in self._states():
+        for state in self.states():
             if isinstance(state, KvLayer):
                 state.reserve(length)
 
@@ -107,9 +108,7 @@ class SequenceBatch:
         `lengths` stay: for everybody else the pass has not been run. `take_ahead` makes it count, `step_back` undoes
         it. Entries are undone by forgetting them. Recurrent state cannot be rewound, so what it was is kept.
         """
-        before = {
-            i: [copy.copy(a) for a in s.arrays] for i, s in enumerate(self._states()) if isinstance(s, StateLayer)
-        }
+        before = {i: [copy.copy(a) for a in s.arrays] for i, s in enumerate(self.states()) if isinstance(s, StateLayer)}
         lengths = self.lengths
         logits = self.forward(model, tokens)
         self.lengths = lengths
@@ -127,7 +126,7 @@ class SequenceBatch:
         """Undo the pass that was run ahead, if there is one."""
         if self.ahead is None:
             return
-        for i, state in enumerate(self._states()):
+        for i, state in enumerate(self.states()):
             if isinstance(state, StateLayer):
                 state.arrays = self.ahead.before[i]
             else:
@@ -153,7 +152,7 @@ class SequenceBatch:
         columns = Columns(restore)
         pending: list[mx.array] = []
         leaves: list[Any] = []
-        for state in rows._states():
+        for state in rows.states():
             if not isinstance(state, KvLayer):
                 leaves.append(saved.give(state))
                 continue
@@ -178,7 +177,7 @@ class SequenceBatch:
         saved = _Saved(restore)
         columns = Columns(restore)
         leaves: list[Any] = []
-        for state, fresh in zip(self._states(), SequenceBatch(self.blueprint)._states(), strict=True):
+        for state, fresh in zip(self.states(), SequenceBatch(self.blueprint).states(), strict=True):
             if isinstance(state, FullLayer):
                 state.rewind(position)
                 leaves.append(state)
@@ -197,7 +196,7 @@ class SequenceBatch:
     def join(self, others: Sequence[SequenceBatch]) -> None:
         """Add the sequences of `others`, which are used up by it."""
         assert all(rows.ahead is None for rows in (self, *others))
-        columns = zip(*(rows._states() for rows in (self, *others)), strict=True)
+        columns = zip(*(rows.states() for rows in (self, *others)), strict=True)
         for mine, *theirs in columns:
             mine.join(theirs)
         self.lengths = [length for rows in (self, *others) for length in rows.lengths]
@@ -206,7 +205,7 @@ class SequenceBatch:
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Keep these sequences, in this order."""
         assert self.ahead is None
-        for state in self._states():
+        for state in self.states():
             if len(rows) == 1:
                 state.take(rows[0])
             else:
@@ -218,7 +217,7 @@ class SequenceBatch:
         """These sequences, in buffers of their own. Those here stay as they are."""
         assert self.ahead is None
         twin = SequenceBatch(self.blueprint)
-        for mine, fresh in zip(self._states(), twin._states(), strict=True):
+        for mine, fresh in zip(self.states(), twin.states(), strict=True):
             vars(fresh).update({k: list(v) if isinstance(v, list) else v for k, v in vars(mine).items()})
         twin.lengths, twin.owners = list(self.lengths), list(self.owners)
         if list(rows) != list(range(self.num_rows)):
@@ -297,5 +296,5 @@ class SequenceSource:
         """The recurrent and unknown states as they are now."""
         assert self.rows.ahead is None
         row = slice(self.row, self.row + 1)
-        recurrent = [[None if a is None else a[row] for a in arrays] for arrays in self.rows._recurrent()]
+        recurrent = [[None if a is None else a[row] for a in arrays] for arrays in self.rows.recurrent()]
         return save(recurrent, self.rows._opaque())

@@ -50,7 +50,7 @@ class TokenSampler:
         )
         self._history = [int(t) for t in job.prompt.tokens[-self._context :]] if self._processors else []
         self._constraint: Constraint | None = job.constraint() if job.constraint is not None else None
-        self._budget = _Budget(job) if job.thinking is not None else None
+        self._budget = _ThinkingBudget(job) if job.thinking is not None else None
         self.tokens: list[int] = []
 
     @property
@@ -169,7 +169,7 @@ def sample(logprobs: mx.array, sampling: Sampling, keys: Sequence[mx.array]) -> 
     return mx.argmax(below * (1 / min(sampling.temperature, _HOTTEST)) + noise, axis=-1)
 
 
-class _Budget:
+class _ThinkingBudget:
     """Counts reasoning tokens, and forces the end of thinking when the budget is spent."""
 
     def __init__(self, job: Job) -> None:

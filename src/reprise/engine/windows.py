@@ -77,9 +77,9 @@ class SinkWindowLayer(KvLayer):
         # Until the window has left the first positions behind, the buffer holds them too.
         return self.held if self.lengths[0] - recent <= self.kind.keep else recent
 
-    def _append(self, new: list[mx.array]) -> int:
+    def append(self, new: list[mx.array]) -> int:
         is_whole = self._first() == 0
-        low = super()._append(new)
+        low = super().append(new)
         keep, start = self.kind.keep, self.end - self.held
         if not self.sinks and is_whole and self.held >= keep:
             self.sinks = [mx.array(plane[..., start : start + keep, :]) for plane in self.planes]

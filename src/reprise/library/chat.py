@@ -12,7 +12,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from reprise.api.body import invalid_body, plain
-from reprise.api.exchange import Ended, EndReason, Piece, ServiceRequest
+from reprise.api.exchange import AnswerDelta, AnswerEnd, EndReason, ServiceRequest
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.chat_reply import message_of
 from reprise.api.openai.chat_request import service_request_of
@@ -238,12 +238,12 @@ class Chat:
                 raise BadRequest("There is nothing to answer: say something, or regenerate().", param="messages")
             fields = {**self._options, **options, "messages": history, "tools": list(self._tools) or None}
             reply = self._replies.begin(lambda: _request_of(fields, self._replies))
-            ended: Ended | None = None
+            ended: AnswerEnd | None = None
             try:
                 for event in reply:
-                    if isinstance(event, Piece):
+                    if isinstance(event, AnswerDelta):
                         yield from map(_piece_of, event.deltas)
-                    elif isinstance(event, Ended):
+                    elif isinstance(event, AnswerEnd):
                         ended = event
             finally:
                 reply.cancel()
@@ -273,7 +273,7 @@ def _request_of(fields: Mapping[str, Any], replies: Replies) -> ServiceRequest:
     )
 
 
-def _answer_of(ended: Ended, reply: ReplyStream) -> ChatAnswer:
+def _answer_of(ended: AnswerEnd, reply: ReplyStream) -> ChatAnswer:
     usage = reply.usage
     assert usage is not None
     return ChatAnswer(

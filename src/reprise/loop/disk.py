@@ -19,7 +19,7 @@ BLOCK = 512
 """Tokens of one file, where their entries are not large."""
 
 _LEAST_BLOCK = 64
-_FILE_NBYTES = 8 << 20
+FILE_NBYTES = 8 << 20
 """Where entries are large, a file has about so many bytes. What a path has behind its last whole block is written again
 with each turn: half a block on average, for each position that is kept."""
 
@@ -43,7 +43,7 @@ def open_disk(
     directory = Path(settings.disk_directory).expanduser()
     if block is None:
         block = BLOCK
-        while block > _LEAST_BLOCK and block * footprint.full > _FILE_NBYTES:
+        while block > _LEAST_BLOCK and block * footprint.full > FILE_NBYTES:
             block //= 2
     max_bytes = settings.disk_bytes.of(_disk_nbytes(directory))
     least = 2 * (block * footprint.full + footprint.checkpoint)

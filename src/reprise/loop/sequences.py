@@ -29,7 +29,7 @@ from reprise.memory import Account, Memory
 INITIAL_DECODE_SLOTS = 256
 """Entries for the answer that are there from the start; more are made room for as they come."""
 
-_LARGE_NBYTES = 32 << 20
+LARGE_NBYTES = 32 << 20
 """A path of more bytes is read from the disk straight into a sequence."""
 
 _MOST_IDLE = 4
@@ -223,7 +223,7 @@ class SequencePool:
     def restore_target(self, position: int, num_prompt: int, *, is_whole: bool) -> RecordSource | RestoringSequence:
         """What the records of a path up to `position` go into; `is_whole`: all of the path is read."""
         footprint = self._runner.footprint
-        if not is_whole or footprint.full * position <= _LARGE_NBYTES:
+        if not is_whole or footprint.full * position <= LARGE_NBYTES:
             return RecordSource()
         # No more room to grow than a sequence may have that waits for its next turn.
         length = min(num_prompt + INITIAL_DECODE_SLOTS, position + max(INITIAL_DECODE_SLOTS, position // 16))

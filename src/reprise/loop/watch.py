@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from reprise.core.follow import Budget, Reading, within_bound
+from reprise.core.follow import Budget, MemoryReading, within_bound
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import process_nbytes
 from reprise.loop.engine_loop import EngineLoop
@@ -25,7 +25,7 @@ def following_machine(
     engine: EngineLoop,
     *,
     bound: int | None = None,
-    read: Callable[[], Reading] = read_machine,
+    read: Callable[[], MemoryReading] = read_machine,
     measure: Callable[[], int] = process_nbytes,
     every_s: float = _EVERY_S,
 ) -> Generator[None]:
@@ -57,7 +57,7 @@ class _Follower:
     """Reads what there is, and sends the engine the smaller of two budgets: the machine's and the bound's."""
 
     def __init__(
-        self, engine: EngineLoop, *, bound: int | None, read: Callable[[], Reading], measure: Callable[[], int]
+        self, engine: EngineLoop, *, bound: int | None, read: Callable[[], MemoryReading], measure: Callable[[], int]
     ) -> None:
         self._engine = engine
         self._bound = bound
@@ -89,7 +89,7 @@ class _Follower:
             self._engine.set_budget(nbytes, returns_buffers=any(budget.returns_buffers for budget in now))
         self._tell(reading, process)
 
-    def _tell(self, reading: Reading, process: int) -> None:
+    def _tell(self, reading: MemoryReading, process: int) -> None:
         """Say each of the two once."""
         if self._by_machine.is_reduced and not self._has_told_machine:
             self._has_told_machine = True

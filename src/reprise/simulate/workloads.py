@@ -36,7 +36,7 @@ class _Random:
 
 
 @dataclass(slots=True)
-class Chat:
+class SimulatedChat:
     """A conversation that grows by a turn each time it is asked."""
 
     system: Tokens
@@ -109,7 +109,7 @@ def agent_loops(*, num_loops: int, num_steps: int, at_once: int, seed: int = 0) 
     system = _Random(np.random.default_rng(seed)).tokens(shape.system)
     random = _Random(np.random.default_rng(seed + 1))
     for _ in range(0, num_loops, at_once):
-        loops = [Chat(system, shape, random) for _ in range(at_once)]
+        loops = [SimulatedChat(system, shape, random) for _ in range(at_once)]
         for _ in range(num_steps):
             for loop in loops:
                 yield loop.ask()
@@ -123,7 +123,7 @@ def bursty_agents(*, num_requests: int, num_agents: int, seed: int = 0) -> Itera
     numbers = np.random.default_rng(seed)
     random = _Random(np.random.default_rng(seed + 1))
     system = random.tokens(4000)
-    agents = [Chat(system, Shape(user=150), random) for _ in range(num_agents)]
+    agents = [SimulatedChat(system, Shape(user=150), random) for _ in range(num_agents)]
     awake: list[int] = []
     for _ in range(num_requests):
         while len(awake) < 3:
@@ -149,9 +149,9 @@ def long_tail_chats(*, num_requests: int, seed: int = 0) -> Iterator[Request]:
     numbers = np.random.default_rng(seed)
     random = _Random(np.random.default_rng(seed + 1))
     system = random.tokens(500)
-    due: list[tuple[int, int, Chat]] = []
+    due: list[tuple[int, int, SimulatedChat]] = []
     for now in range(num_requests):
-        chat = heapq.heappop(due)[2] if due and due[0][0] <= now else Chat(system, Shape(), random)
+        chat = heapq.heappop(due)[2] if due and due[0][0] <= now else SimulatedChat(system, Shape(), random)
         answer, thinking = (int(size) for size in np.clip(numbers.lognormal(5.3, 0.8, 2), 5, 3000))
         chat.shape = Shape(user=int(numbers.integers(20, 800)), answer=answer, thinking=thinking)
         yield chat.ask()
@@ -171,11 +171,11 @@ def uniform_documents(*, num_requests: int, num_documents: int, seed: int = 0) -
         yield Request(prompt=Prompt(tokens=tokens, boundaries=marks), num_tokens=len(tokens), shareable=len(tokens))
 
 
-def _chats(num: int, shape: Shape | None, seed: int) -> list[Chat]:
+def _chats(num: int, shape: Shape | None, seed: int) -> list[SimulatedChat]:
     shape = shape if shape is not None else Shape()
     random = _Random(np.random.default_rng(seed))
     system = random.tokens(shape.system)
-    return [Chat(system, shape, random) for _ in range(num)]
+    return [SimulatedChat(system, shape, random) for _ in range(num)]
 
 
 WORKLOADS: dict[str, Callable[[], Iterator[Request]]] = {

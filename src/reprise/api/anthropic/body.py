@@ -53,14 +53,14 @@ class Block(Body):
     cache_control: CacheControl | None = None
 
 
-class MessageBody(Body):
+class AnthropicMessage(Body):
     """A message. `system` stands in the midst of the chat."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class Tool(Body):
+class AnthropicTool(Body):
     """A tool of the client's (`type` "custom" or none), or one that Anthropic hosts or knows."""
 
     type: str | None = None
@@ -95,9 +95,9 @@ class CountBody(AnswerControls):
     """What makes up a prompt."""
 
     model: str | None = None
-    messages: list[MessageBody]
+    messages: list[AnthropicMessage]
     system: str | list[Block] | None = None
-    tools: list[Tool] | None = None
+    tools: list[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reprise.api.exchange import Ended, EndReason, Usage
+from reprise.api.exchange import AnswerEnd, EndReason, Usage
 from reprise.api.seals import signature_of
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from reprise.chat.tools import begun_object
@@ -85,7 +85,7 @@ def message(
     usage: dict[str, Any],
     *,
     content: list[dict[str, Any]] | None = None,
-    ended: Ended | None = None,
+    ended: AnswerEnd | None = None,
 ) -> dict[str, Any]:
     """A message: whole if it is `ended`, else as it begins."""
     return {
@@ -100,13 +100,13 @@ def message(
     }
 
 
-def message_delta(ended: Ended, usage: dict[str, Any]) -> Event:
+def message_delta(ended: AnswerEnd, usage: dict[str, Any]) -> Event:
     """The event before the last."""
     delta = {"stop_reason": stop_reason(ended), "stop_sequence": ended.stop}
     return {"type": "message_delta", "delta": delta, "usage": usage}
 
 
-def stop_reason(ended: Ended) -> str:
+def stop_reason(ended: AnswerEnd) -> str:
     if ended.reason is EndReason.TOOL_CALLS:
         return "tool_use"
     if ended.reason is EndReason.LENGTH:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reprise.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, Tool
+from reprise.api.anthropic.body import IGNORED, REFUSED, AnthropicTool, CountBody, MessagesBody
 from reprise.api.anthropic.transcript import Transcript, Writer, speaker_of
 from reprise.api.body import answer_bound, unknown_fields
 from reprise.api.controls import grammar_of, refuse_foreign, stop_tokens_of, thinking_options
@@ -109,7 +109,7 @@ def service_request_of(
     )
 
 
-def _transcript(body: CountBody, tools: list[Tool], unread: UnreadParts) -> Transcript:
+def _transcript(body: CountBody, tools: list[AnthropicTool], unread: UnreadParts) -> Transcript:
     writer = Writer(unread)
     writer.add_tool_marks([tool.cache_control for tool in tools])
     if body.system is not None and len(body.system) > 0:
@@ -119,14 +119,14 @@ def _transcript(body: CountBody, tools: list[Tool], unread: UnreadParts) -> Tran
     return writer.finish(body.cache_control)
 
 
-def _tool(tool: Tool, where: str) -> dict[str, Any]:
+def _tool(tool: AnthropicTool, where: str) -> dict[str, Any]:
     if tool.input_schema is None:
         raise BadRequest(f"The tool {tool.name!r} needs an `input_schema`.", param=f"{where}.input_schema")
     described = {} if tool.description is None else {"description": tool.description}
     return {"type": "function", "function": {"name": tool.name, **described, "parameters": tool.input_schema}}
 
 
-def _tool_choice(body: CountBody, tools: list[Tool]) -> str | Mapping[str, Any]:
+def _tool_choice(body: CountBody, tools: list[AnthropicTool]) -> str | Mapping[str, Any]:
     choice = body.tool_choice
     if choice is None:
         return "auto"

@@ -15,7 +15,7 @@ from reprise.api.anthropic.request import asked_of, service_request_of
 from reprise.api.body_route import BodyRoute
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
-from reprise.api.exchange import Began, Ended, Piece, Waiting
+from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.reply import Reply
 from reprise.api.sse import EventStream, event_lines, while_connected
 
@@ -92,7 +92,7 @@ async def _whole(context: Context, body: MessagesBody, namespace: str) -> dict[s
     blocks = Blocks()
     async with reply:
         async for event in reply.events():
-            if isinstance(event, Piece):
+            if isinstance(event, AnswerDelta):
                 blocks.take(event.deltas)
     blocks.finish()
     (ended,) = reply.ended
@@ -111,12 +111,12 @@ async def _tell(context: Context, reply: Reply) -> AsyncGenerator[str, None]:
         match event:
             case Began():
                 pass
-            case Waiting():
+            case StillWaiting():
                 yield _lines(PING)
-            case Piece():
+            case AnswerDelta():
                 for told in blocks.take(event.deltas):
                     yield _lines(told)
-            case Ended():
+            case AnswerEnd():
                 for told in blocks.finish():
                     yield _lines(told)
                 yield _lines(message_delta(event, usage_body(reply.usage, num_stored=reply.usage.stored)))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reprise.api.anthropic.body import Block, CacheControl, MessageBody
+from reprise.api.anthropic.body import AnthropicMessage, Block, CacheControl
 from reprise.api.anthropic.content import block_text, content_text
 from reprise.api.seals import is_signed
 from reprise.api.unread import Speaker, UnreadParts
@@ -64,7 +64,7 @@ class Writer:
             self._add_text("system", self._text(block, f"system[{at}]"), joiner="\n")
             self._mark(block.cache_control)
 
-    def add_message(self, message: MessageBody, message_at: int) -> None:
+    def add_message(self, message: AnthropicMessage, message_at: int) -> None:
         self._message_at = message_at
         content, where = message.content, f"messages[{message_at}]"
         blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
@@ -199,7 +199,7 @@ class Writer:
         return {"id": block.id, "type": "function", "function": function}
 
 
-def speaker_of(message: MessageBody) -> Speaker:
+def speaker_of(message: AnthropicMessage) -> Speaker:
     """Who says a message: one with tool results is the tool's, whatever else the user's client put into it."""
     has_result = isinstance(message.content, list) and any(block.type == "tool_result" for block in message.content)
     return "tool" if message.role == "user" and has_result else message.role

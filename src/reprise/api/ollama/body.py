@@ -71,7 +71,7 @@ class Call(Body):
     id: str | None = None
 
 
-class MessageBody(Body):
+class OllamaMessage(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
@@ -99,7 +99,7 @@ class AnswerBody(Body):
 class OllamaChatBody(AnswerBody):
     """A chat to answer; without messages the model is loaded, which it is."""
 
-    messages: list[MessageBody] | None = None
+    messages: list[OllamaMessage] | None = None
     tools: list[ToolSpec] | None = None
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from reprise.api.errors import Problem
-from reprise.api.exchange import Ended, EndReason, Usage
+from reprise.api.exchange import AnswerEnd, EndReason, Usage
 from reprise.api.openai.chat_reply import Decode, logprobs_body
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCall
 from reprise.core.events import Sampled
@@ -42,7 +42,7 @@ def piece(kind: Kind, model: str, speech: Speech) -> dict[str, Any]:
     return {"model": model, "created_at": now_text(), **_said(kind, speech), "done": False}
 
 
-def last(kind: Kind, model: str, ended: Ended, usage: Usage, speech: Speech) -> dict[str, Any]:
+def last(kind: Kind, model: str, ended: AnswerEnd, usage: Usage, speech: Speech) -> dict[str, Any]:
     """The last line: why it ended, the counts in tokens, the durations in nanoseconds.
 
     `prompt_eval_count` is the whole prompt, `prompt_cached_count` (our own) what of it was not computed.

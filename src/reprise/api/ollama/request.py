@@ -13,8 +13,8 @@ from reprise.api.ollama.body import (
     REFUSED,
     AnswerBody,
     GenerateBody,
-    MessageBody,
     OllamaChatBody,
+    OllamaMessage,
     Options,
 )
 from reprise.api.openai.chat_body import ChatBody
@@ -65,8 +65,8 @@ def _of_generate(
         raise BadRequest("`suffix` is not supported here. Send it to /v1/completions.", param="suffix")
     if body.raw is True:
         return _raw(body, request_id=request_id, namespace=namespace, served=served, limits=limits)
-    system = [] if not body.system else [MessageBody(role="system", content=body.system)]
-    user = MessageBody(role="user", content=body.prompt or "", images=body.images)
+    system = [] if not body.system else [OllamaMessage(role="system", content=body.system)]
+    user = OllamaMessage(role="user", content=body.prompt or "", images=body.images)
     fields = _fields(body) | {"messages": _messages([*system, user])}
     return _chat(body, fields, request_id=request_id, namespace=namespace, served=served, limits=limits)
 
@@ -135,7 +135,7 @@ def _notes(body: AnswerBody) -> tuple[str, ...]:
     return (*unknown_fields(body, ignored=IGNORED, refused=REFUSED), *options)
 
 
-def _messages(messages: Sequence[MessageBody]) -> list[dict[str, Any]]:
+def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     """The messages of chat completions. Calls get ids, which Ollama's clients do not keep: by place, so they stay."""
     written: list[dict[str, Any]] = []
     waiting: list[tuple[str, str]] = []
@@ -166,7 +166,7 @@ def _answered(waiting: list[tuple[str, str]], name: str | None) -> str | None:
     return found[0]
 
 
-def _content(message: MessageBody) -> str | list[dict[str, Any]]:
+def _content(message: OllamaMessage) -> str | list[dict[str, Any]]:
     text = message.content or ""
     if not message.images:
         return text

@@ -13,7 +13,7 @@ import reprise
 from reprise.api.body_route import BodyRoute
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
-from reprise.api.exchange import Began, Ended, Piece, Waiting
+from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.ollama.body import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
 from reprise.api.ollama.reply import (
     Kind,
@@ -174,7 +174,7 @@ async def _start(context: Context, body: OllamaChatBody | GenerateBody, namespac
 async def _whole(kind: Kind, context: Context, body: OllamaChatBody | GenerateBody, namespace: str) -> dict[str, Any]:
     reply = await _start(context, body, namespace)
     async with reply:
-        tokens = [token async for event in reply.events() if isinstance(event, Piece) for token in event.tokens]
+        tokens = [token async for event in reply.events() if isinstance(event, AnswerDelta) for token in event.tokens]
     (ended,) = reply.ended
     answer, served = ended.answer, context.service.served
     speech = Speech(content=answer.content or "", thinking=answer.reasoning or "", calls=answer.tool_calls)
@@ -187,14 +187,14 @@ async def _tell(kind: Kind, context: Context, reply: Reply) -> AsyncGenerator[st
         match event:
             case Began():
                 pass
-            case Waiting():
+            case StillWaiting():
                 # Lines of JSON have no comments: a piece that says nothing.
                 yield line(piece(kind, served.id, Speech()))
-            case Piece():
+            case AnswerDelta():
                 speech = speech_of(event.deltas)
                 if not speech.is_silent or event.tokens:
                     yield line(with_logprobs(piece(kind, served.id, speech), event.tokens, served.text.decode))
-            case Ended():
+            case AnswerEnd():
                 if event.answer.tool_calls:
                     yield line(piece(kind, served.id, Speech(calls=event.answer.tool_calls)))
                 yield line(last(kind, served.id, event, reply.usage, Speech()))

@@ -10,7 +10,7 @@ from reprise.api.body_route import BodyRoute
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, openai_shape
-from reprise.api.exchange import Began, Ended, Piece, Waiting
+from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.chat_reply import (
     Head,
@@ -70,7 +70,7 @@ async def _whole(context: Context, body: ChatBody, namespace: str) -> dict[str, 
     tokens: list[list[Sampled]] = [[] for _ in reply.running]
     async with reply:
         async for event in reply.events():
-            if isinstance(event, Piece):
+            if isinstance(event, AnswerDelta):
                 tokens[event.choice].extend(event.tokens)
     return completion(_head(context, reply), reply.ended, tokens, reply.usage, context.service.served.text.decode)
 
@@ -84,16 +84,16 @@ async def _tell(context: Context, reply: Reply, *, includes_usage: bool) -> Asyn
                 if event.choice in unsaid:
                     unsaid.remove(event.choice)
                     yield data_line(role_chunk(head, event.choice))
-            case Waiting():
+            case StillWaiting():
                 # Clients that give up on a silent stream count chunks, and not comments.
                 for choice in sorted(unsaid):
                     yield data_line(role_chunk(head, choice))
                 unsaid.clear()
                 yield comment_line(event.told) + data_line(waiting_chunk(head))
-            case Piece():
+            case AnswerDelta():
                 for chunk in piece_chunks(head, event, decode):
                     yield data_line(chunk)
-            case Ended():
+            case AnswerEnd():
                 yield data_line(end_chunk(head, event))
     if includes_usage:
         yield data_line(usage_chunk(head, reply.usage))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reprise.api.exchange import Ended, Piece, Usage
+from reprise.api.exchange import AnswerDelta, AnswerEnd, Usage
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from reprise.core.events import Sampled
 
@@ -61,7 +61,7 @@ def waiting_chunk(head: Head) -> dict[str, Any]:
     return chunk(head, [_choice_chunk(0, {})])
 
 
-def piece_chunks(head: Head, piece: Piece, decode: Decode) -> list[dict[str, Any]]:
+def piece_chunks(head: Head, piece: AnswerDelta, decode: Decode) -> list[dict[str, Any]]:
     """A piece of an answer, one chunk for each delta; its log-probabilities go with the first."""
     logprobs = logprobs_body(piece.tokens, decode)
     deltas = [_delta(delta) for delta in piece.deltas] or [{}]
@@ -72,7 +72,7 @@ def piece_chunks(head: Head, piece: Piece, decode: Decode) -> list[dict[str, Any
     ]
 
 
-def end_chunk(head: Head, ended: Ended) -> dict[str, Any]:
+def end_chunk(head: Head, ended: AnswerEnd) -> dict[str, Any]:
     """A choice's last chunk."""
     return chunk(head, [_choice_chunk(ended.choice, {}, finish_reason=str(ended.reason))])
 
@@ -115,7 +115,7 @@ def _delta(delta: Delta) -> dict[str, Any]:
 
 
 def completion(
-    head: Head, ended: Sequence[Ended], tokens: Sequence[Sequence[Sampled]], usage: Usage, decode: Decode
+    head: Head, ended: Sequence[AnswerEnd], tokens: Sequence[Sequence[Sampled]], usage: Usage, decode: Decode
 ) -> dict[str, Any]:
     """A whole chat completion; `tokens` has the tokens of each choice for its log-probabilities, by index."""
     choices = [

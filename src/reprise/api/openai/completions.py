@@ -12,7 +12,7 @@ from reprise.api.body_route import BodyRoute
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, openai_shape
-from reprise.api.exchange import Ended, Piece, RawPrompt, ServiceRequest, Usage, Waiting
+from reprise.api.exchange import AnswerDelta, AnswerEnd, RawPrompt, ServiceRequest, StillWaiting, Usage
 from reprise.api.openai.chat_reply import Decode, usage_body
 from reprise.api.openai.completions_body import CompletionsBody, service_requests_of
 from reprise.api.service import new_request_id
@@ -71,14 +71,14 @@ async def _whole(
     asked = batch.requests
     tokens: dict[int, list[Sampled]] = {}
     prompts = [_first_of(one) for one in asked]
-    ended: dict[int, tuple[int, Ended]] = {}
+    ended: dict[int, tuple[int, AnswerEnd]] = {}
     async with batch:
         async for number, event in batch.events():
             match event:
-                case Piece():
+                case AnswerDelta():
                     prompts[number].extend(event.prompt)
                     tokens.setdefault(_index(asked, number, event.choice), []).extend(event.tokens)
-                case Ended():
+                case AnswerEnd():
                     ended[_index(asked, number, event.choice)] = (number, event)
                 case _:
                     pass
@@ -138,21 +138,21 @@ async def _tell(
             yield line
     async for number, event in batch.events():
         match event:
-            case Waiting():
+            case StillWaiting():
                 # Clients that give up on a silent stream count chunks, and not comments.
                 waiting = _choice(_index(asked, number, 0), "")
                 yield comment_line(event.told) + data_line(_body(context, request_id, batch, [waiting]))
-            case Piece() if event.prompt:
+            case AnswerDelta() if event.prompt:
                 for line in echoed(number, _joined(event.prompt, decode), event.prompt):
                     yield line
-            case Piece():
+            case AnswerDelta():
                 text = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
                 index = _index(asked, number, event.choice)
                 logprobs = _logprobs(event.tokens, decode, offset=offsets.get(index, 0))
                 offsets[index] = offsets.get(index, 0) + sum(len(decode([token.token])) for token in event.tokens)
                 made = _choice(index, text, logprobs=logprobs)
                 yield data_line(_body(context, request_id, batch, [made]))
-            case Ended():
+            case AnswerEnd():
                 made = _choice(_index(asked, number, event.choice), "", finish_reason=str(event.reason))
                 yield data_line(_body(context, request_id, batch, [made]))
             case _:

@@ -27,7 +27,7 @@ REFUSED = {
 }
 
 
-class Part(Body):
+class ItemPart(Body):
     """A part of a message, a reasoning item or a tool's output. Text is what this server reads."""
 
     type: str
@@ -41,19 +41,19 @@ class Item(Body):
     type: str = "message"
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[Part] | None = None
+    content: str | list[ItemPart] | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: str | list[Part] | None = None
+    output: str | list[ItemPart] | None = None
     action: dict[str, Any] | None = None
-    summary: list[Part] | None = None
+    summary: list[ItemPart] | None = None
     encrypted_content: str | None = None
 
 
-class Tool(Body):
+class ResponseTool(Body):
     """A tool. Those of type `function` and `custom` are the client's own, and a `namespace` has such `tools`."""
 
     type: str
@@ -62,15 +62,15 @@ class Tool(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
-    tools: "list[Tool] | None" = None
+    tools: "list[ResponseTool] | None" = None
 
 
-class NamedTool(Body):
+class ToolReference(Body):
     type: str
     name: str | None = None
 
 
-class Reasoning(Body):
+class ReasoningOptions(Body):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -88,7 +88,7 @@ class Text(Body):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class StreamOptions(Body):
+class ResponseStreamOptions(Body):
     include_obfuscation: bool | None = None
     """Without effect: nothing is obfuscated."""
 
@@ -102,14 +102,14 @@ class ResponsesBody(AnswerControls):
     previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     thinking: ThinkingSwitch | bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     background: Literal[False] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolReference | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     text: Text | None = None
     generate: bool | None = None
     """false: what `prompt_cache_options.prewarm` asks for."""

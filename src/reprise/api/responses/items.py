@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from reprise.api.responses.body import Item, Part
+from reprise.api.responses.body import Item, ItemPart
 from reprise.api.responses.tools import custom_arguments, full_name
 from reprise.api.seals import unseal
 from reprise.api.unread import Speaker, UnreadParts
@@ -123,12 +123,12 @@ class MessageWriter:
             return sealed
         return self._text(item.summary, f"{where}.summary", joiner="\n") if item.summary else None
 
-    def _text(self, content: str | Sequence[Part], where: str, *, joiner: str) -> str:
+    def _text(self, content: str | Sequence[ItemPart], where: str, *, joiner: str) -> str:
         if isinstance(content, str):
             return content
         return joiner.join(self._part_text(part, f"{where}[{at}]") for at, part in enumerate(content))
 
-    def _part_text(self, part: Part, where: str) -> str:
+    def _part_text(self, part: ItemPart, where: str) -> str:
         match part.type:
             case "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" if part.text is not None:
                 return part.text

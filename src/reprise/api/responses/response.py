@@ -5,7 +5,7 @@ from typing import Any
 
 from reprise.api.body import plain
 from reprise.api.errors import Problem
-from reprise.api.exchange import Ended, EndReason, Usage
+from reprise.api.exchange import AnswerEnd, EndReason, Usage
 from reprise.api.responses.body import ResponsesBody
 from reprise.core.errors import ContextTooLong
 
@@ -58,7 +58,7 @@ def response_body(
     }
 
 
-def status_of(ended: Ended) -> str:
+def status_of(ended: AnswerEnd) -> str:
     return "incomplete" if ended.reason is EndReason.LENGTH else "completed"
 
 

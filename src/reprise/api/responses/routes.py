@@ -13,7 +13,7 @@ from reprise.api.body_route import BodyRoute
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, Problem, openai_shape, problem_of
-from reprise.api.exchange import Began, Ended, Piece, ServiceRequest, Waiting
+from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
 from reprise.api.reply import Reply
 from reprise.api.responses.body import Item, ResponsesBody
 from reprise.api.responses.output import Event, Output
@@ -54,7 +54,7 @@ class _Exchange:
             problem=problem,
         )
 
-    def end(self, reply: Reply, ended: Ended) -> dict[str, Any]:
+    def end(self, reply: Reply, ended: AnswerEnd) -> dict[str, Any]:
         """The response that is over; from now on others can follow it."""
         made = self.response(status_of(ended), reply=reply)
         if self.body.store is not False:
@@ -149,14 +149,14 @@ async def _whole(body: ResponsesBody, context: Context, namespace: str) -> dict[
     reply = await context.service.start(exchange.asked)
     async with reply:
         async for event in reply.events():
-            if isinstance(event, Piece):
+            if isinstance(event, AnswerDelta):
                 exchange.output.take(event.deltas)
     (ended,) = reply.ended
     _finish(exchange, ended)
     return exchange.end(reply, ended)
 
 
-def _finish(exchange: _Exchange, ended: Ended) -> list[Event]:
+def _finish(exchange: _Exchange, ended: AnswerEnd) -> list[Event]:
     return exchange.output.finish(status="incomplete" if status_of(ended) == "incomplete" else "completed")
 
 
@@ -176,13 +176,13 @@ class _Stream:
             match event:
                 case Began():
                     pass
-                case Waiting():
+                case StillWaiting():
                     # Clients that give up on a silent stream count events, and not comments.
                     yield comment_line(event.told) + self._lines({"type": "response.in_progress", "response": begun})
-                case Piece():
+                case AnswerDelta():
                     for told in exchange.output.take(event.deltas):
                         yield self._lines(told)
-                case Ended():
+                case AnswerEnd():
                     for told in _finish(exchange, event):
                         yield self._lines(told)
                     made = exchange.end(reply, event)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reprise.api.responses.body import NamedTool, ResponsesBody, Tool
+from reprise.api.responses.body import ResponsesBody, ResponseTool, ToolReference
 from reprise.chat.tools import begun_object
 from reprise.core.errors import BadRequest
 
@@ -24,17 +24,17 @@ class Callee:
     is_custom: bool = False
 
 
-def own_tools(tools: Sequence[Tool]) -> tuple[Mapping[str, Any], ...]:
+def own_tools(tools: Sequence[ResponseTool]) -> tuple[Mapping[str, Any], ...]:
     """The client's own tools in the form of chat completions; the others are for `hosted_tools`."""
     return tuple(_function(tool, namespace, where) for tool, namespace, where in _places(tools) if _is_own(tool))
 
 
-def hosted_tools(tools: Sequence[Tool]) -> tuple[str, ...]:
+def hosted_tools(tools: Sequence[ResponseTool]) -> tuple[str, ...]:
     """The kinds of the tools that the client expects the server to run."""
     return tuple(tool.type for tool, _, _ in _places(tools) if not _is_own(tool))
 
 
-def callees(tools: Sequence[Tool]) -> dict[str, Callee]:
+def callees(tools: Sequence[ResponseTool]) -> dict[str, Callee]:
     """The client's own tools by the names that the model knows."""
     return {
         full_name(tool.name, namespace): Callee(name=tool.name, namespace=namespace, is_custom=tool.type == "custom")
@@ -66,7 +66,7 @@ def tool_choice_of(body: ResponsesBody, tools: Sequence[Mapping[str, Any]]) -> s
         return "auto"
     if choice not in ("auto", "none") and not tools:
         raise BadRequest("`tool_choice` asks for a call, but there are no tools.", param="tool_choice")
-    if not isinstance(choice, NamedTool):
+    if not isinstance(choice, ToolReference):
         return choice
     if choice.type not in ("function", "custom") or choice.name is None:
         raise BadRequest(
@@ -76,7 +76,7 @@ def tool_choice_of(body: ResponsesBody, tools: Sequence[Mapping[str, Any]]) -> s
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _places(tools: Sequence[Tool]) -> Iterator[tuple[Tool, str | None, str]]:
+def _places(tools: Sequence[ResponseTool]) -> Iterator[tuple[ResponseTool, str | None, str]]:
     """All tools, those of namespaces too, with their namespace and where they stand in the body."""
     for at, tool in enumerate(tools):
         if tool.type != "namespace":
@@ -86,11 +86,11 @@ def _places(tools: Sequence[Tool]) -> Iterator[tuple[Tool, str | None, str]]:
             yield inner, tool.name, f"tools[{at}].tools[{inner_at}]"
 
 
-def _is_own(tool: Tool) -> bool:
+def _is_own(tool: ResponseTool) -> bool:
     return tool.type in ("function", "custom")
 
 
-def _function(tool: Tool, namespace: str | None, where: str) -> dict[str, Any]:
+def _function(tool: ResponseTool, namespace: str | None, where: str) -> dict[str, Any]:
     if tool.name is None:
         raise BadRequest("A tool needs its `name`.", param=f"{where}.name")
     function: dict[str, Any] = {"name": full_name(tool.name, namespace)}
@@ -108,7 +108,7 @@ def _function(tool: Tool, namespace: str | None, where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _custom_description(tool: Tool) -> str | None:
+def _custom_description(tool: ResponseTool) -> str | None:
     definition = None if tool.format is None else tool.format.get("definition")
     if not isinstance(definition, str):
         return tool.description

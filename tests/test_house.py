@@ -1,0 +1,71 @@
+"""The house rules that a machine can keep."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+_SETTERS = frozenset({"setattr", "getattr", "delattr", "hasattr", "object"})
+"""Functions that take a name as text; `patch.object` is one."""
+
+
+def test_tests_go_through_public_names() -> None:
+    """Names of the source with an underscore are its own: a test that uses one is in the way of every change."""
+    private = _private_names()
+    found = [
+        f"{path.relative_to(_ROOT)}:{line}: {name}"
+        for path in sorted((_ROOT / "tests").rglob("*.py"))
+        for line, name in _uses(ast.parse(path.read_text()))
+        if name in private
+    ]
+    assert found == []
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sorted((_ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(f"{path.relative_to(_ROOT)}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def _private_names() -> set[str]:
+    """What is defined somewhere in the source under a name of its own: functions, classes, constants, attributes."""
+    names: set[str] = set()
+    for path in (_ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    names.add(name)
+                case ast.Attribute(attr=name, ctx=ast.Store()) | ast.Name(id=name, ctx=ast.Store()):
+                    names.add(name)
+                case _:
+                    pass
+    return {name for name in names if _is_private(name)}
+
+
+def _uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Names of others: attributes of what is neither `self` nor `cls`, imports, and names in `setattr` and the like."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=value, attr=name) if not _is_own(value):
+                yield node.lineno, name
+            case ast.ImportFrom(module=module, names=names) if (module or "").startswith("reprise"):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.Call(
+                func=ast.Attribute(attr=setter) | ast.Name(id=setter), args=[_, ast.Constant(value=str(name)), *_]
+            ):
+                if setter in _SETTERS:
+                    yield node.lineno, name
+            case _:
+                pass
+
+
+def _is_own(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in ("self", "cls", "other")
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
