@@ -15,6 +15,8 @@ class Account(StrEnum):
     """Entries that the prefix cache holds. What stands in a sequence's buffers and the tree refers to counts here."""
     SNAPSHOTS = "snapshots"
     """Snapshots that the prefix cache holds."""
+    LOGITS = "logits"
+    """Logits behind the last tokens of prompts, which the prefix cache holds for exact repeats."""
     SEQUENCES = "sequences"
     """Buffers of running and idle sequences, room to grow included, less what counts as KV."""
     INCOMING = "incoming"

@@ -71,12 +71,14 @@ def test_the_oracle_is_what_a_perfect_server_computes() -> None:
     assert turns[0].typed == turns[0].prompt_tokens
 
 
-def test_the_oracle_computes_one_token_of_an_exact_repeat() -> None:
+def test_the_oracle_computes_one_token_of_what_it_knows_and_none_of_an_exact_repeat() -> None:
     oracle = Oracle()
     run = as_tokens([1, 2, 3])
     assert oracle.cost(run) == 3
     oracle.remember(run)
     assert oracle.cost(run) == 1
+    oracle.remember(run, num_prompt=2)
+    assert oracle.cost(run[:2]) == 0 and oracle.cost(run) == 1
     assert oracle.cost(as_tokens([1, 2, 4, 5])) == 2
 
 

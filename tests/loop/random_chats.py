@@ -78,12 +78,12 @@ class RandomChats:
         return self.seen
 
     def _assert_reused(self, asked: _Asked) -> None:
-        """An exact repeat computes one token, the next turn what is new."""
+        """An exact repeat computes one token at most, the next turn what is new."""
         if not asked.will_end or asked.running.end.error is not None or not asked.running.tokens:
             return
         namespace = asked.running.job.namespace
         again = self.engine.run(asked.tokens, num=1, namespace=namespace)
-        assert again.computed == 1, (asked.tokens, again.end)
+        assert again.computed <= 1, (asked.tokens, again.end)
         longer = [*asked.tokens, *asked.running.tokens, 7, 8, 9]
         # The last token of an answer is not fed.
         assert self.engine.run(longer, num=1, namespace=namespace).computed == 4, (asked.tokens, asked.running.tokens)

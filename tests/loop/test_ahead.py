@@ -70,7 +70,8 @@ def test_a_pass_ahead_is_the_pass_that_would_have_come(
     assert num_ahead == []
     assert engine.cold(prompt, num=20, sampling=sampling) == expected
     # The first pass is not ahead of any, and behind the last token there is none.
-    assert num_ahead == ["run"] * 19
+    # Where the state behind the prompt is saved for repeats, the second one waits for that.
+    assert num_ahead == ["run"] * (19 if engine.ask(lambda worker: worker.cache.layout.resumes_anywhere) else 18)
 
 
 def test_the_next_turn_goes_on_from_before_a_pass_that_was_undone(engine: Engine, num_ahead: list[str]) -> None:

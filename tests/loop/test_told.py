@@ -27,7 +27,9 @@ def test_how_long_an_answer_was_and_where_the_next_turn_may_differ() -> None:
 
     def ends(worker: Worker) -> list[tuple[int, int | None]]:
         nodes = [node for root in worker.cache.tree.roots.values() for node in subtree(root)]
-        return [(mark.position, mark.stable_at) for node in nodes for mark in node.checkpoints.values()]
+        return [
+            (mark.position, mark.stable_at) for node in nodes for mark in node.checkpoints.values() if mark.stable_at
+        ]
 
     engine = Engine("llama")
     try:

@@ -68,8 +68,8 @@ def translate(engine: Engine, seed: int, size: Size) -> None:
     assert [answer.tokens for answer in [*cold, *again, *other]] == [*alone[:6], *alone[:6], *alone[6:]]
     texts = [sum(len(prompt) - size.system for prompt in each) for each in (prompts, others)]
     assert computed(cold) <= 1.02 * (size.system + texts[0])
-    # An exact repeat computes its last token, which the answer begins with.
-    assert computed(again) == _PARALLEL
+    # The logits behind each prompt are kept.
+    assert computed(again) == 0
     assert computed(other) <= 1.02 * texts[1]
     assert engine.num_leases() == 0
 

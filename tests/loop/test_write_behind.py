@@ -113,8 +113,9 @@ def test_a_path_whose_end_was_evicted_is_written_as_far_as_it_goes(start: Restar
     running = engine.run(prompt)
 
     def evict(worker: Worker) -> int:
-        assert worker.cache.evict_one()
-        return worker.cache.match(as_tokens(prompt)).length
+        while (length := worker.cache.match(as_tokens(prompt)).length) == 3000:
+            assert worker.cache.evict_one()
+        return length
 
     length = engine.ask(evict)
     assert 0 < length < 3000

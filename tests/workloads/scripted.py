@@ -123,7 +123,8 @@ class ScriptedEngine(Passing):
         with self.lock:
             self.served.append(served)
             if served.job.purpose is not Purpose.SETTLE:
-                self.oracle.remember(run)
+                num_prompt = len(served.job.prompt) if served.generated else None
+                self.oracle.remember(run, num_prompt=num_prompt)
 
     def of(self, purpose: Purpose) -> list[Served]:
         """The jobs of this purpose that have ended, in the order in which they did."""

@@ -12,6 +12,7 @@ _LAWS = (
 _CHECK = ("tests/cache/test_check.py",)
 _POLICY = ("tests/cache/test_policy.py", "tests/simulate")
 _PINS = ("tests/cache/test_pins.py",)
+_ROWS = ("tests/cache/test_logits_rows.py",)
 _LEARNING = ("tests/cache/test_reuse_rate.py",)
 
 
@@ -191,8 +192,8 @@ STORE = (
     _mutant(
         "PrefixCache._grow",
         "a pin is forgotten when the chat goes on",
-        "end is not None and not self.pins.holds(end)",
-        "end is not None",
+        "not self.pins.holds(end)",
+        "True",
     ),
     _mutant(
         "PrefixCache.commit",
@@ -515,4 +516,24 @@ PINS = (
     ),
 )
 
-CACHE_MUTANTS = (*TREE, *LOOKUP, *STORE, *UPKEEP, *BOOKS, *WORTH, *PINS)
+ROWS = (
+    _mutant(
+        "PrefixCache.row_at",
+        "a prompt that goes on samples from the logits of its beginning",
+        "match.length < len(match.tokens)",
+        "False",
+        _ROWS,
+    ),
+    _mutant("PrefixCache._drop", "a row outlives its position", "self.rows.discard(checkpoint)", "", _ROWS),
+    _mutant("LogitsRows.keep", "a row is not counted", "self._memory.charge(Account.LOGITS, row.nbytes)", "", _ROWS),
+    _mutant("PrefixCache._evict_least", "rows do not go first", "if self._evict_row():\n    return True", "", _ROWS),
+    _mutant(
+        "PrefixCache._grow",
+        "a chat that grows loses the row at its end",
+        "self.rows.at(end) is None",
+        "True",
+        ("tests/loop/test_repeats.py", "-k", "llama and one_token"),
+    ),
+)
+
+CACHE_MUTANTS = (*ROWS, *TREE, *LOOKUP, *STORE, *UPKEEP, *BOOKS, *WORTH, *PINS)

@@ -101,7 +101,7 @@ LOOP_MUTANTS = (
         ("tests/loop/test_told.py",),
     ),
     _mutant(
-        "Worker._store",
+        "Worker._commit",
         "nobody tells where the next turn may differ",
         "request.job.prompt.stable_at",
         "None",

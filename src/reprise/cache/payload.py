@@ -56,6 +56,13 @@ class SnapshotPayload(Protocol):
     def nbytes(self) -> int: ...
 
 
+class LogitsRow(Protocol):
+    """The logits behind one position, in the model's own type. Immutable; owns its bytes."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class Source(Protocol):
     """A live sequence that a commit copies from. It stands at the position that is committed."""
 

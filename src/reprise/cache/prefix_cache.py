@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reprise.cache.eviction import EvictionOrder
+from reprise.cache.logits_rows import LogitsRows
 from reprise.cache.lookup import (
     Match,
     Restore,
@@ -21,7 +22,7 @@ from reprise.cache.lookup import (
     sharing_sequence,
     was_lost,
 )
-from reprise.cache.payload import SegmentPayload, SnapshotPayload, Source
+from reprise.cache.payload import LogitsRow, SegmentPayload, SnapshotPayload, Source
 from reprise.cache.pins import Pins
 from reprise.cache.policy import ExpectedSaving, Facts, Policy
 from reprise.cache.retention import end_of_use, evicted_from, superseded_beside, superseded_on, trimmed
@@ -93,6 +94,7 @@ class PrefixCache:
         self.memory = memory if memory is not None else Memory()
         self.tree = RadixTree(layout, self.memory, sizes if sizes is not None else SegmentSizes(), time=clock)
         self.pins = Pins(clock)
+        self.rows = LogitsRows(self.memory)
         self.order = EvictionOrder(policy if policy is not None else ExpectedSaving(), self.tree, self.pins)
         self._clock = clock
         self._close_idle: Callable[[object], None] = _nobody_shares
@@ -134,6 +136,12 @@ class PrefixCache:
         """Whether something was evicted that would have let this prompt resume behind `position`."""
         return was_lost(match, position)
 
+    def row_at(self, match: Match) -> LogitsRow | None:
+        """The logits behind the last of the matched prompt's tokens, where they are kept and all of it is resumable."""
+        if match.length < len(match.tokens):
+            return None
+        return self.rows.at(checkpoint_at(match.walk, match.length))
+
     def protected_nbytes(self) -> int:
         """At least so many bytes stay whatever is evicted, pins aside: full entries and snapshots up to the leases."""
         return self.tree.leased_nbytes()
@@ -150,6 +158,7 @@ class PrefixCache:
         used = self.tree.use(match.walk, position, use=LastUse.RESUMED if is_request else LastUse.SETTLED)
         if used is not None:
             self.order.place(used)
+            self.rows.use(used)
         if is_request:
             lease.number = self._arrive(match)
         return lease
@@ -261,7 +270,7 @@ class PrefixCache:
         available = self.memory.available
         if available is None or available >= nbytes:
             return True
-        most = available + self.nbytes - self.protected_nbytes()
+        most = available + self.nbytes + self.memory.nbytes(Account.LOGITS) - self.protected_nbytes()
         return nbytes <= most and self._evict_for(nbytes, new)
 
     def _stop_that_fits(self, walk: Walk, position: int, nbytes: int) -> int:
@@ -281,7 +290,7 @@ class PrefixCache:
         path = self.tree.extend(walk, tokens, namespace)
         if self.layout.resumes_anywhere and len(path) > 1 and walk.length < len(tokens):
             end = path[-2].checkpoints.get(path[-2].stop)
-            if end is not None and not self.pins.holds(end):
+            if end is not None and not self.pins.holds(end) and self.rows.at(end) is None:
                 # Only path ends are evicted where every position is resumable, and this one no longer is one.
                 self._drop(end)
         return path
@@ -315,6 +324,46 @@ class PrefixCache:
             self.tree.supersede(older)
             self.order.place(older)
         self.order.place(checkpoint)
+
+    # Exact repeats.
+
+    def has_room_for_row(self, nbytes: int, *, snapshot: int) -> bool:
+        """Whether a row of logits is worth computing apart: for it and its snapshot older rows alone give way."""
+        if not self.rows.admits(nbytes + snapshot):
+            return False
+        while not self.memory.fits(nbytes):
+            if not self._evict_row():
+                return False
+        return True
+
+    def keep_row(self, tokens: Tokens, row: LogitsRow, *, namespace: str = "") -> bool:
+        """Keep the logits behind ``len(tokens)``, which was committed. False if it is not resumable (any more).
+
+        Others give way: see `reprise.cache.logits_rows`.
+        """
+        checkpoint = self._checkpoint(tokens, namespace, BoundaryKind.PROMPT_END)
+        if checkpoint is None:
+            return False
+        self.rows.keep(checkpoint, row)
+        while self.rows.exceed_share or not self.memory.fits(0):
+            if not self._evict_row():
+                break
+        return self.rows.at(checkpoint) is not None
+
+    def _evict_row(self) -> bool:
+        """Give up the row that was used least recently, and the position if it was kept for it alone. False: none."""
+        checkpoint = next(iter(self.rows.checkpoints()), None)
+        if checkpoint is None:
+            return False
+        self.rows.discard(checkpoint)
+        node, position = checkpoint.node, checkpoint.position
+        is_end = not node.children and position == node.stop
+        is_inner = checkpoint.kind is BoundaryKind.PROMPT_END or self.layout.resumes_anywhere
+        if is_inner and not is_end and self._may_evict(checkpoint):
+            self._drop(checkpoint)
+            if not self.layout.resumes_anywhere:
+                self._trim_path(node, position)
+        return True
 
     # Pins.
 
@@ -415,6 +464,7 @@ class PrefixCache:
         """Drop everything at once, leases included: for when what is stored is not to be trusted any more."""
         for checkpoint in self.tree.checkpoints():
             self.pins.discard(checkpoint)
+            self.rows.discard(checkpoint)
         self.order.clear()
         self.tree.reset()
 
@@ -426,6 +476,8 @@ class PrefixCache:
         return True
 
     def _evict_least(self, new: Facts | None) -> bool:
+        if self._evict_row():
+            return True
         checkpoint = self.order.pop(may_evict=self._may_evict, new=new)
         if checkpoint is not None:
             self._evict(checkpoint, "budget")
@@ -465,6 +517,7 @@ class PrefixCache:
 
     def _drop(self, checkpoint: Checkpoint) -> None:
         """Take a checkpoint out of the tree, the order and the pins."""
+        self.rows.discard(checkpoint)
         self.tree.drop_checkpoint(checkpoint)
         self.pins.discard(checkpoint)
         self.order.remove(checkpoint)
@@ -571,3 +624,4 @@ class PrefixCache:
         assert len(self.order) == len(checkpoints), "every checkpoint stands in the order of eviction exactly once"
         assert all(checkpoint in self.order for checkpoint in checkpoints)
         assert all(checkpoint.is_in_tree for checkpoint in self.pins.noted()), "a pin is for a checkpoint of the tree"
+        self.rows.check()

@@ -46,6 +46,8 @@ class Held:
     kv: int = 0
     snapshots: int = 0
     live: int = 0
+    logits: int = 0
+    """The logits behind the last tokens of prompts, kept for exact repeats."""
     pinned: int = 0
     """Of `kv` and `snapshots`, what stays for pins."""
     pins: int = 0

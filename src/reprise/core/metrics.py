@@ -70,7 +70,7 @@ def _state(field: str, use: str, read: Callable[[Status], Reading]) -> Metric:
     return Metric(
         kind=MetricKind.GAUGE,
         unit="bytes",
-        help="Memory of layer state, by use: KV and snapshots of the cache, live state of running requests, the index.",
+        help="Memory by use: KV, snapshots and logits of the cache, live state of running requests, the index.",
         read=read,
         field=field,
         family="state_bytes",
@@ -171,6 +171,7 @@ METRICS: Sequence[Metric] = (
     _state("bytes_snapshots", "snapshots", lambda s: s.held.snapshots),
     _gauge("bytes_pinned", "pinned_bytes", "bytes", "Of KV and snapshots, what pins protect.", lambda s: s.held.pinned),
     _state("bytes_live", "live", lambda s: s.held.live),
+    _state("bytes_logits", "logits", lambda s: s.held.logits),
     _state("bytes_index", "index", lambda s: s.held.index),
     _gauge("tokens_held", "cached_tokens", "tokens", "Unique tokens in the prefix cache.", lambda s: s.held.tokens),
     _gauge("pins", "pins", "positions", "Pinned positions.", lambda s: s.held.pins),

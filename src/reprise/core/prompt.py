@@ -22,7 +22,7 @@ class BoundaryKind(StrEnum):
     INTERVAL = "interval"
     """Every N tokens of a long prefill."""
     PROMPT_END = "prompt-end"
-    """All but the last token of the prompt: where an exact repeat resumes."""
+    """All but the last token of the prompt, and all of it where its logits are kept: where an exact repeat resumes."""
     GENERATION_END = "generation-end"
     """Prompt plus output."""
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.cache.lookup import Restore
-from reprise.cache.payload import SegmentPayload, Source
+from reprise.cache.payload import LogitsRow, SegmentPayload, Source
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job
 from reprise.core.kinds import Full, KvKind
@@ -19,7 +19,7 @@ from reprise.core.tokens import Tokens
 from reprise.engine.growth import growth, most_entries
 from reprise.engine.load import LoadedModel
 from reprise.engine.payloads import PackedSegment
-from reprise.engine.sample_batch import accept, sample_batch
+from reprise.engine.sample_batch import Choices, accept, sample_batch
 from reprise.engine.score import SCORED_AT_ONCE, PromptScorer
 from reprise.engine.sequence_batch import COPIED_AT_ONCE, SequenceBatch, SequenceSource
 from reprise.engine.shared_segment import SharedSegment
@@ -41,6 +41,10 @@ class LiveSequence:
         self.sampler: TokenSampler | None = None
         self.pending = 0
         """The token that is fed next, while decoding."""
+        self.keeps_row = False
+        """Whether the pass that samples its first token keeps the logits in `prompt_row`."""
+        self.prompt_row: mx.array | None = None
+        """The logits behind its prompt, shape ``(vocabulary,)``, until the cache has them."""
         self.scorer: PromptScorer | None = None
         """Who takes the log-probabilities of the prompt, where a job wants them."""
         self.shared: WeakSet[SharedSegment] = WeakSet()
@@ -131,12 +135,13 @@ class TokenFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """The bytes of a model's layer state: by kind for one position, and of one snapshot."""
+    """The bytes of a model's layer state: by kind for one position, of one snapshot, and of one row of logits."""
 
     by_kind: dict[KvKind, int]
     each: dict[KvKind, int]
     """Of one layer of the kind, on average."""
     snapshot: int
+    logits: int
 
     @property
     def full(self) -> int:
@@ -172,6 +177,7 @@ class Runner:
         self.can_batch = can_batch and loaded.blueprint.joins
         self.footprint = _footprint(loaded)
         self.shares_from = shares_from
+        self._resumes_anywhere = loaded.blueprint.layout.resumes_anywhere
         self._lives: list[LiveSequence] = []
 
     @property
@@ -183,7 +189,9 @@ class Runner:
     def live_nbytes(self) -> int:
         """The bytes of all running and idle sequences, room to grow included, less what the cache counts."""
         distinct = {id(live.rows): live.rows for live in self._lives}
-        return sum(rows.nbytes for rows in distinct.values()) - sum(live.shared_nbytes for live in self._lives)
+        logits = sum(live.prompt_row.nbytes for live in self._lives if live.prompt_row is not None)
+        shared = sum(live.shared_nbytes for live in self._lives)
+        return sum(rows.nbytes for rows in distinct.values()) + logits - shared
 
     def growth(self, lives: Sequence[LiveSequence], num: int) -> int:
         """Bytes by which the buffers will grow when these sequences are fed `num` tokens each, together."""
@@ -194,6 +202,7 @@ class Runner:
     def growth_to_decode(self, lives: Sequence[LiveSequence]) -> int:
         """The same for one pass of `decode`, which may run another one ahead and keeps the states from before it."""
         kept = sum(self.footprint.snapshot for live in lives if live.rows.ahead is None)
+        kept += sum(self.footprint.logits for live in lives if live.keeps_row)
         return kept + self.growth(lives, 2)
 
     def start(self, restore: Restore, *, reserve: int) -> LiveSequence:
@@ -256,7 +265,7 @@ class Runner:
     def keep_idle(self, live: LiveSequence) -> None:
         """The sequence has ended, and keeps its buffers for what the cache shares, and for its next turn."""
         live.rows.step_back()
-        live.sampler = None
+        live.sampler = live.prompt_row = None
 
     def reopen(self, live: LiveSequence, restore: Restore, *, reserve: int) -> None:
         """An idle sequence goes on from where `restore` says. Nothing of it is shared behind that position."""
@@ -292,10 +301,18 @@ class Runner:
             mx.eval(rows.arrays())
         return ()
 
-    def begin_decode(self, live: LiveSequence, job: Job) -> None:
+    def begin_decode(self, live: LiveSequence, job: Job, *, keeps_row: bool = False) -> None:
         """The sequence stands before its last prompt token, which starts the decode. Raises BadRequest."""
         live.sampler = TokenSampler(job, vocab_size=self.loaded.vocab_size)
         live.pending = int(job.prompt.tokens[-1])
+        live.keeps_row = keeps_row
+
+    def sample_from(self, live: LiveSequence, job: Job, row: LogitsRow) -> TokenResult | TokenFailure:
+        """The sequence stands behind its whole prompt, and `row` is what the model said there: its first token."""
+        assert isinstance(row, mx.array) and live.position == len(job.prompt), (live.position, len(job.prompt))
+        self.begin_decode(live, job)
+        (result,) = _results([live], sample_batch([live.ready], row[None]))
+        return result
 
     def decode(self, lives: Sequence[LiveSequence]) -> list[TokenResult | TokenFailure]:
         """One pass over these sequences: each gets a token, or breaks alone.
@@ -310,8 +327,15 @@ class Runner:
         if choices is None:
             logits = rows.forward(self.loaded.model, mx.array([[live.pending] for live in members]))
             choices = sample_batch(samplers, logits[:, -1, :])
-            mx.async_eval(choices.arrays(), rows.arrays())
-        if self._may_run_ahead(rows) and not choices.broken and all(sampler.foresees for sampler in samplers):
+            for row, live in enumerate(members):
+                if live.keeps_row:
+                    live.keeps_row, live.prompt_row = False, mx.array(logits[row, -1])
+            new = [live.prompt_row for live in members if live.prompt_row is not None]
+            mx.async_eval(choices.arrays(), rows.arrays(), new)
+        # Where recurrent state is about to be saved behind the prompt, a pass ahead would be undone at once.
+        is_saved_next = not self._resumes_anywhere and any(live.prompt_row is not None for live in members)
+        may_run_ahead = not is_saved_next and not choices.broken and self._may_run_ahead(rows)
+        if may_run_ahead and all(sampler.foresees for sampler in samplers):
             rows.run_ahead(
                 self.loaded.model,
                 choices.tokens[:, None].astype(mx.int32),
@@ -319,14 +343,7 @@ class Runner:
             )
             assert rows.ahead is not None
             mx.async_eval(rows.ahead.choices.arrays(), rows.arrays())
-        results: list[TokenResult | TokenFailure] = []
-        for live, taken in zip(members, accept(samplers, choices), strict=True):
-            if isinstance(taken, Exception):
-                results.append(TokenFailure(live, taken))
-                continue
-            sampled, reason = taken
-            live.pending = sampled.token
-            results.append(TokenResult(live, sampled, reason))
+        results = _results(members, choices)
         if any(
             isinstance(result, TokenFailure) or result.reason is not None or _is_forced(result) for result in results
         ):
@@ -363,6 +380,19 @@ class Runner:
         return base
 
 
+def _results(lives: Sequence[LiveSequence], choices: Choices) -> list[TokenResult | TokenFailure]:
+    """Give each sequence its choice, which it feeds next."""
+    results: list[TokenResult | TokenFailure] = []
+    for live, taken in zip(lives, accept([live.ready for live in lives], choices), strict=True):
+        if isinstance(taken, Exception):
+            results.append(TokenFailure(live, taken))
+            continue
+        sampled, reason = taken
+        live.pending = sampled.token
+        results.append(TokenResult(live, sampled, reason))
+    return results
+
+
 def _is_forced(result: TokenResult) -> bool:
     """Whether the sequence's next token is given, and not that of a pass that was run ahead."""
     return result.live.ready.forced() is not None
@@ -371,7 +401,7 @@ def _is_forced(result: TokenResult) -> bool:
 def _footprint(loaded: LoadedModel) -> Footprint:
     """Measured on a sequence of two tokens: shapes follow from the model's code, not from its configuration."""
     rows = SequenceBatch(loaded.blueprint)
-    rows.forward(loaded.model, mx.array([[0, 0]]))
+    logits = rows.forward(loaded.model, mx.array([[0, 0]]))
     mx.eval(rows.arrays())
     source = SequenceSource(rows, 0)
     layout = loaded.blueprint.layout
@@ -380,4 +410,5 @@ def _footprint(loaded: LoadedModel) -> Footprint:
         by_kind=by_kind,
         each={kind: -(-nbytes // len(rows.layers(kind))) for kind, nbytes in by_kind.items()},
         snapshot=source.snapshot_nbytes() if layout.has_snapshots else 0,
+        logits=logits.shape[-1] * logits.dtype.size,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from reprise.cache.payload import LogitsRow
 from reprise.cache.tree import Lease
 from reprise.core.events import Event
 from reprise.core.job import Job, Purpose
@@ -27,9 +28,13 @@ class Preempted:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Waiting:
-    """In the queue. `resume_at`: where it could resume now. `is_loading`: more of it is being read from the disk."""
+    """In the queue. `resume_at`: where it could resume now. `is_loading`: more of it is being read from the disk.
+
+    `row`: the logits behind its whole prompt, where the cache has them; then it could resume there.
+    """
 
     resume_at: int = 0
+    row: LogitsRow | None = None
     is_loading: bool = False
     preempted: Preempted | None = None
     """None: it has not sampled yet."""
@@ -204,6 +209,17 @@ class RunningRequest:
         if self.job.prompt_logprobs is None or self.scored >= len(self.job.prompt):
             return self.end
         return min(self.end, self.scored - 1)
+
+    @property
+    def may_sample_at_once(self) -> bool:
+        """Whether the logits behind its prompt are all that it needs: it has sampled nothing and scores nothing."""
+        is_fresh = self.job.purpose is Purpose.GENERATE and self.preempted is None and self.first_token_s is None
+        return is_fresh and self.reusable == self.end
+
+    def is_repeat_of(self, other: RunningRequest) -> bool:
+        """Whether it came after the other, with the same prompt."""
+        num = len(self.job.prompt)
+        return len(other.job.prompt) == num and self.common_prefix_lengths.get(other.id) == num
 
     @property
     def position(self) -> int:

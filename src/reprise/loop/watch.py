@@ -73,7 +73,7 @@ class _Follower:
     def look(self) -> None:
         """Read once, and say what follows."""
         held, now_s = self._engine.status().held, time.monotonic()
-        layers = held.kv + held.snapshots + held.live
+        layers = held.kv + held.snapshots + held.live + held.logits
         before = self._by_machine, self._by_bound
         reading = self._read()
         self._by_machine = self._by_machine.after(reading, now_s=now_s, held=layers)

@@ -160,13 +160,37 @@ class Worker:
 
     def _schedule(self) -> Step | None:
         """What the scheduler says; None if nobody is there who could run."""
-        present = [request for request in self.requests.values() if not request.is_loading]
+        present = [r for r in self.requests.values() if not r.is_loading and not self._awaits_row(r)]
         if not present:
             return None
         state = scheduler_state(present, self.sequences, self._speed, self.cache.layout, now_s=self._clock())
         step = decide(state, self._limits)
         assert not step.is_idle, "requests are there, and nothing runs"
         return step
+
+    def _awaits_row(self, request: RunningRequest) -> bool:
+        """Whether another computes the logits behind this very prompt: it waits for those, and computes nothing."""
+        phase = request.phase
+        if not isinstance(phase, Waiting) or phase.row is not None or not self._keeps_row(request):
+            return False
+        leaders = (self.requests.get(leader) for leader in request.common_prefix_lengths)
+        return any(
+            leader is not None
+            and leader.may_sample_at_once
+            and not leader.is_loading
+            and not leader.has_ended
+            and request.is_repeat_of(leader)
+            for leader in leaders
+        )
+
+    def _keeps_row(self, request: RunningRequest) -> bool:
+        """Whether the logits behind the request's prompt are kept when it samples its first token."""
+        footprint = self.runner.footprint
+        return (
+            self._uses_cache
+            and request.may_sample_at_once
+            and self.cache.rows.admits(footprint.logits + footprint.snapshot)
+        )
 
     def _come_and_go(self, step: Step) -> None:
         """Stop settling, commit what others can go on from, and admit those whose turn it is."""
@@ -232,7 +256,7 @@ class Worker:
         except Exception as error:
             self._fail(request, error)
             return
-        if request.position == len(job.prompt):
+        if request.position == len(job.prompt) and job.purpose is not Purpose.GENERATE:
             self._note_admission(request, request.position)
             self._keep_pins(request)
             self._finish(request, FinishReason.DONE)
@@ -249,7 +273,9 @@ class Worker:
         if not self._uses_cache:
             request.reason = Reason.CACHE_OFF
         elif isinstance(request.phase, Waiting):
-            request.phase.resume_at = self.cache.resume_at(match, limit=request.reusable)
+            request.phase.row = self.cache.row_at(match) if request.may_sample_at_once else None
+            limit = len(request.prompt) if request.phase.row is not None else request.reusable
+            request.phase.resume_at = self.cache.resume_at(match, limit=limit)
             request.stored = max(request.stored, request.phase.resume_at)
             if request.admission is None:
                 request.matched = match.length
@@ -284,7 +310,7 @@ class Worker:
         waiting = request.phase
         assert isinstance(waiting, Waiting), request.phase
         prompt, match = request.prompt, self.match(request)
-        resume_at = waiting.resume_at
+        resume_at, row = waiting.resume_at, waiting.row
         # One that was preempted comes back: what is told of it is how it began.
         is_new = request.admission is None
         if self._uses_cache and is_new:
@@ -298,6 +324,7 @@ class Worker:
             end=request.end,
             branch_at=match.length if is_branch else None,
             interval=self._interval,
+            has_row=row is not None,
         )
         lease = self.cache.lease(match, resume_at, is_request=not request.is_settle)
         try:
@@ -317,7 +344,10 @@ class Worker:
             self._emit(request, Started(reused=resume_at, total=len(prompt)))
         if resume_at < request.end:
             return
-        if request.job.purpose is Purpose.GENERATE:
+        if row is not None:
+            request.enter(Decoding(live=live, lease=lease, plan=plan))
+            self._take(request, self.runner.sample_from(live, request.job, row))
+        elif request.job.purpose is Purpose.GENERATE:
             self._begin_decode(request)
         else:
             # Another request has computed all of it while this one waited.
@@ -411,7 +441,10 @@ class Worker:
         if request.decode_began_s is None:
             request.decode_began_s = self._clock()
         if phase.preempted is None:
-            self.runner.begin_decode(phase.live, request.job)
+            footprint = self.runner.footprint
+            keeps_row = self._keeps_row(request)
+            keeps_row = keeps_row and self.cache.has_room_for_row(footprint.logits, snapshot=footprint.snapshot)
+            self.runner.begin_decode(phase.live, request.job, keeps_row=keeps_row)
         else:
             pending = int(phase.preempted.prompt.tokens[-1])
             self.runner.resume_decode(phase.live, phase.preempted.sampler, pending=pending)
@@ -437,16 +470,20 @@ class Worker:
     def _after_token(self, request: RunningRequest, result: TokenResult) -> None:
         """Tell the token, and finish if it was the last."""
         now_s = self._clock()
+        is_first = request.first_token_s is None
         if request.first_token_s is None:
+            assert isinstance(request.phase, Decoding), request.phase
             request.first_token_s = now_s
             # The prompt's last token is fed with the pass that samples the first of the answer.
-            self._counts.update(prefilled=1)
+            self._counts.update(prefilled=0 if request.phase.plan.has_row else 1)
         request.generated.append(result.sampled.token)
         self._counts.update(generated=1)
         self._emit(request, result.sampled)
         context, length = self._gate.context, len(request.job.prompt) + len(request.generated)
         is_at_end = context is not None and length >= context
         reason = FinishReason.LENGTH if result.reason is None and is_at_end else result.reason
+        if is_first and reason is None:
+            self._store_for_repeats(request)
         if reason is not None:
             self._speed = self._speed.after_generation(now_s - request.first_token_s)
             self._complete(request, reason)
@@ -477,11 +514,29 @@ class Worker:
         self._store(request, request.position, BoundaryKind.GENERATION_END if is_decoding else BoundaryKind.INTERVAL)
         self._note_settled(request)
 
+    def _store_for_repeats(self, request: RunningRequest) -> None:
+        """The first token is there: store the state behind the prompt for exact repeats where it is gone with the next.
+
+        Where every position is resumable, that is only for those who wait for it.
+        """
+        if request.live is None or request.live.prompt_row is None:
+            return
+        is_awaited = any(other.is_waiting and other.is_repeat_of(request) for other in self.requests.values())
+        if is_awaited or not self.cache.layout.resumes_anywhere:
+            # Not for the disk, which keeps no logits: there the position before serves as well.
+            self._commit(request, request.position, BoundaryKind.PROMPT_END)
+            self.match_followers(request)
+
     def _store(self, request: RunningRequest, position: int, kind: BoundaryKind) -> None:
         """Put what the request has computed up to `position`, where it stands, into the cache."""
-        assert request.live is not None and position == request.position, (request.id, position, request.position)
         if not self._uses_cache:
             return
+        self._commit(request, position, kind)
+        self.disk.note(request, position, kind)
+        self.match_followers(request)
+
+    def _commit(self, request: RunningRequest, position: int, kind: BoundaryKind) -> None:
+        assert request.live is not None and position == request.position, (request.id, position, request.position)
         committed = self.cache.commit(
             request.tokens_to(position),
             self.runner.source(request.live),
@@ -494,9 +549,12 @@ class Worker:
         self._keep_pins(request)
         request.num_stored += committed.tokens
         request.stored = min(position, len(request.job.prompt))
-        self.disk.note(request, position, kind)
         self._is_compact = False
-        self.match_followers(request)
+        row, end = request.live.prompt_row, len(request.job.prompt)
+        if row is not None and position >= end:
+            request.live.prompt_row = None
+            self.sequences.measure()
+            self.cache.keep_row(request.tokens_to(end), row, namespace=request.namespace)
 
     def _note_settled(self, request: RunningRequest) -> None:
         """A settle is over or given up: a later request is told how much of what it reuses was computed by it."""
@@ -809,6 +867,7 @@ class Worker:
                 kv=stats.kv_nbytes,
                 snapshots=stats.snapshot_nbytes,
                 live=self.memory.nbytes(Account.SEQUENCES),
+                logits=self.memory.nbytes(Account.LOGITS),
                 pinned=pinned.nbytes,
                 pins=pinned.num,
                 tokens=stats.num_tokens,

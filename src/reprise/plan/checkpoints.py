@@ -15,15 +15,19 @@ _WORTH = list(BoundaryKind)
 class Plan:
     """Reuse ``[0, resume_at)``, prefill ``[resume_at, end)``, and make each checkpoint resumable on the way.
 
-    `checkpoints` lie in ``(resume_at, end]``, ascending, one for a position.
+    `checkpoints` lie in ``(resume_at, end]``, ascending, one for a position. `has_row`: the logits behind the prompt's
+    last token are kept, so nothing is computed: it resumes behind the whole prompt.
     """
 
     resume_at: int
     end: int
     checkpoints: tuple[Boundary, ...] = ()
+    has_row: bool = False
 
     def __post_init__(self) -> None:
-        assert 0 <= self.resume_at <= self.end, self
+        assert self.resume_at >= 0, self
+        # Without its row the last token is always computed: its logits start the decode.
+        assert self.resume_at == self.end + 1 if self.has_row else self.resume_at <= self.end, self
         positions = [c.position for c in self.checkpoints]
         assert positions == sorted(set(positions)), self
         assert all(self.resume_at < p <= self.end for p in positions), self
@@ -57,18 +61,19 @@ def make_plan(
     end: int,
     branch_at: int | None,
     interval: int,
+    has_row: bool = False,
 ) -> Plan:
     """The plan for a prompt of which ``[0, resume_at)`` can be reused.
 
     `end` is where prefill ends: the whole prompt, or all but its last token if that starts a decode. `branch_at` is
     the position where the prompt leaves a path that the tree goes on with, None if it leaves none. `interval` is N of
-    "a checkpoint every N tokens".
+    "a checkpoint every N tokens". `has_row`: the logits behind the whole prompt are kept; `resume_at` is its length.
 
     A model that resumes anywhere needs no checkpoints. For others: every boundary that the template gave, the branch,
     the end, and multiples of N in the long stretches between them.
     """
-    if layout.resumes_anywhere:
-        return Plan(resume_at=resume_at, end=end)
+    if layout.resumes_anywhere or has_row:
+        return Plan(resume_at=resume_at, end=end, has_row=has_row)
     wanted = [b for b in prompt.boundaries if resume_at < b.position <= end]
     if branch_at is not None and resume_at < branch_at <= end:
         wanted.append(Boundary(branch_at, BoundaryKind.BRANCH))
