@@ -142,6 +142,8 @@ class InspectedMemory:
     kv_nbytes: int = 0
     """Kept entries, those included that stand in the buffers of sequences."""
     checkpoint_nbytes: int = 0
+    logits_nbytes: int = 0
+    """Logits behind the last tokens of prompts, for exact repeats."""
     live_nbytes: int = 0
     """Buffers of running and idle sequences, less what counts as kept."""
     incoming_nbytes: int = 0

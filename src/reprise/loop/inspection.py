@@ -77,6 +77,7 @@ def inspect_memory(memory: Memory, *, weights_nbytes: int) -> InspectedMemory:
         weights_nbytes=weights_nbytes,
         kv_nbytes=memory.nbytes(Account.KV),
         checkpoint_nbytes=memory.nbytes(Account.SNAPSHOTS),
+        logits_nbytes=memory.nbytes(Account.LOGITS),
         live_nbytes=memory.nbytes(Account.SEQUENCES),
         incoming_nbytes=memory.nbytes(Account.INCOMING),
         device_nbytes=device_memory.used_nbytes(),

@@ -829,7 +829,8 @@ class Worker:
         matched = held = on_disk = 0
         if self._uses_cache:
             match = self.cache.match(prompt.tokens, namespace=namespace)
-            matched, held = match.length, self.cache.resume_at(match, limit=asked.end)
+            limit = asked.end if self.cache.row_at(match) is None else len(prompt)
+            matched, held = match.length, self.cache.resume_at(match, limit=limit)
             on_disk = self.disk.would_read_to(asked, held=held)
         resume_at, num_loaded = max(held, on_disk), max(0, on_disk - held)
         others = [request for request in self.requests.values() if not request.is_settle]
@@ -849,7 +850,8 @@ class Worker:
             num_loaded=num_loaded,
             queue_s=queue_s,
             load_s=self._speed.prefill_s(held, resume_at) if load_speed is None else num_loaded / load_speed,
-            prefill_s=self._speed.prefill_s(resume_at, len(prompt)) + self._speed.decode_s,
+            prefill_s=self._speed.prefill_s(resume_at, len(prompt))
+            + (0 if held == len(prompt) else self._speed.decode_s),
         )
 
     def status(self) -> Status:
