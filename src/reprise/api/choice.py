@@ -100,7 +100,8 @@ class Choice:
             reason = self._done_as
         elif event.reason is FinishReason.LENGTH and (is_cut or not answer.tool_calls):
             reason = EndReason.LENGTH
-        elif any(call.is_whole for call in answer.tool_calls):
+        elif answer.tool_calls:
+            # Also one that turned out malformed when it had been streamed: the client has it, and answers it.
             reason = EndReason.TOOL_CALLS
         else:
             reason = EndReason.STOP

@@ -55,7 +55,7 @@ class CallReader:
     `tools` are those of the request, whose types decide how values without a type of their own are read. `spell` gives
     the text of a value. After `feed` or `finish`, `take` gives what is certain. `is_over`: the section has ended, and
     `rest` is the text behind it. `is_cut`: it ended with the text, within a call. `is_broken`: what follows is no
-    call; then `raw` is the text since the last whole call.
+    call; then `raw` is the text since the last whole call, of which `num_told` characters are in events.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class CallReader:
         self._is_final = self._is_ended = False
         self._events: list[CallEvent] = []
         self._raw: list[str] = []
+        self._num_dropped = self._num_told = 0
         self._id: str | None = None
         self._schema: Mapping[str, dict[str, Any]] = {}
         self._is_call_open = False
@@ -85,6 +86,11 @@ class CallReader:
     def raw(self) -> str:
         """The text since the last whole call, as it came."""
         return "".join(self._raw) + self._text
+
+    @property
+    def num_told(self) -> int:
+        """The length of the beginning of `raw` that is in an event."""
+        return self._num_told
 
     @property
     def is_call_open(self) -> bool:
@@ -121,6 +127,7 @@ class CallReader:
     def _drop_read(self) -> None:
         if self._at > 0:
             self._raw.append(self._text[: self._at])
+            self._num_dropped += self._at
             self._text, self._at = self._text[self._at :], 0
 
     # What stands where
@@ -217,6 +224,7 @@ class CallReader:
         # What was read belongs to a whole call.
         self._text, self._at = self._text[self._at :], 0
         self._raw.clear()
+        self._num_dropped = self._num_told = 0
 
     def _name(self) -> Generator[None, None, str]:
         yield from self._space()
@@ -391,8 +399,8 @@ class CallReader:
             value = self._text[self._at : stop]
             # The white space before the ending belongs to it.
             value = value.removesuffix(space) if found >= 0 else value[: len(value) - _num_space_held(value, space)]
-            self._give(_inside_string(self._spell(value)))
             self._at += len(value)
+            self._give(_inside_string(self._spell(value)))
             if found >= 0:
                 break
             if self._is_final:
@@ -447,8 +455,8 @@ class CallReader:
             if has_escapes:
                 slash = self._text.find("\\", self._at, end)
                 end = slash if slash >= 0 else end
-            self._give(_inside_string(self._spell(self._text[self._at : end])))
-            self._at = end
+            inside, self._at = self._text[self._at : end], end
+            self._give(_inside_string(self._spell(inside)))
             if end == stop:
                 break
             if end < len(self._text) and has_escapes and self._text[end] == "\\":
@@ -567,14 +575,18 @@ class CallReader:
             yield
 
     def _give(self, text: str) -> None:
+        """A piece of the arguments; with it all that was read so far is told."""
         if text:
             self._events.append(CallArguments(text))
+            self._num_told = self._num_dropped + self._at
 
 
 _MAX_KEY = 1000
 _ATOMS = {chr(code) for code in range(0xD800, 0xD800 + 64)}
 """Special tokens of the markup, which do not stand in keys."""
 _HEX = frozenset("0123456789abcdefABCDEF")
+_JSON_CHARS = frozenset(" \t\r\n,:.+-0123456789aeflnrstuE")
+"""Those of values, outside of strings and brackets."""
 _UNREAD = object()
 
 
@@ -614,7 +626,7 @@ class _JsonScan:
             self._depth -= 1
             self._has_content = True
             self.is_over = self._depth == 0
-        elif self._depth > 0 and not self._has_content and not char.isspace():
+        elif (self._depth > 0 and not self._has_content and not char.isspace()) or char not in _JSON_CHARS:
             raise NotACall
         return char
 

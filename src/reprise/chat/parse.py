@@ -13,6 +13,7 @@ from reprise.chat.text_model import TextModel
 from reprise.chat.tools import is_encodable, make_calls, new_call_id, parse_calls
 
 _MALFORMED = "a malformed tool call was left in the text"
+_MALFORMED_TOLD = "a tool call turned out to be malformed when its beginning had been streamed; the rest of it is text"
 _NOTED = 200
 """Characters of a text that a note quotes."""
 
@@ -25,8 +26,9 @@ class AnswerParser:
     continued. `context` are the prompt's last tokens (a few suffice), needed where the answer continues a text.
 
     A call is told as it is written, from its first argument on; with `holds_calls` each when it is over. A malformed
-    call is content (or reasoning, where it stands there); what was told of it stays, as a call that is not whole. So
-    does a call that is cut short, which is no content. Nothing that a model writes makes it raise.
+    call is content (or reasoning, where it stands there). If its beginning was told, that stays a call, which is not
+    whole, and only what follows is content. A call that is cut short is not whole either, and no content. Nothing that
+    a model writes makes it raise.
     """
 
     def __init__(
@@ -51,7 +53,13 @@ class AnswerParser:
         self._markup = markup_of(
             text_model, has_tools=self._has_tools, is_thinking_open=is_thinking_open, is_content_open=is_content_open
         )
-        self._reader = Reader(text_model, self._markup, tools=tools if self._has_tools else (), context=context)
+        self._reader = Reader(
+            text_model,
+            self._markup,
+            tools=tools if self._has_tools else (),
+            context=context,
+            holds_calls=holds_calls,
+        )
         self._visible = ContentText(stops, is_begun=is_content_open)
         self._num_kept = min_tokens
         self._may_stop = min_tokens == 0
@@ -182,6 +190,7 @@ class AnswerParser:
         if self._open is not None and self._open.is_told:
             self._call.was_told = True
             self._close_written(is_whole=False)
+            self._notes.append(_MALFORMED_TOLD)
         self._open = None
 
     def _cut_call(self, text: str) -> list[Delta]:
@@ -229,6 +238,8 @@ class AnswerParser:
         if turn.is_failed:
             # It began like a call, and is content.
             call, self._call = self._call, _OpenCall()
+            if call.was_told:
+                return []
             if call.was_named:
                 self._notes.append(_MALFORMED)
             return self._add_content(call.opening + call.text)
@@ -248,7 +259,11 @@ class AnswerParser:
             return self._cut_call(call.opening + call.text)
         if calls is None:
             raw = call.opening + call.text + ("" if call.function is not None else marker)
-            self._notes.append(_MALFORMED)
+            if call.was_told:
+                # What it began with is a call, and the markers are its.
+                raw = call.text if call.text.strip() else ""
+            else:
+                self._notes.append(_MALFORMED)
             if call.state == TOOL_IN_REASONING:
                 return _reasoning_delta(self._reasoning.add(raw))
             return self._add_content(raw)
@@ -273,9 +288,8 @@ class AnswerParser:
             if self._open is not None:
                 self._fail_call()
             if call.was_told:
-                self._notes.append(_MALFORMED)
                 self._call = _OpenCall()
-                return deltas + self._add_content(call.text)
+                return deltas + self._add_content(call.text[call.reader.num_told :])
             return None
         if call.reader.is_cut:
             deltas += self._cut_call(call.text)

@@ -46,7 +46,7 @@ class Transition:
 
 
 class CallFailed:
-    """What follows the last whole call is no call. Its text comes again, as text."""
+    """What follows the last whole call is no call. Its text comes as text, but for what was told of it already."""
 
 
 class CallCut:
@@ -110,8 +110,10 @@ class Reader:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         context: Sequence[int] = (),
+        holds_calls: bool = False,
     ) -> None:
-        """`tools` are those that can be called."""
+        """`tools` are those that can be called. `holds_calls`: nothing is told of a call before it is whole."""
+        self._holds_calls = holds_calls
         self._speller = Speller(text_model, markup, context=context)
         self._markup = markup
         self._tools = tools
@@ -237,7 +239,7 @@ class Reader:
         self._call = None
         if call.is_broken:
             out.append(CallFailed())
-            self._pending = call.raw
+            self._pending = call.raw[0 if self._holds_calls else call.num_told :]
             if self._markup.edges.get(self.state, ()) == ():
                 # It has no end marker, so that it is over here.
                 out.append(Transition(source=self.state, to=self._outside, marker="", is_failed=True))
