@@ -24,8 +24,10 @@ PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 test: $(VENV)/.can-test ## every layer kind and every API, in three minutes and without downloads
 	$(PYTEST)
 
-test-all: $(VENV)/.can-test ## the rest: long random runs, every model in every mode, real agents from npm
-	$(PYTEST) -m "soak or matrix or agents"
+LATER := soak or matrix or agents
+test-all: $(VENV)/.can-test ## the rest: long random runs, more examples, every model in every mode, real agents from npm
+	$(PYTEST) -m "$(LATER)"
+	$(PYTEST) -m "hypothesis and not ($(LATER))" --hypothesis-profile=thorough
 
 check: $(VENV)/.can-test ## style, types, the direction of imports, and that each planted bug has a place
 	$(BIN)/ruff check .

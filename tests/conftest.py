@@ -1,14 +1,22 @@
 """What holds for all tests."""
 
 import contextlib
+import gc
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import engine
+
+from tests.matrix import take_models_in_turn
 
 # No test fails because a machine is slow. Else as hypothesis has it: other examples in each run, and always the same
-# ones where the variable `CI` is set.
-settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# ones where the variable `CI` is set. `make test` has a few, `make test-all` takes the profile "thorough".
+settings.register_profile("thorough", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("thorough"), max_examples=25)
+settings.load_profile("quick")
+# A failing example is made smaller for so long, and not for five minutes.
+engine.MAX_SHRINKING_SECONDS = 20
 
 
 def pytest_configure() -> None:
@@ -21,3 +29,17 @@ def pytest_configure() -> None:
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Here: MLX's first import takes seconds, and whoever only hands out tests to others need not have it.
+    from tests.models.tiny import CONFIGS  # noqa: PLC0415
+
+    take_models_in_turn(items, CONFIGS)
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests stay: whoever looks for circles of references need not go through a million objects each time.
+    gc.collect()
+    gc.freeze()

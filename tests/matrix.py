@@ -1,11 +1,38 @@
 """Parameters of tests, of which `make test` takes some and `make test-all` the others."""
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 
 def now_and_later(now: Iterable[Any], later: Iterable[Any]) -> list[Any]:
     """`now` in every run: each kind of layer once. `later`: the rest of the product, with `make test-all` alone."""
     return [*now, *(pytest.param(value, marks=pytest.mark.matrix) for value in later)]
+
+
+def examples(num: int) -> int:
+    """So many examples of a law in `make test-all`; in `make test` the share of them that its profile has of 100."""
+    return max(1, num * settings.default.max_examples // 100)
+
+
+def take_models_in_turn(items: Sequence[pytest.Item], models: Iterable[str]) -> None:
+    """Mark tests that run with several models so that `make test` runs each with one, its neighbours with others.
+
+    Those marked `every_model` are left as they are.
+    """
+    names = frozenset(models)
+    alike: dict[tuple[object, ...], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if call is None or any(item.get_closest_marker(mark) for mark in ("every_model", "matrix", "soak", "agents")):
+            continue
+        others = {name: value for name, value in call.params.items() if not (isinstance(value, str) and value in names)}
+        if len(others) < len(call.params):
+            alike[item.path, item.parent, getattr(item, "originalname", item.name), repr(others)].append(item)
+    for number, group in enumerate(alike.values()):
+        for at, item in enumerate(group):
+            if at != number % len(group):
+                item.add_marker(pytest.mark.matrix)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.api.real_server import real_server
 from tests.api.servers import api
+from tests.matrix import examples
 
 pytestmark = pytest.mark.anyio
 
@@ -132,7 +133,7 @@ ASKED = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(ASKED, st.booleans())
 def test_no_number_makes_the_server_fail(
     real: httpx.Client, asked: tuple[str, dict[str, Any], dict[str, Any]], stream: bool

@@ -14,6 +14,7 @@ from reprise.simulate.policies import Lru
 from tests.cache.hash_model import ALIVE, ENTRY_NBYTES, SNAPSHOT_NBYTES, HashSource
 from tests.cache.strategies import BUDGETS, EXAMPLES, NAMESPACES, layouts, runs
 from tests.cache.trial import Trial
+from tests.matrix import examples
 
 BASE = tuple(i % 3 for i in range(37))
 
@@ -42,7 +43,7 @@ def turns(draw: st.DrawFn, most: int = 8) -> list[tuple[str, tuple[int, ...]]]:
     return known
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(layout=layouts(), stored=turns(), asked=turns(4), compacts=st.booleans())
 def test_without_eviction_all_that_was_stored_is_reused(layout, stored, asked, compacts) -> None:
     trial = Trial(layout)
@@ -58,7 +59,7 @@ def test_without_eviction_all_that_was_stored_is_reused(layout, stored, asked, c
     trial.judge_contents()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(layout=layouts(), budget=BUDGETS, chats=turns(10), moves=st.lists(st.integers(0, 9), max_size=30))
 def test_under_pressure_what_is_left_is_right_and_is_reused(layout, budget, chats, moves) -> None:
     trial = Trial(layout, budget)

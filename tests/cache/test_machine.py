@@ -10,6 +10,7 @@ from reprise.core.tokens import as_tokens
 from reprise.memory import Account
 from tests.cache.strategies import BUDGETS, NAMESPACES, layouts, runs
 from tests.cache.trial import Trial
+from tests.matrix import examples
 
 Chat = tuple[str, tuple[int, ...]]
 
@@ -115,4 +116,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestStore.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from reprise.cache.conversation_history import MEMORY, ConversationHistory
 from reprise.cache.reuse_rate import ReuseRateEstimator, index_table
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
+from tests.matrix import examples
 
 
 def run_of(seed: int, length: int) -> Tokens:
@@ -31,7 +32,7 @@ def brute_index(rates: list[float], widths: list[float], start: int) -> float:
     return best
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(st.tuples(st.floats(1e-3, 0.5), st.floats(0.5, 8.0)), min_size=1, max_size=5))
 def test_the_index_is_the_best_ratio_over_all_stops(steps: list[tuple[float, float]]) -> None:
     rates, widths = [s[0] for s in steps], [s[1] for s in steps]

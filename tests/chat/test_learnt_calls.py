@@ -16,6 +16,7 @@ from reprise.chat.call_writing import written_section
 from reprise.chat.text_model import TextModel
 from tests.chat.pieces import piece_model, read, tool, tool_fields
 from tests.chat.test_tool_formats import SAMPLES
+from tests.matrix import examples
 
 _PLAIN = "{% for k, v in c.arguments.items() %}"
 _TEXT_OR_JSON = "{{ v if v is string else v | tojson }}"
@@ -224,7 +225,7 @@ _VALUES = st.fixed_dictionaries(
 _CALLS = st.lists(st.tuples(st.just("look-up"), _VALUES) | st.just(("other", {})), min_size=1, max_size=3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(name=st.sampled_from(sorted(FORMATS)), calls=_CALLS, cuts=st.lists(st.integers(1, 7), min_size=1, max_size=3))
 def test_what_is_rendered_is_read_back(name: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]) -> None:
     model = MODELS[name]
@@ -234,7 +235,7 @@ def test_what_is_rendered_is_read_back(name: str, calls: list[tuple[str, dict[st
     assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == calls
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(name=st.sampled_from(sorted({*FORMATS} - {"bare"})), calls=_CALLS)
 def test_calls_in_text_are_as_the_template_writes_them(name: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
     form = MODELS[name].calls.format

@@ -15,6 +15,7 @@ from reprise.chat.text_model import TextModel
 from reprise.chat.token_seams import Seams
 from reprise.core.tokens import as_tokens
 from tests.chat.text_models import ADDED, SPECIAL, make_text_model, text_model
+from tests.matrix import examples
 
 MODEL = text_model()
 MARKUP = st.sampled_from([*SPECIAL, *ADDED, "<|im_", "<think", "\n", " ", "  ", "user", "Alpha"])
@@ -45,7 +46,7 @@ def counting(model: TextModel) -> tuple[TextModel, list[int]]:
 
 
 @given(text=TEXTS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_tokens_of_the_pieces_are_the_tokens_of_the_whole(text: str) -> None:
     tokenized = PieceTokenizer(MODEL).tokenize(text)
     assert tokenized.tokens.tolist() == MODEL.encode(text)
@@ -53,7 +54,7 @@ def test_tokens_of_the_pieces_are_the_tokens_of_the_whole(text: str) -> None:
 
 
 @given(text=TEXTS, other=TEXTS, stem=TEXTS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_shared_is_the_common_prefix_of_the_tokens(text: str, other: str, stem: str) -> None:
     tokenizer = PieceTokenizer(MODEL)
     known = tokenizer.tokenize(stem + text)
@@ -65,7 +66,7 @@ def test_shared_is_the_common_prefix_of_the_tokens(text: str, other: str, stem: 
     assert tokenizer.shared(known, stem + text) == len(a)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(answer=st.lists(st.one_of(st.sampled_from(ADDED), st.text(alphabet="ab é世\n ", max_size=6)), max_size=6))
 def test_sampled_tokens_come_back_where_they_were_sampled_and_only_there(answer: list[str]) -> None:
     tokenizer = PieceTokenizer(MODEL)
@@ -80,7 +81,7 @@ def test_sampled_tokens_come_back_where_they_were_sampled_and_only_there(answer:
     assert tokenizer.tokenize(elsewhere).tokens.tolist() == MODEL.encode(elsewhere)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     texts=st.lists(
         st.one_of(st.sampled_from([*SPECIAL, *ADDED]), st.text(alphabet="ab é世\n ", max_size=6)), max_size=12

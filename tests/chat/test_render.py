@@ -33,6 +33,7 @@ from tests.chat.shapes import (
 )
 from tests.chat.test_piecewise_tokenizer import counting, spelled_out
 from tests.chat.text_models import backend_tokenizer, make_text_model, template_names, text_model
+from tests.matrix import examples
 
 CHATTY = [name for name in template_names() if name != "single_turn"]
 WITH_TOOLS = [name for name in CHATTY if name not in ("alternates", "plain_text", "takes_parts")]
@@ -63,7 +64,7 @@ def agrees(rendered: Rendered, other: Rendered, position: int) -> bool:
 
 @pytest.mark.parametrize("template", CHATTY)
 @given(turns=HISTORY, asked=WORDS, has_system=st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 def test_the_tokens_are_those_of_the_text(
     template: str, turns: list[tuple[str, str, str | None]], asked: str, has_system: bool
 ) -> None:
@@ -76,7 +77,7 @@ def test_the_tokens_are_those_of_the_text(
 
 @pytest.mark.parametrize("template", CHATTY)
 @given(turns=HISTORY, asked=WORDS, answered=WORDS, reasoning=st.none() | WORDS, then=WORDS, other=WORDS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 def test_boundaries_survive(
     *,
     template: str,
@@ -102,7 +103,7 @@ def test_boundaries_survive(
 
 @pytest.mark.parametrize("template", WITH_TOOLS)
 @given(asked=WORDS, reasoning=st.none() | WORDS, result=WORDS, then=WORDS, answered=WORDS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 def test_boundaries_survive_in_a_tool_loop(
     *, template: str, asked: str, reasoning: str | None, result: str, then: str, answered: str
 ) -> None:
@@ -120,7 +121,7 @@ def test_boundaries_survive_in_a_tool_loop(
 
 @pytest.mark.parametrize("template", CHATTY)
 @given(turns=HISTORY, answered=WORDS, reasoning=st.none() | WORDS, then=WORDS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 def test_the_next_turn_begins_as_foretold(
     template: str, turns: list[tuple[str, str, str | None]], answered: str, reasoning: str | None, then: str
 ) -> None:

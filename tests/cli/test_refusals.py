@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from reprise.cli.main import app
 from tests.models.tiny import tiny_model
 
 
 def start(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "reprise.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    """The command in this process: a new one would import MLX for seconds."""
+    done = CliRunner().invoke(app, words)
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
 def model_of_a_strange_kind(directory: Path) -> Path:

@@ -25,6 +25,7 @@ from tests.disk.chains import (
     record_files,
     records_for,
 )
+from tests.matrix import examples
 
 
 def size_of(record: DiskRecord) -> int:
@@ -79,7 +80,7 @@ paths = st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple)
     steps=st.lists(st.tuples(st.sampled_from(["put", "put", "touch", "reopen"]), paths), max_size=14),
     max_bytes=st.integers(2_000, 12_000),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_remains_is_what_a_naive_store_keeps(steps, max_bytes: int, tmp_path_factory) -> None:
     directory = tmp_path_factory.mktemp("kv")
     naive, clock = Naive(max_bytes), Clock()

@@ -24,6 +24,7 @@ from tests.disk.chains import (
     records_for,
 )
 from tests.disk.test_index import Piece, oracle
+from tests.matrix import examples
 
 Ids = tuple[int, ...]
 
@@ -186,4 +187,4 @@ class DiskMachine(RuleBasedStateMachine):
 
 
 TestDisk = DiskMachine.TestCase
-TestDisk.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestDisk.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)

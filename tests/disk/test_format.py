@@ -34,6 +34,7 @@ from reprise.disk.record import (
     tail_key,
 )
 from tests.disk.chains import content_of
+from tests.matrix import examples
 
 ROOT = root_key(fingerprint="model", namespace="")
 OTHER = block_key(ROOT, b"1234")
@@ -104,7 +105,7 @@ def small(**changes: object) -> DiskRecord:
 
 
 @given(record=records())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_what_is_read_is_what_was_written(record: DiskRecord) -> None:
     again = read(file_of(record))
     assert content_of(again) == content_of(record)
@@ -125,7 +126,7 @@ def test_any_changed_byte_of_the_body_is_noticed() -> None:
 
 
 @given(record=records(), where=st.data(), bit=st.integers(0, 7))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_changed_bit_is_noticed(record: DiskRecord, where: st.DataObject, bit: int) -> None:
     content = bytearray(file_of(record))
     at = where.draw(st.integers(0, len(content) - 1))
@@ -135,7 +136,7 @@ def test_any_changed_bit_is_noticed(record: DiskRecord, where: st.DataObject, bi
 
 
 @given(record=records(), length=st.integers(0))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_other_length_is_noticed(record: DiskRecord, length: int) -> None:
     content = file_of(record)
     for wrong in (content[: length % len(content)], content + b"x"):
@@ -152,7 +153,7 @@ def test_the_body_begins_at_a_multiple_of_64() -> None:
 
 
 @given(record=records())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_other_tools_read_the_same(record: DiskRecord) -> None:
     found = dict(safetensors.deserialize(file_of(record)))
     assert len(found) == len(record.sections)

@@ -11,6 +11,7 @@ from reprise.disk import index as index_module
 from reprise.disk.index import DiskIndex, IndexEntry
 from reprise.disk.record import block_key, root_key, tail_key, token_bytes
 from tests.disk.chains import BLOCK, find, opened, position, put_path
+from tests.matrix import examples
 
 Ids = tuple[int, ...]
 ROOTS = {name: root_key(fingerprint="model", namespace=name) for name in ("", "other")}
@@ -102,7 +103,7 @@ def stores(draw: st.DrawFn) -> set[Piece]:
 
 
 @given(have=stores(), namespace=namespaces, tokens=ids, limit=st.integers(-1, 20), resumes_anywhere=st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_what_is_found_is_the_furthest(
     have: set[Piece], namespace: str, tokens: Ids, limit: int, resumes_anywhere: bool
 ) -> None:
@@ -137,7 +138,7 @@ def judge(have: set[Piece], namespace: str, tokens: Ids, limit: int, *, resumes_
 
 
 @given(have=stores(), queued=stores(), namespace=namespaces, tokens=ids, resumes_anywhere=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_what_is_missing_is_what_nobody_has(
     have: set[Piece], queued: set[Piece], namespace: str, tokens: Ids, resumes_anywhere: bool
 ) -> None:
@@ -162,7 +163,7 @@ def test_what_is_missing_is_what_nobody_has(
 
 
 @given(have=stores(), gone=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_an_index_that_lost_entries_is_as_if_they_had_never_been(have: set[Piece], gone: st.DataObject) -> None:
     index = filled(have, resumes_anywhere=False)
     removed = gone.draw(st.sets(st.sampled_from(sorted(have, key=repr)))) if have else set()

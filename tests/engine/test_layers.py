@@ -17,6 +17,7 @@ from reprise.engine.state import StateLayer
 from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 from tests.engine.sight import Numbers, Story, check_reads, entries, feed
 from tests.holding import active_memory
+from tests.matrix import examples
 
 Make = Callable[[], KvLayer]
 
@@ -38,7 +39,7 @@ ALONE: dict[str, Make] = {
 ALL = {**JOINING, **ALONE}
 
 SLICES = st.sampled_from((1, 1, 1, 2, 3, 7, 20, 290))
-LIVES = settings(max_examples=20, deadline=None)
+LIVES = settings(max_examples=examples(20), deadline=None)
 
 
 class Life:

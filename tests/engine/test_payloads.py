@@ -22,6 +22,7 @@ from reprise.engine.payloads import PackedSegment, Snapshot, pack, save
 from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from reprise.engine.state import StateLayer
 from tests.holding import active_memory
+from tests.matrix import examples
 from tests.zoo.caches import build_any
 from tools.matrix.sequence import feed, random_prompt
 
@@ -202,7 +203,7 @@ def test_restored_rows_hold_their_buffers_only(memory: Callable[[], int]) -> Non
 
 
 @given(cuts=st.lists(st.integers(1, 39), unique=True, max_size=4), heads=st.integers(1, 3), data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_pieces_joined_again_are_the_whole(cuts: list[int], heads: int, data: st.DataObject) -> None:
     # Planes of two shapes, as in latent attention; entries of two types, as in quantised ones.
     made = [*planes(2, 40, heads=heads, width=8), *planes(1, 40, heads=1, width=4)]

@@ -156,20 +156,20 @@ def test_another_model_and_another_kv_format_find_nothing(start: Restarts, tmp_p
     assert start(tmp_path / "wide").run(prompt).end.outcome.loaded > 0
 
 
-def test_a_small_budget_takes_what_fits(start: Restarts) -> None:
+@pytest.mark.parametrize("model", ["llama", "qwen3_5"])
+def test_a_small_budget_takes_what_fits(start: Restarts, model: str) -> None:
     """What is read counts, and what does not fit is computed."""
-    for model in ("llama", "qwen3_5"):
-        engine = start(model)
-        prompts = [words(100 + i, 250) for i in range(4)]
-        prompts = [[*prompt, *engine.run(prompt).tokens, 1, 2] for prompt in prompts]
-        need = engine.ask(lambda worker: worker.runner.footprint.live(600, chunk=256))
-        engine = start(model, cache_bytes=2 * need)
-        jobs = [engine.submit(prompt) for prompt in prompts * 2]
-        for job in jobs:
-            assert job.wait().end.error is None
-        engine.check()
-        big = start(model)
-        assert [job.tokens for job in jobs] == [big.cold(prompt) for prompt in prompts * 2]
+    engine = start(model)
+    prompts = [words(100 + i, 250) for i in range(4)]
+    prompts = [[*prompt, *engine.run(prompt).tokens, 1, 2] for prompt in prompts]
+    need = engine.ask(lambda worker: worker.runner.footprint.live(600, chunk=256))
+    engine = start(model, cache_bytes=2 * need)
+    jobs = [engine.submit(prompt) for prompt in prompts * 2]
+    for job in jobs:
+        assert job.wait().end.error is None
+    engine.check()
+    big = start(model)
+    assert [job.tokens for job in jobs] == [big.cold(prompt) for prompt in prompts] * 2
 
 
 def test_an_engine_that_is_cut_off_has_written_what_it_had(start: Restarts) -> None:

@@ -119,11 +119,11 @@ def test_a_failed_pass_keeps_what_was_lent_before(engine: Engine) -> None:
 
 
 def test_a_long_conversation_is_held_once() -> None:
-    engine = Engine("llama", prefill_chunk=1024)
+    engine = Engine("llama", prefill_chunk=512, shares_from=2000)
     try:
         each = engine.ask(lambda worker: worker.runner.footprint.full)
         before = engine.ask(lambda worker: active_memory())
-        prompt = words(470, 7000)
+        prompt = words(470, 3500)
         answer = engine.run(prompt, num=4)
         prompt = [*prompt, *answer.tokens, *words(471, 20)]
         at_work: list[int] = []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.schedule.limits import SchedulerLimits
+from tests.matrix import examples
 from tests.schedule.simulated import PASS_S, PREFILL_TOKENS_PER_S, Report, Request, Simulation
 
 EXACT = SchedulerLimits(min_shared=1, prefill_chunk=64, max_batch=3, short_slice=24)
@@ -62,7 +63,7 @@ def crowds(draw: st.DrawFn, *, is_burst: bool = False, may_leave: bool = True) -
 
 
 @LAYOUTS
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(requests=crowds())
 def test_every_request_ends_and_every_stream_gets_all_its_tokens(
     limits: SchedulerLimits, requests: list[Request]
@@ -75,7 +76,7 @@ def test_every_request_ends_and_every_stream_gets_all_its_tokens(
 
 
 @LAYOUTS
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(requests=crowds())
 def test_the_same_arrivals_give_the_same_schedule(limits: SchedulerLimits, requests: list[Request]) -> None:
     assert run(requests, limits).steps == run(requests, limits).steps
@@ -83,7 +84,7 @@ def test_the_same_arrivals_give_the_same_schedule(limits: SchedulerLimits, reque
 
 @LAYOUTS
 @pytest.mark.parametrize("min_shared", [1, 8])
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(requests=crowds(is_burst=True, may_leave=False))
 def test_a_burst_computes_each_token_once(limits: SchedulerLimits, min_shared: int, requests: list[Request]) -> None:
     report = run(requests, replace(limits, min_shared=min_shared))
@@ -91,7 +92,7 @@ def test_a_burst_computes_each_token_once(limits: SchedulerLimits, min_shared: i
     assert sum(report.num_prefilled.values()) <= num_unique(r.tokens for r in requests) + min_shared * len(requests)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(requests=crowds())
 def test_who_comes_late_or_leaves_early_costs_nothing_where_all_positions_can_be_resumed(
     requests: list[Request],

@@ -30,6 +30,7 @@ from reprise.simulate.workloads import (
     uniform_documents,
     zipf_chats,
 )
+from tests.matrix import examples
 
 SHAPE = Shape(system=400, user=60, answer=80)
 
@@ -62,7 +63,7 @@ def _subsets(blocks: list[tuple[int, ...]], room: int) -> list[frozenset[tuple[i
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     requests=st.lists(
         st.tuples(

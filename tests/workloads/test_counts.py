@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.matrix import now_and_later
 from tests.workloads import plays
 from tests.workloads.plays import counts, ratio
 from tests.workloads.serving import Serving
@@ -15,9 +16,10 @@ from tests.workloads.talk import QUESTIONS, prose, system, user
 
 
 @pytest.mark.parametrize("has_reasoning", [True, False], ids=["returns", "drops"])
-def test_an_agent_with_20_tool_calls_and_then_a_new_message(server: Serving, *, has_reasoning: bool) -> None:
-    # The others differ from the hybrid in no step, so a few will do.
-    num_calls = 20 if server.service.served.id == "qwen3_5" else 6
+@pytest.mark.parametrize("num_calls", now_and_later([6], [20]))
+def test_an_agent_with_tool_calls_and_then_a_new_message(
+    server: Serving, num_calls: int, *, has_reasoning: bool
+) -> None:
     turns = plays.agent(server, num_calls, has_reasoning=has_reasoning)
     called = [turn.message["tool_calls"][0]["function"]["name"] for turn in turns[:num_calls]]
     assert called == ["read_file"] * num_calls

@@ -13,13 +13,15 @@ from tests.models.tiny import tiny_model
 from tests.workloads.plays import chat, counts, unknown_tokens
 from tests.workloads.serving import serving
 
+_LATER = [("qwen3_5", 40), ("llama", 6), ("gpt_oss", 6)]
 CASES = [
-    ("qwen3_5", 40),
-    ("gemma3_text", 6),
-    ("channels", 6),
-    *(pytest.param(name, 6, marks=pytest.mark.matrix) for name in ("llama", "gpt_oss")),
+    ("qwen3_5", 8),
+    ("gemma3_text", 4),
+    ("channels", 4),
+    *(pytest.param(name, num, marks=pytest.mark.matrix) for name, num in _LATER),
 ]
-"""Forty turns where the layers make it hardest, fewer elsewhere; `channels` thinks in channels instead of tags."""
+"""Forty turns with `make test-all`, where the layers make it hardest, fewer elsewhere; `channels` thinks in channels
+instead of tags."""
 
 SEAM = {"channels": 2}
 """Tokens of a turn that a window cannot go back to: the last one of the prompt, and the `<|channel|>` of any answer.

@@ -23,6 +23,7 @@ from tests.chat.replay import spoken
 from tests.chat.shapes import SEARCH, WEATHER, system, tool, user
 from tests.chat.test_explain import check_accounts as check_cover
 from tests.chat.text_models import template_names, template_source, text_model
+from tests.matrix import examples
 
 QUESTIONS = ("What is the weather?", "And tomorrow?", "Is it far away?", "Thank you, that will do.")
 THOUGHT = "They ask for something that I have to think about for a while."
@@ -109,7 +110,7 @@ TEMPLATES = [name for name in template_names() if name not in ("single_turn", "p
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @given(chosen=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 def test_every_computed_token_has_the_right_reason(template: str, chosen: st.DataObject) -> None:
     # `alternates` writes tools but takes no results; another template writes none.
     has_tools = template != "alternates" and "tools" in template_source(template) and chosen.draw(st.booleans())

@@ -76,6 +76,10 @@ def compositions() -> dict[str, Composition]:
     return {name: composition(name) for name in available()}
 
 
+EACH_KIND = ("gear", "llama4", "baichuan_m1", "qwen3, kept beginning", "qwen3, quantised")
+"""Full attention, windows, states, chunks, composites, windows with a kept beginning, and quantised entries."""
+
+
 def one_of_each() -> tuple[str, ...]:
     """The first name of each distinct set of cache classes (whatever their number)."""
     first: dict[tuple[str, ...], str] = {}

@@ -3,7 +3,8 @@
 import pytest
 
 from reprise.engine.blueprint import blueprint_of
-from tests.zoo.caches import available, build_any, one_of_each
+from tests.matrix import now_and_later
+from tests.zoo.caches import EACH_KIND, available, build_any
 from tools.matrix.batches import even_slices, ragged_decode
 from tools.matrix.chunking import CUT_DEPENDENT
 from tools.matrix.warm import CHUNKS, warm_against_cold
@@ -16,17 +17,17 @@ def assert_warm_is_cold(name: str, *, chunks: tuple[int | None, ...]) -> None:
     assert result.gap.is_rounding, (name, result.gap)
 
 
-def test_one_of_each_composition() -> None:
-    for name in one_of_each():
-        assert_warm_is_cold(name, chunks=(7,))
+@pytest.mark.parametrize("name", EACH_KIND)
+def test_one_of_each_kind(name: str) -> None:
+    assert_warm_is_cold(name, chunks=(7,))
 
 
-def test_batches_of_each_kind_that_joins() -> None:
-    for name in ("qwen3", "llama", "gear", "falcon_h1", "longcat_flash_ngram"):
-        model = build_any(name)
-        blueprint = blueprint_of(model)
-        assert ragged_decode(model, blueprint).is_rounding, name
-        assert even_slices(model, blueprint).is_rounding, name
+@pytest.mark.parametrize("name", now_and_later(["gear", "falcon_h1"], ["qwen3", "llama", "longcat_flash_ngram"]))
+def test_batches_of_each_kind_that_joins(name: str) -> None:
+    model = build_any(name)
+    blueprint = blueprint_of(model)
+    assert ragged_decode(model, blueprint).is_rounding
+    assert even_slices(model, blueprint).is_rounding
 
 
 @pytest.mark.matrix

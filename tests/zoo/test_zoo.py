@@ -7,7 +7,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from tests.zoo.build import build
-from tests.zoo.caches import VARIANTS, available, build_any, compositions, make_caches, one_of_each
+from tests.zoo.caches import EACH_KIND, VARIANTS, available, build_any, compositions, make_caches, one_of_each
 from tests.zoo.catalogue import ZOO
 from tests.zoo.forward import largest_difference, prefill, random_tokens
 from tests.zoo.sizes import WINDOW, Unavailable
@@ -58,6 +58,7 @@ def test_weights_depend_on_the_seed_alone() -> None:
     assert not all(mx.array_equal(a, b) for (_, a), (_, b) in zip(first, other, strict=True))
 
 
+@pytest.mark.matrix
 def test_every_cache_class_occurs() -> None:
     classes = {cls for composition in compositions().values() for cls, _ in composition}
     assert classes >= {
@@ -76,11 +77,14 @@ def test_every_cache_class_occurs() -> None:
     }
 
 
-def test_one_of_each_composition_is_lively() -> None:
-    names = one_of_each()
-    assert len(names) >= 15, names
-    for name in names:
-        assert_lively(name)
+@pytest.mark.matrix
+def test_compositions_are_many() -> None:
+    assert len(one_of_each()) >= 15, one_of_each()
+
+
+@pytest.mark.parametrize("name", EACH_KIND)
+def test_one_of_each_kind_is_lively(name: str) -> None:
+    assert_lively(name)
 
 
 @pytest.mark.matrix
