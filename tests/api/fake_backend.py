@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from reprise.core.backend import Counts, Held, Lookup, Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError
 from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Scored, Started
-from reprise.core.inspection import Inspection
+from reprise.core.inspection import WHOLE_TREE, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.prompt import Prompt
@@ -80,9 +80,22 @@ class FakeBackend:
             is_idle = self._num_open == 0
         return Status(is_idle=is_idle, counts=self.counts, held=Held(kv=100, snapshots=11, budget=1000))
 
-    def inspect(self, *, max_nodes: int = 1000) -> Future[Inspection]:
+    def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
         found: Future[Inspection] = Future()
         found.set_result(Inspection(num_inside=self._num_open))
+        return found
+
+    def edge_tokens(
+        self, namespace: str, *, node: int | None = None, max_nodes: int = 1000
+    ) -> Future[Sequence[EdgeTokens]]:
+        found: Future[Sequence[EdgeTokens]] = Future()
+        runs = enumerate(self.stored.get(namespace, []))
+        found.set_result([EdgeTokens(id=at, start=0, tokens=run) for at, run in runs if node in (None, at)])
+        return found
+
+    def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
+        found: Future[Sequence[InspectedEviction]] = Future()
+        found.set_result(())
         return found
 
     def hurry(self) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from reprise.core.backend import Status, StoredRun
-from reprise.core.inspection import Inspection
+from reprise.core.backend import Lookup, Status, StoredRun
+from reprise.core.inspection import WHOLE_TREE, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.pin import PinList
+from reprise.core.prompt import Prompt
 from reprise.loop import EngineLoop
 
 
@@ -22,8 +23,19 @@ class Passing:
     def status(self) -> Status:
         return self.loop.status()
 
-    def inspect(self, *, max_nodes: int = 1000) -> Future[Inspection]:
-        return self.loop.inspect(max_nodes=max_nodes)
+    def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
+        return self.loop.inspect(max_nodes=max_nodes, part=part)
+
+    def lookup(self, prompt: Prompt, *, namespace: str) -> Future[Lookup]:
+        return self.loop.lookup(prompt, namespace=namespace)
+
+    def edge_tokens(
+        self, namespace: str, *, node: int | None = None, max_nodes: int = 1000
+    ) -> Future[Sequence[EdgeTokens]]:
+        return self.loop.edge_tokens(namespace, node=node, max_nodes=max_nodes)
+
+    def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
+        return self.loop.next_evictions(nbytes, most=most)
 
     def hurry(self) -> None:
         self.loop.hurry()

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import reprise
-from reprise.api import lookup, metrics, pins, prefill, server_routes, tokenize
+from reprise.api import events, lookup, metrics, overview, page, pins, prefill, server_routes, tokenize, tree
 from reprise.api.anthropic import routes as messages
 from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.auth import ApiKeys, Authentication
@@ -20,6 +20,8 @@ from reprise.api.body_limits import BodyLimits, max_body_nbytes
 from reprise.api.context import Context
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import LastResort, Shapes, install_error_handlers
+from reprise.api.event_hub import EventHub
+from reprise.api.ledger import Ledger
 from reprise.api.ollama import routes as ollama
 from reprise.api.ollama.reply import ollama_shape
 from reprise.api.openai import chat, completions, models
@@ -85,11 +87,20 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         default_response_class=JsonResponse,
     )
     shapes = shapes_of_apis()
+    ledger = Ledger(service.status)
+    service.watch(ledger)
     app.state.context = Context(
-        service=service, settings=settings, shapes=shapes, metrics=Metrics(service), responses=ResponseStore()
+        service=service,
+        settings=settings,
+        shapes=shapes,
+        metrics=Metrics(service),
+        responses=ResponseStore(),
+        ledger=ledger,
+        events=EventHub(service),
     )
     apis = (chat, completions, messages, responses, ollama, models)
-    routes = (*apis, prefill, tokenize, pins, lookup, server_routes, metrics)
+    watching = (page, lookup, tree, events, overview)
+    routes = (*apis, prefill, tokenize, pins, *watching, server_routes, metrics)
     for module in routes:
         app.include_router(module.router)
     install_error_handlers(app, shapes)

@@ -8,9 +8,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from reprise.api.errors import Shapes, Unauthorized, error_response, problem_of
+from reprise.api.page import PREFIX
 
-_OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
-"""What answers without a key: a load balancer has none."""
+_OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
+"""What answers without a key: a load balancer has none, and the page asks for one."""
 
 
 class ApiKeys:
@@ -57,7 +58,7 @@ class Authentication:
         self._shapes = shapes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or scope["path"].startswith(PREFIX):
             await self._app(scope, receive, send)
             return
         namespace = self._keys.namespace(key_of(Headers(scope=scope)))

@@ -6,6 +6,8 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from reprise.api.errors import Shapes
+from reprise.api.event_hub import EventHub
+from reprise.api.ledger import Ledger
 from reprise.api.prometheus import Metrics
 from reprise.api.responses.store import ResponseStore
 from reprise.api.service import ChatService
@@ -21,6 +23,8 @@ class Context:
     shapes: Shapes
     metrics: Metrics
     responses: ResponseStore
+    ledger: Ledger
+    events: EventHub
 
 
 def _context(request: Request) -> Context:

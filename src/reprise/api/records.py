@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from reprise.api.replay import PromptBlocks, blocks_of
 from reprise.api.reply import Reply
 from reprise.api.used import Used
 from reprise.chat.explain import Explanation
@@ -33,6 +34,10 @@ class Record:
     notes: tuple[str, ...] = ()
     used: Mapping[str, Used] = field(default_factory=dict[str, Used])
     """The sampling parameters and who chose them."""
+    render_s: float = 0.0
+    """From its arrival at the API to the engine's queue."""
+    blocks: PromptBlocks | None = None
+    """Its chat as hashes, to replay it against other budgets."""
 
 
 def record_body(record: Record) -> dict[str, Any]:
@@ -64,11 +69,14 @@ def record_body(record: Record) -> dict[str, Any]:
             "prefilled": sum(outcome.prefilled for outcome in outcomes),
             "generated": sum(outcome.generated for outcome in outcomes),
             "stored": sum(outcome.stored for outcome in outcomes),
+            "sources": sources(first),
             "reason": str(first.reason),
             "checkpoints": list(first.checkpoints),
             "queued_s": first.queued_s,
             "prefill_s": first.prefill_s,
             "ttft_s": first.ttft_s,
+            "spans": spans(first, render_s=record.render_s),
+            "saved_s": sum(outcome.saved_s for outcome in outcomes),
             "total_s": max(outcome.total_s for outcome in outcomes),
             "prefill_tokens_per_s": _rounded(prefill_rate(outcomes)),
             "decode_tokens_per_s": _rounded(decode_rate(outcomes)),
@@ -77,6 +85,36 @@ def record_body(record: Record) -> dict[str, Any]:
         body["reason"] = str(record.explanation.reason)
         body["explanation"] = explanation_body(record.explanation)
     return body
+
+
+def sources(outcome: Outcome) -> dict[str, int]:
+    """Where the state of the prompt's tokens came from, in tokens; together they are the prompt.
+
+    A token that was prefilled ahead and read from the disk later was read from the disk, and so on: the first counts.
+    """
+    loaded = min(outcome.loaded, outcome.reused)
+    shared = min(outcome.awaited, outcome.reused - loaded)
+    ahead = min(outcome.settled, outcome.reused - loaded - shared)
+    return {
+        "memory": outcome.reused - loaded - shared - ahead,
+        "disk": loaded,
+        "ahead": ahead,
+        "shared": shared,
+        "computed": outcome.prompt - outcome.reused,
+    }
+
+
+def spans(outcome: Outcome, *, render_s: float) -> dict[str, float] | None:
+    """What the time to the first token was spent on, in seconds; None: there was no first token."""
+    if outcome.ttft_s is None:
+        return None
+    return {
+        "render": render_s,
+        "queue": outcome.queued_s - outcome.loading_s,
+        "load": outcome.loading_s,
+        "prefill": outcome.prefill_s - outcome.first_pass_s,
+        "first_token": outcome.first_pass_s,
+    }
 
 
 def prefill_rate(outcomes: Sequence[Outcome]) -> float | None:
@@ -169,6 +207,8 @@ def record_of(reply: Reply, *, model: str, explanation: Explanation | None) -> R
         explanation=explanation,
         notes=(*request.notes, *(() if rendered is None else rendered.notes), *_answer_notes(reply)),
         used=reply.used,
+        render_s=reply.render_s,
+        blocks=None if rendered is None else blocks_of(rendered.prompt),
     )
 
 

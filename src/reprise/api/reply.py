@@ -52,6 +52,7 @@ class Reply:
         *,
         rendered: Rendered | None,
         num_prompt: int,
+        render_s: float = 0.0,
         used: Mapping[str, Used] | None = None,
         running: Sequence[AnswerJob],
         backend: Backend,
@@ -64,6 +65,8 @@ class Reply:
         self.request = request
         self.rendered = rendered
         self.num_prompt = num_prompt
+        self.render_s = render_s
+        """From the request's arrival to the engine's queue."""
         self.used = {} if used is None else dict(used)
         """The sampling parameters, for the record."""
         self.running = tuple(running)

@@ -93,6 +93,15 @@ class ChatService:
         """Tell `watcher` of what happens from now on."""
         self._watchers.append(watcher)
 
+    def unwatch(self, watcher: Watcher) -> None:
+        """Tell this one nothing more."""
+        self._watchers.remove(watcher)
+
+    @property
+    def shows_text(self) -> bool:
+        """Whether callers may read what the cache holds: not where it holds other keys' prompts, too."""
+        return self.settings.separates_keys or len(self.settings.api_keys) <= 1
+
     @property
     def is_idle(self) -> bool:
         """Nothing queued, running or settling, and nothing about to be."""
@@ -116,6 +125,7 @@ class ChatService:
 
         Raises BadRequest (TemplateFailed, ContextTooLong), QueueFull, ShuttingDown; then nothing was queued.
         """
+        arrived_s = time.monotonic()
         rendered, prompt = await self._prompt(request.prompt, namespace=request.namespace)
         bound = self.settings.max_tokens if request.max_tokens is None else request.max_tokens
         if request.until is not None:
@@ -135,6 +145,7 @@ class ChatService:
             request,
             rendered=rendered,
             num_prompt=len(prompt),
+            render_s=time.monotonic() - arrived_s,
             used=used_of(request, max_tokens=room, has_flag=self.settings.max_tokens is not None),
             running=[running_of(request, reading, index) for index in range(request.num_choices)],
             backend=self.backend,
@@ -344,7 +355,11 @@ class ChatService:
             return
         request = reply.request
         self._settling.begin(
-            prompt, request_id=request.id, namespace=self.cache_namespace(request.namespace), chat=request.chat
+            prompt,
+            request_id=request.id,
+            namespace=self.cache_namespace(request.namespace),
+            owner=request.namespace,
+            chat=request.chat,
         )
 
     async def _record(self, reply: Reply) -> Record:

@@ -54,9 +54,11 @@ class Settling:
     def __len__(self) -> int:
         return len(self._settles)
 
-    def begin(self, prompt: Prompt, *, request_id: str, namespace: str = "", chat: str | None = None) -> None:
+    def begin(
+        self, prompt: Prompt, *, request_id: str, namespace: str = "", owner: str = "", chat: str | None = None
+    ) -> None:
         """Queue a settle of `prompt`, which follows the answer to this request."""
-        job = Job(id=request_id, prompt=prompt, purpose=Purpose.SETTLE, namespace=namespace, chat=chat)
+        job = Job(id=request_id, prompt=prompt, purpose=Purpose.SETTLE, namespace=namespace, owner=owner, chat=chat)
         with self._lock:
             if any(_begins_with(other.job, job) for other in self._settles):
                 return

@@ -101,6 +101,14 @@ class EvictionOrder:
             self._push(worth, checkpoint)
         return found
 
+    def first(self, num: int, *, may_evict: Callable[[Checkpoint], bool]) -> list[tuple[Checkpoint, Facts]]:
+        """The `num` checkpoints of least worth that may be evicted, least first. Changes nothing. O(checkpoints)."""
+        there = ((worth, place, c) for worth, place, c in self._heap if self._placed.get(c) == place and may_evict(c))
+        # Some are worth more by now: twice as many are looked at again.
+        facts = {checkpoint: self.facts(checkpoint) for _, _, checkpoint in heapq.nsmallest(2 * num, there)}
+        order = sorted(facts, key=lambda checkpoint: self.policy.worth(facts[checkpoint]))
+        return [(checkpoint, facts[checkpoint]) for checkpoint in order[:num]]
+
     def sweep(self) -> None:
         """Drop stale entries when they outnumber the live ones, so that the heaps stay proportional to the tree."""
         most = 4 * len(self._placed) + 64

@@ -142,6 +142,10 @@ class PrefixCache:
             return None
         return self.rows.at(checkpoint_at(match.walk, match.length))
 
+    def would_evict(self, num: int) -> list[tuple[Checkpoint, Facts]]:
+        """The first `num` items that `evict_one` would take, as things are now. O(checkpoints)."""
+        return self.order.first(num, may_evict=self._may_evict)
+
     def protected_nbytes(self) -> int:
         """At least so many bytes stay whatever is evicted, pins aside: full entries and snapshots up to the leases."""
         return self.tree.leased_nbytes()

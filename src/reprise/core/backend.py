@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from reprise.core.events import Event
-from reprise.core.inspection import Inspection, OnDisk
+from reprise.core.inspection import WHOLE_TREE, EdgeTokens, InspectedEviction, Inspection, OnDisk, TreePart
 from reprise.core.job import Job
 from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
@@ -127,11 +127,22 @@ class Backend(Protocol):
 
     def status(self) -> Status: ...
 
-    def inspect(self, *, max_nodes: int = 1000) -> Future[Inspection]:
-        """What is there now: requests, tree (the `max_nodes` nodes used last), memory, disk. Raises ShuttingDown.
+    def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
+        """What is there now: requests, tree (the `max_nodes` nodes of `part` used last), memory, disk.
 
-        It is counted between two steps, when it is asked for: O(max_nodes and their checkpoints).
+        It is counted between two steps, when it is asked for: O(max_nodes and their checkpoints), and O(size of the
+        trees) where `part` names a node. Raises ShuttingDown.
         """
+        ...
+
+    def edge_tokens(
+        self, namespace: str, *, node: int | None = None, max_nodes: int = 1000
+    ) -> Future[Sequence[EdgeTokens]]:
+        """The tokens of one node (none if it has gone), or of the `max_nodes` used last. Raises ShuttingDown."""
+        ...
+
+    def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
+        """What would be evicted first for `nbytes` more: `most` items at most. Changes nothing. Raises ShuttingDown."""
         ...
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from reprise.core.job import Purpose
 from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import Tokens
 
 
 class PhaseName(StrEnum):
@@ -38,6 +39,8 @@ class InspectedRequest:
 
     id: str
     namespace: str
+    owner: str
+    """Whose it is: the same as the namespace, or a part of those who share it."""
     purpose: Purpose
     phase: PhaseName
     is_auxiliary: bool
@@ -131,6 +134,29 @@ class InspectedTree:
     num_checkpoints: int = 0
     evictions: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many items left it so far, by reason."""
+    has_more: bool = False
+    """Whether nodes of the part that was asked for are not among `nodes`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreePart:
+    """The part of the tree to inspect: of one namespace (None: of all), from a node down, behind the first `skip`."""
+
+    namespace: str | None = None
+    under: int | None = None
+    skip: int = 0
+
+
+WHOLE_TREE = TreePart()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EdgeTokens:
+    """The tokens of one node, from position `start` on."""
+
+    id: int
+    start: int
+    tokens: Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +180,27 @@ class InspectedMemory:
     """Freed buffers that MLX keeps to use again."""
     process_nbytes: int = 0
     """What the system counts to the process."""
+    token_nbytes: int = 0
+    """Of one token's entries on a long path."""
+    snapshot_nbytes: int = 0
+    """Of one checkpoint's snapshot; 0 for models without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedEviction:
+    """Something that would leave the cache, were there too little room."""
+
+    node: int
+    """The `id` of the node that it stands on."""
+    namespace: str
+    position: int
+    kind: BoundaryKind
+    nbytes: int
+    """What that gives back."""
+    num_cost: int
+    """Tokens to compute again if its position were asked for."""
+    age_s: float
+    """Since the last use of the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

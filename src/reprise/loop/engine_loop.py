@@ -20,7 +20,7 @@ from typing import TypeVar
 from reprise.core.backend import Lookup, Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
 from reprise.core.events import Event
-from reprise.core.inspection import Inspection
+from reprise.core.inspection import WHOLE_TREE, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Job
 from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
@@ -31,6 +31,7 @@ from reprise.engine.memory import leave_thread
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop.admission import Gate
 from reprise.loop.heartbeat import Heartbeat
+from reprise.loop.inspection import edge_tokens, inspect_evictions
 from reprise.loop.worker import Worker
 
 log = logging.getLogger("reprise.loop")
@@ -155,8 +156,16 @@ class EngineLoop:
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
         return self._ask(lambda worker: worker.clear_cache(namespace, owner=owner))
 
-    def inspect(self, *, max_nodes: int = 1000) -> Future[Inspection]:
-        return self._ask(lambda worker: worker.inspect(max_nodes=max_nodes))
+    def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
+        return self._ask(lambda worker: worker.inspect(max_nodes=max_nodes, part=part))
+
+    def edge_tokens(
+        self, namespace: str, *, node: int | None = None, max_nodes: int = 1000
+    ) -> Future[Sequence[EdgeTokens]]:
+        return self._ask(lambda worker: edge_tokens(worker.cache, namespace=namespace, node=node, max_nodes=max_nodes))
+
+    def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
+        return self._ask(lambda w: inspect_evictions(w.cache, nbytes=nbytes, most=most, now_s=time.monotonic()))
 
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return self._disk.runs(namespace) if self._disk is not None else ()

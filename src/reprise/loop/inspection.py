@@ -7,19 +7,23 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import Node
+from reprise.cache.tree import Node, subtree
 from reprise.core.inspection import (
+    WHOLE_TREE,
+    EdgeTokens,
     InspectedCheckpoint,
+    InspectedEviction,
     InspectedMemory,
     InspectedNode,
     InspectedRequest,
     InspectedSequence,
     InspectedTree,
     PhaseName,
+    TreePart,
 )
 from reprise.disk.cache import DiskCache, DiskCursor
 from reprise.engine import memory as device_memory
-from reprise.engine.runner import LiveSequence
+from reprise.engine.runner import Footprint, LiveSequence
 from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, Waiting
 from reprise.memory import Account, Memory
 
@@ -32,6 +36,7 @@ def inspect_request(request: RunningRequest, *, now_s: float) -> InspectedReques
     return InspectedRequest(
         id=request.id,
         namespace=request.namespace,
+        owner=request.job.owner,
         purpose=request.job.purpose,
         phase=_phase(request),
         is_auxiliary=request.is_auxiliary,
@@ -71,8 +76,10 @@ def _nbytes(live: LiveSequence) -> int:
     return live.rows.nbytes // live.rows.num_rows
 
 
-def inspect_memory(memory: Memory, *, weights_nbytes: int) -> InspectedMemory:
+def inspect_memory(memory: Memory, footprint: Footprint, *, weights_nbytes: int) -> InspectedMemory:
     return InspectedMemory(
+        token_nbytes=footprint.full,
+        snapshot_nbytes=footprint.snapshot,
         budget_nbytes=memory.budget,
         weights_nbytes=weights_nbytes,
         kv_nbytes=memory.nbytes(Account.KV),
@@ -87,7 +94,13 @@ def inspect_memory(memory: Memory, *, weights_nbytes: int) -> InspectedMemory:
 
 
 def inspect_tree(
-    cache: PrefixCache, disk: DiskCache | None, requests: Iterable[RunningRequest], *, max_nodes: int, now_s: float
+    cache: PrefixCache,
+    disk: DiskCache | None,
+    requests: Iterable[RunningRequest],
+    *,
+    max_nodes: int,
+    now_s: float,
+    part: TreePart = WHOLE_TREE,
 ) -> InspectedTree:
     """The nodes that were used last, from the roots down: no path through a node is newer than the node."""
     leased: dict[int, list[str]] = defaultdict(list)
@@ -102,8 +115,9 @@ def inspect_tree(
     def add(node: Node, namespace: str) -> None:
         heapq.heappush(left, (-node.last_use, node.serial, namespace, node))
 
-    for namespace, root in cache.tree.roots.items():
-        add(root, namespace)
+    for namespace, top in _tops(cache, part):
+        add(top, namespace)
+    num_skipped = 0
     while left and len(nodes) < max_nodes:
         _, _, namespace, node = heapq.heappop(left)
         on_disk: Mapping[int, int] = {}
@@ -114,7 +128,10 @@ def inspect_tree(
                 cursor, on_disk = disk.follow(at, node.tokens, ends)
                 if cursor is not None:
                     cursors[node.serial] = cursor
-        nodes.append(_inspected(node, cache, namespace, on_disk, tuple(leased[node.serial]), now_s=now_s))
+        if num_skipped < part.skip:
+            num_skipped += 1
+        else:
+            nodes.append(_inspected(node, cache, namespace, on_disk, tuple(leased[node.serial]), now_s=now_s))
         for child in node.children.values():
             add(child, namespace)
     stats = cache.stats
@@ -124,7 +141,51 @@ def inspect_tree(
         num_tokens=stats.num_tokens,
         num_checkpoints=stats.num_checkpoints,
         evictions=stats.evictions,
+        has_more=len(left) > 0,
     )
+
+
+def _tops(cache: PrefixCache, part: TreePart) -> list[tuple[str, Node]]:
+    """Where the part begins, with the namespace. O(size of the trees) where a node is named."""
+    roots = [(name, root) for name, root in cache.tree.roots.items() if part.namespace in (None, name)]
+    if part.under is None:
+        return roots
+    return [(name, node) for name, root in roots for node in subtree(root) if node.serial == part.under]
+
+
+def edge_tokens(cache: PrefixCache, *, namespace: str, node: int | None, max_nodes: int) -> list[EdgeTokens]:
+    """The tokens of one node of a namespace, or of the `max_nodes` that were used last. Nothing is copied."""
+    if node is not None:
+        part = TreePart(namespace=namespace, under=node)
+        return [EdgeTokens(id=n.serial, start=n.start, tokens=n.tokens) for _, n in _tops(cache, part)]
+    root = cache.tree.roots.get(namespace)
+    nodes = [] if root is None else heapq.nlargest(max_nodes, subtree(root), key=lambda n: n.last_use)
+    return [EdgeTokens(id=n.serial, start=n.start, tokens=n.tokens) for n in nodes]
+
+
+def inspect_evictions(cache: PrefixCache, *, nbytes: int, most: int, now_s: float) -> tuple[InspectedEviction, ...]:
+    """What would leave the cache, first things first, until `nbytes` are free or `most` are named. Changes nothing.
+
+    Each as if it were the first: what one eviction makes of its neighbours is not followed. O(checkpoints).
+    """
+    found: list[InspectedEviction] = []
+    freed = 0
+    for checkpoint, facts in cache.would_evict(most):
+        if freed >= nbytes:
+            break
+        freed += facts.nbytes
+        found.append(
+            InspectedEviction(
+                node=checkpoint.node.serial,
+                namespace=cache.tree.namespace_of(checkpoint),
+                position=checkpoint.position,
+                kind=checkpoint.kind,
+                nbytes=facts.nbytes,
+                num_cost=facts.cost,
+                age_s=max(0.0, now_s - checkpoint.node.used_at_s),
+            )
+        )
+    return tuple(found)
 
 
 def _inspected(

@@ -17,7 +17,7 @@ from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError, memory_too_small
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.follow import bound_for, budget_within
-from reprise.core.inspection import Inspection
+from reprise.core.inspection import WHOLE_TREE, Inspection, TreePart
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Reason
@@ -878,16 +878,18 @@ class Worker:
             ),
         )
 
-    def inspect(self, *, max_nodes: int = 1000) -> Inspection:
-        """What is there now, with the `max_nodes` nodes of the tree that were used last. O(those)."""
+    def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Inspection:
+        """What is there now, with the `max_nodes` nodes of a part of the tree that were used last. O(those)."""
         now_s = self._clock()
         return Inspection(
             requests=tuple(inspect_request(request, now_s=now_s) for request in self.requests.values()),
             num_inside=self._gate.num_inside,
             idle=tuple(map(inspect_idle, self.sequences.idle)),
             num_sequences=self.runner.num_sequences,
-            tree=inspect_tree(self.cache, self.disk.cache, self.requests.values(), max_nodes=max_nodes, now_s=now_s),
-            memory=inspect_memory(self.memory, weights_nbytes=self.runner.loaded.nbytes),
+            tree=inspect_tree(
+                self.cache, self.disk.cache, self.requests.values(), max_nodes=max_nodes, now_s=now_s, part=part
+            ),
+            memory=inspect_memory(self.memory, self.runner.footprint, weights_nbytes=self.runner.loaded.nbytes),
             disk=self.disk.stats(),
             reads=self.disk.reads(),
             num_unwritten=self.disk.num_unwritten,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 import reprise
 from reprise.api.body_route import BodyRoute
@@ -129,12 +129,6 @@ async def show(body: ShowBody, context: InContext) -> dict[str, Any]:
 async def version() -> dict[str, Any]:
     """The version of the API that is spoken, and ours."""
     return {"version": SPOKEN_VERSION, "reprise": reprise.__version__}
-
-
-@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-async def heartbeat() -> PlainTextResponse:
-    """Ollama's clients look here for a server."""
-    return PlainTextResponse("Reprise is running")
 
 
 def _loaded(kind: Kind, body: AnswerBody, served: Served) -> Response:

@@ -1,0 +1,161 @@
+"""`GET /v1/cache/overview` and what belongs to it: savings, memory, what breaks prefixes, and other budgets."""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from reprise.api.context import InContext, Namespace
+from reprise.api.errors import ErrorBody
+from reprise.api.ledger import Ledger, Savings, breaker_bodies
+from reprise.api.off_loop import Stage
+from reprise.api.replay import replay
+from reprise.core.inspection import InspectedMemory, OnDisk, TreePart
+from reprise.core.metrics import health_fields
+
+router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+
+_GIB = 1 << 30
+_MOST_EVICTIONS = 64
+_MOST_REPLAYED = 500
+
+
+@router.get("/v1/cache/overview")
+async def overview(context: InContext, namespace: Namespace) -> dict[str, Any]:
+    """What reuse saved, what the memory is used for, and what broken prefixes cost, of the caller's requests.
+
+    Times in seconds, memory in bytes. `lost` are tokens that were computed again though the cache once knew them.
+    """
+    service = context.service
+    part = TreePart(namespace=service.cache_namespace(namespace))
+    found = await asyncio.wrap_future(service.backend.inspect(max_nodes=0, part=part))
+    savings, status = context.ledger.of(namespace), service.status()
+    groups = [r.decode_group for r in found.requests if r.decode_group is not None]
+    return {
+        "object": "cache.overview",
+        "model": service.served.id,
+        "context": service.served.context,
+        "created": service.served.created,
+        "shows_text": service.shows_text,
+        "savings": _savings(savings),
+        "memory": memory_body(found.memory),
+        "disk": None if found.disk is None else _disk(found.disk, context.ledger),
+        "load": {
+            "queued": status.queued,
+            "prefilling": status.prefilling,
+            "decoding": status.decoding,
+            "decode_groups": [groups.count(group) for group in sorted(set(groups))],
+            "idle_sequences": len(found.idle),
+            "longest_gap_s": context.events.longest_gap_s,
+        },
+        "breakers": breaker_bodies(savings),
+        "health": health_fields(status),
+    }
+
+
+def _disk(disk: OnDisk, ledger: Ledger) -> dict[str, Any]:
+    return {
+        "bytes": disk.held,
+        "budget": disk.budget,
+        "bytes_written": disk.written,
+        "bytes_written_today": ledger.written.today(disk.written),
+    }
+
+
+def _savings(savings: Savings) -> dict[str, Any]:
+    return {
+        "saved_s": savings.saved_s,
+        "saved_today_s": savings.today.today(savings.saved_s),
+        "prompt": savings.prompt,
+        "reused": savings.reused,
+        "computed": savings.computed,
+        "ahead": savings.ahead,
+        "lost": savings.lost,
+        "lost_s": savings.lost_s,
+        "prefill_tokens_per_s": savings.computed / savings.prefill_s if savings.prefill_s > 0 else None,
+    }
+
+
+def memory_body(memory: InspectedMemory) -> dict[str, Any]:
+    """The parts that add up to what the system counts to the process.
+
+    `untouched` is what the others hold on paper and the system has not given yet: such as weights that nobody has read.
+    """
+    parts = {
+        "weights": memory.weights_nbytes,
+        "running": memory.live_nbytes,
+        "kept": memory.kv_nbytes,
+        "checkpoints": memory.checkpoint_nbytes,
+        "incoming": memory.incoming_nbytes,
+        "pool": memory.pool_nbytes,
+    }
+    parts["work"] = max(0, memory.device_nbytes - sum(parts.values()) + memory.pool_nbytes)
+    rest = memory.process_nbytes - sum(parts.values())
+    return {
+        "process": memory.process_nbytes,
+        "budget": memory.budget_nbytes,
+        "parts": parts | {"other": max(0, rest)},
+        "untouched": max(0, -rest),
+    }
+
+
+@router.get("/v1/cache/evictions")
+async def next_evictions(
+    context: InContext, namespace: Namespace, nbytes: Annotated[int, Query(alias="bytes", ge=1)] = _GIB
+) -> dict[str, Any]:
+    """What would leave the cache for so many bytes more, first things first; at most 64 items. Nothing is evicted.
+
+    `bytes_of_others` is what is not the caller's among them.
+    """
+    service = context.service
+    own = service.cache_namespace(namespace)
+    found = await asyncio.wrap_future(service.backend.next_evictions(nbytes, most=_MOST_EVICTIONS))
+    return {
+        "object": "list",
+        "data": [
+            {
+                "edge": each.node,
+                "position": each.position,
+                "kind": str(each.kind),
+                "bytes": each.nbytes,
+                "cost_tokens": each.num_cost,
+                "age_s": round(each.age_s, 3),
+            }
+            for each in found
+            if each.namespace == own
+        ],
+        "bytes": sum(each.nbytes for each in found),
+        "bytes_of_others": sum(each.nbytes for each in found if each.namespace != own),
+        "has_more": len(found) == _MOST_EVICTIONS,
+    }
+
+
+@router.get("/v1/cache/budgets")
+async def budgets(context: InContext, namespace: Namespace) -> dict[str, Any]:
+    """What half, twice and four times the memory would have reused of the caller's latest requests, replayed.
+
+    Counted in blocks of tokens, so a little less than what was reused; `saved_s` is the difference to the present
+    budget at the measured prefill speed.
+    """
+    service = context.service
+    found = await asyncio.wrap_future(service.backend.inspect(max_nodes=0))
+    savings = context.ledger.of(namespace)
+    page, _ = service.records.page(namespace=namespace, limit=_MOST_REPLAYED)
+    chats = [(r.blocks, sum(o.generated for o in r.outcomes)) for r in reversed(page) if r.blocks is not None]
+    replayed = await service.threads.run(Stage.AFTER, lambda: replay(chats, found.memory))
+    speed = savings.computed / savings.prefill_s if savings.prefill_s > 0 else None
+    now = next((each.reused for each in replayed if each.factor == 1), 0)
+    return {
+        "object": "cache.budgets",
+        "requests": len(chats),
+        "data": [
+            {
+                "factor": each.factor,
+                "budget": each.budget,
+                "prompt": each.prompt,
+                "reused": each.reused,
+                "saved_s": None if speed is None else (each.reused - now) / speed,
+            }
+            for each in replayed
+        ],
+    }

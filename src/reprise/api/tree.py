@@ -1,0 +1,166 @@
+"""`GET /v1/cache/tree`: what the prefix cache holds, in pages, and the text of its edges."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from reprise.api.context import Context, InContext, Namespace
+from reprise.api.errors import ErrorBody
+from reprise.api.off_loop import Stage
+from reprise.core.errors import BadRequest, NotFound
+from reprise.core.inspection import EdgeTokens, InspectedCheckpoint, InspectedNode, TreePart
+
+router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+
+MOST_NODES = 1000
+"""Nodes of one page."""
+
+_SEARCHED = 20_000
+"""Nodes that a search looks at, those used last."""
+_SEARCH_S = 1.0
+_MOST_FOUND = 50
+_AROUND = 60
+"""Characters shown on each side of what was found."""
+
+_NO_TEXT = (
+    "The API keys of this server share one prefix cache, so what it holds is not shown as text. Start it with "
+    "--key-namespaces to give each key a cache of its own."
+)
+
+
+@router.get("/v1/cache/tree")
+async def tree(
+    context: InContext,
+    namespace: Namespace,
+    limit: Annotated[int, Query(ge=1, le=MOST_NODES)] = 300,
+    under: Annotated[int | None, Query(ge=0)] = None,
+    skip: Annotated[int, Query(ge=0, le=200_000)] = 0,
+) -> dict[str, Any]:
+    """The edges of the prefix tree that were used last, parents before children; `under`: those below one edge.
+
+    The next page begins behind `skip` edges. `children` of an edge counts those that are on no page yet, too; `totals`
+    count the whole tree.
+    """
+    service = context.service
+    part = TreePart(namespace=service.cache_namespace(namespace), under=under, skip=skip)
+    found = await asyncio.wrap_future(service.backend.inspect(max_nodes=limit, part=part))
+    if under is not None and not found.tree.nodes and skip == 0:
+        raise NotFound(f"There is no edge {under} any more. GET /v1/cache/tree lists what there is.")
+    shows_text = service.shows_text
+
+    def nodes() -> list[dict[str, Any]]:
+        decode = service.served.text.decode
+        return [
+            _node(node, text=decode(list(node.first_tokens)) if shows_text and node.first_tokens else "")
+            for node in found.tree.nodes
+        ]
+
+    return {
+        "object": "cache.tree",
+        "data": await service.threads.run(Stage.AFTER, nodes),
+        "has_more": found.tree.has_more,
+        "totals": {
+            "edges": found.tree.num_nodes,
+            "tokens": found.tree.num_tokens,
+            "checkpoints": found.tree.num_checkpoints,
+            "bytes": found.memory.kv_nbytes + found.memory.checkpoint_nbytes,
+            "evictions": dict(found.tree.evictions),
+        },
+    }
+
+
+def _node(node: InspectedNode, *, text: str) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "parent": node.parent,
+        "start": node.start,
+        "tokens": node.num_tokens,
+        "text": text,
+        "bytes": node.nbytes,
+        "disk_bytes": node.disk_nbytes,
+        "age_s": round(node.age_s, 3),
+        "last_use": str(node.last_use),
+        "uses": node.num_uses,
+        "children": node.num_children,
+        "checkpoints": [_checkpoint(each) for each in node.checkpoints],
+        "requests": list(node.request_ids),
+    }
+
+
+def _checkpoint(each: InspectedCheckpoint) -> dict[str, Any]:
+    is_pinned, seconds = each.pinned_for_s is not None, each.pinned_for_s
+    return {
+        "position": each.position,
+        "kind": str(each.kind),
+        "bytes": each.nbytes,
+        "disk_bytes": each.disk_nbytes,
+        "uses": each.num_uses,
+        "superseded": each.is_superseded,
+        "pinned": is_pinned,
+        "pin_expires_in_s": None if seconds is None or seconds == float("inf") else round(seconds, 3),
+    }
+
+
+@router.get("/v1/cache/tree/search")
+async def search(
+    context: InContext, namespace: Namespace, q: Annotated[str, Query(min_length=2, max_length=200)]
+) -> dict[str, Any]:
+    """The edges whose text contains `q`, those used last first: as many as are found within a second."""
+    service = context.service
+    _check_text(context)
+    asking = service.backend.edge_tokens(service.cache_namespace(namespace), max_nodes=_SEARCHED)
+    edges = await asyncio.wrap_future(asking)
+    return await service.threads.run(Stage.AFTER, lambda: _search(context, edges, q))
+
+
+def _search(context: Context, edges: Sequence[EdgeTokens], wanted: str) -> dict[str, Any]:
+    decode, until_s = context.service.served.text.decode, time.monotonic() + _SEARCH_S
+    found: list[dict[str, Any]] = []
+    num_searched = 0
+    for edge in edges:
+        if time.monotonic() > until_s or len(found) == _MOST_FOUND:
+            break
+        num_searched += 1
+        text = decode(edge.tokens.tolist()) if len(edge.tokens) > 0 else ""
+        at = text.casefold().find(wanted.casefold())
+        if at >= 0:
+            around = text[max(0, at - _AROUND) : at + len(wanted) + _AROUND]
+            found.append({"id": edge.id, "start": edge.start, "text": around})
+    return {"object": "list", "data": found, "searched": num_searched, "edges": len(edges)}
+
+
+@router.get("/v1/cache/tree/{edge}")
+async def edge_text(
+    edge: int,
+    context: InContext,
+    namespace: Namespace,
+    offset: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=4096)] = 1024,
+) -> dict[str, Any]:
+    """The text of one edge, `limit` tokens from `offset` on."""
+    service = context.service
+    _check_text(context)
+    found = await asyncio.wrap_future(service.backend.edge_tokens(service.cache_namespace(namespace), node=edge))
+    part = next((each for each in found if each.id == edge), None)
+    if part is None:
+        raise NotFound(f"There is no edge {edge} any more. GET /v1/cache/tree lists what there is.")
+    tokens = part.tokens[offset : offset + limit].tolist()
+    decode = service.served.text.decode
+    text = await service.threads.run(Stage.AFTER, lambda: decode(tokens) if tokens else "")
+    return {
+        "object": "cache.edge",
+        "id": edge,
+        "start": part.start,
+        "tokens": len(part.tokens),
+        "offset": offset,
+        "text": text,
+        "has_more": offset + limit < len(part.tokens),
+    }
+
+
+def _check_text(context: Context) -> None:
+    if not context.service.shows_text:
+        raise BadRequest(_NO_TEXT)

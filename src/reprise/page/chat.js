@@ -1,0 +1,155 @@
+// A chat whose prompt is computed while one types. Messages are a tree: an edit or another answer is a branch.
+import { $, h, put, shown } from "./dom.js";
+import { num, seconds } from "./format.js";
+import { events, get, post } from "./server.js";
+import { stack, SOURCES } from "./requests.js";
+
+const TYPING_MS = 350;
+const root = { children: [], at: 0 };
+let running = null, timer = 0, filling = null, filled = "", editing = null;
+
+const path = () => {
+  const found = [];
+  for (let node = root; node.children.length; ) { node = node.children[node.at]; found.push(node); }
+  return found;
+};
+const sent = (nodes) => nodes.map(({ role, content, reasoning, calls }) => ({ role, content,
+  ...(reasoning ? { reasoning_content: reasoning } : {}), ...(calls?.length ? { tool_calls: calls } : {}) }));
+const above = (node) => { const all = path(); return all.slice(0, all.indexOf(node)); };
+
+function grow(parent, node) {
+  parent.children.push(Object.assign(node, { parent, children: [], at: 0 }));
+  parent.at = parent.children.length - 1;
+  return node;
+}
+
+async function answer(parent) {
+  clearTimeout(timer);
+  filling?.abort();
+  const before = parent === root ? [] : path().slice(0, path().indexOf(parent) + 1);
+  const node = grow(parent, { role: "assistant", content: "", reasoning: "", calls: [], state: "waits" });
+  running = new AbortController();
+  const began = performance.now();
+  draw();
+  try {
+    const response = await post("/v1/chat/completions", { messages: sent(before), stream: true, stream_options: { include_usage: true } }, running.signal);
+    for await (const event of events(response)) {
+      if (event.data === "[DONE]") break;
+      const chunk = JSON.parse(event.data), delta = chunk.choices?.[0]?.delta ?? {};
+      if (chunk.error) throw new Error(chunk.error.message);
+      node.id = chunk.id ?? node.id;
+      const piece = (delta.reasoning_content ?? delta.reasoning ?? "") + (delta.content ?? "");
+      if ((piece || delta.tool_calls) && node.ttft === undefined) node.ttft = (performance.now() - began) / 1000;
+      node.reasoning += delta.reasoning_content ?? delta.reasoning ?? "";
+      node.content += delta.content ?? "";
+      for (const call of delta.tool_calls ?? []) {
+        const known = (node.calls[call.index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+        known.id ||= call.id ?? "";
+        known.function.name += call.function?.name ?? "";
+        known.function.arguments += call.function?.arguments ?? "";
+      }
+      if (chunk.usage) node.usage = chunk.usage;
+      if (piece) show(node);
+    }
+    node.state = "done";
+  } catch (error) {
+    node.state = error.name === "AbortError" ? "stopped" : "failed";
+    if (node.state === "failed") node.error = error.message;
+  }
+  running = null;
+  draw();
+  $("spoken").textContent = shown(node.content, 2000);
+  if (node.id) await report(node);
+}
+
+async function report(node) {
+  for (let tries = 0; tries < 20 && !node.record; tries += 1) {
+    try { node.record = await get(`/v1/cache/requests/${encodeURIComponent(node.id)}`); }
+    catch { await new Promise((resolve) => setTimeout(resolve, 150)); }
+  }
+  draw();
+}
+
+// While one types: the server computes what cannot change any more.
+function typed() {
+  clearTimeout(timer);
+  const content = $("draft").value;
+  if (running || content.trim().length < 2) return;
+  timer = setTimeout(async () => {
+    if (content === filled) return;
+    filling?.abort();
+    filling = new AbortController();
+    try {
+      const told = await (await post("/v1/prefill", { messages: [...sent(path()), { role: "user", content }], partial: true }, filling.signal)).json();
+      filled = content;
+      $("draft-note").textContent = `${num(told.prompt_tokens)} tokens are ready before you send`;
+    } catch (error) { if (error.name !== "AbortError") $("draft-note").textContent = ""; }
+  }, TYPING_MS);
+}
+
+function show(node) {
+  const said = document.querySelector(`[data-node="${node.number}"] .said`);
+  const thought = document.querySelector(`[data-node="${node.number}"] .thought`);
+  if (!said || (node.reasoning && !thought)) return draw();
+  said.textContent = shown(node.content, 200000);
+  if (thought) thought.textContent = shown(node.reasoning, 200000);
+}
+
+function draw() {
+  const nodes = path();
+  nodes.forEach((node, at) => { node.number = at; });
+  put($("messages"), nodes.map((node) => h("li", { class: `message ${node.role}`, "data-node": node.number }, head(node), body(node), node.role === "assistant" ? after(node) : null)));
+  if (!nodes.length) put($("messages"), h("li", { class: "empty", style: { margin: "auto", "text-align": "center", "max-width": "26rem" } }, "What you write is computed while you type. Under each answer stands what was reused, and how long the first token took."));
+  $("send").textContent = running ? "Stop" : "Send";
+}
+
+function head(node) {
+  const all = node.parent.children, at = all.indexOf(node);
+  const turn = (step) => { node.parent.at = (at + step + all.length) % all.length; draw(); };
+  return h("div", { class: "who" }, node.role === "user" ? "You" : "Model",
+    all.length > 1 ? h("span", {}, h("button", { class: "quiet", type: "button", "aria-label": "Earlier branch", disabled: running !== null, onclick: () => turn(-1) }, "‹"), `${at + 1} of ${all.length}`, h("button", { class: "quiet", type: "button", "aria-label": "Later branch", disabled: running !== null, onclick: () => turn(1) }, "›")) : null,
+    running ? null : node.role === "user" ? h("button", { class: "quiet", type: "button", onclick: () => { editing = node; draw(); } }, "Edit")
+      : h("button", { class: "quiet", type: "button", onclick: () => answer(node.parent) }, "Regenerate"));
+}
+
+function body(node) {
+  if (editing !== node) {
+    const calls = (node.calls ?? []).filter(Boolean).map((call) => h("pre", { class: "text" }, `${shown(call.function.name, 200)}(${shown(call.function.arguments, 20000)})`));
+    return [node.reasoning ? h("div", { class: "thought said-before" }, shown(node.reasoning, 200000)) : null, h("div", { class: "said" }, node.content ? shown(node.content, 200000) : node.state === "waits" ? "…" : ""), calls];
+  }
+  const area = h("textarea", { "aria-label": "Edit the message" });
+  area.value = node.content;
+  setTimeout(() => area.focus());
+  return h("div", {}, area, h("div", { class: "tools" },
+    h("button", { type: "button", class: "quiet", onclick: () => { editing = null; draw(); } }, "Cancel"),
+    h("button", { type: "button", class: "primary", onclick: () => { editing = null; answer(grow(node.parent, { role: "user", content: area.value })); } }, "Send as a branch")));
+}
+
+function after(node) {
+  const record = node.record;
+  const said = SOURCES.filter(([name]) => record?.sources?.[name] > 0).map(([name, label]) => `${num(record.sources[name])} ${label}`).join(", ");
+  return h("div", { class: "after" },
+    node.ttft !== undefined ? h("span", {}, "first token after ", h("strong", {}, seconds(node.ttft))) : null,
+    record?.sources ? [stack(record.sources), h("span", { class: "reuse" }, said)] : node.usage ? h("span", {}, `${num(node.usage.prompt_tokens)} tokens, ${num(node.usage.prompt_tokens_details?.cached_tokens ?? 0)} reused`) : null,
+    node.state === "stopped" ? h("span", {}, "stopped") : null, node.error ? h("span", { class: "error" }, shown(node.error, 600)) : null);
+}
+
+export function begin() {
+  $("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (running) return running.abort();
+    const content = $("draft").value;
+    if (!content.trim()) return;
+    $("draft").value = "";
+    $("draft-note").textContent = "";
+    filled = "";
+    answer(grow(path().at(-1) ?? root, { role: "user", content }));
+  });
+  $("draft").addEventListener("input", typed);
+  $("draft").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("composer").requestSubmit(); }
+    if (event.key === "Escape") running?.abort();
+  });
+  $("new-chat").addEventListener("click", () => { running?.abort(); root.children = []; root.at = 0; editing = null; draw(); $("draft").focus(); });
+  draw();
+}

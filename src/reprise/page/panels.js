@@ -1,0 +1,119 @@
+// The one number on top, memory, what breaks prefixes, and load.
+import { $, h, s, put, shown, oneLine } from "./dom.js";
+import { num, bytes, seconds, parts, share, ago, rate } from "./format.js";
+import { get } from "./server.js";
+import { choose, facts } from "./tree.js";
+
+const PARTS = [["weights", "weights"], ["running", "KV of running requests"], ["kept", "KV kept"], ["checkpoints", "checkpoints"],
+  ["incoming", "coming from disk"], ["work", "MLX’s work"], ["pool", "MLX’s free pool"], ["other", "everything else"]];
+const history = [];
+let last = null, next = null, replayed = null, isReplaying = false;
+
+export function overview(told) {
+  last = told;
+  hero(told);
+  memory(told);
+  breakers(told.breakers);
+  load(told.health, told.load);
+}
+
+function hero({ savings, health, created }) {
+  put($("saved"), parts(savings.saved_today_s).map(([amount, unit]) => [amount, h("span", { class: "unit" }, unit)]));
+  $("saved").dataset.seconds = savings.saved_s;
+  const since = new Date(created * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+  put($("saved-sub"), savings.saved_s === savings.saved_today_s ? "today, which is all since the server started" : `today; ${seconds(savings.saved_s)} since ${since}`);
+  const known = savings.reused + savings.computed;
+  const figure = (id, source, name, value, note) => h("div", {}, h("dt", {}, source ? h("i", { class: `c-${source}`, style: { width: ".6rem", height: ".6rem", "border-radius": "2px" } }) : null, name), h("dd", { id }, num(value)), h("small", {}, note));
+  put($("figures"),
+    figure("reused", "memory", "reused", savings.reused, `${share(savings.reused, known)} of all prompt tokens`),
+    figure("computed", "computed", "computed", savings.computed, savings.prefill_tokens_per_s ? `at ${rate(savings.prefill_tokens_per_s)} tokens/s` : "while someone waited"),
+    figure("ahead", "ahead", "prefilled ahead", health.settled, `while idle; ${num(savings.ahead)} were used`),
+    figure("lost", null, "could have been reused", savings.lost, savings.lost ? `${seconds(savings.lost_s)} lost for lack of room` : "nothing was lost"));
+}
+
+function memory({ memory: told, disk }) {
+  const total = told.process + told.untouched;
+  $("memory-note").textContent = `${bytes(told.process)} as the system counts`;
+  const budgeted = told.parts.running + told.parts.kept + told.parts.checkpoints + told.parts.incoming;
+  put($("memory-body"),
+    h("div", { class: "parts", role: "img", "aria-label": PARTS.map(([name, label]) => `${label} ${bytes(told.parts[name])}`).join(", ") },
+      PARTS.filter(([name]) => told.parts[name] > 0).map(([name]) => h("span", { class: `p-${name}`, style: { flex: `${told.parts[name] / total} 1 0` } }))),
+    h("table", {}, h("tbody", {}, PARTS.filter(([name]) => told.parts[name] > 0).map(([name, label]) => h("tr", {},
+      h("th", { scope: "row" }, h("span", { class: "key" }, h("i", { class: `p-${name}` }), label)), h("td", { class: "num", id: `memory-${name}`, "data-bytes": told.parts[name] }, bytes(told.parts[name])))),
+      told.untouched ? h("tr", {}, h("th", { scope: "row" }, "not in memory yet"), h("td", { class: "num" }, `−${bytes(told.untouched)}`)) : null,
+      h("tr", {}, h("th", { scope: "row" }, h("strong", {}, "the process")), h("td", { class: "num" }, h("strong", { id: "memory-process", "data-bytes": told.process }, bytes(told.process)))))),
+    told.budget ? [h("h3", {}, `Budget: ${bytes(budgeted)} of ${bytes(told.budget)}`), h("div", { class: "meter" }, h("span", { class: "accent", style: { width: `${Math.min(100, (100 * budgeted) / told.budget)}%` } }))] : null,
+    disk ? [h("h3", {}, "Disk"), h("dl", { class: "facts" }, facts([["Held", `${bytes(disk.bytes)} of ${bytes(disk.budget)}`], ["Written today", bytes(disk.bytes_written_today)], ["Written since the start", bytes(disk.bytes_written)]]))] : null,
+    h("h3", {}, "With 1 GiB less, these would go first"),
+    next === null ? h("button", { type: "button", id: "show-next", onclick: showNext }, "Show") : nextTable(),
+    h("h3", {}, "With another budget, the latest requests would have"),
+    replayed === null ? h("button", { type: "button", id: "show-budgets", disabled: isReplaying, onclick: replay }, isReplaying ? "Replaying…" : "Replay them") : budgetTable());
+}
+
+async function showNext() {
+  next = await get("/v1/cache/evictions");
+  memory(last);
+}
+
+function nextTable() {
+  if (!next.data.length) return h("p", { class: "empty" }, "Nothing may be evicted now.");
+  return h("div", {}, h("table", {}, h("tbody", {}, next.data.slice(0, 8).map((each) => h("tr", {},
+    h("td", {}, h("button", { class: "link", type: "button", onclick: () => { location.hash = "#cache"; choose(each.edge); $("tree").scrollIntoView(); } }, `${each.kind} at token ${num(each.position)}`)),
+    h("td", {}, ago(each.age_s)), h("td", { class: "num" }, `${num(each.cost_tokens)} tokens`), h("td", { class: "num" }, bytes(each.bytes)))))),
+    h("p", { class: "note" }, `${num(next.data.length)}${next.has_more ? " and more" : ""} items, ${bytes(next.bytes)}`));
+}
+
+async function replay() {
+  isReplaying = true;
+  memory(last);
+  try { replayed = await get("/v1/cache/budgets"); } finally { isReplaying = false; }
+  memory(last);
+}
+
+function budgetTable() {
+  if (!replayed.data.length) return h("p", { class: "empty" }, "There are no chats to replay yet.");
+  return h("div", {}, h("table", {}, h("tbody", {}, replayed.data.map((each) => h("tr", {},
+    h("th", { scope: "row" }, each.factor === 1 ? `${bytes(each.budget)}, as it is` : bytes(each.budget)), h("td", { class: "num" }, `reused ${share(each.reused, each.prompt)}`),
+    h("td", { class: "num" }, each.factor === 1 || each.saved_s === null ? "" : each.saved_s > 0 ? `saved ${seconds(each.saved_s)}` : each.saved_s < 0 ? `cost ${seconds(-each.saved_s)}` : "no difference"))))),
+    h("p", { class: "note" }, `Replayed from ${num(replayed.requests)} requests.`));
+}
+
+function breakers(list) {
+  const most = Math.max(...list.map((each) => each.seconds), 1e-9);
+  put($("breakers-body"), list.length ? list.map((each) => h("div", { class: "breaker", "data-reason": each.reason },
+    h("h3", {}, each.reason, h("span", { "data-seconds": each.seconds }, seconds(each.seconds))),
+    h("div", { class: "meter" }, h("span", { style: { width: `${(100 * each.seconds) / most}%` } })),
+    h("p", { class: "note" }, `${num(each.requests)} ${each.requests === 1 ? "request" : "requests"}, ${num(each.tokens)} tokens. `, each.advice),
+    each.actual_text && each.expected_text ? h("p", { class: "note mono clip", style: { "max-width": "100%" } }, oneLine(each.expected_text, 46), " → ", oneLine(each.actual_text, 46)) : null,
+    each.notes.slice(0, 2).map((note) => h("p", { class: "note" }, shown(note, 300))))) : h("p", { class: "empty" }, "Nothing so far: every chat went on where it was left."));
+}
+
+export function counters(health) {
+  history.push([performance.now() / 1000, health.generated, health.prefilled + health.settled]);
+  while (history.length > 240) history.shift();
+  if (last) { last.health = health; load(health, { ...last.load, queued: health.queued, prefilling: health.prefilling, decoding: health.decoding }); }
+}
+
+function speeds() {
+  return history.slice(1).map(([at, made, filled], index) => {
+    const [before, madeBefore, filledBefore] = history[index], over = Math.max(0.25, at - before);
+    return { at, decode: (made - madeBefore) / over, prefill: (filled - filledBefore) / over };
+  });
+}
+
+function load(health, told) {
+  const rates = speeds(), now = performance.now() / 1000, latest = rates.length && now - rates.at(-1).at < 2 && !health.idle ? rates.at(-1) : { decode: 0, prefill: 0 };
+  $("load-note").textContent = told.longest_gap_s === null ? "" : `longest gap between two tokens ${seconds(told.longest_gap_s)}`;
+  const cell = (id, value, name) => h("div", {}, h("b", { id }, value), h("span", {}, name));
+  const groups = told.decode_groups.length ? `in groups of ${told.decode_groups.join(", ")}` : "decoding";
+  put($("load-body"), h("div", { class: "grid4" }, cell("decode-speed", rate(latest.decode), "tokens/s written"), cell("prefill-speed", rate(latest.prefill), "tokens/s read"),
+    cell("decoding", num(health.decoding), groups), cell("prefilling", num(health.prefilling), "prefilling"), cell("queued", num(health.queued), "waiting")), spark(rates, now));
+}
+
+function spark(rates, now) {
+  const width = 600, height = 60, span = 120, most = Math.max(1, ...rates.map((each) => each.decode));
+  const line = rates.filter((each) => now - each.at < span).map((each) => `${((1 - (now - each.at) / span) * width).toFixed(1)} ${(height - 2 - (each.decode / most) * (height - 6)).toFixed(1)}`);
+  const path = line.length > 1 ? `M${line.join("L")}` : `M0 ${height - 2}H${width}`;
+  return s("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": `Tokens per second over two minutes, at most ${num(most)}` },
+    line.length > 1 ? s("path", { class: "area", d: `${path}V${height}H${line[0].split(" ")[0]}Z` }) : null, s("path", { d: path }));
+}

@@ -1,0 +1,193 @@
+// The prefix tree: from left to right by token, chats as branches below the trunk that they share.
+import { $, h, s, put, shown, oneLine } from "./dom.js";
+import { num, bytes, ago } from "./format.js";
+import { get } from "./server.js";
+
+const ROW = 24, LEFT = 14, TOP = 26, LABEL = 240;
+const USES = { stored: "stored", resumed: "resumed by a request", settled: "prefilled ahead" };
+let nodes = new Map(), totals = {}, hasMore = false, zoom = 1, chosen = null, asTable = false, found = new Set(), running = [];
+const opened = new Map();
+
+export async function load() {
+  const told = await get("/v1/cache/tree?limit=300");
+  nodes = new Map(told.data.map((node) => [node.id, node]));
+  for (const id of [...opened.keys()]) {
+    if (!nodes.has(id)) { opened.delete(id); continue; }
+    try { for (const node of (await get(`/v1/cache/tree?under=${id}&limit=${opened.get(id)}`)).data) nodes.set(node.id, node); }
+    catch { opened.delete(id); }
+  }
+  totals = told.totals;
+  hasMore = told.has_more;
+  draw();
+}
+
+export function setRunning(list) { running = list; if (nodes.size) draw(); }
+
+function arrange() {
+  const children = new Map([...nodes.keys()].map((id) => [id, []]));
+  const roots = [];
+  for (const node of nodes.values()) (children.get(node.parent) ?? roots).push(node);
+  const placed = [];
+  let row = 0, end = 1;
+  // Depth first without recursion: the first branch goes on in its parent's row, the others get rows of their own.
+  const stack = roots.reverse().map((node) => ({ node, first: false, y: 0 }));
+  while (stack.length) {
+    const item = stack.pop();
+    if (item.more) { placed.push({ ...item, row: row++ }); continue; }
+    const { node, first, y } = item;
+    const own = first ? y : row++;
+    const below = children.get(node.id);
+    placed.push({ node, row: own, from: y, isFirst: first, isLeaf: below.length === 0 });
+    end = Math.max(end, node.start + node.tokens);
+    const hidden = node.children - below.length;
+    if (hidden > 0) stack.push({ more: hidden, node, row: 0 });
+    for (let at = below.length - 1; at >= 0; at -= 1) stack.push({ node: below[at], first: at === 0, y: own });
+  }
+  return { placed, rows: row, end };
+}
+
+function draw() {
+  const box = $("tree-scroll");
+  $("tree-note").textContent = nodes.size <= 1
+    ? "nothing is stored yet"
+    : `${num(totals.tokens)} tokens in ${num(Math.max(0, totals.edges - 1))} parts, ${bytes(totals.bytes)}${hasMore ? `; the ${num(nodes.size)} used last are drawn` : ""}`;
+  if (asTable) return put(box, table());
+  if (nodes.size <= 1) return put(box, h("p", { class: "empty", style: { padding: "1rem" } }, "The first request fills it. Try the chat, or connect a client."));
+  const { placed, rows, end } = arrange();
+  const width = Math.max(320, (box.clientWidth - 2) * zoom), height = TOP + rows * ROW + 10;
+  const span = width - LEFT - LABEL * Math.min(1, (box.clientWidth - 2) / 900) - 14;
+  const x = (token) => LEFT + span * Math.sqrt(token / end);
+  const y = (row) => TOP + row * ROW + ROW / 2;
+  const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${num(nodes.size)} parts of the cache` });
+  for (const at of steps(end)) {
+    svg.append(s("line", { class: "grid", x1: x(at), x2: x(at), y1: TOP - 6, y2: height - 4 }), s("text", { class: "axis", x: x(at), y: 14, "text-anchor": at === 0 ? "start" : "middle" }, num(at)));
+  }
+  const byRequest = new Map(running.map((request) => [request.id, request]));
+  const rowOf = new Map();
+  for (const item of placed) {
+    if (item.more) {
+      const label = s("text", { class: "more", x: x(item.node.start + item.node.tokens) + 10, y: y(item.row) + 4, tabindex: 0, role: "button" }, `${num(item.more)} more`);
+      const open = () => { opened.set(item.node.id, Math.min(1000, (opened.get(item.node.id) ?? 60) * 2)); load(); };
+      label.addEventListener("click", open);
+      label.addEventListener("keydown", (event) => event.key === "Enter" && open());
+      svg.append(label);
+    } else if (item.node.tokens > 0) { rowOf.set(item.node.id, item.row); svg.append(edge(item, x, y, width)); }
+  }
+  for (const node of nodes.values()) {
+    for (const id of node.requests) {
+      const request = byRequest.get(id);
+      if (!request) continue;
+      const at = x(Math.min(end, request.position)), line = y(rowOf.get(node.id) ?? 0);
+      svg.append(s("circle", { class: "runner", cx: at, cy: line, r: 5 }), s("text", { class: "runner-label", x: at + 8, y: line - 5 }, request.purpose === "settle" ? "prefilling ahead" : request.phase));
+    }
+  }
+  put(box, svg);
+}
+
+function edge({ node, row, from, isFirst, isLeaf }, x, y, width) {
+  const left = x(node.start), right = Math.max(left + 2, x(node.start + node.tokens)), line = y(row);
+  const weight = Math.min(9, 1.5 + Math.log2(1 + node.bytes / 4096) * 0.5);
+  const inMemory = node.bytes > 0 || node.checkpoints.some((each) => each.bytes > 0);
+  const fade = Math.max(0.38, 1 - Math.log10(1 + node.age_s / 30) * 0.2);
+  const group = s("g", {
+    class: `edge${node.disk_bytes ? " on-disk" : ""}${inMemory ? "" : " disk-only"}${chosen === node.id ? " chosen" : ""}${found.has(node.id) ? " found" : ""}`,
+    tabindex: 0, role: "button", id: `edge-${node.id}`, "data-id": node.id,
+    "aria-label": `${num(node.tokens)} tokens from ${num(node.start)}, ${bytes(node.bytes)}${node.disk_bytes ? ", on disk" : ""}, ${USES[node.last_use]}, ${ago(node.age_s)}: ${oneLine(node.text, 60)}`,
+  },
+  s("rect", { class: "hit", x: left, y: line - ROW / 2, width: isLeaf ? Math.max(1, width - left - 8) : right - left, height: ROW, rx: 4 }));
+  if (!isFirst && row !== from) {
+    group.append(s("path", { class: "join", d: `M${left - 6} ${y(from)} v${line - y(from) - 6} q0 6 6 6` }));
+  }
+  group.append(s("path", { class: "run", d: `M${left} ${line}H${right}`, "stroke-width": weight, opacity: fade }));
+  if (node.disk_bytes) group.append(s("path", { class: "disk", d: `M${left} ${line + weight / 2 + 3}H${right}` }));
+  for (const each of node.checkpoints) {
+    group.append(s("circle", { class: `tick${each.superseded ? " old" : ""}${each.pinned ? " pin" : ""}`, cx: x(each.position), cy: line, r: each.pinned ? 4.5 : 3 }));
+  }
+  if (isLeaf) group.append(s("text", { x: right + 10, y: line + 4 }, oneLine(node.text || `${num(node.tokens)} tokens`, 64)));
+  group.addEventListener("click", () => choose(node.id));
+  group.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(node.id); }
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step) {
+      event.preventDefault();
+      const all = [...group.ownerSVGElement.querySelectorAll(".edge")];
+      all[all.indexOf(group) + step]?.focus();
+    }
+  });
+  return group;
+}
+
+function steps(end) {
+  const found = [0];
+  for (let at = 16; at < end; at *= 2) if (at * 16 >= end) found.push(at);
+  return [...found, end];
+}
+
+function table() {
+  const rows = [...nodes.values()].filter((node) => node.tokens > 0).map((node) => h("tr", {},
+    h("td", { class: "num" }, num(node.start)), h("td", { class: "num" }, num(node.tokens)), h("td", { class: "num" }, bytes(node.bytes)),
+    h("td", { class: "num" }, node.disk_bytes ? bytes(node.disk_bytes) : "–"), h("td", {}, ago(node.age_s)), h("td", {}, USES[node.last_use]),
+    h("td", { class: "clip" }, h("button", { class: "link", type: "button", id: `row-${node.id}`, onclick: () => choose(node.id) }, oneLine(node.text, 80) || "open"))));
+  return h("table", {}, h("thead", {}, h("tr", {}, ...["from", "tokens", "memory", "disk"].map((name) => h("th", { class: "num", scope: "col" }, name)), ...["last use", "", "begins with"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows));
+}
+
+export async function choose(id) {
+  chosen = chosen === id ? null : id;
+  document.querySelector(".tree-body").classList.toggle("has-edge", chosen !== null);
+  draw();
+  const panel = $("edge"), node = nodes.get(chosen);
+  if (!node) return put(panel);
+  const text = h("div", { class: "text", tabindex: 0, role: "region", "aria-label": "Text" }, "…");
+  const more = h("button", { type: "button", hidden: true }, "Read on");
+  let offset = 0;
+  const read = async () => {
+    try {
+      const told = await get(`/v1/cache/tree/${id}?offset=${offset}&limit=1024`);
+      text.textContent = (offset === 0 ? "" : text.textContent) + shown(told.text, 40000);
+      offset += 1024;
+      more.hidden = !told.has_more;
+    } catch (error) { text.textContent = error.message; }
+  };
+  more.addEventListener("click", read);
+  put(panel,
+    h("h3", { style: { "margin-top": "0" } }, `Tokens ${num(node.start)} to ${num(node.start + node.tokens)}`),
+    h("dl", {}, facts([["Tokens", num(node.tokens)], ["In memory", bytes(node.bytes)], ["On disk", node.disk_bytes ? bytes(node.disk_bytes) : "no"],
+      ["Last use", `${USES[node.last_use]}, ${ago(node.age_s)}`], ["Used", `${num(node.uses)} ×`], ["Goes on in", `${num(node.children)} ${node.children === 1 ? "branch" : "branches"}`]])),
+    text, more,
+    node.checkpoints.length ? [h("h3", {}, "Checkpoints"), h("table", {}, h("tbody", {}, node.checkpoints.slice(-12).map((each) => h("tr", {},
+      h("td", { class: "num" }, num(each.position)), h("td", {}, each.kind, each.superseded ? " (superseded)" : "", each.pinned ? " (pinned)" : ""), h("td", { class: "num" }, each.bytes ? bytes(each.bytes) : "")))))] : null);
+  await read();
+}
+
+export const facts = (list) => list.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]);
+
+export function begin() {
+  $("zoom-in").addEventListener("click", () => { zoom = Math.min(16, zoom * 1.5); draw(); });
+  $("zoom-out").addEventListener("click", () => { zoom = Math.max(1, zoom / 1.5); draw(); });
+  $("as-table").addEventListener("click", (event) => {
+    asTable = !asTable;
+    event.currentTarget.setAttribute("aria-pressed", asTable);
+    draw();
+  });
+  $("search").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const query = $("query").value.trim();
+    if (query.length < 2) { found = new Set(); return draw(); }
+    try {
+      const told = await get(`/v1/cache/tree/search?q=${encodeURIComponent(query)}`);
+      found = new Set(told.data.map((each) => each.id));
+      draw();
+      $("tree-note").textContent = `${num(found.size)} ${found.size === 1 ? "part has" : "parts have"} “${query}”${told.searched < told.edges ? `; ${num(told.searched)} of ${num(told.edges)} were searched` : ""}`;
+      document.querySelector(".edge.found")?.scrollIntoView({ block: "center", inline: "nearest" });
+    } catch (error) { $("tree-note").textContent = error.message; }
+  });
+  $("query").addEventListener("input", (event) => { if (!event.currentTarget.value) { found = new Set(); draw(); } });
+  new ResizeObserver(() => nodes.size && draw()).observe($("tree-scroll"));
+  const mark = (draws) => s("svg", { width: 26, height: 12, "aria-hidden": "true", class: "edge" }, draws);
+  put($("tree-legend"),
+    h("span", { class: "key" }, mark(s("path", { class: "run", d: "M2 6H24", "stroke-width": 5 })), "in memory; thicker holds more, paler is older"),
+    h("span", { class: "key" }, mark([s("path", { class: "run", d: "M2 4H24", "stroke-width": 4 }), s("path", { class: "disk", d: "M2 10H24" })]), "on disk, too"),
+    h("span", { class: "key" }, mark(s("circle", { class: "tick", cx: 13, cy: 6, r: 3.5 })), "checkpoint"),
+    h("span", { class: "key" }, mark(s("circle", { class: "tick pin", cx: 13, cy: 6, r: 4.5 })), "pinned"),
+    h("span", { class: "key" }, mark(s("circle", { class: "runner", cx: 13, cy: 6, r: 5 })), "running"));
+}

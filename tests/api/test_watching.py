@@ -1,0 +1,229 @@
+"""What the server shows of itself: overview, tree and events, to each key what is its own."""
+
+import json
+from collections.abc import Iterator
+from datetime import date
+from typing import Any
+
+import httpx
+import pytest
+
+from reprise.api.ledger import Ledger, breaker_bodies
+from reprise.api.records import Record, record_body
+from reprise.chat.explain import Account, Explanation
+from reprise.core.backend import Status
+from reprise.core.record import Outcome, Reason
+from reprise.core.settings import Settings
+from reprise.core.spans import Span
+from tests.api.real_server import real_server
+from tests.api.servers import MODEL, api
+
+TEXT = "The tide comes in twice a day and leaves again, and nobody is asked. " * 4
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[httpx.Client]:
+    with real_server() as client:
+        for end in ("Why?", "When?", "Why?"):
+            messages = [{"role": "system", "content": TEXT}, {"role": "user", "content": end}]
+            client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 4}).raise_for_status()
+        wait_until_idle(client)
+        yield client
+
+
+def wait_until_idle(client: httpx.Client) -> dict[str, Any]:
+    while not (health := client.get("/health").json())["idle"]:
+        pass
+    return health
+
+
+def test_the_overview_says_what_health_and_the_records_say(server: httpx.Client) -> None:
+    health, told = wait_until_idle(server), server.get("/v1/cache/overview").json()
+    records = server.get("/v1/cache/requests").json()["data"]
+    savings, memory = told["savings"], told["memory"]
+    assert (savings["prompt"], savings["reused"], savings["computed"]) == (
+        health["prompt_tokens"],
+        health["reused"],
+        health["prefilled"],
+    )
+    assert savings["saved_s"] == pytest.approx(health["saved_s"]) and savings["saved_s"] > 0
+    assert savings["saved_s"] == pytest.approx(sum(record["saved_s"] for record in records))
+    assert memory["parts"]["kept"] == health["bytes_kv"] and memory["budget"] == health["bytes_budget"]
+    assert sum(memory["parts"].values()) - memory["untouched"] == memory["process"]
+    assert told["health"]["generated"] == health["generated"]
+
+
+def test_the_bar_of_a_request_is_its_prompt_and_its_spans_are_its_first_token(server: httpx.Client) -> None:
+    for record in server.get("/v1/cache/requests").json()["data"]:
+        assert sum(record["sources"].values()) == record["prompt_tokens"]
+        assert record["sources"]["computed"] == record["prefilled"]
+        spans = record["spans"]
+        assert sum(spans.values()) - spans["render"] == pytest.approx(record["ttft_s"])
+        assert min(spans.values()) >= 0
+
+
+def test_the_tree_is_told_in_pages_with_text(server: httpx.Client) -> None:
+    health, whole = wait_until_idle(server), server.get("/v1/cache/tree").json()
+    assert not whole["has_more"] and len(whole["data"]) == whole["totals"]["edges"]
+    assert sum(node["tokens"] for node in whole["data"]) == whole["totals"]["tokens"] == health["tokens_held"]
+    assert sum(node["bytes"] for node in whole["data"]) == health["bytes_kv"]
+    first = server.get("/v1/cache/tree", params={"limit": 2}).json()
+    rest = server.get("/v1/cache/tree", params={"skip": 2}).json()
+    assert first["has_more"] and [n["id"] for n in first["data"] + rest["data"]] == [n["id"] for n in whole["data"]]
+    trunk = max(whole["data"], key=lambda node: node["children"])
+    below = server.get("/v1/cache/tree", params={"under": trunk["id"]}).json()["data"]
+    ids = {trunk["id"]}
+    for node in whole["data"]:
+        ids |= {node["id"]} if node["parent"] in ids else set()
+    assert below[0]["id"] == trunk["id"] and {node["id"] for node in below} == ids
+    text = server.get(f"/v1/cache/tree/{trunk['id']}").json()
+    assert text["text"].startswith(trunk["text"]) and TEXT[:40] in text["text"]
+    part = server.get(f"/v1/cache/tree/{trunk['id']}", params={"offset": 3, "limit": 5}).json()
+    assert part["text"] in text["text"] and part["has_more"]
+    found = server.get("/v1/cache/tree/search", params={"q": "LEAVES AGAIN"}).json()
+    assert trunk["id"] in [each["id"] for each in found["data"]]
+    assert server.get("/v1/cache/tree/999999999").status_code == 404
+
+
+def test_what_would_go_next_goes_and_other_budgets_are_replayed(server: httpx.Client) -> None:
+    told = server.get("/v1/cache/evictions", params={"bytes": 1}).json()
+    assert len(told["data"]) == 1 and told["bytes"] == told["data"][0]["bytes"] > 0
+    assert server.get("/v1/cache/evictions").json()["bytes"] <= wait_until_idle(server)["bytes_held"]
+    replayed = server.get("/v1/cache/budgets").json()
+    assert [each["factor"] for each in replayed["data"]] == [0.5, 1, 2, 4]
+    assert replayed["requests"] == 3 and replayed["data"][1]["saved_s"] == 0
+    assert all(0 < each["reused"] < each["prompt"] for each in replayed["data"])
+
+
+class Stream:
+    """The events of a server, one after the other."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._lines = response.iter_lines()
+        self.last_id = ""
+
+    def next(self) -> tuple[str, dict[str, Any]]:
+        name = ""
+        for line in self._lines:
+            field, _, value = line.partition(": ")
+            if field == "id":
+                self.last_id = value
+            elif field == "event":
+                name = value
+            elif field == "data":
+                return name, json.loads(value)
+        raise AssertionError("the stream has ended")
+
+    def until(self, name: str) -> dict[str, Any]:
+        while True:
+            found, body = self.next()
+            if found == name:
+                return body
+
+
+def test_events_tell_requests_tree_and_counters_and_go_on_where_they_were_left(server: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": f"{TEXT} Again."}], "max_tokens": 3}
+    with server.stream("GET", "/v1/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        stream = Stream(response)
+        name, snapshot = stream.next()
+        assert name == "snapshot" and snapshot["counters"]["requests"] == wait_until_idle(server)["requests"]
+        made = server.post("/v1/chat/completions", json=body).json()
+        ended = stream.until("request.ended")
+        assert ended == server.get(f"/v1/cache/requests/{made['id']}").json()
+        assert stream.until("tree")["tokens"] > snapshot["tree"]["tokens"]
+        left_at = stream.last_id
+    again = server.post("/v1/chat/completions", json=body).json()
+    with server.stream("GET", "/v1/events", headers={"last-event-id": left_at}) as response:
+        assert Stream(response).until("request.ended")["id"] == again["id"]
+    with server.stream("GET", "/v1/events", headers={"last-event-id": "other-5"}) as response:
+        assert Stream(response).next()[0] == "snapshot"
+
+
+@pytest.mark.parametrize("separates", [False, True])
+def test_a_key_sees_its_own_alone(separates: bool) -> None:
+    with real_server(api_keys=("one", "two"), separates_keys=separates) as client:
+        one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        body = {"messages": [{"role": "user", "content": f"{TEXT} A secret."}], "max_tokens": 2}
+        with client.stream("GET", "/v1/events", headers=two) as response:
+            stream = Stream(response)
+            stream.next()
+            client.post("/v1/chat/completions", json=body, headers=one).raise_for_status()
+            mine = client.post("/v1/chat/completions", json=body, headers=two).json()
+            assert stream.until("request.ended")["id"] == mine["id"]
+        wait_until_idle(client)
+        assert client.get("/v1/cache/tree").status_code == 401
+        overview = client.get("/v1/cache/overview", headers=two).json()
+        assert overview["savings"]["prompt"] == mine["usage"]["prompt_tokens"]
+        assert overview["shows_text"] is separates
+        tree = client.get("/v1/cache/tree", headers=two).json()["data"]
+        sought = client.get("/v1/cache/tree/search", params={"q": "secret"}, headers=two)
+        if separates:
+            assert "secret" in "".join(each["text"] for each in sought.json()["data"])
+            other = client.get("/v1/cache/tree", headers=one).json()["data"]
+            assert not {node["id"] for node in tree} & {node["id"] for node in other}
+            edge = client.get(f"/v1/cache/tree/{other[-1]['id']}", headers=two)
+            assert edge.status_code == 404
+        else:
+            # Whose text it is nobody knows any more: it is shown to none.
+            assert sought.status_code == 400 and not any(node["text"] for node in tree)
+
+
+def test_what_broke_prefixes_is_ranked_by_seconds() -> None:
+    days = [date(2026, 1, 1)]
+    ledger = Ledger(Status, today=lambda: days[0])
+
+    def ended(*accounts: tuple[int, int, Reason], saved_s: float = 0.0, prefill_s: float = 1.0) -> None:
+        told = tuple(Account(span=Span(start, stop), reason=reason) for start, stop, reason in accounts)
+        explanation = Explanation(reason=told[-1].reason, accounts=told, advice="", expected_text="a", actual_text="b")
+        outcome = Outcome(prompt=100, reused=0, prefilled=100, prefill_s=prefill_s, saved_s=saved_s)
+        ledger.request_ended(
+            Record(
+                id="r",
+                api="chat",
+                model="m",
+                created=0.0,
+                namespace="",
+                ended="stop",
+                outcomes=(outcome,),
+                explanation=explanation,
+            )
+        )
+
+    ended((0, 30, Reason.EVICTED), (30, 100, Reason.DATE_CHANGED), saved_s=5.0)
+    ended((0, 100, Reason.TOOLS_CHANGED), prefill_s=3.0)
+    ended((0, 100, Reason.NEW_TOKENS))
+    savings = ledger.of("")
+    assert [(b["reason"], b["tokens"], round(b["seconds"], 6)) for b in breaker_bodies(savings)] == [
+        ("tools changed", 100, 3.0),
+        ("date changed", 70, 0.7),
+        ("evicted", 30, 0.3),
+    ]
+    assert (savings.lost, round(savings.lost_s, 6), savings.saved_s) == (30, 0.3, 5.0)
+    assert savings.today.today(savings.saved_s) == 5.0
+    days[0] = date(2026, 1, 2)
+    ended((0, 100, Reason.NEW_TOKENS), saved_s=2.0)
+    assert savings.today.today(savings.saved_s) == 2.0
+
+
+@pytest.mark.anyio
+async def test_the_page_is_for_browsers_and_lets_nothing_in() -> None:
+    async with api(settings=Settings(model=MODEL, api_keys=("one",))) as a:
+        page = await a.client.get("/", headers={"accept": "text/html,*/*"})
+        line = await a.client.get("/", headers={"accept": "*/*"})
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        assert line.text == "Reprise is running"
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        for name in ("app.py", "..%2fapi%2fauth.py", "nothing.js"):
+            assert (await a.client.get(f"/page/{name}")).status_code == 404
+
+
+def test_a_record_of_many_sources_adds_up() -> None:
+    outcome = Outcome(prompt=100, reused=60, loaded=30, settled=50, awaited=10, prefilled=40)
+    record = Record(
+        id="r", api="chat", model="m", created=0.0, namespace="", ended="stop", outcomes=(outcome,), render_s=0.5
+    )
+    body = record_body(record)
+    assert body["sources"] == {"memory": 0, "disk": 30, "ahead": 20, "shared": 10, "computed": 40}
+    assert body["spans"] is None
