@@ -10,7 +10,7 @@ import pytest
 
 from reprise.api.ledger import Ledger, breaker_bodies
 from reprise.api.records import Record, record_body
-from reprise.chat.explain import Account, Explanation
+from reprise.chat.explain import ComputedSpan, Explanation
 from reprise.core.backend import Status
 from reprise.core.record import Outcome, Reason
 from reprise.core.settings import Settings
@@ -174,7 +174,7 @@ def test_what_broke_prefixes_is_ranked_by_seconds() -> None:
     ledger = Ledger(Status, today=lambda: days[0])
 
     def ended(*accounts: tuple[int, int, Reason], saved_s: float = 0.0, prefill_s: float = 1.0) -> None:
-        told = tuple(Account(span=Span(start, stop), reason=reason) for start, stop, reason in accounts)
+        told = tuple(ComputedSpan(span=Span(start, stop), reason=reason) for start, stop, reason in accounts)
         explanation = Explanation(reason=told[-1].reason, accounts=told, advice="", expected_text="a", actual_text="b")
         outcome = Outcome(prompt=100, reused=0, prefilled=100, prefill_s=prefill_s, saved_s=saved_s)
         ledger.request_ended(

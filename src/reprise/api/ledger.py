@@ -117,7 +117,10 @@ def _add_accounts(savings: Savings, record: Record, explanation: Explanation, ou
         breaker.requests += 1
         breaker.tokens += num
         breaker.seconds += seconds
-        breaker.record, breaker.explanation, breaker.notes = record.id, explanation, record.notes
+        breaker.record = record.id
+        if account.reason is explanation.reason:
+            # What else a request lost has no text of its own.
+            breaker.explanation, breaker.notes = explanation, record.notes
 
 
 def breaker_bodies(savings: Savings) -> list[dict[str, Any]]:

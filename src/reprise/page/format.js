@@ -1,6 +1,7 @@
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const one = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
 
+export const many = (value, one, more = `${one}s`) => `${num(value)} ${value === 1 ? one : more}`;
 export const num = (value) => (value === null || value === undefined ? "–" : whole.format(value));
 
 export function bytes(value) {
@@ -39,4 +40,4 @@ export function parts(value) {
 export const ago = (value) => (value < 1.5 ? "now" : `${parts(Math.max(10, value)).slice(0, 1).map(([a, u]) => `${value < 10 ? Math.round(value) : a} ${u}`)} ago`);
 export const share = (part, total) => (total > 0 ? `${whole.format((100 * part) / total)} %` : "–");
 export const rate = (value) => (value === null || value === undefined ? "–" : `${value < 10 ? one.format(value) : whole.format(value)}`);
-export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });

@@ -1,6 +1,6 @@
 // The one number on top, memory, what breaks prefixes, and load.
 import { $, h, s, put, shown, oneLine } from "./dom.js";
-import { num, bytes, seconds, parts, share, ago, rate } from "./format.js";
+import { many, num, bytes, seconds, parts, share, ago, rate } from "./format.js";
 import { get } from "./server.js";
 import { choose, facts } from "./tree.js";
 
@@ -28,7 +28,7 @@ function hero({ savings, health, created }) {
     figure("reused", "memory", "reused", savings.reused, `${share(savings.reused, known)} of all prompt tokens`),
     figure("computed", "computed", "computed", savings.computed, savings.prefill_tokens_per_s ? `at ${rate(savings.prefill_tokens_per_s)} tokens/s` : "while someone waited"),
     figure("ahead", "ahead", "prefilled ahead", health.settled, `while idle; ${num(savings.ahead)} were used`),
-    figure("lost", null, "could have been reused", savings.lost, savings.lost ? `${seconds(savings.lost_s)} lost for lack of room` : "nothing was lost"));
+    figure("lost", null, "could have been reused", savings.lost, savings.lost ? `${seconds(savings.lost_s)} spent on it again` : "nothing was lost"));
 }
 
 function memory({ memory: told, disk }) {
@@ -59,7 +59,7 @@ function nextTable() {
   if (!next.data.length) return h("p", { class: "empty" }, "Nothing may be evicted now.");
   return h("div", {}, h("table", {}, h("tbody", {}, next.data.slice(0, 8).map((each) => h("tr", {},
     h("td", {}, h("button", { class: "link", type: "button", onclick: () => { location.hash = "#cache"; choose(each.edge); $("tree").scrollIntoView(); } }, `${each.kind} at token ${num(each.position)}`)),
-    h("td", {}, ago(each.age_s)), h("td", { class: "num" }, `${num(each.cost_tokens)} tokens`), h("td", { class: "num" }, bytes(each.bytes)))))),
+    h("td", {}, ago(each.age_s)), h("td", { class: "num" }, many(each.cost_tokens, "token")), h("td", { class: "num" }, bytes(each.bytes)))))),
     h("p", { class: "note" }, `${num(next.data.length)}${next.has_more ? " and more" : ""} items, ${bytes(next.bytes)}`));
 }
 
@@ -83,7 +83,7 @@ function breakers(list) {
   put($("breakers-body"), list.length ? list.map((each) => h("div", { class: "breaker", "data-reason": each.reason },
     h("h3", {}, each.reason, h("span", { "data-seconds": each.seconds }, seconds(each.seconds))),
     h("div", { class: "meter" }, h("span", { style: { width: `${(100 * each.seconds) / most}%` } })),
-    h("p", { class: "note" }, `${num(each.requests)} ${each.requests === 1 ? "request" : "requests"}, ${num(each.tokens)} tokens. `, each.advice),
+    h("p", { class: "note" }, `${many(each.requests, "request")}, ${many(each.tokens, "token")}. `, each.advice),
     each.actual_text && each.expected_text ? h("p", { class: "note mono clip", style: { "max-width": "100%" } }, oneLine(each.expected_text, 46), " → ", oneLine(each.actual_text, 46)) : null,
     each.notes.slice(0, 2).map((note) => h("p", { class: "note" }, shown(note, 300))))) : h("p", { class: "empty" }, "Nothing so far: every chat went on where it was left."));
 }
@@ -103,7 +103,7 @@ function speeds() {
 
 function load(health, told) {
   const rates = speeds(), now = performance.now() / 1000, latest = rates.length && now - rates.at(-1).at < 2 && !health.idle ? rates.at(-1) : { decode: 0, prefill: 0 };
-  $("load-note").textContent = told.longest_gap_s === null ? "" : `longest gap between two tokens ${seconds(told.longest_gap_s)}`;
+  $("load-note").textContent = !told.longest_gap_s ? "" : `longest gap between two tokens ${seconds(told.longest_gap_s)}`;
   const cell = (id, value, name) => h("div", {}, h("b", { id }, value), h("span", {}, name));
   const groups = told.decode_groups.length ? `in groups of ${told.decode_groups.join(", ")}` : "decoding";
   put($("load-body"), h("div", { class: "grid4" }, cell("decode-speed", rate(latest.decode), "tokens/s written"), cell("prefill-speed", rate(latest.prefill), "tokens/s read"),

@@ -5,8 +5,8 @@ import { facts } from "./tree.js";
 
 export const SOURCES = [["memory", "from memory"], ["disk", "from disk"], ["ahead", "prefilled while idle"], ["shared", "shared in flight"], ["computed", "computed"]];
 const SPANS = [["render", "render"], ["queue", "queue"], ["load", "load"], ["prefill", "prefill"], ["first_token", "first token"]];
-const MOST = 60;
-let records = [], running = [], open = new Set();
+const MOST = 60, FIRST = 10;
+let isLong = false, records = [], running = [], open = new Set();
 
 export const setRecords = (list) => { records = list; draw(); };
 export const setRunning = (list) => { running = list; draw(); };
@@ -22,8 +22,9 @@ export function stack(sources, scale = 100) {
 
 function draw() {
   const most = Math.max(1, ...records.map((each) => each.prompt_tokens ?? 0), ...running.map((each) => each.prompt_tokens));
-  const rows = [...running.map((each) => runningRow(each, most)), ...records.map((each) => row(each, most))];
-  put($("request-list"), rows.length ? rows : h("p", { class: "empty" }, "No requests yet."));
+  const rows = [...running.map((each) => runningRow(each, most)), ...records.slice(0, isLong ? MOST : FIRST).map((each) => row(each, most))];
+  const more = records.length > FIRST ? h("button", { type: "button", class: "quiet", id: "more-requests", onclick: () => { isLong = !isLong; draw(); } }, isLong ? "Show fewer" : `Show ${num(records.length - FIRST)} more`) : null;
+  put($("request-list"), rows.length ? [rows, more] : h("p", { class: "empty" }, "No requests yet."));
 }
 
 const wide = (tokens, most) => Math.max(4, 100 * Math.sqrt(tokens / most));

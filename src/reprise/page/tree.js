@@ -4,6 +4,8 @@ import { num, bytes, ago } from "./format.js";
 import { get } from "./server.js";
 
 const ROW = 24, LEFT = 14, TOP = 26, LABEL = 240;
+// Without the template's own markup, which every chat has.
+const label = (node) => oneLine(node.text.replace(/<[|｜][^<>]{1,40}[|｜]>\s*(system|user|assistant|tool)?/g, " "), 64);
 const USES = { stored: "stored", resumed: "resumed by a request", settled: "prefilled ahead" };
 let nodes = new Map(), totals = {}, hasMore = false, zoom = 1, chosen = null, asTable = false, found = new Set(), running = [];
 const opened = new Map();
@@ -30,18 +32,20 @@ function arrange() {
   const placed = [];
   let row = 0, end = 1;
   // Depth first without recursion: the first branch goes on in its parent's row, the others get rows of their own.
-  const stack = roots.reverse().map((node) => ({ node, first: false, y: 0 }));
+  const stack = roots.reverse().map((node) => ({ node, first: false, y: 0, title: "" }));
   while (stack.length) {
     const item = stack.pop();
     if (item.more) { placed.push({ ...item, row: row++ }); continue; }
     const { node, first, y } = item;
+    // A row is called by what it began with.
+    const title = (first && item.title) || label(node);
     const own = first ? y : row++;
     const below = children.get(node.id);
-    placed.push({ node, row: own, from: y, isFirst: first, isLeaf: below.length === 0 });
+    placed.push({ node, row: own, from: y, isFirst: first, isLeaf: below.length === 0, title });
     end = Math.max(end, node.start + node.tokens);
     const hidden = node.children - below.length;
     if (hidden > 0) stack.push({ more: hidden, node, row: 0 });
-    for (let at = below.length - 1; at >= 0; at -= 1) stack.push({ node: below[at], first: at === 0, y: own });
+    for (let at = below.length - 1; at >= 0; at -= 1) stack.push({ node: below[at], first: at === 0, y: own, title });
   }
   return { placed, rows: row, end };
 }
@@ -84,7 +88,7 @@ function draw() {
   put(box, svg);
 }
 
-function edge({ node, row, from, isFirst, isLeaf }, x, y, width) {
+function edge({ node, row, from, isFirst, isLeaf, title }, x, y, width) {
   const left = x(node.start), right = Math.max(left + 2, x(node.start + node.tokens)), line = y(row);
   const weight = Math.min(9, 1.5 + Math.log2(1 + node.bytes / 4096) * 0.5);
   const inMemory = node.bytes > 0 || node.checkpoints.some((each) => each.bytes > 0);
@@ -103,7 +107,7 @@ function edge({ node, row, from, isFirst, isLeaf }, x, y, width) {
   for (const each of node.checkpoints) {
     group.append(s("circle", { class: `tick${each.superseded ? " old" : ""}${each.pinned ? " pin" : ""}`, cx: x(each.position), cy: line, r: each.pinned ? 4.5 : 3 }));
   }
-  if (isLeaf) group.append(s("text", { x: right + 10, y: line + 4 }, oneLine(node.text || `${num(node.tokens)} tokens`, 64)));
+  if (isLeaf) group.append(s("text", { x: right + 10, y: line + 4 }, title || `${num(node.tokens)} tokens`));
   group.addEventListener("click", () => choose(node.id));
   group.addEventListener("keydown", (event) => {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(node.id); }
