@@ -25,8 +25,8 @@ LAYERS = (
     _mutant(
         "WindowLayer._visible",
         "a window shows one entry too few",
-        "return min(self.held, max(self.lengths), self.kind.size - 1)",
-        "return min(self.held, max(self.lengths), max(0, self.kind.size - 2))",
+        "return min(self.held, max(self.lengths), self.window.size - 1)",
+        "return min(self.held, max(self.lengths), max(0, self.window.size - 2))",
         _LAYERS,
     ),
     _mutant(
@@ -53,7 +53,7 @@ LAYERS = (
     _mutant(
         "SinkWindowLayer.forget_last",
         "kept positions that were undone stay",
-        "self.lengths[0] < self.kind.keep",
+        "self.lengths[0] < self.window.keep",
         "self.lengths[0] < 0",
         _LAYERS,
     ),

@@ -116,7 +116,7 @@ def blueprint_of(model: nn.Module, *, kv_bits: int | None = None, kv_group_size:
 
 
 def _recognise(cache: Any, bits: int | None, group_size: int) -> Spec:
-    kind = type(cache)
+    kind: object = cache.__class__
     if kind is KVCache or kind is ConcatenateKVCache:
         return FullSpec(bits, group_size)
     if kind is QuantizedKVCache:
@@ -134,10 +134,8 @@ def _recognise(cache: Any, bits: int | None, group_size: int) -> Spec:
 
 def _build(spec: Spec, opaque: Iterator[Any]) -> Any:
     match spec:
-        case FullSpec(bits=None):
-            return FullLayer()
-        case FullSpec(bits=int(bits), group_size=group_size):
-            return QuantizedLayer(bits=bits, group_size=group_size)
+        case FullSpec(bits=bits, group_size=group_size):
+            return FullLayer() if bits is None else QuantizedLayer(bits=bits, group_size=group_size)
         case WindowSpec(kind=kind):
             return WindowLayer(kind) if kind.keep == 0 else SinkWindowLayer(kind)
         case ChunkSpec(kind=kind):

@@ -62,13 +62,10 @@ def load_model(
         _check_directory(path, source)
         source = str(path)
     try:
-        model, tokenizer, config = cast(
-            tuple[nn.Module, TokenizerWrapper, dict[str, Any]],
-            mlx_lm_utils.load(
-                source,
-                tokenizer_config={} if chat_template is None else {"chat_template": chat_template},
-                return_config=True,
-            ),
+        model, tokenizer, config = mlx_lm_utils.load(
+            source,
+            tokenizer_config={} if chat_template is None else {"chat_template": chat_template},
+            return_config=True,
         )
     except FileNotFoundError as error:
         raise LoadFailed(f"{source}: a file of the model is missing: {error}. Is the download complete?") from error
@@ -132,7 +129,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _parameters(model: nn.Module) -> list[mx.array]:
-    return [array for _, array in cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))]
+    return [array for _, array in tree_flatten(model.parameters())]
 
 
 def _context(config: dict[str, Any]) -> int | None:
@@ -159,7 +156,7 @@ def _fingerprint(model: nn.Module, config: dict[str, Any], bits: int | None, gro
 
 def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
     """The text side of mlx-lm's tokenizer wrapper."""
-    inner = tokenizer._tokenizer
+    inner = inner_tokenizer(tokenizer)
 
     def encode(text: str) -> list[int]:
         return cast(list[int], inner.encode(text, add_special_tokens=False))
@@ -197,6 +194,11 @@ def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
         extent=extent_of(backend.to_str()) if backend is not None else None,
     )
     return replace(text, calls=learn_calls(text))
+
+
+def inner_tokenizer(tokenizer: TokenizerWrapper) -> Any:
+    """The tokenizer of transformers within."""
+    return cast(Any, tokenizer)._tokenizer
 
 
 def _template_source(inner: Any) -> str:

@@ -275,13 +275,15 @@ class RecordSource:
         What is of full attention is given back instead unless it is kept.
         """
         given: list[PackedSegment] = []
-        arrays = [_array(section) for section in record.sections]
+        arrays: list[mx.array] = [_array(section) for section in record.sections]
         mx.eval(arrays)
         about = record.about
-        for each in about["segments"]:
+        described: list[dict[str, Any]] = about["segments"]
+        for each in described:
             kind, span = _kind(each["layers"]), Span(*each["span"])
             places = tuple((int(stack), int(index)) for stack, index in each["places"])
-            segment = PackedSegment(tuple(arrays[i] for i in each["stacks"]), places)
+            stacks: list[int] = each["stacks"]
+            segment = PackedSegment(tuple(arrays[i] for i in stacks), places)
             if segment.length != len(span):
                 raise ValueError(f"{segment.length} entries do not fill {span}")
             if isinstance(kind, Full) and not keeps_full:
@@ -290,7 +292,8 @@ class RecordSource:
             self._segments.setdefault(kind, []).append((span, segment))
             self._nbytes_each[kind] = segment.nbytes // len(span)
         if about["states"] is not None:
-            states = tuple([None if i is None else arrays[i] for i in numbers] for numbers in about["states"])
+            layers: list[list[int | None]] = about["states"]
+            states = tuple([None if i is None else arrays[i] for i in numbers] for numbers in layers)
             self._snapshot = Snapshot(states=states, nbytes=count_bytes(states))
         self.kind = BoundaryKind(about["kind"]) if about["kind"] is not None else None
         self.stop = record.start + len(record.tokens)

@@ -88,7 +88,7 @@ class LiveSequence:
         return [words for layer in self.rows.layers(kind) for words in layer.words(self.row, span)]
 
     def copy(self, kind: KvKind, span: Span) -> PackedSegment:
-        return SequenceSource(self.rows, self.row).segment(kind, span)
+        return SequenceSource(self.rows, self.row).copy(kind, span)
 
     def drop_plane(self, kind: KvKind, index: int) -> None:
         """Give up one buffer. The sequence cannot run any more."""
@@ -113,7 +113,7 @@ class _SharingSource(SequenceSource):
     def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
         if isinstance(kind, Full):
             return SharedSegment(self.live, kind, span, SequenceSource.segment_nbytes(self, kind, 1))
-        return SequenceSource.segment(self, kind, span)
+        return self.copy(kind, span)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx import nn
 
 from reprise.cache.lookup import Restore, SegmentSlice
+from reprise.cache.payload import SegmentPayload
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
 from reprise.engine.blueprint import Blueprint, leaf_states, with_leaves
@@ -59,7 +60,7 @@ class SequenceBatch:
         """The arrays of each recurrent layer."""
         return [state.arrays for state in self.states() if isinstance(state, StateLayer)]
 
-    def _opaque(self) -> list[Any]:
+    def opaque(self) -> list[Any]:
         """The states of classes that are not known."""
         return [state for state in self.states() if not isinstance(state, KvLayer | StateLayer)]
 
@@ -74,7 +75,7 @@ class SequenceBatch:
     @property
     def state_nbytes(self) -> int:
         """The bytes of all layers that hold no entries."""
-        return count_bytes(self.recurrent()) + look_into(self._opaque()).nbytes
+        return count_bytes(self.recurrent()) + look_into(self.opaque()).nbytes
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +86,7 @@ class SequenceBatch:
     def arrays(self) -> list[mx.array]:
         """All arrays of all layers: evaluating them computes the states."""
         entries = [plane for layer in self.kv_layers() for plane in layer.state]
-        return [*entries, *arrays_of(self.recurrent()), *look_into(self._opaque()).arrays]
+        return [*entries, *arrays_of(self.recurrent()), *look_into(self.opaque()).arrays]
 
     def reserve(self, length: int) -> None:
         """Sequences will grow to this length: buffers are made that large at once."""
@@ -98,7 +99,7 @@ class SequenceBatch:
         assert self.ahead is None, "what was run ahead is taken or undone first"
         logits = model(tokens, cache=self.caches)
         self.lengths = [length + tokens.shape[1] for length in self.lengths]
-        return cast(mx.array, logits)
+        return logits
 
     # Running ahead.
 
@@ -218,7 +219,8 @@ class SequenceBatch:
         assert self.ahead is None
         twin = SequenceBatch(self.blueprint)
         for mine, fresh in zip(self.states(), twin.states(), strict=True):
-            vars(fresh).update({k: list(v) if isinstance(v, list) else v for k, v in vars(mine).items()})
+            for name, value in cast(dict[str, Any], vars(mine)).items():
+                setattr(fresh, name, list(cast(list[Any], value)) if isinstance(value, list) else value)
         twin.lengths, twin.owners = list(self.lengths), list(self.owners)
         if list(rows) != list(range(self.num_rows)):
             twin.keep_rows(rows)
@@ -284,7 +286,10 @@ class SequenceSource:
         """The bytes of what cannot be had position by position: recurrent and unknown states."""
         return self.rows.state_nbytes // self.rows.num_rows
 
-    def segment(self, kind: KvKind, span: Span) -> PackedSegment:
+    def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
+        return self.copy(kind, span)
+
+    def copy(self, kind: KvKind, span: Span) -> PackedSegment:
         """A copy of the entries of `span`, which lies within what `kind` needs at this position."""
         layers = self._layers(kind)
         planes = [plane for layer in layers for plane in layer.read(self.row, span)]
@@ -297,4 +302,4 @@ class SequenceSource:
         assert self.rows.ahead is None
         row = slice(self.row, self.row + 1)
         recurrent = [[None if a is None else a[row] for a in arrays] for arrays in self.rows.recurrent()]
-        return save(recurrent, self.rows._opaque())
+        return save(recurrent, self.rows.opaque())

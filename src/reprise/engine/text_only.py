@@ -10,7 +10,7 @@ from mlx_lm import utils as mlx_lm_utils
 
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import LoadFailed
-from reprise.engine.load import text_model_of
+from reprise.engine.load import inner_tokenizer, text_model_of
 
 
 def load_text_model(source: str) -> TextModel:
@@ -25,7 +25,7 @@ def load_text_model(source: str) -> TextModel:
         # Tokenizers are loaded by transformers, which raises whatever its many parts raise.
         sentence = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise LoadFailed(f"{source}: its tokenizer cannot be loaded: {sentence}") from error
-    return text_model_of(tokenizer, vocab_size=len(tokenizer._tokenizer))
+    return text_model_of(tokenizer, vocab_size=len(inner_tokenizer(tokenizer)))
 
 
 def _config(path: Path) -> dict[str, Any]:

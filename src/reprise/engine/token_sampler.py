@@ -121,7 +121,7 @@ class TokenSampler:
                 others[list(held)] = False
                 if not others.any():
                     # The text of the grammar is complete: there is nothing to go on with.
-                    held = frozenset()
+                    held = frozenset[int]()
                 logits = mx.where(mx.array(mask), logits, _NEG_INF)
         if held:
             never = mx.full((len(held),), _NEG_INF, dtype=logits.dtype)

@@ -25,17 +25,17 @@ class WindowLayer(KvLayer):
     def __init__(self, kind: Window) -> None:
         super().__init__()
         assert kind.keep == 0, "a window that keeps its first positions is a SinkWindowLayer"
-        self.kind = kind
+        self.kind = self.window = kind
 
     def _visible(self, num: int) -> int:
-        return min(self.held, max(self.lengths), self.kind.size - 1)
+        return min(self.held, max(self.lengths), self.window.size - 1)
 
     def _slack(self, length: int) -> int:
-        return max(64, min(self.kind.size, STEP))
+        return max(64, min(self.window.size, STEP))
 
     def _is_wasteful(self, keep: int, num: int) -> bool:
         # After a long prefill chunk the buffer is longer than decode will ever need.
-        return num == 1 and self.planes[0].shape[2] > 2 * (self.kind.size + self._slack(0)) + STEP
+        return num == 1 and self.planes[0].shape[2] > 2 * (self.window.size + self._slack(0)) + STEP
 
     def make_mask(
         self,
@@ -44,12 +44,12 @@ class WindowLayer(KvLayer):
         window_size: int | None = None,
     ) -> mx.array | str | None:
         """The mask for the next N tokens over what `update_and_fetch` will give them."""
-        window = min(window_size if window_size is not None else self.kind.size, self.kind.size)
+        window = min(window_size if window_size is not None else self.window.size, self.window.size)
         seen = self._visible(N)
         if not self.is_even:
             padding = mx.array([max(0, seen - length) for length in self.lengths])
             return create_causal_mask(N, seen, window_size=window, left_padding=padding)
-        if seen + N > window and (N > 1 or window < self.kind.size):
+        if seen + N > window and (N > 1 or window < self.window.size):
             return create_causal_mask(N, seen, window_size=window)
         if N == 1:
             return None
@@ -65,7 +65,7 @@ class SinkWindowLayer(KvLayer):
 
     def __init__(self, kind: Window) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind = self.window = kind
         self.sinks: list[mx.array] = []
 
     def _first(self) -> int:
@@ -73,26 +73,26 @@ class SinkWindowLayer(KvLayer):
         return self.lengths[0] - self.held
 
     def _visible(self, num: int) -> int:
-        recent = min(self.held, self.kind.recent - 1)
+        recent = min(self.held, self.window.recent - 1)
         # Until the window has left the first positions behind, the buffer holds them too.
-        return self.held if self.lengths[0] - recent <= self.kind.keep else recent
+        return self.held if self.lengths[0] - recent <= self.window.keep else recent
 
     def append(self, new: list[mx.array]) -> int:
         is_whole = self._first() == 0
         low = super().append(new)
-        keep, start = self.kind.keep, self.end - self.held
+        keep, start = self.window.keep, self.end - self.held
         if not self.sinks and is_whole and self.held >= keep:
             self.sinks = [mx.array(plane[..., start : start + keep, :]) for plane in self.planes]
         return low
 
     def forget_last(self) -> None:
         super().forget_last()
-        if self.lengths[0] < self.kind.keep:
+        if self.lengths[0] < self.window.keep:
             # One of the kept positions is among what is undone: they are taken again when they are there again.
             self.sinks = []
 
     def _shown_sinks(self) -> bool:
-        return bool(self.sinks) and self.lengths[0] - self._visible(0) > self.kind.keep
+        return bool(self.sinks) and self.lengths[0] - self._visible(0) > self.window.keep
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self._show = self._shown_sinks()
@@ -114,12 +114,12 @@ class SinkWindowLayer(KvLayer):
         return_array: bool = False,
         window_size: int | None = None,
     ) -> mx.array | str | None:
-        at, keep = self.lengths[0], self.kind.keep
+        at, keep = self.lengths[0], self.window.keep
         seen = self._visible(N)
         shows = self._shown_sinks()
         query = mx.arange(at, at + N)[:, None]
         key = mx.arange(at - seen, at + N)[None]
-        mask = (key <= query) & ((key > query - self.kind.recent) | (key < keep))
+        mask = (key <= query) & ((key > query - self.window.recent) | (key < keep))
         if shows:
             mask = mx.concatenate([mx.ones((N, keep), dtype=mx.bool_), mask], axis=1)
         return mask
@@ -128,18 +128,18 @@ class SinkWindowLayer(KvLayer):
         first = self._first()
         if span.start >= first:
             return super().read(row, span)
-        kept = [plane[..., span.start : min(span.stop, self.kind.keep), :] for plane in self.sinks]
-        if span.stop <= self.kind.keep:
+        kept = [plane[..., span.start : min(span.stop, self.window.keep), :] for plane in self.sinks]
+        if span.stop <= self.window.keep:
             return kept
-        rest = super().read(row, Span(self.kind.keep, span.stop))
+        rest = super().read(row, Span(self.window.keep, span.stop))
         return [mx.concatenate(pair, axis=2) for pair in zip(kept, rest, strict=True)]
 
     def load(self, columns: Sequence[Column], spans: Sequence[Span], position: int) -> None:
         """See `KvLayer.load`; the first spans may be the kept positions, apart from the rest."""
-        if self.kind.needs(position) == (Span(0, position),):
+        if self.window.needs(position) == (Span(0, position),):
             super().load(columns, spans, position)
             return
-        num_kept = sum(span.stop <= self.kind.keep for span in spans)
+        num_kept = sum(span.stop <= self.window.keep for span in spans)
         halves = [column.split(num_kept) for column in columns]
         self.sinks = [kept.joined(room=0) for kept, _ in halves]
         super().load([recent for _, recent in halves], spans[num_kept:], position)
@@ -168,14 +168,14 @@ class ChunkLayer(KvLayer):
 
     def maybe_trim_front(self) -> None:
         at = self.lengths[0]
-        self.start_position = max(self.start_position, self.kind.size * (at // self.kind.size))
+        self.start_position = max(self.start_position, self.chunk_size * (at // self.chunk_size))
         self.held = min(self.held, at - self.start_position)
 
     def _visible(self, num: int) -> int:
         return self.lengths[0] - self.start_position
 
     def _slack(self, length: int) -> int:
-        return max(64, min(self.kind.size, STEP))
+        return max(64, min(self.chunk_size, STEP))
 
     def load(self, columns: Sequence[Column], spans: Sequence[Span], position: int) -> None:
         super().load(columns, spans, position)

@@ -10,7 +10,10 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import _get_classes, save_config
+from mlx_lm.utils import (
+    _get_classes,  # pyright: ignore[reportPrivateUsage] -- the one way to a model without weights
+    save_config,
+)
 from tokenizers import Tokenizer
 
 from reprise.demo.tiny.tokenizer import MARKUP, demo_texts, train_tokenizer
@@ -80,7 +83,7 @@ def build_model(
 
 def unspoken_tokens(tokenizer: Tokenizer, markup: Iterable[str], vocab_size: int) -> tuple[int, ...]:
     """The ids that are no clean text alone: markup, pieces of characters, control characters, ids without a token."""
-    clean = set()
+    clean = set[int]()
     for token in range(tokenizer.get_vocab_size()):
         text = tokenizer.decode([token], skip_special_tokens=False)
         if "\ufffd" not in text and text.isprintable() and text not in set(markup):

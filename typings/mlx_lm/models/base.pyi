@@ -1,0 +1,9 @@
+from mlx.core import array
+
+def create_causal_mask(
+    N: int,
+    offset: int = 0,
+    window_size: int | None = None,
+    right_padding: array | None = None,
+    left_padding: array | None = None,
+) -> array: ...
