@@ -4,10 +4,11 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal, cast
 
 from reprise.chat.answer import Answer
 from reprise.chat.boundaries import find_boundaries
+from reprise.chat.compaction import Answered, Compactions
 from reprise.chat.explain import Explanation, explain
 from reprise.chat.history import mended
 from reprise.chat.memo import Memo
@@ -80,6 +81,7 @@ class Renderer:
         self._prompt_texts: Memo[str, str] = Memo(
             nbytes=_GENERATION_PROMPTS_NBYTES, size=lambda key, text: 200 + 2 * (len(key) + len(text))
         )
+        self._compactions = Compactions()
         self._recent: Memo[int, Rendered] = Memo(nbytes=self.settings.recent_nbytes, size=_rendered_nbytes)
 
     def render(self, request: ChatRequest, *, is_final: bool = True) -> Rendered:
@@ -132,6 +134,7 @@ class Renderer:
         )
         if is_final:
             self._keep(rendered)
+            self._compactions.observe(_as_sent(rendered))
         return rendered
 
     def recall(self, runs: Iterable[StoredRun]) -> None:
@@ -147,6 +150,8 @@ class Renderer:
     def learn(self, rendered: Rendered, sampled: Sequence[int], answer: Answer | None = None) -> None:
         """A request was answered with these tokens, which mean this answer. Call it before `next_turn`."""
         self._tokenizer.learn(rendered.tokenized, sampled)
+        if answer is not None and answer.content is not None:
+            self._compactions.note(_answered(rendered, answer.content))
         if answer is not None and self.settings.restores_reasoning:
             self._reasoning.remember(rendered.history, as_message(answer))
 
@@ -157,6 +162,9 @@ class Renderer:
         """
         if branch == "tool" and not answer.tool_calls:
             return None
+        summarised = self._after_summary(rendered, answer)
+        if summarised is not None:
+            return summarised
         # From what the client sent: what was rewritten for the template is no longer in the client's shape.
         request = replace(rendered.request, messages=rendered.history, breakpoints=(), cuts=())
         message = as_message(answer, has_reasoning=self._returns_reasoning(request))
@@ -175,19 +183,41 @@ class Renderer:
             return None
         return Prompt(tokens=own_tokens(run.tokens[:length]), boundaries=(Boundary(length, BoundaryKind.STABLE),))
 
-    def typed(self, request: ChatRequest) -> Prompt:
+    def _after_summary(self, rendered: Rendered, answer: Answer) -> Prompt | None:
+        """What a chat goes on with after this answer, if it is a summary and the client did so before."""
+        if answer.content is None:
+            return None
+        predicted = self._compactions.predict(_answered(rendered, answer.content))
+        if predicted is None:
+            return None
+        try:
+            if predicted.is_whole:
+                return self.render(predicted.request, is_final=False).prompt
+            return self.typed(predicted.request, ends_in_word=False)
+        except BadRequest:
+            return None  # The template refuses what is expected; the real request will be another.
+
+    def typed(self, request: ChatRequest, *, ends_in_word: bool = True) -> Prompt:
         """What the prompt will begin with, however the last user message goes on: it is still being typed.
 
-        Its last word may become another, so it is left out. Raises what `render` raises, and BadRequest where no user
-        message stands at the end.
+        A word at its end may become another, so it is left out. Raises what `render` raises, and BadRequest where no
+        user message stands at the end.
         """
         rendered = self.render(request, is_final=False)
         last = rendered.history[-1] if rendered.history else None
         if last is None or last.get("role") != "user":
             raise BadRequest("Only a user message at the end of the chat can be partial.", param="partial")
-        text = last.get("content")
-        words = text[: len(text) - len(text.split()[-1])].rstrip() if isinstance(text, str) and text.split() else ""
-        chats = [(*rendered.history[:-1], {**last, "content": f"{words} {word}".lstrip()}) for word in STAND_IN_WORDS]
+        content: Any = last.get("content")
+        parts = cast(list[Any], content) if isinstance(content, list) else []
+        text = cast(Any, parts[-1].get("text") if parts else content)
+        known = text if isinstance(text, str) else ""
+        if ends_in_word and known.split():
+            known = known[: len(known) - len(known.split()[-1])].rstrip() + " "
+        chats: list[tuple[Message, ...]] = []
+        for word in STAND_IN_WORDS:
+            begun = known.lstrip() + word if ends_in_word else known + word
+            whole = [*parts[:-1], {**parts[-1], "text": begun}] if parts and isinstance(text, str) else begun
+            chats.append((*rendered.history[:-1], {**last, "content": whole}))
         request = replace(rendered.request, breakpoints=(), cuts=())
         first, second = (
             self._template.try_text(
@@ -266,6 +296,15 @@ class Renderer:
         alone = replace(rendered, previous=None)
         self._recent.put(_start_key(rendered.request.messages, has_head=False), alone)
         self._recent.put(_head_key(rendered.request), alone)
+
+
+def _as_sent(rendered: Rendered) -> ChatRequest:
+    return replace(rendered.request, messages=rendered.history, breakpoints=(), cuts=(), notes=())
+
+
+def _answered(rendered: Rendered, text: str) -> Answered:
+    previous = None if rendered.previous is None else _as_sent(rendered.previous)
+    return Answered(request=_as_sent(rendered), previous=previous, text=text)
 
 
 def _start_key(messages: Sequence[Message], *, has_head: bool) -> int:
