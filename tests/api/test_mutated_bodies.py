@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from reprise.core.settings import Settings
 from tests.api.servers import MODEL, running_server
 from tests.api.test_bodies import NAMES, session
+from tests.matrix import examples
 from tests.soak.lengths import times
 
 FINE = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -88,7 +89,7 @@ def check(client: httpx.Client, name: str, *, num_cases: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_broken_body_makes_the_server_fail(name: str, client: httpx.Client):
-    check(client, name, num_cases=40)
+    check(client, name, num_cases=examples(40))
 
 
 @pytest.mark.soak

@@ -26,6 +26,7 @@ def pair() -> Iterator[tuple[httpx.Client, httpx.Client]]:
         yield warm, cold
 
 
+@pytest.mark.soak
 def test_no_more_is_computed_than_the_oracle_computes(pair: tuple[httpx.Client, httpx.Client]) -> None:
     warm, cold = pair
     tokenizer = LocalTokenizer(tiny_model("qwen3_5"))
@@ -35,6 +36,7 @@ def test_no_more_is_computed_than_the_oracle_computes(pair: tuple[httpx.Client, 
     assert sums.cold_computed == sums.prompt_tokens
 
 
+@pytest.mark.soak
 def test_a_turn_is_24_tokens_of_thinking_and_64_in_all(pair: tuple[httpx.Client, httpx.Client]) -> None:
     reply = ask(pair[0], ({"role": "user", "content": "Say something."},))
     assert len(reply.tokens) == 64
@@ -42,6 +44,7 @@ def test_a_turn_is_24_tokens_of_thinking_and_64_in_all(pair: tuple[httpx.Client,
     assert "</think>" not in reply.content + reply.reasoning
 
 
+@pytest.mark.soak
 def test_the_first_ctrl_c_finishes_the_answer_and_exits_with_0() -> None:
     command = [sys.executable, "-m", "reprise.cli.main", "serve", str(tiny_model("llama")), "--port", "0"]
     with (

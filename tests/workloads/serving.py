@@ -94,9 +94,9 @@ class Serving:
         )
 
     def wait_until_idle(self) -> None:
-        """Until /health says that nothing runs, and nothing is about to."""
+        """Until nothing runs, and nothing is about to: what /health says of it, which would make more work to ask."""
         deadline = time.monotonic() + _IDLE_S
-        while not self.health()["idle"]:
+        while not self.service.is_idle:
             assert time.monotonic() < deadline, self.health()
             time.sleep(0.002)
 

@@ -73,7 +73,7 @@ def tool_loop(restarting: Restarting) -> list[Turn]:
     return turns
 
 
-_NOW = [("qwen3_5", chat, True), ("qwen3_5", tool_loop, False), ("gemma3_text", tool_loop, True)]
+_NOW = [("qwen3_5", tool_loop, True), ("gemma3_text", chat, False)]
 _ALL = [(m, play, s) for m in ("qwen3_5", "llama", "gemma3_text") for play in (chat, tool_loop) for s in (True, False)]
 
 
