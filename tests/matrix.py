@@ -13,6 +13,11 @@ def now_and_later(now: Iterable[Any], later: Iterable[Any]) -> list[Any]:
     return [*now, *(pytest.param(value, marks=pytest.mark.matrix) for value in later)]
 
 
+def rows_now_and_later(now: Iterable[tuple[Any, ...]], later: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """The same for several parameters at once."""
+    return [*now, *(pytest.param(*row, marks=pytest.mark.matrix) for row in later)]
+
+
 def examples(num: int) -> int:
     """So many examples of a law in `make test-all`; in `make test` the share of them that its profile has of 100."""
     return max(1, num * settings.default.max_examples // 100)

@@ -48,6 +48,20 @@ def test_a_position_that_is_stored_can_be_pinned_and_let_go(layout: Layout) -> N
     assert trial.cache.pins.total() == PinnedTotal()
 
 
+def test_what_two_have_pinned_goes_with_the_last_of_them() -> None:
+    cache = _trial(EXAMPLES[0]).cache
+    for owner in ("one", "other"):
+        assert cache.pin(as_tokens(CHAT[:20]), namespace="", until=5.0, owner=owner)
+    pin = cache.pin_of(as_tokens(CHAT[:20]), namespace="")
+    assert pin is not None
+    assert not cache.unpin(pin.id, namespace="", owner="stranger")
+    assert cache.unpin(pin.id, namespace="", owner="one")
+    assert not cache.unpin(pin.id, namespace="", owner="one")
+    assert [len(cache.list_pins("", owner=owner).pins) for owner in ("one", "other")] == [0, 1]
+    assert cache.unpin(pin.id, namespace="", owner="other")
+    assert cache.pins.total() == PinnedTotal()
+
+
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_what_cannot_be_resumed_cannot_be_pinned(layout: Layout) -> None:
     trial = _trial(layout)

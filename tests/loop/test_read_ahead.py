@@ -24,7 +24,7 @@ from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import Engine
 from tests.loop.restarts import BLOCK, Restarts, disk_of, words
-from tests.matrix import now_and_later
+from tests.matrix import rows_now_and_later
 
 _GRACE_S = 120.0
 
@@ -173,7 +173,7 @@ def test_what_is_being_read_counts_also_when_parked_buffers_are_given_up(start: 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5"])
 @pytest.mark.parametrize(
     ("ending", "is_large"),
-    now_and_later(
+    rows_now_and_later(
         [("cancel", False), ("clear", True), ("anew", False), ("fail", True)],
         [("cancel", True), ("clear", False), ("anew", True), ("fail", False)],
     ),
