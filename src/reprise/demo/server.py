@@ -40,7 +40,7 @@ def server(model: Path, *options: str) -> Generator[httpx.Client]:
         try:
             address = _wait_for_address(process, words.fileno())
             with httpx.Client(base_url=address, timeout=httpx.Timeout(60.0)) as client:
-                _wait_until_ready(client, process)
+                _wait_until_ready(client, process, words.fileno())
                 yield client
         finally:
             _stop(process)
@@ -50,15 +50,18 @@ def _wait_for_address(process: "subprocess.Popen[bytes]", words: int) -> str:
     """The address that the server prints."""
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
-        has_ended = process.poll() is not None
-        said = _read(words)
-        if has_ended:
-            raise DemoFailed(f"The server did not start. It said:\n{said.strip()}")
-        found = _ADDRESS.search(said)
+        _check_runs(process, words)
+        found = _ADDRESS.search(_read(words))
         if found is not None:
             return found.group()
         time.sleep(0.05)
     raise DemoFailed(f"The server did not start within {_START_S:.0f} seconds.")
+
+
+def _check_runs(process: "subprocess.Popen[bytes]", words: int) -> None:
+    """DemoFailed, with its words, if the server has ended: also with an address, it may find no model to load."""
+    if process.poll() is not None:
+        raise DemoFailed(f"The server did not start. It said:\n{_read(words).strip()}")
 
 
 def _read(words: int) -> str:
@@ -66,9 +69,10 @@ def _read(words: int) -> str:
     return os.pread(words, 1 << 20, 0).decode(errors="replace")
 
 
-def _wait_until_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:
+def _wait_until_ready(client: httpx.Client, process: "subprocess.Popen[bytes]", words: int) -> None:
     deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline:
+        _check_runs(process, words)
         try:
             if client.get("/health").is_success:
                 return
