@@ -74,6 +74,28 @@ async def test_more_prompts_than_may_wait(stream: bool):
     assert texts == prompts
 
 
+@pytest.mark.parametrize("body", [{}, {"n": 2}, {"best_of": 4}, {"n": 2, "best_of": 5}])
+async def test_no_more_than_sixteen_answers_are_computed_at_a_time(body: dict[str, Any]):
+    peak = num_done = 0
+    each = int(body.get("best_of", body.get("n", 1)))
+    together = 16 // each * each
+
+    def watched(job: Any) -> list[int]:
+        nonlocal peak, num_done
+        peak, num_done = max(peak, len(a.backend.jobs) - num_done), num_done + 1
+        return says("Hello.")(job)
+
+    async with api(watched) as a:
+        a.backend.may_prefill.clear()
+        asked = asyncio.create_task(a.client.post(URL, json={"prompt": ["Hi"] * 24, **body}))
+        while len(a.backend.jobs) < together:
+            await asyncio.sleep(0.001)
+        a.backend.may_prefill.set()
+        choices = (await asked).json()["choices"]
+    assert len(choices) == 24 * body.get("n", 1)
+    assert (num_done, peak) == (24 * each, together)
+
+
 async def test_one_prompt_of_many_that_is_too_long_is_refused_before_any_is_computed():
     async with api() as a:
         many = await a.client.post(URL, json={"prompt": [[5]] * 30 + [[5] * 5000]})

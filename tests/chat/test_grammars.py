@@ -447,6 +447,8 @@ def test_harmony_calls_or_answers() -> None:
 @pytest.mark.parametrize("parser", sorted(FORCED))
 def test_a_call_or_the_output_in_every_format(parser: str) -> None:
     model = with_calls(tokenizer_with(*SAMPLES[parser][0]), parser)
+    assert model.calls.format is not None
+    model = replace(model, calls=replace(model.calls, format=replace(model.calls.format, follows_words=False)))
     output = grammar.json_schema({"const": {"done": True}})
     wanted = answer_grammar(model, output, tools=[WEATHER], tool_choice="auto", parallel=False)
     assert wanted is not None
@@ -462,6 +464,86 @@ def test_a_call_or_the_output_in_every_format(parser: str) -> None:
         assert len(reader.answer.tool_calls) == 1 or json.loads(reader.answer.content or "") == {"done": True}
         kinds.add(bool(reader.answer.tool_calls))
     assert kinds == {True, False}
+
+
+@pytest.mark.parametrize("parser", sorted(FORCED))
+def test_words_may_lead_to_a_call_but_not_to_the_output(parser: str) -> None:
+    specials, sample = SAMPLES[parser]
+    model = with_calls(tokenizer_with(*specials), parser)
+    wanted = answer_grammar(model, grammar.json_object(), tools=[WEATHER], tool_choice="auto", parallel=False)
+    assert wanted is not None
+    make = Grammars(model).constraint(wanted)
+    form = model.calls.format
+    assert form is not None
+    write(make(), model.encode("Let me {look} at it.\n\n" + form.start))
+    constraint = make()
+    write(constraint, model.encode("It is sunny."))
+    assert not model.eos & set(allowed_tokens(constraint) or ())
+    with pytest.raises(AssertionError):
+        write(make(), model.encode('{"a": 1} so ' + sample))
+    silent = replace(model, calls=replace(model.calls, format=replace(form, follows_words=False)))
+    wanted = answer_grammar(silent, grammar.json_object(), tools=[WEATHER], tool_choice="auto")
+    assert wanted is not None
+    with pytest.raises(AssertionError):
+        write(Grammars(silent).constraint(wanted)(), model.encode("Let"))
+
+
+def test_what_a_schema_asks_of_text_without_quotes() -> None:
+    model = with_calls(tokenizer_with(), "minimax_m2")
+    cases: list[tuple[dict[str, Any], list[str], list[str]]] = [
+        ({"pattern": "^[a-c]+/x$"}, ["ab/x"], ["ab/y", "xab/x", "ab/xy"]),
+        ({"pattern": "b|c"}, ["abd", "c"], ["ad"]),
+        ({"pattern": "^a|b$"}, ["a", "anything"], []),
+        ({"pattern": "(?=x)y"}, ["anything"], []),
+        ({"pattern": "^a.*$", "maxLength": 3}, ["abc"], ["abcd", "b"]),
+        ({"minLength": 3, "maxLength": 5000}, ["abc", "a" * 300], ["ab"]),
+        ({"format": "date"}, ["2031-03-04"], ["2031-3-4", "soon"]),
+        ({"format": "date-time"}, ["2031-03-04T05:06:07Z"], ["2031-03-04"]),
+        ({"format": "email"}, ["a.b@c-d.org"], ["a@", "a b@c.org"]),
+        ({"format": "ipv4"}, ["10.0.255.1"], ["10.0.256.1"]),
+        ({"format": "uuid"}, ["0f1d8f5e-6a0c-4a6b-9d51-7f1c2b3a4d5e"], ["0f1d8f5e"]),
+        ({"format": "of our own"}, ["anything"], []),
+    ]
+    for schema, right, wrong in cases:
+        one = tool("get_weather", city={"type": "string", **schema})
+        wanted = call_grammar(model, tools=[one], tool_choice="required", parallel=False)
+        assert wanted is not None
+        make = Grammars(model).constraint(wanted)
+        lead = f'{model.tool_start}\n<invoke name="get_weather">\n<parameter name="city">'
+        for text in right:
+            write(make(), model.encode(f"{lead}{text}</parameter>\n</invoke>\n{model.tool_end}"))
+        for text in wrong:
+            with pytest.raises(AssertionError):
+                write(make(), model.encode(f"{lead}{text}</parameter>"))
+
+
+def test_a_tool_that_is_not_strict_is_forced_without_what_no_grammar_has() -> None:
+    odd = {"type": "string", "pattern": "(?!a)b", "format": "of our own"}
+    loose = tool("get_weather", city=odd, pattern={"type": "array", "uniqueItems": True, "items": {"type": "integer"}})
+    wanted = call_grammar(MODEL, tools=[loose], tool_choice="required")
+    assert wanted is not None
+    write(
+        GRAMMARS.constraint(wanted)(), MODEL.encode('<tool_call>\n{"name": "get_weather", "arguments": {"city": "ab"')
+    )
+    strict = {"type": "function", "function": {**loose["function"], "strict": True}}
+    wanted = call_grammar(MODEL, tools=[strict], tool_choice="required")
+    assert wanted is not None
+    with pytest.raises(BadRequest):
+        GRAMMARS.constraint(wanted)
+
+
+def test_any_value_in_a_language_of_its_own() -> None:
+    model = with_calls(tokenizer_with(*SAMPLES["gemma4"][0]), "gemma4")
+    free = tool(
+        "get_weather", deep={"type": "object"}, rest={"type": "object", "additionalProperties": {"type": "integer"}}
+    )
+    wanted = call_grammar(model, tools=[free], tool_choice="required", parallel=False)
+    assert wanted is not None
+    make = Grammars(model).constraint(wanted)
+    lead = "<|tool_call>call:get_weather{"
+    write(make(), model.encode(lead + 'deep:{a:[1,{b:<|"|>x<|"|>,c:null}]},rest:{n:3}}<tool_call|>'))
+    with pytest.raises(AssertionError):
+        write(make(), model.encode(lead + "rest:{n:true"))
 
 
 def test_output_with_calls_that_no_grammar_has_is_refused_by_its_field() -> None:

@@ -164,6 +164,26 @@ def test_a_format_whose_calls_the_model_could_not_end_is_none() -> None:
     assert model.calls.format is None
 
 
+def test_calls_end_before_their_results() -> None:
+    template = source("sections").replace(
+        "<|eos|>{% endfor %}", "{% if not m.tool_calls %}<|eos|>{% endif %}{% endfor %}"
+    )
+    assert template != source("sections")
+    template = template.replace(
+        "{% else %}", "{% elif m.role == 'tool' %}<|sep|>{{ m.tool_call_id }}<|call|>{{ m.content }}{% else %}"
+    )
+    form = model_with(template, ("<|role|>", *FORMATS["sections"][0])).calls.format
+    assert form == MODELS["sections"].calls.format
+
+
+def test_whether_words_come_before_a_call_is_what_the_template_shows() -> None:
+    silent = source("sections").replace("{% if m.tool_calls %}{{ m.content }}", "{% if m.tool_calls %}")
+    for template, follows in ((source("sections"), True), (silent, False)):
+        form = model_with(template, ("<|role|>", *FORMATS["sections"][0])).calls.format
+        assert form is not None
+        assert form.follows_words == follows
+
+
 ASKS = "{% if tools %}Call with <|tool_call|> and a list in JSON.{% endif %}"
 PLAIN = "{% for m in messages %}<|role|>{{ m.content }}<|eos|>{% endfor %}"
 

@@ -71,7 +71,7 @@ class CallFormat:
     A call is `head` name `middle` arguments `tail`. `start` and `end` are the markers at which content ends and begins
     again. `between` is None where the template takes one call at a time. With `has_own_section` each call stands in a
     section of its own, and `between` is what joins sections. `is_bare`: the section begins with plain text, so it is
-    one only where the answer begins.
+    one only where the answer begins. `follows_words`: the model may say something first.
     """
 
     start: str
@@ -85,6 +85,7 @@ class CallFormat:
     end: str
     has_own_section: bool = False
     is_bare: bool = False
+    follows_words: bool = True
 
     def __post_init__(self) -> None:
         assert self.start.strip() != "", self

@@ -100,17 +100,18 @@ class _CallProbes:
         self._form = form
         self.splitters = sorted((text for text in text_model.splitters if text), key=len, reverse=True)
 
-    def calls(self, calls: Sequence[_Call], *, content: str | None = None, ids: Sequence[str] = _IDS) -> str:
+    def calls(self, calls: Sequence[_Call], *, content: str | None = None, has_results: bool = True) -> str:
         """The chat in which the model made these calls, and each has its result."""
         made = [
             {"id": made_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for made_id, (name, arguments) in zip(ids, calls, strict=False)
+            for made_id, (name, arguments) in zip(_IDS, calls, strict=False)
         ]
         results = [
             {"role": "tool", "content": "seen", "tool_call_id": made_id, "name": name}
-            for made_id, (name, _) in zip(ids, calls, strict=False)
+            for made_id, (name, _) in zip(_IDS, calls, strict=False)
         ]
-        return self._render(({"role": "assistant", "content": content, "tool_calls": made}, *results))
+        called: Message = {"role": "assistant", "content": content, "tool_calls": made}
+        return self._render((called, *(results if has_results else ())))
 
     def words(self, *, reasoning: Mapping[str, str] | None = None, has_prompt: bool = False) -> str:
         """The chat in which the model answered in words."""
@@ -126,6 +127,17 @@ class _CallProbes:
                 text = self.words(reasoning={key: _WORDS}, has_prompt=True)
                 texts.append(text[text.find(_ASKED) :])
         return tuple(texts)
+
+    @cached_property
+    def opens_result(self) -> str:
+        """The special token that the result of a call begins with; "" if it begins with none, or that is not shown."""
+        called = [(_NAME, {_KEY: _VALUE})]
+        try:
+            with_result, without = self.calls(called), self.calls(called, has_results=False).rstrip()
+        except _NotLearnt:
+            return ""
+        markup = _first_markup(with_result.removeprefix(without), self.splitters)
+        return markup if with_result.startswith(without) and markup in self.splitters else ""
 
     def instructions(self) -> tuple[str, str]:
         """A question with tools and one without."""
@@ -396,7 +408,7 @@ def _whole(
 ) -> CallFormat:
     """The format, with the markers at which content ends and begins again taken out of what is around the calls."""
     has_own = opening.strip() == "" and between is not None
-    start, lead = _start(probes, (opening + head).lstrip())
+    start, lead = _call_start(probes, (opening + head).lstrip())
     opening = lead[: len(lead) - len(head)] if len(lead) > len(head) else ""
     if has_own or between is None:
         head, opening = lead[len(start) :], ""
@@ -422,6 +434,7 @@ def _whole(
         end=end,
         has_own_section=has_own,
         is_bare=not _is_marker(start, probes.splitters),
+        follows_words=_WORDS in _before_name(probes),
     )
     ends = [probes.text_model.decode([token]) for token in probes.text_model.eos]
     if any(end in text for end in ends if end for text in found.texts()):
@@ -431,7 +444,13 @@ def _whole(
     return found
 
 
-def _start(probes: _CallProbes, lead: str) -> tuple[str, str]:
+def _before_name(probes: _CallProbes) -> str:
+    """What the template writes between the question and the name of a call, where the model said words first."""
+    text = probes.calls([(_NAME, {_KEY: _VALUE})], content=_WORDS)
+    return text[text.rfind(_ASKED) :].partition(_NAME)[0]
+
+
+def _call_start(probes: _CallProbes, lead: str) -> tuple[str, str]:
     """The marker that the calls begin with, and the lead from there on.
 
     What stands in a chat without calls too (it begins or ends reasoning, or a message) is not the marker of calls: that
@@ -603,7 +622,7 @@ def _until_turn_end(probes: _CallProbes, text: str) -> str:
     behind = words[words.rfind(_WORDS) + len(_WORDS) :]
     ends = [text_of for text_of in (probes.text_model.decode([token]) for token in probes.text_model.eos) if text_of]
     marker = _first_markup(behind, probes.splitters)
-    places = [at for end in (*ends, marker) if end and (at := text.find(end)) >= 0]
+    places = [at for end in (*ends, marker, probes.opens_result) if end and (at := text.find(end)) >= 0]
     seen = [at for at in (text.find("seen"),) if at >= 0]
     if seen and not places:
         # Nothing ends the message: up to the last special token before what opens the result.

@@ -70,7 +70,7 @@ class CallReader:
         self._is_final = self._is_ended = False
         self._events: list[CallEvent] = []
         self._raw: list[str] = []
-        self._num_dropped = self._num_told = 0
+        self._num_dropped = self.num_told = 0
         self._id: str | None = None
         self._schema: Mapping[str, dict[str, Any]] = {}
         self._is_call_open = False
@@ -86,11 +86,6 @@ class CallReader:
     def raw(self) -> str:
         """The text since the last whole call, as it came."""
         return "".join(self._raw) + self._text
-
-    @property
-    def num_told(self) -> int:
-        """The length of the beginning of `raw` that is in an event."""
-        return self._num_told
 
     @property
     def is_call_open(self) -> bool:
@@ -224,7 +219,7 @@ class CallReader:
         # What was read belongs to a whole call.
         self._text, self._at = self._text[self._at :], 0
         self._raw.clear()
-        self._num_dropped = self._num_told = 0
+        self._num_dropped = self.num_told = 0
 
     def _name(self) -> Generator[None, None, str]:
         yield from self._space()
@@ -578,7 +573,7 @@ class CallReader:
         """A piece of the arguments; with it all that was read so far is told."""
         if text:
             self._events.append(CallArguments(text))
-            self._num_told = self._num_dropped + self._at
+            self.num_told = self._num_dropped + self._at
 
 
 _MAX_KEY = 1000

@@ -20,6 +20,8 @@ _FORMATS = {
 _UNSUPPORTED = re.compile(r"\(\?(?![:])|\\[bBAzZ1-9]")
 """Look-around, named groups, flags, word boundaries and references."""
 
+_MAX_LENGTH_OF_PATTERN = 200
+
 _UNESCAPED = r"(?<!\\)(?:\\\\)*"
 _ANCHOR = re.compile(rf"{_UNESCAPED}(?:\[(?:\\.|[^\]\\])*\]|([\^$]))")
 
@@ -27,19 +29,16 @@ _ANCHOR = re.compile(rf"{_UNESCAPED}(?:\[(?:\\.|[^\]\\])*\]|([\^$]))")
 def text_terms(schema: Mapping[str, Any]) -> list[str]:
     """Lark regular expressions that a text of this schema matches, all of them, as a whole; none if any text does.
 
-    A pattern with look-around, or with anchors elsewhere than at its ends, and formats that are not known, ask nothing.
+    A pattern with look-around, or with anchors elsewhere than at its ends, and formats that are not known, ask nothing;
+    nor do lengths above some hundred beside a pattern.
     """
-    terms: list[str] = []
-    fewest, most = schema.get("minLength", 0), schema.get("maxLength")
-    if fewest or most is not None:
-        terms.append(f"/(?s:.{{{fewest},{'' if most is None else most}}})/")
     pattern = schema.get("pattern")
-    whole = whole_pattern(pattern) if isinstance(pattern, str) else None
-    if whole is not None:
-        terms.append(lark_regex(whole))
-    known = _FORMATS.get(str(schema.get("format")))
-    if known is not None:
-        terms.append(lark_regex(known))
+    found = (whole_pattern(pattern) if isinstance(pattern, str) else None, _FORMATS.get(str(schema.get("format"))))
+    terms = [lark_regex(text) for text in found if text is not None]
+    fewest, most = schema.get("minLength", 0), schema.get("maxLength")
+    # A state for each length and place in a pattern would be too many.
+    if (fewest or most is not None) and (not terms or max(fewest, most or 0) <= _MAX_LENGTH_OF_PATTERN):
+        terms.append(f"/(?s:.{{{fewest},{'' if most is None else most}}})/")
     return terms
 
 

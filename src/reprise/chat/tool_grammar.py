@@ -52,12 +52,18 @@ _MAX_ITEMS = 64
 
 
 def call_grammar(
-    text_model: TextModel, *, tools: Sequence[Mapping[str, Any]], tool_choice: ToolChoice, parallel: bool = True
+    text_model: TextModel,
+    *,
+    tools: Sequence[Mapping[str, Any]],
+    tool_choice: ToolChoice,
+    parallel: bool = True,
+    after_words: bool = False,
 ) -> Grammar | None:
     """The grammar that forces the call, for "required" and a named function; None where nothing is forced.
 
-    `tool_choice` in OpenAI form. A named function is called once; "required" allows several calls if `parallel`.
-    Raises BadRequest for a choice that is none, and where the model's format cannot be forced.
+    `tool_choice` in OpenAI form. A named function is called once; "required" allows several calls if `parallel`. With
+    `after_words` something may be said before the call, where the model's template writes that. Raises BadRequest for
+    a choice that is none, and where the model's format cannot be forced.
     """
     if tool_choice is None or tool_choice in ("none", "auto"):
         return None
@@ -72,7 +78,8 @@ def call_grammar(
             param="tool_choice",
         )
     is_repeated = parallel and tool_choice == "required" and form.is_parallel
-    return _grammar(text_model, form, functions, is_repeated=is_repeated)
+    has_words = after_words and form.follows_words and not form.is_bare
+    return _grammar(text_model, form, functions, is_repeated=is_repeated, has_words=has_words)
 
 
 def _chosen(functions: Sequence[dict[str, Any]], tool_choice: str | Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -96,18 +103,22 @@ def _chosen(functions: Sequence[dict[str, Any]], tool_choice: str | Mapping[str,
 
 
 def _grammar(
-    text_model: TextModel, form: CallFormat, functions: Sequence[dict[str, Any]], *, is_repeated: bool
+    text_model: TextModel,
+    form: CallFormat,
+    functions: Sequence[dict[str, Any]],
+    *,
+    is_repeated: bool,
+    has_words: bool,
 ) -> Grammar:
     rules = _Rules(lambda text: lark_markup(text_model, text))
     calls = [rules.call(form, function) for function in functions]
     start, end = rules.literal(form.start + form.opening), rules.literal(form.ending + form.end)
     between = rules.literal(form.between or "")
-    if form.has_own_section:
-        whole = f"{start} call {end}"
-        body = f"{whole} ({between} {whole})*" if is_repeated else whole
-    else:
-        more = f"({between} call)*" if is_repeated else ""
-        body = f"{start} call {more} {end}"
+    more = ""
+    if is_repeated:
+        more = f"({between} {start} call {end})*" if form.has_own_section else f"({between} call)*"
+    first = f"({start} | {rules.words(form.start)} {rules.literal(form.opening)})" if has_words else start
+    body = f"{first} call {end} {more}" if form.has_own_section else f"{first} call {more} {end}"
     return rules.grammar(start=body, call=" | ".join(calls))
 
 
@@ -139,6 +150,10 @@ class _Rules:
         """Markup in which numbers and ids may stand."""
         parts = [_HOLES[part] if part in _HOLES else self.markup(part) for part in _HOLE.split(text) if part]
         return " ".join(part for part in parts if part)
+
+    def words(self, start: str) -> str:
+        """What a model says before a call, and the marker that the call begins with. It does not begin as JSON does."""
+        return self._text({"pattern": r'^[^\s<{\["0-9-]'}, start)
 
     def call(self, form: CallFormat, function: dict[str, Any]) -> str:
         name, parameters = function["name"], self._parameters(function)
@@ -320,10 +335,14 @@ class _Rules:
             return f"{self._terminal(f'{text} {before}') if before else text} {end[at:]} {after}"
         if not terms:
             return f"{self._rule(_ANY_TEXT, option=f'[suffix={end}]')} {after}"
-        closing = re.escape(tag).replace("/", r"\/")
-        outside = rf"~/(.|\n)*{closing}(.|\n)*/"
+        # A text that is not yet what is asked could go on beyond the ending.
+        first = re.escape(tag[0]).replace("/", r"\/")
+        if "pattern" in schema and tag[0] not in schema["pattern"]:
+            terms.append(f"/[^{first}]*/")
+        elif schema.get("minLength"):
+            terms.append(f"/[^{first}]{{{schema['minLength']}}}(?s:.*)/")
         whole = lark_text(ending[: ending.index(tag)] + tag)
-        return f"{self._rule(' & '.join((*terms, outside)), option=f'[suffix={whole}]')} {after}"
+        return f"{self._rule(' & '.join(terms), option=f'[suffix={whole}]')} {after}"
 
     def _schema_text(self, schema: dict[str, Any]) -> str:
         return json.dumps({**schema, "x-guidance": {**JSON_OPTIONS, "lenient": not self._is_strict}})

@@ -1,0 +1,129 @@
+"""Planted bugs in tool calls: learning their format, their ids, reading them, and the answers of one request."""
+
+from tools.mutants.mutant import Mutant
+
+_LEARNT = ("tests/chat/test_learnt_calls.py",)
+_IDS = ("tests/chat/test_call_ids.py",)
+_GRAMMARS = ("tests/chat/test_grammars.py",)
+_MALFORMED = ("tests/api/test_malformed_calls.py",)
+_OTHER_ROUTES = ("tests/api/test_other_routes.py",)
+
+
+def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
+    return Mutant(name=name, function=function, old=old, new=new, tests=tests)
+
+
+CHAT_MUTANTS = (
+    _mutant(
+        "_call_start",
+        "a call begins with what begins a message too",
+        "any(start in text for text in probes.outside)",
+        "False",
+        _LEARNT,
+    ),
+    _mutant(
+        "_whole",
+        "a format whose calls the model could not end is taken",
+        "any(end in text for end in ends if end for text in found.texts())",
+        "False",
+        _LEARNT,
+    ),
+    _mutant(
+        "_until_turn_end",
+        "what opens the result is taken for the end of the call",
+        "(*ends, marker, probes.opens_result)",
+        "(*ends, marker)",
+        _LEARNT,
+    ),
+    _mutant(
+        "_asked_for",
+        "a marker that stands there without tools is taken for that of calls",
+        "text in shown and text not in plain",
+        "text in shown",
+        _LEARNT,
+    ),
+    _mutant(
+        "_sequence",
+        "what stands before the first call is taken to stand before each",
+        "lead[: len(lead) - shared]",
+        "lead",
+        _LEARNT,
+    ),
+    _mutant(
+        "shortened_ids",
+        "two ids of a chat may become one",
+        "not _is_of(made, length) or made in taken",
+        "not _is_of(made, length)",
+        _IDS,
+    ),
+    _mutant(
+        "shortened_id",
+        "an id is another with every call",
+        "hashlib.blake2b(f'{attempt}:{given}'.encode(errors='replace'), digest_size=40).digest()",
+        "hashlib.blake2b(f'{attempt}:{id(object())}{__import__(\"time\").time_ns()}'.encode(), digest_size=40).digest()",
+        _IDS,
+    ),
+    _mutant(
+        "CallReader._step",
+        "a call that the length cuts is text",
+        "self.is_over, self.is_broken, self.is_cut = True, self._is_ended, not self._is_ended",
+        "self.is_over, self.is_broken, self.is_cut = True, True, False",
+        _LEARNT,
+    ),
+    _mutant(
+        "Reader._leave_call",
+        "the beginning of a streamed call that turns out malformed comes as text too",
+        "call.raw[0 if self._holds_calls else call.num_told:]",
+        "call.raw",
+        _MALFORMED,
+    ),
+    _mutant(
+        "Reader._leave_call",
+        "a malformed call that was held vanishes as far as it was read",
+        "0 if self._holds_calls else call.num_told",
+        "call.num_told",
+        _MALFORMED,
+    ),
+    _mutant(
+        "AnswerParser._close_call",
+        "the markers of a streamed call that turns out malformed are text",
+        "call.text if call.text.strip() else ''",
+        "raw",
+        _MALFORMED,
+    ),
+    _mutant(
+        "_JsonScan.take",
+        "arguments go on beyond what can be JSON",
+        "(self._depth > 0 and not self._has_content and not char.isspace()) or char not in _JSON_CHARS",
+        "self._depth > 0 and not self._has_content and not char.isspace()",
+        _LEARNT,
+    ),
+    _mutant(
+        "read_json",
+        "a number beyond all becomes what is no JSON",
+        "json.loads(text, parse_float=_finite, parse_constant=_refuse)",
+        "json.loads(text, parse_constant=_refuse)",
+        _LEARNT,
+    ),
+    _mutant(
+        "_end_of",
+        "a value ends with the first of its own name within it",
+        "depth += text.count(again, at, found) - 1",
+        "depth -= 1",
+        _LEARNT,
+    ),
+    _mutant(
+        "_Rules._text",
+        "text before a special token is no part of what ends a value",
+        "self._terminal(f'{text} {before}') if before else text",
+        "text",
+        _GRAMMARS,
+    ),
+    _mutant(
+        "_start",
+        "all answers of a request are computed at a time",
+        "max(1, service.limits.max_choices // asked[0].num_choices)",
+        "len(asked)",
+        _OTHER_ROUTES,
+    ),
+)
