@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tools.mutants.mutant import Mutant
 from tools.mutants.of_cache import CACHE_MUTANTS
+from tools.mutants.of_chat import CHAT_MUTANTS
 from tools.mutants.of_core import CORE_MUTANTS
 from tools.mutants.of_disk import DISK_MUTANTS
 from tools.mutants.of_engine import ENGINE_MUTANTS
@@ -26,7 +27,15 @@ from tools.mutants.of_schedule import SCHEDULE_MUTANTS
 from tools.mutants.place import Place, Unplaced, placed
 from tools.mutants.source import functions_below
 
-MUTANTS = (*CORE_MUTANTS, *SCHEDULE_MUTANTS, *CACHE_MUTANTS, *DISK_MUTANTS, *ENGINE_MUTANTS, *LOOP_MUTANTS)
+MUTANTS = (
+    *CORE_MUTANTS,
+    *SCHEDULE_MUTANTS,
+    *CACHE_MUTANTS,
+    *CHAT_MUTANTS,
+    *DISK_MUTANTS,
+    *ENGINE_MUTANTS,
+    *LOOP_MUTANTS,
+)
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 180
 

@@ -38,8 +38,8 @@ CHAT_MUTANTS = (
     _mutant(
         "_asked_for",
         "a marker that stands there without tools is taken for that of calls",
-        "text in shown and text not in plain",
-        "text in shown",
+        "_CALL_TOKEN.search(text) and text in shown and text not in plain",
+        "_CALL_TOKEN.search(text) and text in shown",
         _LEARNT,
     ),
     _mutant(
@@ -60,7 +60,7 @@ CHAT_MUTANTS = (
         "shortened_id",
         "an id is another with every call",
         "hashlib.blake2b(f'{attempt}:{given}'.encode(errors='replace'), digest_size=40).digest()",
-        "hashlib.blake2b(f'{attempt}:{id(object())}{__import__(\"time\").time_ns()}'.encode(), digest_size=40).digest()",
+        "__import__('secrets').token_bytes(40)",
         _IDS,
     ),
     _mutant(

@@ -73,7 +73,6 @@ class CallReader:
         self._num_dropped = self.num_told = 0
         self._id: str | None = None
         self._schema: Mapping[str, dict[str, Any]] = {}
-        self._is_call_open = False
         self.is_over = self.is_broken = self.is_cut = False
         self._script = self._section() if name == "" else self._named_call(name)
 
@@ -86,11 +85,6 @@ class CallReader:
     def raw(self) -> str:
         """The text since the last whole call, as it came."""
         return "".join(self._raw) + self._text
-
-    @property
-    def is_call_open(self) -> bool:
-        """Whether a call has begun (`CallBegan`) and not ended."""
-        return self._is_call_open
 
     def feed(self, text: str) -> None:
         """Read on."""
@@ -211,11 +205,9 @@ class CallReader:
     def _begin_call(self, name: str) -> None:
         self._schema = self._schemas.get(name, {})
         self._events.append(CallBegan(name=name, id=self._id))
-        self._is_call_open = True
 
     def _end_call(self) -> None:
         self._events.append(CallEnded())
-        self._is_call_open = False
         # What was read belongs to a whole call.
         self._text, self._at = self._text[self._at :], 0
         self._raw.clear()
