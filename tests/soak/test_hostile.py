@@ -4,7 +4,6 @@ import http.client
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import psutil
 import pytest
 
 from reprise.demo.turns import questions
-from tests.models.tiny import tiny_model
+from tests.api.server_process import server_process
 from tests.soak.clients import Report
 from tests.soak.hostile import Intruder
 from tests.soak.lengths import times
@@ -49,21 +48,6 @@ while True:
     worst = max(worst, time.monotonic() - began_s)
     print(worst, num, flush=True)
 """
-
-
-@contextmanager
-def serving(log: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server process of a tiny model, and its port."""
-    model = str(tiny_model("qwen3_5"))
-    command = [sys.executable, "-m", "reprise.cli.main", "serve", model, "--port", "0", *options]
-    with log.open("w") as err, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True) as process:
-        try:
-            assert process.stdout is not None
-            said = re.search(r":(\d+) ", process.stdout.readline())
-            assert said is not None, log.read_text()
-            yield process, int(said.group(1))
-        finally:
-            process.kill()
 
 
 @contextmanager
@@ -147,11 +131,11 @@ def honest(port: int, number: int, until_s: float, cold: dict[tuple[int, int], T
 @pytest.mark.soak
 def test_honest_clients_beside_hostile_ones(tmp_path: Path) -> None:
     seconds = times(60)
-    with serving(tmp_path / "cold.log", "--no-prefix-cache", "--max-batch", "1", "--no-settle") as (_, port):
+    with server_process(tmp_path / "cold.log", "--no-prefix-cache", "--max-batch", "1", "--no-settle") as (_, port):
         cold = {(of, turn): ask(port, chat(of, turn)) for of in range(_NUM_CHATS) for turn in range(_NUM_TURNS)}
     log = tmp_path / "server.log"
     options = ("--cache-bytes", "32MB", "--max-connections", "100", "--request-timeout", "2", "--read-timeout", "2")
-    with serving(log, *options, "--max-queue", "32", "--grace", "20") as (process, port):
+    with server_process(log, *options, "--max-queue", "32", "--grace", "20") as (process, port):
         with polling(port) as worst:
             time.sleep(3)
             calm_s = worst[-1]

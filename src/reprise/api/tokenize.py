@@ -52,7 +52,7 @@ async def tokenize(body: TokenizeBody, request: Request, context: InContext, nam
 async def _tokens(body: TokenizeBody, service: ChatService, namespace: str) -> list[int]:
     if body.prompt is not None:
         text, adds_bos = body.prompt, body.add_special_tokens is not False
-        return await service.off_loop(lambda: text_tokens(text, service.served, adds_bos=adds_bos))
+        return await service.off_loop(lambda: text_tokens(text, service.served, adds_bos=adds_bos).tolist())
     chat = await service.off_loop(
         lambda: chat_of(
             body.messages or [],

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from string import ascii_letters, digits
 from typing import Any, cast
 
-_CLASSES = (ascii_letters.encode(), digits.encode())
+_LETTERS, _DIGITS = ascii_letters.encode(), digits.encode()
+_BLOCK = 1 << 16
 _SPACE = "▁"
 _KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "Split", "Punctuation"})
 """Pre-tokenizers that drop nothing, unless their behaviour is to remove what they split at."""
@@ -93,9 +94,14 @@ def _keeps_length(step: Mapping[str, Any]) -> bool:
 
 def _counted(text: str) -> tuple[int, int, int]:
     """Bytes of each class."""
-    encoded = text.encode()
-    letters, numbers = (len(encoded) - len(encoded.translate(None, chars)) for chars in _CLASSES)
-    return letters, numbers, len(encoded) - letters - numbers
+    letters = numbers = others = 0
+    for start in range(0, len(text), _BLOCK):
+        # A block at a time: each count makes a copy.
+        encoded = text[start : start + _BLOCK].encode()
+        rest = encoded.translate(None, _LETTERS)
+        last = len(rest.translate(None, _DIGITS))
+        letters, numbers, others = letters + len(encoded) - len(rest), numbers + len(rest) - last, others + last
+    return letters, numbers, others
 
 
 def _counted_bytes(token: str) -> tuple[int, int, int]:

@@ -186,7 +186,7 @@ class PieceTokenizer:
             return sampled
         known = self._canonical.get(part)
         if known is None:
-            known = as_tokens(encode_long(self._encode, part))
+            known = encode_long(self._encode, part)
             self._canonical.put(part, known)
         return known
 

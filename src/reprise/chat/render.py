@@ -211,8 +211,9 @@ class Renderer:
         parts = cast(list[Any], content) if isinstance(content, list) else []
         text = cast(Any, parts[-1].get("text") if parts else content)
         known = text if isinstance(text, str) else ""
-        if ends_in_word and known.split():
-            known = known[: len(known) - len(known.split()[-1])].rstrip() + " "
+        last_word = known.rsplit(maxsplit=1)[-1:]
+        if ends_in_word and last_word:
+            known = known[: len(known) - len(last_word[0])].rstrip() + " "
         chats: list[tuple[Message, ...]] = []
         for word in STAND_IN_WORDS:
             begun = known.lstrip() + word if ends_in_word else known + word

@@ -19,7 +19,7 @@ from reprise.chat.infill import InfillMarkers, infill_markers
 from reprise.chat.long_text import encode_long
 from reprise.chat.text_model import refuse_if_too_long
 from reprise.core.errors import BadRequest
-from reprise.core.tokens import Tokens, as_tokens
+from reprise.core.tokens import Tokens, as_tokens, join_tokens
 
 IGNORED = frozenset({"user"})
 REFUSED: dict[str, str] = {}
@@ -60,21 +60,23 @@ def prompts_of(prompt: str | list[str] | list[int] | list[list[int]], served: Se
     return (checked_tokens([item for item in prompt if isinstance(item, int)], served, param="prompt"),)
 
 
-def text_tokens(text: str, served: Served, *, adds_bos: bool = True) -> list[int]:
+def text_tokens(text: str, served: Served, *, adds_bos: bool = True) -> Tokens:
     """The tokens of a plain text, with the tokenizer's own beginning if `adds_bos` and it has one."""
     refuse_if_too_long(text, served.text, context=served.context, param="prompt")
     tokens = encode_long(served.text.encode, text)
-    if adds_bos and served.text.adds_bos and served.text.bos is not None and tokens[:1] != [served.text.bos]:
-        return [served.text.bos, *tokens]
+    bos = served.text.bos
+    if adds_bos and served.text.adds_bos and bos is not None and (len(tokens) == 0 or tokens[0] != bos):
+        return join_tokens(as_tokens([bos]), tokens)
     return tokens
 
 
-def checked_tokens(tokens: list[int], served: Served, *, param: str) -> Tokens:
+def checked_tokens(tokens: list[int] | Tokens, served: Served, *, param: str) -> Tokens:
     """The tokens as a run. Raises BadRequest if there are none, or one is not of this model."""
-    if not tokens:
+    if len(tokens) == 0:
         raise BadRequest(f"`{param}` is empty. Send at least one token.", param=param)
     vocab_size = served.text.vocab_size
-    if not (min(tokens) >= 0 and max(tokens) < vocab_size):
+    least, most = (min(tokens), max(tokens)) if isinstance(tokens, list) else (tokens.min(), tokens.max())
+    if not (least >= 0 and most < vocab_size):
         raise BadRequest(f"`{param}` contains an invalid token id (valid: 0 to {vocab_size - 1}).", param=param)
     return as_tokens(tokens)
 
@@ -108,7 +110,7 @@ def service_requests_of(
     _check_together(prompts, served, limits)
     stop_tokens = stop_tokens_of(body, served)
     if markers is not None and body.suffix is not None:
-        after = text_tokens(body.suffix, served, adds_bos=False)
+        after = cast(list[int], text_tokens(body.suffix, served, adds_bos=False).tolist())
         prompts = tuple(_infilled(markers, tokens, after, served) for tokens in prompts)
         stop_tokens |= markers.ends
     return tuple(
