@@ -24,8 +24,8 @@ PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 test: $(VENV)/.can-test ## every layer kind and every API, in three minutes and without downloads
 	$(PYTEST)
 
-LATER := soak or matrix or agents
-test-all: $(VENV)/.can-test ## the rest: long random runs, more examples, every model in every mode, real agents from npm
+LATER := soak or matrix or agents or browser
+test-all: $(VENV)/.can-test ## the rest: long random runs, more examples, every model in every mode, real agents from npm, the page in a browser
 	$(PYTEST) -m "$(LATER)"
 	$(PYTEST) -m "hypothesis and not ($(LATER))" --hypothesis-profile=thorough
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from reprise.api.ledger import Ledger, breaker_bodies
 from reprise.api.records import Record, record_body
 from reprise.chat.explain import ComputedSpan, Explanation
+from reprise.cli.main import app
 from reprise.core.backend import Status
 from reprise.core.record import Outcome, Reason
 from reprise.core.settings import Settings
@@ -227,3 +229,18 @@ def test_a_record_of_many_sources_adds_up() -> None:
     body = record_body(record)
     assert body["sources"] == {"memory": 0, "disk": 30, "ahead": 20, "shared": 10, "computed": 40}
     assert body["spans"] is None
+
+
+def test_the_terminal_shows_the_same(server: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    health = wait_until_idle(server)
+    secret = "red \x1b[31m and \u202ebackwards"
+    body = {"messages": [{"role": "user", "content": secret}], "max_tokens": 2}
+    server.post("/v1/chat/completions", json=body).raise_for_status()
+    health = wait_until_idle(server)
+    shown = CliRunner().invoke(app, ["top", "--once", "--url", str(server.base_url)])
+    assert shown.exit_code == 0, shown.output
+    assert f"reused {health['reused']:,}" in shown.output and f"computed {health['prefilled']:,}" in shown.output
+    assert f"{health['tokens_held']:,} tokens in" in shown.output
+    assert "red ·[31m and ·backwards" in shown.output
+    assert "\x1b[31m" not in shown.output and "\u202e" not in shown.output

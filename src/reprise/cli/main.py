@@ -14,6 +14,7 @@ from reprise.cli.launch import launch
 from reprise.cli.requests import requests
 from reprise.cli.serve import serve
 from reprise.cli.simulate import simulate
+from reprise.cli.top import top
 
 app = typer.Typer(
     name="reprise",
@@ -31,6 +32,7 @@ app.command()(inspect)
 app.command()(demo)
 app.command()(explain)
 app.command()(requests)
+app.command()(top)
 app.command()(simulate)
 
 

@@ -2,7 +2,7 @@
 import { $, h, put, shown } from "./dom.js";
 import { num, seconds } from "./format.js";
 import { events, get, post } from "./server.js";
-import { stack, SOURCES } from "./requests.js";
+import { find, stack, SOURCES } from "./requests.js";
 
 const TYPING_MS = 350;
 const root = { children: [], at: 0 };
@@ -59,15 +59,17 @@ async function answer(parent) {
   running = null;
   draw();
   $("spoken").textContent = shown(node.content, 2000);
-  if (node.id) await report(node);
+  if (node.id) { const known = find(node.id); if (known) recorded(known); else await report(node); }
+}
+
+// The record comes with the events, mostly; where they are late, it is looked for once.
+export function recorded(record) {
+  for (const node of path()) if (node.id === record.id && !node.record) { node.record = record; draw(); }
 }
 
 async function report(node) {
-  for (let tries = 0; tries < 20 && !node.record; tries += 1) {
-    try { node.record = await get(`/v1/cache/requests/${encodeURIComponent(node.id)}`); }
-    catch { await new Promise((resolve) => setTimeout(resolve, 150)); }
-  }
-  draw();
+  await new Promise((resolve) => setTimeout(resolve, 1500));
+  if (!node.record) (await get("/v1/cache/requests?limit=40")).data.forEach(recorded);
 }
 
 // While one types: the server computes what cannot change any more.

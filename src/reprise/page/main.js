@@ -61,6 +61,7 @@ function hear(name, body) {
       break;
     case "request.ended":
       requests.add(body);
+      chat.recorded(body);
       loadOverview();
       break;
     case "tree": loadTree(); break;

@@ -1,0 +1,252 @@
+"""`reprise top`: what the page at `GET /` shows, in a terminal."""
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from reprise.cli.server_url import DEFAULT_URL, asked
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+_SOURCES = (
+    ("memory", "█", "cyan"),
+    ("disk", "▓", "blue"),
+    ("ahead", "▒", "cyan"),
+    ("shared", "░", "cyan"),
+    ("computed", "·", "bright_black"),
+)
+_NAMES = {"memory": "from memory", "disk": "from disk", "ahead": "prefilled while idle", "shared": "shared in flight"}
+_PARTS = (
+    ("weights", "weights"),
+    ("running", "KV of running requests"),
+    ("kept", "KV kept"),
+    ("checkpoints", "checkpoints"),
+    ("incoming", "coming from disk"),
+    ("work", "MLX's work"),
+    ("pool", "MLX's free pool"),
+    ("other", "everything else"),
+)
+_BAR = 24
+
+
+def top(
+    *,
+    url: Annotated[str, Option(help="Server, as host:port or a URL.")] = DEFAULT_URL,
+    api_key: Annotated[str | None, Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
+    once: Annotated[bool, Option("--once", help="Print the current state and exit.")] = False,
+    every: Annotated[float, Option(min=0.2, max=60, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Show what a running server's cache holds, saves and computes.
+
+    A browser shows the same, and more, at the server's address. Ctrl-C ends.
+    """
+    from rich.console import Console  # noqa: PLC0415 (slow to import)
+    from rich.live import Live  # noqa: PLC0415
+
+    console = Console()
+    if once:
+        console.print(_screen(_look(url, api_key), rows=200))
+        return
+    before = _look(url, api_key)
+    with Live(_screen(before, rows=console.height), console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(every)
+                now = _look(url, api_key)
+                live.update(_screen(now, rows=console.height, before=before), refresh=True)
+                before = now
+        except KeyboardInterrupt:
+            return
+
+
+def _look(url: str, api_key: str | None) -> dict[str, Any]:
+    """All that one screen shows."""
+    return {
+        "at": time.monotonic(),
+        "overview": asked(url, "/v1/cache/overview", api_key=api_key),
+        "requests": asked(url, "/v1/cache/requests", api_key=api_key, limit=40)["data"],
+        "tree": asked(url, "/v1/cache/tree", api_key=api_key, limit=60),
+    }
+
+
+def _screen(look: Mapping[str, Any], *, rows: int, before: Mapping[str, Any] | None = None) -> "RenderableType":
+    from rich.columns import Columns  # noqa: PLC0415
+    from rich.console import Group  # noqa: PLC0415
+
+    told = look["overview"]
+    side = Columns([_memory(told), _breakers(told["breakers"])], padding=(0, 4))
+    # What stands above the list and below it is about so many lines.
+    num_requests = max(5, min(20, rows - 34))
+    return Group(
+        _head(told),
+        _load(look, before),
+        "",
+        _requests(look["requests"][:num_requests]),
+        "",
+        side,
+        "",
+        _tree(look["tree"]),
+    )
+
+
+def _head(told: Mapping[str, Any]) -> "Text":
+    from rich.text import Text  # noqa: PLC0415
+
+    savings, health = told["savings"], told["health"]
+    text = Text()
+    text.append(f"{_seconds(savings['saved_today_s'])} of waiting saved today", style="bold cyan")
+    text.append(f"   {_seconds(savings['saved_s'])} since the start   {_printable(told['model'])}\n")
+    known = savings["reused"] + savings["computed"]
+    share = f" ({savings['reused'] / known:.0%})" if known > 0 else ""
+    text.append(f"reused {savings['reused']:,}{share}   computed {savings['computed']:,}")
+    text.append(f"   prefilled ahead {health['settled']:,}   could have been reused {savings['lost']:,}")
+    return text
+
+
+def _load(look: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+    load, health = look["overview"]["load"], look["overview"]["health"]
+    parts = [f"decoding {load['decoding']}", f"prefilling {load['prefilling']}", f"waiting {load['queued']}"]
+    if before is not None:
+        seconds, earlier = max(0.05, look["at"] - before["at"]), before["overview"]["health"]
+        parts.insert(0, f"{(health['generated'] - earlier['generated']) / seconds:,.0f} tokens/s written")
+    if load["decode_groups"]:
+        parts.append(f"groups of {', '.join(map(str, load['decode_groups']))}")
+    return "   ".join(parts)
+
+
+def _requests(records: Sequence[Mapping[str, Any]]) -> "RenderableType":
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
+    for name, is_number in (
+        ("time", 0),
+        ("api", 0),
+        ("prompt", 1),
+        ("", 0),
+        ("reused", 1),
+        ("first token", 1),
+        ("why", 0),
+    ):
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+    for record in records:
+        ttft = record.get("ttft_s")
+        has_counts = "prompt_tokens" in record
+        table.add_row(
+            datetime.fromtimestamp(record["created"]).strftime("%H:%M:%S"),
+            Text(_printable(record["api"])),
+            f"{record['prompt_tokens']:,}" if has_counts else "",
+            _bar(record["sources"]) if has_counts else "",
+            f"{record['reused']:,}" if has_counts else "",
+            "" if ttft is None else _seconds(ttft),
+            Text(_printable(record.get("reason") or record.get("error") or record["ended"])[:60]),
+        )
+    legend = Text("   ").join(
+        [Text.assemble((sign, style), f" {_NAMES.get(name, name)}") for name, sign, style in _SOURCES]
+    )
+    if not records:
+        return "No requests yet."
+    from rich.console import Group  # noqa: PLC0415
+
+    return Group(table, legend)
+
+
+def _bar(sources: Mapping[str, int]) -> "Text":
+    """Where a prompt came from, in characters: rounded at the ends of parts, so that the bar has one length."""
+    from rich.text import Text  # noqa: PLC0415
+
+    total, text, done, drawn = max(1, sum(sources.values())), Text(), 0, 0
+    for name, sign, style in _SOURCES:
+        done += sources[name]
+        end = round(_BAR * done / total)
+        text.append(sign * (end - drawn), style=style)
+        drawn = end
+    return text
+
+
+def _memory(told: Mapping[str, Any]) -> "RenderableType":
+    from rich.table import Table  # noqa: PLC0415
+
+    memory, disk = told["memory"], told["disk"]
+    table = Table(box=None, show_header=False, title="Memory", title_justify="left", title_style="bold")
+    table.add_column()
+    table.add_column(justify="right")
+    for name, text in _PARTS:
+        if memory["parts"][name] > 0:
+            table.add_row(text, _nbytes(memory["parts"][name]))
+    if memory["untouched"] > 0:
+        table.add_row("not in memory yet", f"-{_nbytes(memory['untouched'])}")
+    table.add_row("the process", _nbytes(memory["process"]), style="bold")
+    if disk is not None:
+        table.add_row("disk", f"{_nbytes(disk['bytes'])}, {_nbytes(disk['bytes_written_today'])} written today")
+    return table
+
+
+def _breakers(breakers: Sequence[Mapping[str, Any]]) -> "RenderableType":
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, show_header=False, title="What breaks prefixes", title_justify="left", title_style="bold")
+    table.add_column(justify="right")
+    table.add_column(max_width=70)
+    for breaker in breakers[:5]:
+        table.add_row(_seconds(breaker["seconds"]), f"{breaker['reason']}, {breaker['requests']}×: {breaker['advice']}")
+    if not breakers:
+        table.add_row("", "Nothing so far.")
+    return table
+
+
+def _tree(tree: Mapping[str, Any]) -> "RenderableType":
+    from rich.text import Text  # noqa: PLC0415
+    from rich.tree import Tree  # noqa: PLC0415
+
+    totals = tree["totals"]
+    root = Tree(
+        Text(
+            f"Cache: {totals['tokens']:,} tokens in {totals['edges']:,} parts, {_nbytes(totals['bytes'])}", style="bold"
+        ),
+        guide_style="bright_black",
+    )
+    branches: dict[int, Tree] = {}
+    for node in tree["data"]:
+        above = branches.get(node["parent"], root)
+        if node["tokens"] == 0:
+            branches[node["id"]] = above
+            continue
+        line = Text(f"{node['tokens']:,} tokens  ")
+        line.append(_nbytes(node["bytes"]), style="cyan")
+        if node["disk_bytes"]:
+            line.append(" + disk", style="blue")
+        if any(each["pinned"] for each in node["checkpoints"]):
+            line.append(" pinned", style="yellow")
+        if node["requests"]:
+            line.append(" running", style="yellow")
+        line.append(f"  {_printable(' '.join(node['text'].split()))[:60]}", style="bright_black")
+        branches[node["id"]] = above.add(line)
+    return root
+
+
+def _printable(text: object) -> str:
+    """Without what moves a cursor or turns text round: control and format characters."""
+    return "".join(character if character.isprintable() else "·" for character in str(text))
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, hours = round(seconds / 60), round(seconds) // 3600
+    return f"{minutes} min" if seconds < 3600 else f"{hours} h {minutes - 60 * hours} min"
+
+
+def _nbytes(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

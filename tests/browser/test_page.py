@@ -1,0 +1,245 @@
+"""The page in a real browser: each part has the numbers that /health and the records have, and no text is markup."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.real_server import real_server
+
+pytestmark = pytest.mark.browser
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install playwright)")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if CHROMIUM is None:
+    pytest.skip("needs Chromium", allow_module_level=True)
+
+SYSTEM = "You answer briefly, and say what you do not know. " * 8
+NASTY = [
+    "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>",
+    "</script></title><svg onload=alert(1)>&lt;b&gt;&amp;",
+    "\u202egnp.exe\u2066\u200f مرحبا שלום \x00\x07\x1b[31mred\x7f",
+    "javascript:alert(1) ${7*7} {{7*7}} '\"`",
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[httpx.Client]:
+    """A server after a scripted session: turns, an edit, other tools, a refusal, texts full of markup."""
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("b", "a")]
+    with real_server() as client:
+
+        def ask(*contents: str, **more: Any) -> None:
+            roles = ("system", "user", "assistant", "user")
+            messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+            body = {"messages": messages, "max_tokens": 6, **more}
+            client.post("/v1/chat/completions", json=body).raise_for_status()
+
+        ask(SYSTEM, "What is a tide?")
+        ask(SYSTEM, "What is a tide?", "A movement of the sea.", "And the moon?")
+        ask("The time is 10:00:01. " + SYSTEM, "Hello")
+        ask("The time is 10:00:02. " + SYSTEM, "Hello")
+        ask(SYSTEM, "Hello", tools=tools)
+        ask(SYSTEM, "Hello", tools=tools[::-1])
+        for text in NASTY:
+            ask(SYSTEM, text, prompt_cache_key=text[:60])
+        client.post("/v1/chat/completions", json={"messages": "no"})
+        settle(client)
+        yield client
+
+
+def settle(client: httpx.Client) -> dict[str, Any]:
+    while not (health := client.get("/health").json())["idle"]:
+        pass
+    return health
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Any, server: httpx.Client) -> Iterator[Any]:
+    """The page, with everything that it complained of."""
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    opened = context.new_page()
+    complaints: list[str] = []
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    elsewhere: list[str] = []
+    opened.on("request", lambda request: elsewhere.append(request.url))
+    opened.goto(str(server.base_url))
+    opened.wait_for_selector("#memory-process")
+    opened.wait_for_selector(".edge")
+    yield opened
+    assert complaints == []
+    assert all(url.startswith(str(server.base_url)) for url in elsewhere)
+    context.close()
+
+
+def says(page: Any, place: str, text: Any) -> None:
+    """Wait until this stands there. What Playwright evaluates as text, the page's policy refuses."""
+    sync_api.expect(page.locator(place)).to_have_text(text)
+
+
+def number(text: str) -> int:
+    return int(re.sub(r"[^\d]", "", text))
+
+
+def test_the_numbers_are_those_of_health_and_the_records(page: Any, server: httpx.Client) -> None:
+    health = settle(server)
+    records = server.get("/v1/cache/requests", params={"limit": 200}).json()["data"]
+    for name, value in (("reused", health["reused"]), ("computed", health["prefilled"]), ("ahead", health["settled"])):
+        assert number(page.text_content(f"#{name}")) == value
+    seconds = float(page.get_attribute("#saved", "data-seconds"))
+    assert seconds == pytest.approx(health["saved_s"]) == pytest.approx(sum(r.get("saved_s", 0) for r in records))
+    assert int(page.get_attribute("#memory-kept", "data-bytes")) == health["bytes_kv"]
+    parts = page.eval_on_selector_all("[id^=memory-][data-bytes]", "all => all.map(e => [e.id, +e.dataset.bytes])")
+    process = dict(parts).pop("memory-process")
+    assert sum(nbytes for name, nbytes in parts if name != "memory-process") >= process
+    assert f"{health['tokens_held']:,} tokens" in page.text_content("#tree-note")
+    edges = server.get("/v1/cache/tree").json()["data"]
+    assert page.locator(".edge[data-id]").count() == sum(edge["tokens"] > 0 for edge in edges)
+    reasons = page.eval_on_selector_all(".breaker", "all => all.map(e => e.dataset.reason)")
+    ranked = server.get("/v1/cache/overview").json()["breakers"]
+    assert reasons == [each["reason"] for each in ranked] and {"clock changed", "tools changed"} <= set(reasons)
+
+
+def test_a_request_shows_its_sources_its_spans_and_both_texts(page: Any, server: httpx.Client) -> None:
+    records = server.get("/v1/cache/requests").json()["data"]
+    record = next(r for r in records if r.get("reason") == "tools changed")
+    page.click("#more-requests")
+    row = page.locator(f".request[data-id='{record['id']}']")
+    row.locator("button.row").click()
+    said = row.locator(".row .stack").get_attribute("aria-label")
+    assert f"{record['sources']['computed']:,} computed" in said
+    shown = float(row.locator("[data-ttft]").get_attribute("data-ttft"))
+    assert shown == pytest.approx(record["ttft_s"] + record["spans"]["render"])
+    texts = row.locator(".sides pre").all_text_contents()
+    assert record["explanation"]["expected_text"][:20] in texts[0]
+    assert record["explanation"]["actual_text"][:20] in texts[1]
+    assert record["explanation"]["advice"] in row.text_content()
+
+
+def test_an_edge_shows_its_text_and_the_table_has_every_edge(page: Any, server: httpx.Client) -> None:
+    edges = server.get("/v1/cache/tree").json()["data"]
+    trunk = max(edges, key=lambda edge: edge["tokens"])
+    page.locator(f"#edge-{trunk['id']}").focus()
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#edge .text")).to_contain_text(re.compile(".{20}"))
+    text = server.get(f"/v1/cache/tree/{trunk['id']}").json()["text"]
+    assert page.text_content("#edge .text")[:100] == text[:100]
+    page.fill("#query", "movement of the sea")
+    page.press("#query", "Enter")
+    page.wait_for_selector(".edge.found")
+    page.click("#as-table")
+    assert page.locator("#tree-scroll tbody tr").count() == sum(edge["tokens"] > 0 for edge in edges)
+
+
+def test_markup_in_texts_names_and_results_stays_text(page: Any, server: httpx.Client) -> None:
+    long = "x" * 1_000_000
+    refused = server.post("/v1/chat/completions", json={"messages": [{"role": NASTY[0], "content": long}]})
+    assert refused.status_code == 400
+    page.click("#more-requests")
+    page.wait_for_selector(".request >> nth=11")
+    for row in page.locator("button.row").all():
+        row.click()
+    page.click("#as-table")
+    for edge in page.locator("#tree-scroll tbody button").all():
+        edge.click()
+    page.goto(f"{server.base_url}/#chat")
+    page.fill("#draft", NASTY[0])
+    page.press("#draft", "Enter")
+    says(page, "#send", "Stop")
+    page.press("#draft", "Escape")
+    says(page, "#send", "Send")
+    assert page.text_content(".message.user .said") == NASTY[0]
+    assert "owned" not in page.title()
+    assert page.locator("main script, main img, main iframe, main [onerror], main [onload]").count() == 0
+
+
+def test_text_that_hides_is_shown(page: Any) -> None:
+    page.goto(page.url.split("#")[0] + "#chat")
+    page.fill("#draft", "a\u202eb\x07c")
+    page.press("#draft", "Enter")
+    page.wait_for_selector(".message.user .said")
+    assert page.text_content(".message.user .said") == "a␣202eb␣0007c"
+    page.press("#draft", "Escape")
+    says(page, "#send", "Send")
+
+
+def test_a_chat_is_prefilled_regenerated_edited_and_switched(page: Any, server: httpx.Client) -> None:
+    page.goto(page.url.split("#")[0] + "#chat")
+    with page.expect_response("**/v1/prefill"):
+        page.fill("#draft", "Tell me about the harbour at night, please.")
+    says(page, "#draft-note", re.compile("ready before you send"))
+    page.press("#draft", "Enter")
+    says(page, "#send", "Stop")
+    page.wait_for_selector(".after strong")
+    page.click("#send")
+    page.wait_for_selector(".after .reuse")
+    assert "stopped" in page.text_content(".after")
+    settle(server)
+    latest = server.get("/v1/cache/requests", params={"limit": 1}).json()["data"][0]
+    assert latest["ended"] == "cancelled" and latest["reused"] > 0
+    assert f"{latest['sources']['computed']:,} computed" in page.text_content(".after .reuse")
+    page.get_by_role("button", name="Regenerate").click()
+    says(page, "#send", "Stop")
+    page.click("#send")
+    page.wait_for_selector("text=2 of 2")
+    page.get_by_role("button", name="Earlier branch").click()
+    assert page.locator("text=1 of 2").count() == 1
+    page.get_by_role("button", name="Edit").click()
+    page.fill(".message textarea", "Tell me about the harbour at noon.")
+    page.get_by_role("button", name="Send as a branch").click()
+    says(page, "#send", "Stop")
+    page.click("#send")
+    says(page, "#send", "Send")
+    assert page.text_content(".message.user .said") == "Tell me about the harbour at noon."
+    assert page.locator(".message.user >> text=2 of 2").count() == 1
+
+
+def test_a_new_request_appears_by_itself(page: Any, server: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "Something new altogether."}], "max_tokens": 3}
+    made = server.post("/v1/chat/completions", json=body).json()
+    page.wait_for_selector(f".request[data-id='{made['id']}']")
+
+
+@pytest.mark.parametrize("width", [360, 1024, 3840])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_sticks_out_at_any_size(browser: Any, server: httpx.Client, width: int, scheme: str) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(str(server.base_url))
+    page.wait_for_selector(".edge")
+    for view in ("cache", "chat", "connect"):
+        page.goto(f"{server.base_url}/#{view}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    context.close()
+
+
+def test_a_key_is_asked_for_and_never_stands_in_an_address(browser: Any) -> None:
+    with real_server(api_keys=("the-key",)) as server:
+        context = browser.new_context()
+        page = context.new_page()
+        urls: list[str] = []
+        page.on("request", lambda request: urls.append(request.url))
+        page.goto(str(server.base_url))
+        page.wait_for_selector("#ask-key[open]")
+        page.fill("#key", "wrong")
+        page.press("#key", "Enter")
+        says(page, "#key-error", "The server does not know this key.")
+        page.fill("#key", "the-key")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#memory-process")
+        assert not any("the-key" in url for url in urls)
+        assert page.evaluate("localStorage.length") == 0
+        context.close()
