@@ -82,6 +82,10 @@ def one_checkpoint_in_the_place_of_another(cache: PrefixCache, trunk: Node, leaf
     cache.order.place(Checkpoint(30, BoundaryKind.STABLE, leaf))
 
 
+def stranger_in_the_order(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    cache.order.place(Checkpoint(30, BoundaryKind.STABLE, leaf))
+
+
 def pin_of_what_is_gone(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
     cache.pins.pin(Checkpoint(30, BoundaryKind.STABLE, leaf), 5.0)
 
@@ -180,6 +184,7 @@ def something_on_the_root(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
         lease_that_points_elsewhere,
         checkpoint_out_of_order,
         one_checkpoint_in_the_place_of_another,
+        stranger_in_the_order,
         pin_of_what_is_gone,
         checkpoint_of_another_node,
         checkpoint_elsewhere,
