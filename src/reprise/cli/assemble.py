@@ -1,10 +1,13 @@
 """Puts a server together: engine loop, renderer, grammars, service, HTTP."""
 
+import json
 import logging
 import sys
 import threading
 from collections.abc import Generator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -13,17 +16,22 @@ from rich.logging import RichHandler
 from reprise.api.ending import Ending, end_at_once
 from reprise.api.loading import LoadingClock
 from reprise.api.repeats import OncePerSecond
-from reprise.api.run import listen, run_while_loading
+from reprise.api.run import listen, run_while_loading, url_of
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.chat.template import syntax_fault
+from reprise.cli.agents import AGENTS
+from reprise.cli.inspection import CHAT_TOKENS, count_layers, idle_chats
 from reprise.cli.process_limits import weights_nbytes
+from reprise.cli.server_url import DEFAULT_URL
 from reprise.core.errors import memory_too_small
 from reprise.core.follow import bound_for
 from reprise.core.metrics import totals_line
 from reprise.core.settings import Settings
+from reprise.engine.load import LoadedModel
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import process_nbytes
+from reprise.engine.runner import Footprint
 from reprise.loop import EngineLoop
 from reprise.loop.heartbeat import watchdog
 from reprise.loop.watch import following_machine
@@ -36,7 +44,7 @@ _CLOSE_S = 40.0
 
 def run_server(settings: Settings) -> None:
     """Load the model and serve it until the user ends it. Raises LoadFailed and CannotListen."""
-    _write_log(settings.log_level)
+    write_log(settings)
     # Before the model is loaded, which may take minutes.
     bound = memory_bound(settings)
     listener = listen(settings.host, settings.port)
@@ -50,6 +58,8 @@ def run_server(settings: Settings) -> None:
             fault = syntax_fault(loaded.text)
             if fault is not None:
                 log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
+            for line in banner(loaded, _footprint(engine), budget=engine.status().held.budget, url=url_of(listener)):
+                log.info("%s", line)
             while_serving.enter_context(following_machine(engine, bound=bound))
             while_serving.enter_context(watchdog(engine, after_s=settings.stall_after_s))
             return ChatService(served=served_model(loaded, settings), backend=engine, settings=settings)
@@ -103,14 +113,55 @@ def reported_loading(
     log.info("loaded %s in %.1f s", model, clock.progress().seconds)
 
 
-def _write_log(level: str) -> None:
+def write_log(settings: Settings) -> None:
     """Log to standard error: standard output says where the server is, and nothing else."""
-    if sys.stderr.isatty():
+    if settings.log_format == "json":
+        handler: logging.Handler = logging.StreamHandler()
+        handler.setFormatter(JsonLines())
+    elif sys.stderr.isatty():
         handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
-        logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     else:
         # A file or a journal: one line for each record, whatever its length.
-        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(OncePerSecond())
-    logging.getLogger("reprise").setLevel(level.upper())
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(OncePerSecond())
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    logging.getLogger("reprise").setLevel(max(level, logging.WARNING) if settings.is_quiet else level)
+
+
+class JsonLines(logging.Formatter):
+    """A record as a JSON object on a line: time (ISO 8601, UTC), level, logger, message, and a traceback if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        body = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info is not None:
+            body["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(body, ensure_ascii=False)
+
+
+def banner(loaded: LoadedModel, footprint: Footprint, *, budget: int, url: str) -> list[str]:
+    """What is served, in lines for a person: the model and its layers, what memory holds, and how to get there."""
+    layers = ", ".join(f"{layers.num} × {layers.kind}" for layers in count_layers(loaded.blueprint.specs))
+    context = "" if loaded.context is None else f"; context of {loaded.context:,} tokens"
+    lengths = [tokens for tokens in CHAT_TOKENS if loaded.context is None or tokens <= loaded.context]
+    fits = [idle_chats(tokens, footprint, budget) for tokens in lengths or CHAT_TOKENS[:1]]
+    chats = ", ".join(f"{chats.num:,} chats of {chats.tokens // 1024}k tokens" for chats in fits)
+    at = "" if url == DEFAULT_URL else f" --url {url.removeprefix('http://')}"
+    return [
+        f"{loaded.name}: {layers}{context}",
+        f"{budget / 1e9:.1f} GB for the cache and running requests: about {chats.replace(', ', ', or ')}",
+        f"page: {url}/   OpenAI: {url}/v1   Anthropic, Ollama: {url}",
+        f"terminal: reprise chat{'' if at == '' else ' ' + url}   agents: reprise launch {'|'.join(AGENTS)}{at}",
+    ]
+
+
+def _footprint(engine: EngineLoop) -> Footprint:
+    answer: Future[Footprint] = Future()
+    engine.call(lambda worker: answer.set_result(worker.runner.footprint))
+    return answer.result()

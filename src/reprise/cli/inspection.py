@@ -124,7 +124,7 @@ def inspect_model(loaded: LoadedModel, *, budget: int) -> TemplateReport:
         refusal=refusal,
         interval=None if layout.resumes_anywhere else interval,
         cache_bytes=budget,
-        chats=tuple(_chats(tokens, footprint, budget) for tokens in CHAT_TOKENS),
+        chats=tuple(idle_chats(tokens, footprint, budget) for tokens in CHAT_TOKENS),
     )
 
 
@@ -189,7 +189,8 @@ def _describe(spec: Spec) -> str:
             return f"a cache of its own ({type(spec.prototype).__name__})"
 
 
-def _chats(tokens: int, footprint: Footprint, budget: int) -> Chats:
+def idle_chats(tokens: int, footprint: Footprint, budget: int) -> Chats:
+    """How many chats of so many tokens fit."""
     # Under pressure an idle chat keeps the snapshots of two positions: its end, and what survives the next turn.
     nbytes = footprint.at(tokens) + footprint.snapshot
     return Chats(tokens=tokens, nbytes=nbytes, num=budget // nbytes)

@@ -11,6 +11,7 @@ from reprise.cli.demo import demo
 from reprise.cli.explain import explain
 from reprise.cli.inspect import inspect
 from reprise.cli.launch import launch
+from reprise.cli.mlx_lm_flags import ServeCommand
 from reprise.cli.requests import requests
 from reprise.cli.serve import serve
 from reprise.cli.simulate import simulate
@@ -20,10 +21,9 @@ app = typer.Typer(
     name="reprise",
     help="A chat server for MLX language models that never prefills a token twice while a user waits.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(serve)
+app.command(cls=ServeCommand)(serve)
 app.command()(chat)
 # What follows the agent is the agent's.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)

@@ -28,6 +28,7 @@ KV_BITS = (2, 3, 4, 5, 6, 8)
 """What `mx.quantize` offers."""
 KV_GROUP_SIZES = (32, 64, 128)
 DISK_BYTES = Bytes(20 * 10**9)
+LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _COUNT = NumberKind(least=1)
@@ -65,6 +66,13 @@ class Settings:
     log_level: Annotated[
         str, _server("log-level", TextKind(choices=LOG_LEVELS), f"Log level: {', '.join(LOG_LEVELS)}.")
     ] = "info"
+    log_format: Annotated[
+        str,
+        _server("log-format", TextKind(choices=LOG_FORMATS), "Log as text, or as a JSON object per line: text, json."),
+    ] = "text"
+    is_quiet: Annotated[
+        bool, _server("quiet", _SWITCH, "Log only warnings and errors: no banner, no progress, no line per request.")
+    ] = False
     api_keys: Annotated[
         tuple[str, ...],
         _server("api-key", TextsKind(), "Require this API key. Repeat the option to accept several.", is_secret=True),
@@ -252,6 +260,10 @@ class Settings:
         ),
     ] = 64
 
+    trusts_remote_code: Annotated[
+        bool,
+        _load("trust-remote-code", _SWITCH, "Run Python code that comes with a tokenizer. Only for models you trust."),
+    ] = False
     max_queue: Annotated[
         int, _load("max-queue", _COUNT, "Most requests that may wait; further ones are refused with status 429.")
     ] = 64

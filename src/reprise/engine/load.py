@@ -51,7 +51,12 @@ class LoadedModel:
 
 
 def load_model(
-    source: str, *, kv_bits: int | None = None, kv_group_size: int = 64, chat_template: str | None = None
+    source: str,
+    *,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    chat_template: str | None = None,
+    trusts_remote_code: bool = False,
 ) -> LoadedModel:
     """Load a local directory or a hub id, with another chat template if one is given (Jinja source).
 
@@ -61,10 +66,13 @@ def load_model(
     if path.exists() or source.startswith((".", "/", "~")):
         _check_directory(path, source)
         source = str(path)
+    tokenizer_config: dict[str, Any] = {} if chat_template is None else {"chat_template": chat_template}
+    if trusts_remote_code:
+        tokenizer_config["trust_remote_code"] = True
     try:
         model, tokenizer, config = mlx_lm_utils.load(
             source,
-            tokenizer_config={} if chat_template is None else {"chat_template": chat_template},
+            tokenizer_config=tokenizer_config,
             return_config=True,
         )
     except FileNotFoundError as error:

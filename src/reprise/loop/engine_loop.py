@@ -95,6 +95,7 @@ class EngineLoop:
                 kv_bits=settings.kv_bits,
                 kv_group_size=settings.kv_group_size,
                 chat_template=settings.chat_template,
+                trusts_remote_code=settings.trusts_remote_code,
             )
         )
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
