@@ -8,6 +8,7 @@ from reprise import __version__
 from reprise.cli.chat import chat
 from reprise.cli.config import config
 from reprise.cli.demo import demo
+from reprise.cli.doctor import doctor
 from reprise.cli.explain import explain
 from reprise.cli.inspect import inspect
 from reprise.cli.launch import launch
@@ -28,6 +29,7 @@ app.command()(chat)
 # What follows the agent is the agent's.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.command()(config)
+app.command()(doctor)
 app.command()(inspect)
 app.command()(demo)
 app.command()(explain)

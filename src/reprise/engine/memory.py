@@ -74,3 +74,10 @@ def leave_thread() -> None:
     """The last MLX call of a thread: a thread that ends with streams of its own takes the process down at exit."""
     mx.synchronize()
     mx.clear_streams()
+
+
+def computing_device() -> str:
+    """What MLX computes on, tried with a small sum: `gpu` or `cpu`. Raises RuntimeError where it does not compute."""
+    if mx.sum(mx.ones((8,))).item() != 8:
+        raise RuntimeError("a sum came out wrong")
+    return "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"

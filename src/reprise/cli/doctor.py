@@ -1,0 +1,207 @@
+"""`reprise doctor`: what a server on this machine lacks, and how to mend it."""
+
+import os
+import platform
+import resource
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+import typer
+
+from reprise.cli.configuration import Configuration, with_options
+from reprise.cli.process_limits import LEAST_DESCRIPTORS, weights_nbytes
+from reprise.cli.server_url import is_reprise_at
+from reprise.core.sizes import Amount
+
+
+class Verdict(StrEnum):
+    FINE = "ok"
+    ODD = "note"
+    """It works, and could be better."""
+    WRONG = "wrong"
+    """A server would not start, or not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at; `mend` says what to do about it."""
+
+    subject: str
+    verdict: Verdict
+    text: str
+    mend: str = ""
+
+
+@with_options(["model", "host", "port", "memory", "disk_directory", "disk_bytes"])
+def doctor(configuration: Configuration) -> None:
+    """Say what is missing on this machine and how to mend it.
+
+    Looks at Python, MLX, mlx-lm, memory, limits, the port, the disk directory and the model. Exit status 1 if a server
+    would not start.
+    """
+    findings = list(examine(configuration))
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        typer.echo(f"{finding.verdict:5}  {finding.subject:{width}}  {finding.text}")
+        if finding.mend:
+            typer.echo(f"{'':5}  {'':{width}}  -> {finding.mend}")
+    if any(finding.verdict is Verdict.WRONG for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine(configuration: Configuration) -> Iterator[Finding]:
+    """Everything that can be looked at, whatever else is wrong."""
+    yield _python()
+    yield _mlx_lm()
+    yield _mlx()
+    yield _memory(configuration["memory"], configuration["model"])
+    yield _descriptors()
+    yield _port(configuration["host"], configuration["port"])
+    yield _disk(configuration["disk_directory"], configuration["disk_bytes"])
+    yield _model(configuration["model"])
+
+
+def _python() -> Finding:
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if (3, 11) <= sys.version_info[:2] < (3, 14):
+        return Finding(subject="Python", verdict=Verdict.FINE, text=text)
+    mend = "Install with Python 3.11, 3.12 or 3.13: uv tool install --python 3.13 mlx-reprise"
+    return Finding(subject="Python", verdict=Verdict.WRONG, text=text, mend=mend)
+
+
+def _mlx_lm() -> Finding:
+    """The installed mlx-lm against what this package asks for."""
+    wanted = next(
+        (line.partition(";")[0] for line in metadata.requires("mlx-reprise") or () if line.startswith("mlx-lm")),
+        "mlx-lm",
+    )
+    try:
+        version = metadata.version("mlx-lm")
+    except metadata.PackageNotFoundError:
+        return Finding(
+            subject="mlx-lm", verdict=Verdict.WRONG, text="not installed", mend=f'pip install "{wanted.strip()}"'
+        )
+    from packaging.requirements import Requirement  # noqa: PLC0415 (only this command needs it)
+
+    if Requirement(wanted).specifier.contains(version, prereleases=True):
+        return Finding(subject="mlx-lm", verdict=Verdict.FINE, text=version)
+    return Finding(
+        subject="mlx-lm",
+        verdict=Verdict.WRONG,
+        text=f"{version}, and {wanted.strip()} is needed",
+        mend=f'pip install "{wanted.strip()}"',
+    )
+
+
+def _mlx() -> Finding:
+    """Whether MLX computes, and on what."""
+    extra = "cpu" if sys.platform == "linux" else ""
+    package = f'pip install "mlx-reprise{f"[{extra}]" if extra else ""}"'
+    try:
+        from reprise.engine.memory import computing_device  # noqa: PLC0415 (imports MLX)
+
+        device = computing_device()
+    except ImportError as error:
+        text = f"cannot be imported: {str(error).splitlines()[0]}"
+        return Finding(
+            subject="MLX", verdict=Verdict.WRONG, text=text, mend=f"{package}; [cuda] with a GPU of NVIDIA's"
+        )
+    except RuntimeError as error:
+        return Finding(subject="MLX", verdict=Verdict.WRONG, text=f"does not compute: {error}", mend=package)
+    version = metadata.version("mlx")
+    if device == "cpu":
+        mend = 'With a GPU of NVIDIA\'s: pip install "mlx-reprise[cuda]"' if sys.platform == "linux" else ""
+        return Finding(subject="MLX", verdict=Verdict.ODD, text=f"{version}, on the CPU", mend=mend)
+    return Finding(subject="MLX", verdict=Verdict.FINE, text=f"{version}, on the {device}")
+
+
+def _memory(bound: Amount | None, model: str | None) -> Finding:
+    import psutil  # noqa: PLC0415
+
+    memory = psutil.virtual_memory()
+    text = f"{memory.total / 1e9:.1f} GB, {memory.available / 1e9:.1f} GB free"
+    weights = weights_nbytes(Path(model).expanduser()) if model is not None else 0
+    most = memory.total if bound is None else bound.of(memory.total)
+    if weights > most:
+        return Finding(
+            subject="memory",
+            verdict=Verdict.WRONG,
+            text=f"{text}; the weights alone take {weights / 1e9:.1f} GB, and {most / 1e9:.1f} GB may be used",
+            mend="Take a smaller or a more strongly quantized model, or raise --memory.",
+        )
+    if weights > memory.available:
+        mend = "Close other programs: a server that starts now would be swapped out."
+        return Finding(subject="memory", verdict=Verdict.ODD, text=text, mend=mend)
+    return Finding(subject="memory", verdict=Verdict.FINE, text=text)
+
+
+def _descriptors() -> Finding:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < LEAST_DESCRIPTORS:
+        mend = f"ulimit -Hn {LEAST_DESCRIPTORS}, or LimitNOFILE= of a systemd unit"
+        return Finding(subject="open files", verdict=Verdict.WRONG, text=f"{most} at most", mend=mend)
+    return Finding(subject="open files", verdict=Verdict.FINE, text="enough")
+
+
+def _port(host: str, port: int) -> Finding:
+    subject = f"port {port}"
+    if is_reprise_at(f"http://{host}:{port}"):
+        return Finding(subject=subject, verdict=Verdict.ODD, text="a Reprise server runs there")
+    try:
+        with socket.create_server((host, port)):
+            return Finding(subject=subject, verdict=Verdict.FINE, text="free")
+    except OSError as error:
+        mend = "Another program listens there: end it, or choose another with --port."
+        text = f"cannot be listened on: {error.strerror or error}"
+        return Finding(subject=subject, verdict=Verdict.WRONG, text=text, mend=mend)
+
+
+def _disk(directory: str | None, nbytes: Amount) -> Finding:
+    if directory is None:
+        mend = "With --disk-cache DIRECTORY a restart is warm."
+        return Finding(subject="disk cache", verdict=Verdict.ODD, text="not used", mend=mend)
+    place = Path(directory).expanduser()
+    existing = next(each for each in (place, *place.parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            room = os.statvfs(existing).f_bavail * os.statvfs(existing).f_frsize
+    except OSError as error:
+        return Finding(
+            subject="disk cache",
+            verdict=Verdict.WRONG,
+            text=f"{existing} cannot be written: {error.strerror}",
+            mend="chown or chmod it, or choose another directory: mkdir -p ~/.cache/reprise",
+        )
+    total = os.statvfs(existing).f_blocks * os.statvfs(existing).f_frsize
+    if room < nbytes.of(total):
+        text = f"{place}: {room / 1e9:.1f} GB free, and --disk-bytes allows {nbytes.of(total) / 1e9:.1f} GB"
+        return Finding(subject="disk cache", verdict=Verdict.ODD, text=text, mend="Make room, or lower --disk-bytes.")
+    return Finding(subject="disk cache", verdict=Verdict.FINE, text=f"{place}, {room / 1e9:.1f} GB free")
+
+
+def _model(model: str | None) -> Finding:
+    if model is None:
+        return Finding(
+            subject="model", verdict=Verdict.ODD, text="none named", mend="reprise doctor MODEL looks at it."
+        )
+    path = Path(model).expanduser()
+    if not path.exists():
+        is_path = model.startswith((".", "/", "~"))
+        if is_path:
+            mend = "Give the path of a model directory, or a hub id."
+            return Finding(subject="model", verdict=Verdict.WRONG, text=f"{model} does not exist", mend=mend)
+        return Finding(subject="model", verdict=Verdict.FINE, text=f"{model}, from the hub")
+    missing: list[str] = [name for name in ("config.json", "tokenizer_config.json") if not (path / name).is_file()]
+    if weights_nbytes(path) == 0:
+        missing.append("*.safetensors")
+    if missing:
+        text = f"{model} lacks {', '.join(missing)}"
+        mend = "Is the download complete? Models for MLX are on the hub, others are converted with mlx_lm.convert."
+        return Finding(subject="model", verdict=Verdict.WRONG, text=text, mend=mend)
+    return Finding(subject="model", verdict=Verdict.FINE, text=f"{model}, {weights_nbytes(path) / 1e9:.1f} GB")
