@@ -78,6 +78,6 @@ def leave_thread() -> None:
 
 def computing_device() -> str:
     """What MLX computes on, tried with a small sum: `gpu` or `cpu`. Raises RuntimeError where it does not compute."""
-    if mx.sum(mx.ones((8,))).item() != 8:
+    if (mx.array([1, 2]) + 1).tolist() != [2, 3]:
         raise RuntimeError("a sum came out wrong")
     return "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
