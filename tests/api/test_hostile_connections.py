@@ -12,6 +12,7 @@ import pytest
 from reprise.api.connections import Unread
 from reprise.api.descriptors import connections_within
 from reprise.api.repeats import OncePerSecond
+from reprise.core.backend import Status
 from reprise.core.settings import Settings
 from tests.api.real_server import real_server
 from tests.api.servers import MODEL, RunningServer, running_server, says
@@ -159,3 +160,30 @@ def test_a_log_says_the_same_once_a_second():
     assert said("no room") == "no room (and 999 times more)"
     now_s = 3.0
     assert said("no room") == "no room"
+
+
+def test_a_client_does_not_pay_for_the_time_in_which_the_server_did_not_look():
+    unread = Unread()
+    unread.waited_s(10, 0.0)
+    unread.forgive(5.0, 7.0)
+    assert unread.waited_s(10, 8.0) == 3.0
+    # What it was late before the client came is not the client's either.
+    unread.forgive(100.0, 8.0)
+    assert unread.waited_s(10, 9.0) == 1.0
+
+
+def test_a_server_that_stalls_ends_nobody_who_has_just_come(monkeypatch: pytest.MonkeyPatch):
+    with running_server(settings=Settings(model=MODEL, request_timeout_s=2)) as server:
+        status = server.service.status
+
+        def slow() -> Status:
+            time.sleep(3)
+            return status()
+
+        with connected(server) as connection:
+            httpx.get(server.url + "/health/live", timeout=60)
+            with monkeypatch.context() as patch:
+                patch.setattr(server.service, "status", slow)
+                httpx.get(server.url + "/health", timeout=60)
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")

@@ -1,6 +1,8 @@
 """The memory budget gives way to other programs, and comes back; readings are given, and so is the clock."""
 
 import logging
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +92,42 @@ def test_what_linux_says(tmp_path: Path) -> None:
     # A path of the host that a container does not see.
     (tmp_path / "proc/self/cgroup").write_text("0::/../../elsewhere\n")
     assert read_machine(tmp_path).total == 1000
+
+
+def test_what_linux_says_with_control_groups_of_version_1(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup/memory/docker/it"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("5:cpu,cpuacct:/docker/it\n4:memory:/docker/it\n0::/other\n")
+    (group / "memory.usage_in_bytes").write_text("700\n")
+    (group / "memory.limit_in_bytes").write_text(f"{2**63 - 4096}\n")
+    assert read_machine(tmp_path).total > 10**6
+    (group / "memory.limit_in_bytes").write_text("1000\n")
+    (group / "memory.stat").write_text("inactive_file 50\ntotal_inactive_file 100\n")
+    reading = read_machine(tmp_path)
+    assert (reading.total, reading.available) == (1000, 400)
+    # A container sees its own group at the mount, under the path that the host knows.
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/docker/elsewhere\n")
+    assert read_machine(tmp_path).total > 10**6
+    for file in ("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.stat"):
+        (group / file).rename(tmp_path / "sys/fs/cgroup/memory" / file)
+    assert read_machine(tmp_path).total == 1000
+
+
+@pytest.mark.parametrize(
+    ("said", "is_pressed"), [("1\n", False), ("2\n", True), ("4\n", True), ("", False), ("unknown\n", False)]
+)
+def test_what_macos_says(said: str, is_pressed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout=said)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert read_machine(tmp_path).is_pressed is is_pressed
+    assert asked == [["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]]
 
 
 def test_an_engine_follows_its_machine(caplog: pytest.LogCaptureFixture) -> None:

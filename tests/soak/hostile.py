@@ -146,7 +146,8 @@ class Intruder:
 
     def _hold(self, content: bytes) -> None:
         with self._connected(content):
-            time.sleep(self._rng.random() * 3)
+            # Some stay until the server ends them.
+            time.sleep(self._rng.random() * self._rng.choice([3, 3, 12]))
         self._report.note("held a connection")
 
     def _connected(self, content: bytes) -> socket.socket:

@@ -28,7 +28,10 @@ _TIE = 1e-3
 _NUM_CHATS = 16
 _NUM_TURNS = 3
 _CALM_S = 0.02
-"""What `/health` takes on a machine that does nothing else. Where it takes longer, more is allowed under load."""
+"""What `/health` takes on a machine that does nothing else."""
+_MOST_LOAD = 5
+"""Where it takes longer before the first client comes, others use the machine: at most so many times a second is
+allowed."""
 _MOST_GROWTH = 400 * 10**6
 
 Turn = list[tuple[str, float]]
@@ -134,7 +137,7 @@ def test_honest_clients_beside_hostile_ones(tmp_path: Path) -> None:
     with server_process(tmp_path / "cold.log", "--no-prefix-cache", "--max-batch", "1", "--no-settle") as (_, port):
         cold = {(of, turn): ask(port, chat(of, turn)) for of in range(_NUM_CHATS) for turn in range(_NUM_TURNS)}
     log = tmp_path / "server.log"
-    options = ("--cache-bytes", "32MB", "--max-connections", "100", "--request-timeout", "2", "--read-timeout", "2")
+    options = ("--cache-bytes", "32MB", "--max-connections", "100", "--request-timeout", "5", "--read-timeout", "2")
     with server_process(log, *options, "--max-queue", "32", "--grace", "20") as (process, port):
         with polling(port) as worst:
             time.sleep(3)
@@ -167,10 +170,11 @@ def test_honest_clients_beside_hostile_ones(tmp_path: Path) -> None:
         flush=True,
     )
     said = log.read_text()
+    print(*(line for line in said.splitlines() if "connection" in line), sep="\n", flush=True)
     assert report.failures == []
     assert report.seen["honest answers"] > 0
     assert "Traceback" not in said, said[-5000:]
     assert status == 0
-    assert worst[-1] < max(1.0, calm_s / _CALM_S)
+    assert worst[-1] < min(_MOST_LOAD, max(1.0, calm_s / _CALM_S))
     assert most - before < _MOST_GROWTH
     assert len(said) < 50_000 * seconds

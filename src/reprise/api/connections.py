@@ -60,6 +60,11 @@ class Unread:
         self._since_s: float | None = None
         self._nbytes = 0
 
+    def forgive(self, late_s: float, now_s: float) -> None:
+        """So much of the time was the server's own."""
+        if self._since_s is not None:
+            self._since_s = min(now_s, self._since_s + late_s)
+
     def waited_s(self, nbytes: int, now_s: float) -> float:
         """The same question at `now_s`, when `nbytes` wait to be sent. Any that were sent count as read."""
         if nbytes == 0:
@@ -126,6 +131,11 @@ class Connection(H11Protocol):
             return "the request did not arrive" if now_s - self._quiet_since_s > allowed_s else None
         return None
 
+    def forgive(self, late_s: float, now_s: float) -> None:
+        """Do not count against the client what the server was late to look at its connections."""
+        self._quiet_since_s = min(now_s, self._quiet_since_s + late_s)
+        self._unread.forgive(late_s, now_s)
+
     def _make_room(self) -> None:
         """End the connection that has waited longest without a request; this one where all others are at work."""
         others: list[Connection] = [each for each in self.connections if isinstance(each, Connection)]
@@ -142,12 +152,14 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-def end_overdue(connections: Iterable[object]) -> None:
-    """End the connections whose clients have kept the server waiting too long."""
+def end_overdue(connections: Iterable[object], *, late_s: float = 0.0) -> None:
+    """End the connections whose clients have kept the server waiting too long. `late_s`: how much later than it should
+    the server asks: it did not read either meanwhile, and what a client sent may still wait to be read."""
     now_s = time.monotonic()
     for each in tuple(connections):
         if not isinstance(each, Connection):
             continue
+        each.forgive(late_s, now_s)
         reason = each.why_overdue(now_s)
         if reason is not None:
             # To a request it is as if the client had hung up: it ends, and its work is kept.

@@ -7,6 +7,7 @@ import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -175,8 +176,9 @@ class _Server(uvicorn.Server):
 
     async def _watch(self) -> None:
         while True:
+            due_s = time.monotonic() + self._limits.tick_s
             await asyncio.sleep(self._limits.tick_s)
-            end_overdue(self.server_state.connections)
+            end_overdue(self.server_state.connections, late_s=time.monotonic() - due_s)
 
     def _on_loop(self, action: Callable[[asyncio.AbstractEventLoop], object]) -> None:
         # Signals come between any two instructions: the loop does the work when it is its turn.

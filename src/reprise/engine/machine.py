@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -25,31 +26,65 @@ def read_machine(root: Path = Path("/")) -> MemoryReading:
     return MemoryReading(available=available, total=total, is_pressed=_is_pressed(root))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GroupFiles:
+    """Where a version of control groups keeps its figures: below `mount`, in the folder that the line of
+    `/proc/self/cgroup` with these controllers names."""
+
+    mount: str
+    controllers: str
+    limits: tuple[str, ...]
+    used: str
+    idle: str
+    """The line of `memory.stat` with the pages of files that nobody uses: they go at once."""
+
+
+_VERSIONS = (
+    _GroupFiles(
+        mount="sys/fs/cgroup",
+        controllers="",
+        limits=("memory.max", "memory.high"),
+        used="memory.current",
+        idle="inactive_file",
+    ),
+    # Version 1, where no limit is a number larger than any machine. A limit of a group around this one is inherited.
+    _GroupFiles(
+        mount="sys/fs/cgroup/memory",
+        controllers="memory",
+        limits=("memory.limit_in_bytes",),
+        used="memory.usage_in_bytes",
+        idle="total_inactive_file",
+    ),
+)
+
+
 def _cgroups(root: Path) -> list[MemoryReading]:
-    """The memory of the control groups (version 2) that bound this process: its own and those around it."""
-    mount = root / "sys/fs/cgroup"
-    lines = _text(root / "proc/self/cgroup").splitlines()
-    own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/").strip("/")
-    folder = mount / own
-    # In a container the path may be the host's, which is not there: the mount is then the container's own group.
-    folders = [folder, *folder.parents] if folder.is_dir() and ".." not in folder.parts else [mount]
-    readings = [_cgroup(each) for each in folders if each.is_relative_to(mount)]
+    """The memory of the control groups that bound this process: its own and those around it."""
+    readings = [_cgroup(folder, files) for files in _VERSIONS for folder in _folders(root, files)]
     return [reading for reading in readings if reading is not None]
 
 
-def _cgroup(folder: Path) -> MemoryReading | None:
+def _folders(root: Path, files: _GroupFiles) -> list[Path]:
+    mount, own = root / files.mount, ""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if files.controllers in controllers.split(","):
+            own = path.strip("/")
+    folder = mount / own
+    # In a container the path may be the host's, which is not there: the mount is then the container's own group.
+    folders = [folder, *folder.parents] if folder.is_dir() and ".." not in folder.parts else [mount]
+    return [each for each in folders if each.is_relative_to(mount)]
+
+
+def _cgroup(folder: Path, files: _GroupFiles) -> MemoryReading | None:
     """What one control group says; None where it bounds nothing."""
-    used = _text(folder / "memory.current")
-    limits = [int(text) for name in ("memory.max", "memory.high") if (text := _text(folder / name)).isdigit()]
+    used = _text(folder / files.used)
+    limits = [int(text) for name in files.limits if (text := _text(folder / name)).isdigit()]
     if not limits or not used.isdigit():
         return None
-    # Pages of files that nobody uses go at once.
-    idle = sum(int(line.split()[1]) for line in _text(folder / "memory.stat").splitlines() if _is_idle(line))
+    lines = [line.split() for line in _text(folder / "memory.stat").splitlines()]
+    idle = sum(int(value) for name, value in lines if name == files.idle)
     return MemoryReading(available=max(0, min(limits) - int(used) + idle), total=min(limits))
-
-
-def _is_idle(line: str) -> bool:
-    return line.startswith("inactive_file ")
 
 
 def _is_pressed(root: Path) -> bool:
@@ -64,7 +99,7 @@ def _is_pressed(root: Path) -> bool:
 
 
 def _macos_level() -> int:
-    """1: normal, 2: warning, 4: critical."""
+    """1: normal, 2: warning, 4: critical, as `DISPATCH_MEMORYPRESSURE_*` of libdispatch; 1 where it cannot be read."""
     command = ["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]
     try:
         return int(subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout)
