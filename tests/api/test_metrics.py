@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 from reprise.api.prometheus import families
-from reprise.core.backend import Counts, Held, Status
+from reprise.core.backend import Counts, DraftStatus, Held, Status
 from reprise.core.inspection import OnDisk
 from reprise.core.metrics import METRICS, health_fields, totals_line
 from tools.metrics_page import PAGE, page
@@ -21,6 +21,9 @@ FAMILIES = {
     "generated_tokens",
     "cancellations",
     "pauses",
+    "drafted_tokens",
+    "accepted_draft_tokens",
+    "draft_saved_seconds",
     "evictions",
     "state_bytes",
     "pinned_bytes",
@@ -51,6 +54,9 @@ FIELDS = {
     "loaded",
     "generated",
     "paused",
+    "drafted",
+    "draft_accepted",
+    "draft_saved_s",
     "evictions",
     "evictions_by_reason",
     "bytes_budget",
@@ -92,12 +98,13 @@ def full_status(*, has_disk: bool) -> Status:
         has_died=False,
         counts=filled(Counts),
         held=filled(Held, evicted_by_reason={"budget": next(number)}),
+        drafts=filled(DraftStatus, num_drafted={"history": next(number)}, num_accepted={"history": next(number)}),
         disk=filled(OnDisk) if has_disk else None,
     )
 
 
 def numbers_in(status: Status) -> set[int]:
-    parts = (status, status.counts, status.held, status.disk)
+    parts = (status, status.counts, status.held, status.drafts, status.disk)
     found = (getattr(part, f.name) for part in parts if part is not None for f in fields(part))
     return {value for value in found if isinstance(value, int) and not isinstance(value, bool)}
 

@@ -118,3 +118,18 @@ def test_responses_by_id(served: Serving, gpt: openai.OpenAI):
     assert second.usage is not None
     assert_like_the_oracle(served, reused=second.usage.input_tokens_details.cached_tokens)
     assert second.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_a_prediction_is_taken_and_what_was_drafted_is_told(served: Serving, gpt: openai.OpenAI):
+    served.answer = DONE
+    asked: Any = {"model": "gpt", "messages": [{"role": "user", "content": "Write the file again."}], "max_tokens": 64}
+    prediction: Any = {"type": "content", "content": [{"type": "text", "text": DOCUMENT}]}
+    first = gpt.chat.completions.create(**asked, prediction=prediction)
+    again = gpt.chat.completions.create(**asked, prediction={"type": "content", "content": DOCUMENT})
+    assert first.choices[0].message.content == again.choices[0].message.content
+    for reply in (first, again):
+        assert reply.usage is not None and reply.usage.completion_tokens_details is not None
+        told = reply.usage.completion_tokens_details
+        assert told.accepted_prediction_tokens is not None and told.rejected_prediction_tokens is not None
+    (*_, last) = served.engine.of(Purpose.GENERATE)
+    assert last.job.prediction is not None and len(last.job.prediction) > 100

@@ -60,7 +60,7 @@ class Bench:
             (result,) = self.runner.decode([live])
             if isinstance(result, TokenFailure):
                 raise result.error
-            found.append(result.sampled)
+            found.extend(result.sampled)
             if result.reason is not None:
                 self.reason: FinishReason = result.reason
                 self.keep(live, job)
@@ -73,4 +73,4 @@ class Bench:
     def step(self, lives: Sequence[LiveSequence]) -> dict[LiveSequence, int | Exception]:
         """One pass: the token or the error of each."""
         results: list[TokenResult | TokenFailure] = self.runner.decode(lives)
-        return {r.live: r.error if isinstance(r, TokenFailure) else r.sampled.token for r in results}
+        return {r.live: r.error if isinstance(r, TokenFailure) else r.sampled[-1].token for r in results}

@@ -128,7 +128,7 @@ class Life:
     def forget(self) -> None:
         """A pass that was run ahead is undone."""
         self.feed(1)
-        self.layer.forget_last()
+        self.layer.forget_last(1)
         for story in self.stories:
             story.entries.pop()
 
@@ -186,7 +186,7 @@ def test_a_kept_position_that_was_undone_is_not_kept() -> None:
     layer, story, numbers = SinkWindowLayer(Window(9, 4)), Story(), Numbers()
     feed(layer, [story], [numbers.draw(3)])
     feed(layer, [story], [numbers.draw(1)])
-    layer.forget_last()
+    layer.forget_last(1)
     story.entries.pop()
     for num in (1, 12, 1):
         feed(layer, [story], [numbers.draw(num)])

@@ -29,7 +29,7 @@ class Anything:
 
 @pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_5", "mamba2"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, max_batch=4)
+    engine = Engine(request.param, max_batch=4, drafts="off")
     yield engine
     engine.close()
 

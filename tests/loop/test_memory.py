@@ -124,12 +124,12 @@ def fail_once(engine: Engine, name: str, *, after: int = 0) -> Callable[[], int]
     def plant(worker: Worker) -> None:
         real = getattr(worker.runner, name)
 
-        def failing(*given: object) -> object:
+        def failing(*given: object, **named: object) -> object:
             if next(calls) == after:
                 setattr(worker.runner, name, real)
                 raised.append(name)
                 raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
-            return real(*given)
+            return real(*given, **named)
 
         setattr(worker.runner, name, failing)
 

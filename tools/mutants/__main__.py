@@ -21,6 +21,7 @@ from tools.mutants.of_cache import CACHE_MUTANTS
 from tools.mutants.of_chat import CHAT_MUTANTS
 from tools.mutants.of_core import CORE_MUTANTS
 from tools.mutants.of_disk import DISK_MUTANTS
+from tools.mutants.of_drafts import DRAFTS_MUTANTS
 from tools.mutants.of_engine import ENGINE_MUTANTS
 from tools.mutants.of_loop import LOOP_MUTANTS
 from tools.mutants.of_schedule import SCHEDULE_MUTANTS
@@ -33,6 +34,7 @@ MUTANTS = (
     *CACHE_MUTANTS,
     *CHAT_MUTANTS,
     *DISK_MUTANTS,
+    *DRAFTS_MUTANTS,
     *ENGINE_MUTANTS,
     *LOOP_MUTANTS,
 )

@@ -46,7 +46,7 @@ LAYERS = (
     _mutant(
         "KvLayer.forget_last",
         "a token that was undone stays held",
-        "self.end -= 1",
+        "self.end -= num",
         "",
         _LAYERS,
     ),

@@ -110,7 +110,7 @@ LOOP_MUTANTS = (
     _mutant(
         "Worker._store_progress",
         "what a cancelled request computed is lost",
-        "not isinstance(phase, Prefilling | Decoding) or request.position <= phase.plan.resume_at",
+        "request.position <= phase.plan.resume_at",
         "request.position > -1",
         _REUSE,
     ),

@@ -68,6 +68,8 @@ class ServiceRequest:
     """The namespace of the caller's API key, see `ChatService.cache_namespace`."""
     response_id: str | None = None
     """The id that the client knows, where one response joins several requests."""
+    prediction: str = ""
+    """What the client says the answer will be much like."""
     chat: str | None = None
     """A name for the conversation, where the client gives one."""
     pin_for_s: float | None = None
@@ -96,6 +98,9 @@ class Usage:
     stored: int = 0
     completion: int = 0
     reasoning: int = 0
+    num_accepted: int = 0
+    """Of `completion`, tokens that were drafted; `num_rejected`: drafted tokens that turned out wrong."""
+    num_rejected: int = 0
 
     @property
     def total(self) -> int:

@@ -10,7 +10,7 @@ from reprise.api.reply import AnswerJob
 from reprise.core.errors import BadRequest
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
-from reprise.core.tokens import own_tokens
+from reprise.core.tokens import Tokens, own_tokens
 
 _SEEDS = 2**63
 _NEVER = -1000.0
@@ -39,6 +39,7 @@ def job_of(
     max_tokens: int,
     stop_tokens: frozenset[int],
     constraint: Callable[[], Constraint] | None,
+    prediction: Tokens | None,
     cache_namespace: str,
 ) -> Job:
     """The job that makes the answer of `run`. `max_tokens` is 0 for a request that generates nothing."""
@@ -66,6 +67,7 @@ def job_of(
         thinking=reading.thinking,
         watch=reading.watch(),
         constraint=constraint,
+        prediction=prediction,
         chat=request.chat,
         pin_for_s=request.pin_for_s,
         retain_for_s=request.retain_for_s,

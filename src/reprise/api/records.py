@@ -68,6 +68,8 @@ def record_body(record: Record) -> dict[str, Any]:
             "awaited": first.awaited,
             "prefilled": sum(outcome.prefilled for outcome in outcomes),
             "generated": sum(outcome.generated for outcome in outcomes),
+            "drafted": sum(outcome.num_drafted for outcome in outcomes),
+            "accepted": sum(outcome.num_accepted for outcome in outcomes),
             "stored": sum(outcome.stored for outcome in outcomes),
             "sources": sources(first),
             "reason": str(first.reason),

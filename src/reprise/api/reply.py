@@ -118,6 +118,8 @@ class Reply:
             stored=sum(outcome.stored for outcome in self.outcomes),
             completion=sum(outcome.generated for outcome in self.outcomes),
             reasoning=sum(run.choice.parser.num_reasoning_tokens for run in self.running),
+            num_accepted=sum(outcome.num_accepted for outcome in self.outcomes),
+            num_rejected=sum(outcome.num_drafted - outcome.num_accepted for outcome in self.outcomes),
         )
 
     def cancel(self) -> None:

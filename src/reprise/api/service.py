@@ -35,9 +35,11 @@ from reprise.api.settling import Settling
 from reprise.api.used import used_of
 from reprise.chat.answer_grammar import answer_grammar
 from reprise.chat.explain import Explanation
+from reprise.chat.long_text import encode_long
 from reprise.chat.render import Branch, Renderer
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest
+from reprise.chat.text_model import refuse_if_too_long
 from reprise.core.backend import Backend, Lookup, Status
 from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, ShuttingDown
 from reprise.core.events import Finished, FinishReason, Progress
@@ -45,6 +47,7 @@ from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Outcome
 from reprise.core.settings import Settings
+from reprise.core.tokens import Tokens, as_tokens
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +144,7 @@ class ChatService:
             default_budget=self.settings.thinking_budget,
         )
         constraint = await self._constraint(request, reading)
+        prediction = await self._predicted(request)
         reply = Reply(
             request,
             rendered=rendered,
@@ -165,6 +169,7 @@ class ChatService:
                     max_tokens=room,
                     stop_tokens=self.served.text.eos,
                     constraint=constraint,
+                    prediction=prediction,
                     cache_namespace=self.cache_namespace(request.namespace),
                 )
                 self._settling.overtaken_by(job)
@@ -285,6 +290,14 @@ class ChatService:
         if len(rendered.prompt) == 0:
             raise BadRequest("The chat renders to an empty prompt. Send at least one message with text.")
         return rendered, rendered.prompt
+
+    async def _predicted(self, request: ServiceRequest) -> Tokens | None:
+        """What the client says the answer will be much like, as far as an answer can be long."""
+        if not request.prediction:
+            return None
+        text = self.served.text
+        refuse_if_too_long(request.prediction, text, context=self.served.context, param="prediction")
+        return as_tokens(await self.off_loop(lambda: encode_long(text.encode, request.prediction)))
 
     async def _constraint(self, request: ServiceRequest, reading: Reading) -> Callable[[], Constraint] | None:
         """The grammar of the answer: of a tool call, of what the request asked for, or both.

@@ -26,7 +26,7 @@ CallWriter = Callable[[Sequence[tuple[str, Any]]], str]
 _NOBODY: Message = {}
 
 
-class _Draft:
+class _RewrittenChat:
     """The messages of another chat, and where each of the request's messages begins in it."""
 
     def __init__(self, request: ChatRequest) -> None:
@@ -80,7 +80,7 @@ def late_systems_as_users(request: ChatRequest) -> ChatRequest:
 
     Moved to the head, they would cost the whole chat.
     """
-    draft, head = _Draft(request), head_length(request.messages)
+    draft, head = _RewrittenChat(request), head_length(request.messages)
     for index, message in enumerate(request.messages):
         is_late = index >= head and message.get("role") in HEAD_ROLES
         draft.keep(index, {"role": "user", "content": joined_text(message.get("content"))} if is_late else message)
@@ -89,7 +89,7 @@ def late_systems_as_users(request: ChatRequest) -> ChatRequest:
 
 def joined_systems(request: ChatRequest) -> ChatRequest:
     """The system messages at the beginning become one."""
-    draft, head = _Draft(request), head_length(request.messages)
+    draft, head = _RewrittenChat(request), head_length(request.messages)
     for index, message in enumerate(request.messages):
         (draft.join if 0 < index < head else draft.keep)(index, message)
     return draft.finish()
@@ -100,7 +100,7 @@ def system_in_question(request: ChatRequest) -> ChatRequest:
     messages, head = request.messages, head_length(request.messages)
     if head == 0:
         return request
-    draft = _Draft(request)
+    draft = _RewrittenChat(request)
     draft.keep(0, {"role": "user", "content": joined_text(messages[0].get("content"))})
     for index in range(1, len(messages)):
         is_joined = index < head or (index == head and messages[index].get("role") == "user")
@@ -114,7 +114,7 @@ def system_in_question(request: ChatRequest) -> ChatRequest:
 
 def lone_results_as_users(request: ChatRequest) -> ChatRequest:
     """Tool results whose call is not right before them become user messages."""
-    draft = _Draft(request)
+    draft = _RewrittenChat(request)
     open_ids: set[str] = set()
     for index, message in enumerate(request.messages):
         if message.get("role") == "tool" and message.get("tool_call_id") not in open_ids:
@@ -128,7 +128,7 @@ def lone_results_as_users(request: ChatRequest) -> ChatRequest:
 
 def results_in_order(request: ChatRequest) -> ChatRequest:
     """Results of calls that were made together follow each other as their calls do."""
-    draft, messages = _Draft(request), request.messages
+    draft, messages = _RewrittenChat(request), request.messages
     index = 0
     while index < len(messages):
         draft.keep(index, messages[index])
@@ -146,7 +146,7 @@ def results_in_order(request: ChatRequest) -> ChatRequest:
 
 def calls_as_text(request: ChatRequest, write: CallWriter) -> ChatRequest:
     """Tool calls become words of the assistant."""
-    draft = _Draft(request)
+    draft = _RewrittenChat(request)
     for index, message in enumerate(request.messages):
         if _calls(message):
             written = write([(str(_function(call).get("name")), _arguments(call)) for call in _calls(message)])
@@ -160,7 +160,7 @@ def calls_as_text(request: ChatRequest, write: CallWriter) -> ChatRequest:
 
 def one_call_at_a_time(request: ChatRequest) -> ChatRequest:
     """Calls that were made together become turns of one call and its result each."""
-    draft, messages = _Draft(request), request.messages
+    draft, messages = _RewrittenChat(request), request.messages
     index = 0
     while index < len(messages):
         message, calls = messages[index], _calls(messages[index])
@@ -175,7 +175,7 @@ def one_call_at_a_time(request: ChatRequest) -> ChatRequest:
     return draft.finish()
 
 
-def _keep_apart(draft: _Draft, index: int, end: int, messages: Sequence[Message]) -> None:
+def _keep_apart(draft: _RewrittenChat, index: int, end: int, messages: Sequence[Message]) -> None:
     """Message `index` with its calls, and the results in ``[index + 1, end)``, call by call."""
     message, kept = messages[index], set[int]()
     for number, call in enumerate(_calls(message)):
@@ -194,7 +194,7 @@ def _keep_apart(draft: _Draft, index: int, end: int, messages: Sequence[Message]
 
 def text_in_mapping(request: ChatRequest) -> ChatRequest:
     """Arguments of a call that are no JSON object become one, with the text in it."""
-    draft = _Draft(request)
+    draft = _RewrittenChat(request)
     for index, message in enumerate(request.messages):
         calls = _calls(message)
         if any(isinstance(_arguments(call), str) for call in calls):
@@ -206,7 +206,7 @@ def text_in_mapping(request: ChatRequest) -> ChatRequest:
 
 def without_empty_answers(request: ChatRequest) -> ChatRequest:
     """Assistant messages without words and calls are left out."""
-    draft, messages = _Draft(request), request.messages
+    draft, messages = _RewrittenChat(request), request.messages
     for index, message in enumerate(messages):
         is_begun = request.continue_final and index == len(messages) - 1
         if is_empty_answer(message) and not is_begun:
@@ -233,7 +233,7 @@ def user_first(request: ChatRequest) -> ChatRequest:
 
 
 def _with_silence(request: ChatRequest) -> ChatRequest:
-    draft, head = _Draft(request), head_length(request.messages)
+    draft, head = _RewrittenChat(request), head_length(request.messages)
     for index, message in enumerate(request.messages):
         if index == head:
             draft.add(_SILENCE)
@@ -245,7 +245,7 @@ def _with_silence(request: ChatRequest) -> ChatRequest:
 
 def joined_users(request: ChatRequest) -> ChatRequest:
     """User messages in a row become one, unless they are of two people."""
-    draft = _Draft(request)
+    draft = _RewrittenChat(request)
     for index, message in enumerate(request.messages):
         last = draft.messages[-1] if draft.messages else _NOBODY
         is_plain = all(m.get("role") == "user" and m.keys() <= _PLAIN_KEYS for m in (last, message))
@@ -256,7 +256,7 @@ def joined_users(request: ChatRequest) -> ChatRequest:
 
 def joined_answers(request: ChatRequest) -> ChatRequest:
     """Assistant messages in a row become one, unless a call stands between."""
-    draft = _Draft(request)
+    draft = _RewrittenChat(request)
     for index, message in enumerate(request.messages):
         last = draft.messages[-1] if draft.messages else _NOBODY
         follows = last.get("role") == message.get("role") == "assistant" and not _calls(last)
@@ -266,7 +266,7 @@ def joined_answers(request: ChatRequest) -> ChatRequest:
 
 def bridged(request: ChatRequest) -> ChatRequest:
     """Between a tool loop without an answer and what the user says then stands a short answer."""
-    draft = _Draft(request)
+    draft = _RewrittenChat(request)
     has_answer = True
     for index, message in enumerate(request.messages):
         is_user = message.get("role") == "user"

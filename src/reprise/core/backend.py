@@ -1,8 +1,9 @@
 """What the API may ask of the engine side: the seam between HTTP and the loop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from reprise.core.events import Event
@@ -32,6 +33,31 @@ class Counts:
     evictions: int = 0
     paused: int = 0
     """Times that a running request gave its state up for lack of room, to go on later. Not in tokens."""
+
+
+class DraftSource(StrEnum):
+    """Where a draft comes from."""
+
+    ANSWER = "answer"
+    """This answer, further up."""
+    PREDICTION = "prediction"
+    """What the client said will come."""
+    HISTORY = "history"
+    """Prompts and answers of the same namespace, this request's own prompt among them."""
+    GRAMMAR = "grammar"
+    """The grammar allows nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftStatus:
+    """What drafts have brought since the start. Tokens by where the drafts came from."""
+
+    num_drafted: Mapping[str, int] = field(default_factory=dict[str, int])
+    num_accepted: Mapping[str, int] = field(default_factory=dict[str, int])
+    saved_s: float = 0.0
+    """Decode time saved, by what a pass over one token takes."""
+    nbytes: int = 0
+    """Of the text that drafts are looked up in."""
 
 
 EVICTION_REASONS = ("budget", "cleared")
@@ -80,6 +106,8 @@ class Status:
     decoding: int = 0
     counts: Counts = field(default_factory=Counts)
     held: Held = field(default_factory=Held)
+    drafts: DraftStatus | None = None
+    """None: there are no drafts."""
     disk: OnDisk | None = None
     """None: nothing is kept on disk."""
     stalled_s: float = 0.0

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reprise.core.prompt import Prompt
+from reprise.core.tokens import Tokens
 
 
 class Purpose(StrEnum):
@@ -102,6 +103,8 @@ class Job:
     """k: log-probabilities of the prompt's tokens too, with those of the k likeliest in each place (`Scored` events).
 
     They follow from logits, which the cache does not keep: nothing of the prompt is reused then."""
+    prediction: Tokens | None = None
+    """What the client says the answer will be much like: drafts are made from it."""
     retain_for_s: float | None = None
     """Keep what the next turn can use of the prompt for so long, counted likewise, or until that turn is retained
     instead."""

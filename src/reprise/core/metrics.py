@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reprise.core.backend import EVICTION_REASONS, Status
+from reprise.core.backend import EVICTION_REASONS, DraftSource, DraftStatus, Status
 from reprise.core.inspection import OnDisk
 
 Reading = float | Mapping[str, int] | None
@@ -79,6 +79,19 @@ def _state(field: str, use: str, read: Callable[[Status], Reading]) -> Metric:
     )
 
 
+def _by_source(field: str, family: str, text: str, read: Callable[[DraftStatus], Mapping[str, int]]) -> Metric:
+    return Metric(
+        kind=MetricKind.COUNTER,
+        unit="tokens",
+        help=text,
+        read=lambda status: None if status.drafts is None else dict(read(status.drafts)),
+        field=field,
+        family=family,
+        label="source",
+        expected=tuple(map(str, DraftSource)),
+    )
+
+
 def _on_disk(read: Callable[[OnDisk], int]) -> Callable[[Status], Reading]:
     return lambda status: None if status.disk is None else read(status.disk)
 
@@ -147,6 +160,29 @@ METRICS: Sequence[Metric] = (
         "times",
         "Times a running request was preempted for lack of memory.",
         lambda s: s.counts.paused,
+    ),
+    _by_source(
+        "drafted", "drafted_tokens", "Tokens drafted and verified, by where they came from.", lambda d: d.num_drafted
+    ),
+    _by_source(
+        "draft_accepted",
+        "accepted_draft_tokens",
+        "Drafted tokens that were right, by where they came from.",
+        lambda d: d.num_accepted,
+    ),
+    _gauge(
+        "draft_saved_s",
+        "draft_saved_seconds",
+        "seconds",
+        "Decode time that drafts saved, by what a pass over one token takes.",
+        lambda s: None if s.drafts is None else s.drafts.saved_s,
+    ),
+    _gauge(
+        "draft_bytes",
+        "draft_index_bytes",
+        "bytes",
+        "Memory of the text that drafts are looked up in.",
+        lambda s: None if s.drafts is None else s.drafts.nbytes,
     ),
     _counter("evictions", None, "items", "Items evicted from the prefix cache.", lambda s: s.counts.evictions),
     Metric(

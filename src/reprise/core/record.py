@@ -62,6 +62,9 @@ class Outcome:
     awaited: int = 0
     """Of `reused`, tokens that another running request computed while this one waited."""
     generated: int = 0
+    num_drafted: int = 0
+    """Tokens that were drafted for the answer and verified; `num_accepted`: those that were right."""
+    num_accepted: int = 0
     stored: int = 0
     """Tokens newly added to the cache by this job."""
     reason: Reason = Reason.COLD

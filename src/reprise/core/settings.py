@@ -28,6 +28,7 @@ KV_BITS = (2, 3, 4, 5, 6, 8)
 """What `mx.quantize` offers."""
 KV_GROUP_SIZES = (32, 64, 128)
 DISK_BYTES = Bytes(20 * 10**9)
+DRAFT_MODES = ("auto", "off", "exact")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -268,6 +269,15 @@ class Settings:
         int, _load("max-queue", _COUNT, "Most requests that may wait; further ones are refused with status 429.")
     ] = 64
     max_batch: Annotated[int, _load("max-batch", _COUNT, "Most sequences to decode together.")] = 8
+    drafts: Annotated[
+        str,
+        _load(
+            "drafts",
+            TextKind(choices=DRAFT_MODES),
+            "Draft answers from earlier text and verify several tokens per pass. Answers stay the same; `exact` only "
+            "uses passes whose logits equal those of single steps to the last bit.",
+        ),
+    ] = "auto"
     prefill_chunk: Annotated[
         int, _load("prefill-chunk", _COUNT, "Tokens per prefill step while no answer is being decoded.")
     ] = 2048

@@ -101,6 +101,16 @@ class Blueprint:
             for spec in self.leaves
         )
 
+    @property
+    def forgets(self) -> bool:
+        """Whether the last tokens of a pass can be undone: entries by forgetting them, states by what they were."""
+        return not any(isinstance(spec, OpaqueSpec) for spec in self.leaves)
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether no state is kept as it was, so that any number of the last tokens can be undone."""
+        return not self.layout.has_snapshots
+
     def build(self) -> list[Any]:
         """Fresh layer states, as the model takes them."""
         # Together, since caches of a class not known may share something.

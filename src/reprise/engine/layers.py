@@ -185,11 +185,11 @@ class KvLayer:
     def _is_wasteful(self, keep: int, num: int) -> bool:
         return False
 
-    def forget_last(self) -> None:
-        """Undo the last append of one entry for each row."""
-        self.end -= 1
-        self.held -= 1
-        self.lengths = [length - 1 for length in self.lengths]
+    def forget_last(self, num: int) -> None:
+        """Undo what was appended last: `num` entries of each row, all of one pass."""
+        self.end -= num
+        self.held -= num
+        self.lengths = [length - num for length in self.lengths]
 
     def index(self, row: int, position: int) -> int:
         """Where the entry of this row's `position` stands in the buffers."""

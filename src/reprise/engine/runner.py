@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from reprise.cache.lookup import Restore
 from reprise.cache.payload import LogitsRow, SegmentPayload, Source
@@ -16,10 +17,11 @@ from reprise.core.job import Job
 from reprise.core.kinds import Full, KvKind
 from reprise.core.spans import Span
 from reprise.core.tokens import Tokens
+from reprise.engine.batching import TOKEN_BY_TOKEN
 from reprise.engine.growth import growth, most_entries
 from reprise.engine.load import LoadedModel
 from reprise.engine.payloads import PackedSegment
-from reprise.engine.sample_batch import Choices, accept, sample_batch
+from reprise.engine.sample_batch import Choices, accept, sample_along, sample_batch
 from reprise.engine.score import SCORED_AT_ONCE, PromptScorer
 from reprise.engine.sequence_batch import COPIED_AT_ONCE, SequenceBatch, SequenceSource
 from reprise.engine.shared_segment import SharedSegment
@@ -39,8 +41,10 @@ class LiveSequence:
         self.rows = rows
         rows.owners = [self]
         self.sampler: TokenSampler | None = None
+        self.unfed: tuple[int, ...] = ()
+        """Accepted tokens that the layers have not seen: a rejected draft took recurrent states back before them."""
         self.pending = 0
-        """The token that is fed next, while decoding."""
+        """The token that is fed next, behind those, while decoding."""
         self.keeps_row = False
         """Whether the pass that samples its first token keeps the logits in `prompt_row`."""
         self.prompt_row: mx.array | None = None
@@ -118,11 +122,14 @@ class _SharingSource(SequenceSource):
 
 @dataclass(frozen=True, slots=True)
 class TokenResult:
-    """A sequence got its next token; `reason` is set if it was the last."""
+    """A sequence got its next token, or several where a draft was right; `reason` is set if the last one ends it."""
 
     live: LiveSequence
-    sampled: Sampled
+    sampled: tuple[Sampled, ...]
     reason: FinishReason | None
+    num_fed: int = 1
+    """Tokens that the pass took of this sequence, a draft left out."""
+    num_drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +193,11 @@ class Runner:
         return len(self._lives)
 
     @property
+    def can_verify(self) -> bool:
+        """Whether a pass over several tokens is right for this model, and can be undone."""
+        return self.loaded.blueprint.forgets and self.loaded.architecture not in TOKEN_BY_TOKEN
+
+    @property
     def live_nbytes(self) -> int:
         """The bytes of all running and idle sequences, room to grow included, less what the cache counts."""
         distinct = {id(live.rows): live.rows for live in self._lives}
@@ -199,11 +211,14 @@ class Runner:
         fresh = sum(self.footprint.snapshot for live in lives if live.position == 0)
         return fresh + growth(parts, frozenset(map(id, lives)), num, self.footprint.each)
 
-    def growth_to_decode(self, lives: Sequence[LiveSequence]) -> int:
-        """The same for one pass of `decode`, which may run another one ahead and keeps the states from before it."""
+    def growth_to_decode(self, lives: Sequence[LiveSequence], num: int = 2) -> int:
+        """The same for one pass of `decode`, which may run another one ahead and keeps the states from before it.
+
+        For `verify`, `num` is how many tokens it feeds.
+        """
         kept = sum(self.footprint.snapshot for live in lives if live.rows.ahead is None)
         kept += sum(self.footprint.logits for live in lives if live.keeps_row)
-        return kept + self.growth(lives, 2)
+        return kept + self.growth(lives, num)
 
     def start(self, restore: Restore, *, reserve: int) -> LiveSequence:
         """A sequence that stands where `restore` says and will grow to about `reserve` positions."""
@@ -314,12 +329,19 @@ class Runner:
         (result,) = _results([live], sample_batch([live.ready], row[None]))
         return result
 
-    def decode(self, lives: Sequence[LiveSequence]) -> list[TokenResult | TokenFailure]:
+    def decode(self, lives: Sequence[LiveSequence], *, draft: Sequence[int] = ()) -> list[TokenResult | TokenFailure]:
         """One pass over these sequences: each gets a token, or breaks alone.
 
         Where nobody has to look at a token before the one after it, the next pass is begun before this one's tokens
         are read, so that the device does not wait for us.
+
+        `draft`: what one sequence that decodes alone may go on with. It is verified, and the sequence gets as many
+        tokens as are right. Where its next token was chosen ahead already, that is taken, and nothing more is.
         """
+        if len(lives) == 1 and lives[0].rows.ahead is None and (draft or lives[0].unfed):
+            return [self.verify(lives[0], draft)]
+        for live in lives:
+            self.catch_up(live)
         rows = self._gather(lives)
         members = [owner for owner in rows.owners if isinstance(owner, LiveSequence)]
         samplers = [live.ready for live in members]
@@ -334,8 +356,8 @@ class Runner:
             mx.async_eval(choices.arrays(), rows.arrays(), new)
         # Where recurrent state is about to be saved behind the prompt, a pass ahead would be undone at once.
         is_saved_next = not self._resumes_anywhere and any(live.prompt_row is not None for live in members)
-        may_run_ahead = not is_saved_next and not choices.broken and self._may_run_ahead(rows)
-        if may_run_ahead and all(sampler.foresees for sampler in samplers):
+        may_run_ahead = not draft and not is_saved_next and not choices.broken and self._may_run_ahead(rows)
+        if may_run_ahead and all(sampler.foresees(1) for sampler in samplers):
             rows.run_ahead(
                 self.loaded.model,
                 choices.tokens[:, None].astype(mx.int32),
@@ -349,6 +371,57 @@ class Runner:
         ):
             rows.step_back()
         return results
+
+    def verify(self, live: LiveSequence, draft: Sequence[int]) -> TokenResult | TokenFailure:
+        """One pass over a draft of what comes next: the sequence gets the tokens that it would have sampled without it.
+
+        Each position is sampled as always, from logits that the tokens before it led to; the first token that is not
+        the draft's is the last one taken. What was fed behind it is undone.
+        """
+        rows = self._gather([live])
+        rows.step_back()
+        fed = [*live.unfed, live.pending]
+        tokens = [*fed, *draft]
+        before = rows.save_recurrent()
+        logits = rows.forward(self.loaded.model, mx.array([tokens]))[0, len(fed) - 1 :]
+        mx.async_eval(logits, rows.arrays())
+        try:
+            taken, reason = sample_along(live.ready, logits, draft)
+        except Exception as error:
+            rows.forget_last(len(tokens), before)
+            return TokenFailure(live, error)
+        num_right = len(taken) - 1
+        if num_right == len(draft):
+            live.unfed = ()
+        elif self.loaded.blueprint.rewinds:
+            rows.forget_last(len(draft) - num_right, before)
+            live.unfed = ()
+        else:
+            rows.forget_last(len(tokens), before)
+            live.unfed = (*fed, *draft[:num_right])
+        live.pending = taken[-1].token
+        return TokenResult(live, tuple(taken), reason, num_fed=len(fed), num_drafted=len(draft))
+
+    def exact_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Of these sizes of a pass, those whose logits equal single steps' to the last bit, on a short sequence."""
+        tokens = np.arange(64 + max(sizes)) % self.loaded.vocab_size
+
+        def logits(step: int) -> npt.NDArray[np.float32]:
+            rows = SequenceBatch(self.loaded.blueprint)
+            rows.forward(self.loaded.model, mx.array(tokens[None, :64]))
+            starts = range(64, len(tokens), step)
+            passes = [rows.forward(self.loaded.model, mx.array(tokens[None, at : at + step])) for at in starts]
+            return np.array(mx.concatenate(passes, axis=1).astype(mx.float32))
+
+        single = logits(1)
+        return tuple(size for size in sizes if size == 1 or np.array_equal(logits(size), single))
+
+    def catch_up(self, live: LiveSequence) -> None:
+        """Feed what a rejected draft left behind, so that the layers stand where the answer does."""
+        if live.unfed:
+            live.rows.forward(self.loaded.model, mx.array([live.unfed]))
+            live.unfed = ()
+            mx.eval(live.rows.arrays())
 
     def _may_run_ahead(self, rows: SequenceBatch) -> bool:
         context = self.loaded.context
@@ -389,7 +462,7 @@ def _results(lives: Sequence[LiveSequence], choices: Choices) -> list[TokenResul
             continue
         sampled, reason = taken
         live.pending = sampled.token
-        results.append(TokenResult(live, sampled, reason))
+        results.append(TokenResult(live, (sampled,), reason))
     return results
 
 

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.core.events import FinishReason, Sampled
+from reprise.core.job import Sampling
 from reprise.engine.token_sampler import TokenSampler, sample
 
 
@@ -30,11 +31,45 @@ class Choices:
         return [self.tokens, *self.logprobs.values()]
 
 
-def sample_batch(samplers: Sequence[TokenSampler], logits: mx.array, *, num_pending: int = 0) -> Choices:
+def sample_along(
+    sampler: TokenSampler, logits: mx.array, draft: Sequence[int]
+) -> tuple[list[Sampled], FinishReason | None]:
+    """The next tokens of one sequence, as long as they are those of a draft, and the one behind them.
+
+    `logits`, shape ``(len(draft) + 1, vocabulary)``: row i is behind ``draft[:i]``. Raises what choosing raises.
+    """
+    # Where processors or a grammar look at each token, one after the other; else all of them in one operation.
+    at_once = len(draft) + 1 if sampler.foresees(len(draft)) else 1
+    taken: list[Sampled] = []
+    reason: FinishReason | None = None
+    while reason is None and len(taken) <= len(draft):
+        first = len(taken)
+        rows = logits[first : first + at_once]
+        choices = sample_batch([sampler] * len(rows), rows, num_pending=range(len(rows)))
+        tokens: list[int] = np.array(choices.tokens).tolist()
+        for row, token in enumerate(tokens):
+            if row in choices.broken:
+                raise choices.broken[row]
+            wanted = choices.logprobs.get(row)
+            sampled, reason = sampler.accept(token, np.array(wanted) if wanted is not None else None)
+            taken.append(sampled)
+            if reason is not None or len(taken) > len(draft) or token != draft[len(taken) - 1]:
+                return taken, reason
+            if sampler.forced() is not None:
+                # A budget is spent that nobody saw coming: what was chosen for the next position does not count.
+                at_once = 1
+                break
+    return taken, reason
+
+
+def sample_batch(
+    samplers: Sequence[TokenSampler], logits: mx.array, *, num_pending: int | Sequence[int] = 0
+) -> Choices:
     """The next token of each row of `logits`, shape ``(rows, vocabulary)``.
 
-    `num_pending`: how many tokens before this one have been chosen, but not accepted yet.
+    `num_pending`: how many tokens before this one have been chosen, but not accepted yet; one number, or one a row.
     """
+    pending = [num_pending] * len(samplers) if isinstance(num_pending, int) else num_pending
     own: dict[int, mx.array] = {}
     logprobs: dict[int, mx.array] = {}
     broken: dict[int, Exception] = {}
@@ -43,7 +78,7 @@ def sample_batch(samplers: Sequence[TokenSampler], logits: mx.array, *, num_pend
     for row, mine in list(shaped.items()):
         sampler = samplers[row]
         try:
-            shaped[row] = sampler.shape(mine, num_pending)
+            shaped[row] = sampler.shape(mine, pending[row])
             forced = sampler.forced()
         except Exception as error:
             broken[row] = error
@@ -58,7 +93,8 @@ def sample_batch(samplers: Sequence[TokenSampler], logits: mx.array, *, num_pend
             sampled.setdefault(sampler.sampler, []).append(row)
     for rows in sampled.values():
         try:
-            tokens = _sample([samplers[row] for row in rows], [shaped[row] for row in rows], num_pending)
+            keys = [samplers[row].key(pending[row]) for row in rows]
+            tokens = _sample(samplers[rows[0]].job.sampling, [shaped[row] for row in rows], keys)
         except Exception as error:
             broken |= dict.fromkeys(rows, error)
             continue
@@ -66,10 +102,9 @@ def sample_batch(samplers: Sequence[TokenSampler], logits: mx.array, *, num_pend
     return Choices(_joined(logits, own), logprobs, broken)
 
 
-def _sample(samplers: Sequence[TokenSampler], logits: Sequence[mx.array], num_pending: int) -> mx.array:
+def _sample(sampling: Sampling, logits: Sequence[mx.array], keys: Sequence[mx.array]) -> mx.array:
     """Rows with the same parameters: one operation each for filters and temperature; the noise is each row's own."""
-    keys = [sampler.key(num_pending) for sampler in samplers]
-    return sample(_logprobs(mx.stack(logits)), samplers[0].job.sampling, keys)
+    return sample(_logprobs(mx.stack(logits)), sampling, keys)
 
 
 def _logprobs(logits: mx.array) -> mx.array:

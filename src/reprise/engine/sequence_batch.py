@@ -109,7 +109,7 @@ class SequenceBatch:
         `lengths` stay: for everybody else the pass has not been run. `take_ahead` makes it count, `step_back` undoes
         it. Entries are undone by forgetting them. Recurrent state cannot be rewound, so what it was is kept.
         """
-        before = {i: [copy.copy(a) for a in s.arrays] for i, s in enumerate(self.states()) if isinstance(s, StateLayer)}
+        before = self.save_recurrent()
         lengths = self.lengths
         logits = self.forward(model, tokens)
         self.lengths = lengths
@@ -127,12 +127,22 @@ class SequenceBatch:
         """Undo the pass that was run ahead, if there is one."""
         if self.ahead is None:
             return
+        before, self.ahead = self.ahead.before, None
+        self.lengths = [length + 1 for length in self.lengths]
+        self.forget_last(1, before)
+
+    def save_recurrent(self) -> Mapping[int, list[mx.array | None]]:
+        """The recurrent states as they are, by layer: references, no copies."""
+        return {i: [copy.copy(a) for a in s.arrays] for i, s in enumerate(self.states()) if isinstance(s, StateLayer)}
+
+    def forget_last(self, num: int, before: Mapping[int, list[mx.array | None]]) -> None:
+        """Undo the last `num` tokens of each row, all of one pass; `before`: the recurrent states in front of them."""
         for i, state in enumerate(self.states()):
             if isinstance(state, StateLayer):
-                state.arrays = self.ahead.before[i]
+                state.arrays = list(before[i])
             else:
-                state.forget_last()
-        self.ahead = None
+                state.forget_last(num)
+        self.lengths = [length - num for length in self.lengths]
 
     # Restore.
 

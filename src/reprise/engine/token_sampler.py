@@ -72,15 +72,14 @@ class TokenSampler:
     def _is_shaped(self) -> bool:
         return len(self._processors) > 0 or self._constraint is not None
 
-    @property
-    def foresees(self) -> bool:
-        """Whether the token after the next can be chosen before the next one is known, as far as one can tell.
+    def foresees(self, num: int) -> bool:
+        """Whether the `num` tokens after the next can be chosen before it is known, as far as one can tell.
 
-        Not where processors or a grammar look at each token, and not where the next one is the last.
+        Not where processors or a grammar look at each token, and not where the answer ends before.
         """
-        if self._is_shaped or len(self.tokens) + 1 >= self.job.max_tokens:
+        if self._is_shaped or len(self.tokens) + num >= self.job.max_tokens:
             return False
-        return self._budget is None or not self._budget.is_near
+        return self._budget is None or not self._budget.is_within(num)
 
     @property
     def sampler(self) -> object:
@@ -180,11 +179,10 @@ class _ThinkingBudget:
         self._tail: list[int] = []
         self._queue: list[int] = []
 
-    @property
-    def is_near(self) -> bool:
-        """Whether the token after the next will be forced, if the next one does not end thinking."""
+    def is_within(self, num: int) -> bool:
+        """Whether one of the `num` tokens after the next will be forced, if thinking does not end before."""
         budget = self._thinking.budget
-        return len(self._queue) > 0 or (self._is_open and budget is not None and self._num + 1 >= budget)
+        return len(self._queue) > 0 or (self._is_open and budget is not None and self._num + num >= budget)
 
     def forced(self) -> int | None:
         thinking = self._thinking

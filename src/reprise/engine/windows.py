@@ -85,8 +85,8 @@ class SinkWindowLayer(KvLayer):
             self.sinks = [mx.array(plane[..., start : start + keep, :]) for plane in self.planes]
         return low
 
-    def forget_last(self) -> None:
-        super().forget_last()
+    def forget_last(self, num: int) -> None:
+        super().forget_last(num)
         if self.lengths[0] < self.window.keep:
             # One of the kept positions is among what is undone: they are taken again when they are there again.
             self.sinks = []

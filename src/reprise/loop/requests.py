@@ -13,6 +13,7 @@ from reprise.core.pin import Pin
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
+from reprise.drafts.drafter import RequestDrafts
 from reprise.engine.runner import LiveSequence
 from reprise.engine.token_sampler import TokenSampler
 from reprise.plan.checkpoints import Plan
@@ -123,6 +124,8 @@ class RunningRequest:
     """When its prompt was computed, but for the last token."""
     first_token_s: float | None = None
     generated: list[int] = field(default_factory=list[int])
+    drafts: RequestDrafts | None = None
+    """None: nothing is drafted for it."""
     num_stored: int = 0
     """Tokens newly in the cache."""
     checkpoints: tuple[int, ...] = ()
@@ -294,6 +297,8 @@ class RunningRequest:
             loaded=loaded,
             awaited=max(0, reused - self.first_resume_at - loaded),
             generated=len(self.generated),
+            num_drafted=self.drafts.num_drafted if self.drafts is not None else 0,
+            num_accepted=self.drafts.num_accepted if self.drafts is not None else 0,
             stored=self.num_stored,
             reason=self.reason,
             stored_next=self.continues,

@@ -116,6 +116,10 @@ class SequencePool:
         """Whether a sequence can have its next token within a budget, with all that is held now."""
         return budget is None or self._runner.growth([live], 2) <= max(0, budget - self.memory.held)
 
+    def fits_draft(self, live: LiveSequence, num: int) -> bool:
+        """Whether a pass over `num` tokens fits as things are: a draft is no reason to give anything up."""
+        return self.memory.fits(self._runner.growth_to_decode([live], num))
+
     # Room.
 
     def measure(self) -> None:

@@ -23,6 +23,8 @@ from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Reason
 from reprise.core.settings import Settings
 from reprise.disk.tier import DiskTier
+from reprise.drafts.benefit import PASS_SIZES
+from reprise.drafts.drafter import Draft, Drafts
 from reprise.engine import memory as device_memory
 from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
 from reprise.engine.load import LoadedModel
@@ -126,6 +128,8 @@ class Worker:
         self._speed = Speed()
         self._is_compact = True
         """Whether nothing was stored since the small segments of the cache were joined."""
+        self.drafts = _drafts(self.runner, settings.drafts)
+        """None: nothing is drafted."""
         disk = open_disk(settings, loaded, footprint, block=disk_block)
         self.disk = DiskTier(
             disk,
@@ -218,7 +222,7 @@ class Worker:
             case Slice():
                 self._after_slice(request, result)
             case TokenResult():
-                self._after_token(request, result)
+                self._after_tokens(request, result)
             case TokenFailure(error=error):
                 raise error
 
@@ -243,6 +247,8 @@ class Worker:
         others = {other.id: other.job.prompt.tokens for other in self._sharers(job)}
         has_chats = any(len(other.job.prompt) > _CHAT_TOKENS for other in self.requests.values() if not other.is_settle)
         self.requests[job.id] = request
+        if self.drafts is not None and job.purpose is Purpose.GENERATE:
+            request.drafts = self.drafts.start(job.prompt.tokens, namespace=job.namespace, prediction=job.prediction)
         if not request.is_settle:
             self._counts.update(requests=1)
         try:
@@ -423,6 +429,8 @@ class Worker:
             self._store(request, piece.stop, phase.plan.kind_at(piece.stop))
         if phase.preempted is None:
             self._emit(request, Progress(position=piece.stop, total=len(request.job.prompt)))
+        if request.drafts is not None:
+            request.drafts.read_prompt(min(piece.stop, len(request.job.prompt)))
         if piece.stop < request.end:
             return
         if request.job.purpose is Purpose.GENERATE:
@@ -459,16 +467,51 @@ class Worker:
         if len(decoding) == 1 and self._is_context_full(decoding[0]):
             self._run_isolated(decoding[0], self._stop_for_memory)
             return
-        results = self._run_pass(decoding, self.runner.decode) if decoding else None
         by_live = {id(request.live): request for request in decoding}
-        for result in results if results is not None else ():
+        for result in self._next_tokens(decoding) if decoding else ():
             request = by_live[id(result.live)]
             assert isinstance(request.phase, Decoding), request.phase
             request.phase.group = group.key
             yield request, result
 
-    def _after_token(self, request: RunningRequest, result: TokenResult) -> None:
-        """Tell the token, and finish if it was the last."""
+    def _next_tokens(self, group: Sequence[RunningRequest]) -> Sequence[TokenResult | TokenFailure]:
+        """One pass over a group: a token for each, or several for one alone, where a draft of them is worth it."""
+        draft = self._draft(group)
+        started_s = self._clock()
+        results = self._run_pass(
+            group, lambda lives: self.runner.decode(lives, draft=draft.tokens.tolist() if draft is not None else ())
+        )
+        for result in results if results is not None and len(group) == 1 else ():
+            if group[0].drafts is not None and isinstance(result, TokenResult):
+                group[0].drafts.note(
+                    draft if result.num_drafted > 0 else None,
+                    num_fed=result.num_fed,
+                    num_tokens=len(result.sampled),
+                    seconds=self._clock() - started_s,
+                )
+        return results if results is not None else ()
+
+    def _draft(self, group: Sequence[RunningRequest]) -> Draft | None:
+        """What an answer probably goes on with, where that is worth verifying; nobody else decodes meanwhile."""
+        request = group[0]
+        drafts, live = request.drafts, request.live
+        if drafts is None or live is None or request.first_token_s is None:
+            # The first token comes alone: what is behind the prompt is kept for exact repeats.
+            return None
+        drafts.read_prompt(len(request.job.prompt))
+        if sum(isinstance(other.phase, Decoding) for other in self.requests.values()) > 1:
+            return None
+        most = request.job.max_tokens - len(request.generated) - 1
+        if self._gate.context is not None:
+            most = min(most, self._gate.context - len(request.job.prompt) - len(request.generated) - 1)
+        num_fed = 1 + len(live.unfed)
+        draft = drafts.propose(num_fed=num_fed, most=most)
+        if draft is None or not self.sequences.fits_draft(live, num_fed + len(draft.tokens)):
+            return None
+        return draft
+
+    def _after_tokens(self, request: RunningRequest, result: TokenResult) -> None:
+        """Tell the tokens, and finish if the last one ends the answer."""
         now_s = self._clock()
         is_first = request.first_token_s is None
         if request.first_token_s is None:
@@ -476,9 +519,13 @@ class Worker:
             request.first_token_s = now_s
             # The prompt's last token is fed with the pass that samples the first of the answer.
             self._counts.update(prefilled=0 if request.phase.plan.has_row else 1)
-        request.generated.append(result.sampled.token)
-        self._counts.update(generated=1)
-        self._emit(request, result.sampled)
+        tokens = [sampled.token for sampled in result.sampled]
+        request.generated += tokens
+        if request.drafts is not None:
+            request.drafts.accept(tokens)
+        self._counts.update(generated=len(tokens))
+        for sampled in result.sampled:
+            self._emit(request, sampled)
         context, length = self._gate.context, len(request.job.prompt) + len(request.generated)
         is_at_end = context is not None and length >= context
         reason = FinishReason.LENGTH if result.reason is None and is_at_end else result.reason
@@ -508,7 +555,10 @@ class Worker:
     def _store_progress(self, request: RunningRequest) -> None:
         """Store what the request has computed so far."""
         phase = request.phase
-        if not isinstance(phase, Prefilling | Decoding) or request.position <= phase.plan.resume_at:
+        if not isinstance(phase, Prefilling | Decoding):
+            return
+        self.runner.catch_up(phase.live)
+        if request.position <= phase.plan.resume_at:
             return
         is_decoding = isinstance(phase, Decoding)
         self._store(request, request.position, BoundaryKind.GENERATION_END if is_decoding else BoundaryKind.INTERVAL)
@@ -719,6 +769,8 @@ class Worker:
         """The request is over: give back what it holds, forget it, and tell its client."""
         outcome = request.outcome(self._clock())
         del self.requests[request.id]
+        if request.drafts is not None:
+            request.drafts.end()
         self._release(request, Ended())
         if request.job.purpose is Purpose.GENERATE:
             self._saved_s += outcome.saved_s
@@ -876,6 +928,7 @@ class Worker:
                 index=4 * stats.num_tokens + 512 * stats.num_nodes,
                 evicted_by_reason=stats.evictions,
             ),
+            drafts=self.drafts.status() if self.drafts is not None else None,
         )
 
     def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Inspection:
@@ -901,6 +954,8 @@ class Worker:
         Where an `owner` is named, what others have pinned stays in memory.
         """
         self.disk.clear(namespace)
+        if self.drafts is not None:
+            self.drafts.clear(namespace)
         self.cache.clear(namespace, owner=owner)
         device_memory.give_back()
 
@@ -915,6 +970,19 @@ class Worker:
         """AssertionError unless all books balance, those of running sequences too."""
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
+
+
+def _drafts(runner: Runner, mode: str) -> Drafts | None:
+    """Who makes drafts for a model; None where they are off, or where it cannot verify them."""
+    if mode == "off" or not runner.can_verify:
+        return None
+    sizes = PASS_SIZES if mode == "auto" else runner.exact_sizes(PASS_SIZES)
+    if mode == "exact":
+        log.info("drafts are verified in passes of %s tokens, which equal single steps", ", ".join(map(str, sizes)))
+    if max(sizes, default=1) == 1:
+        log.warning("no pass over several tokens equals single steps on this device: --drafts exact is --drafts off")
+        return None
+    return Drafts(rewinds=runner.loaded.blueprint.rewinds, sizes=sizes)
 
 
 def _budget(settings: Settings, loaded: LoadedModel, *, least: int) -> int:

@@ -13,7 +13,6 @@ IGNORED = frozenset(
     {
         "metadata",
         "moderation",
-        "prediction",
         "safety_identifier",
         "service_tier",
         "store",
@@ -89,6 +88,17 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
+class Prediction(Body):
+    """What the answer will be much like: text to draft from."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text or "" for part in self.content)
+
+
 class JsonSchemaFormat(Body):
     name: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
@@ -124,6 +134,7 @@ class ChatBody(SamplingFields):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     """Only beside `continue_final_message`, whose opposite it is."""
+    prediction: Prediction | None = None
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
     prompt_cache_retention: Retention | None = None
     prompt_cache_options: CacheOptions | None = None

@@ -26,7 +26,11 @@ def usage_body(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion,
         "total_tokens": usage.total,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning,
+            "accepted_prediction_tokens": usage.num_accepted,
+            "rejected_prediction_tokens": usage.num_rejected,
+        },
     }
 
 

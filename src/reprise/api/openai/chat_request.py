@@ -97,6 +97,7 @@ def service_request_of(
         allows_parallel_calls=body.parallel_tool_calls is not False,
         grammar=grammar,
         namespace=namespace,
+        prediction=body.prediction.text if body.prediction is not None else "",
         chat=body.prompt_cache_key,
         retain_for_s=retained_for_s(body.prompt_cache_retention, body.prompt_cache_options),
         notes=notes,

@@ -224,4 +224,6 @@ def _usage(batch: Batch) -> Usage:
         cached=sum(usage.cached for usage in usages),
         stored=sum(usage.stored for usage in usages),
         completion=sum(usage.completion for usage in usages),
+        num_accepted=sum(usage.num_accepted for usage in usages),
+        num_rejected=sum(usage.num_rejected for usage in usages),
     )

@@ -1,0 +1,175 @@
+"""Decode speed with drafts against the same without, on what agents and chats write: ratios of one run.
+
+    python -m bench.drafts [--model qwen3_5] [--hidden 512] [--rounds 3]
+
+The model's weights are random, so a grammar that allows one text alone makes it write what an agent would: a file of
+200 lines with some edits, tool calls like those before, an answer once more, and chat that repeats nothing. Every token
+is sampled and verified as always. Both sides run in one process and take turns.
+"""
+
+import argparse
+import itertools
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.rivals import MODELS
+from reprise.core.events import Event, Finished, Sampled
+from reprise.core.job import Job, Sampling
+from reprise.core.prompt import Prompt
+from reprise.core.settings import Settings
+from reprise.core.tokens import as_tokens
+from reprise.demo.tiny.build import build_model
+from reprise.loop import EngineLoop
+
+LEAST = {"edit": 2.0, "tools": 2.0, "again": 2.0, "chat": 0.98}
+"""What the ratio is to reach."""
+
+_ids = itertools.count()
+_VOCABULARY = range(10, 500)
+_LINES = 200
+
+
+class Script:
+    """A grammar that allows one text alone."""
+
+    def __init__(self, text: Sequence[int], vocab_size: int) -> None:
+        self._rest = iter(text)
+        self._next = next(self._rest)
+        self._size = vocab_size
+
+    def allowed(self) -> npt.NDArray[np.uint32] | None:
+        mask = np.zeros(-(-self._size // 32), dtype=np.uint32)
+        mask[self._next // 32] = np.uint32(1) << np.uint32(self._next % 32)
+        return mask
+
+    def accept(self, token: int) -> None:
+        assert token == self._next
+        self._next = next(self._rest, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    prompt: list[int]
+    answer: list[int]
+
+
+def _words(rng: np.random.Generator, num: int) -> list[int]:
+    return [int(token) for token in rng.choice(_VOCABULARY, num)]
+
+
+def workloads(seed: int) -> Mapping[str, list[Turn]]:
+    """Turns by workload; the last turn of each is timed."""
+    rng = np.random.default_rng(seed)
+    lines = [_words(rng, int(rng.integers(4, 12))) for _ in range(_LINES)]
+    file = [token for line in lines for token in line]
+    edited = [line if rng.random() > 0.04 else _words(rng, 8) for line in lines]
+    ask = _words(rng, 40)
+    edit = Turn(prompt=[*ask, *file, *_words(rng, 30)], answer=[token for line in edited for token in line][:1000])
+
+    shape, prompt, tools = _words(rng, 24), _words(rng, 300), list[Turn]()
+    for _ in range(6):
+        call = [*shape, *_words(rng, 4), *shape[::-1], *_words(rng, 6), *shape[3:20]]
+        tools.append(Turn(prompt=prompt, answer=call))
+        prompt = [*prompt, *call, *_words(rng, 60)]
+    said = _words(rng, 400)
+    again = Turn(prompt=_words(rng, 200), answer=said)
+    chat = Turn(prompt=_words(rng, 200), answer=_words(rng, 400))
+    return {"edit": [edit], "tools": tools, "again": [again, again], "chat": [chat]}
+
+
+class Side:
+    """An engine with or without drafts."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.loop = EngineLoop(Settings(model=str(path), **options))
+        self.vocab_size = self.loop.start().vocab_size
+
+    def run(self, turn: Turn) -> tuple[float, Finished]:
+        """Tokens per second behind the first one, and the end."""
+        ended = threading.Event()
+        times: list[float] = []
+        ends: list[Finished] = []
+
+        def hear(event: Event) -> None:
+            if isinstance(event, Sampled):
+                times.append(time.perf_counter())
+            if isinstance(event, Finished):
+                ends.append(event)
+                ended.set()
+
+        job = Job(
+            id=f"job-{next(_ids)}",
+            prompt=Prompt(tokens=as_tokens(turn.prompt)),
+            max_tokens=len(turn.answer),
+            sampling=Sampling(temperature=0),
+            constraint=lambda: Script(turn.answer, self.vocab_size),
+        )
+        self.loop.submit(job, hear)
+        ended.wait()
+        assert ends[0].error is None, ends[0].error
+        return (len(times) - 1) / (times[-1] - times[0]), ends[0]
+
+
+@contextmanager
+def sides(name: str, hidden: int) -> Iterator[tuple[Side, Side]]:
+    with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
+        config = dict(MODELS[name])
+        sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": 4}
+        config |= {"text_config": {**config["text_config"], **sizes}} if "text_config" in config else sizes
+        build_model(Path(folder), config)
+        pair = Side(Path(folder), drafts="auto"), Side(Path(folder), drafts="off")
+        try:
+            yield pair
+        finally:
+            for side in pair:
+                side.loop.close(timeout_s=30)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(MODELS), default="qwen3_5")
+    parser.add_argument("--hidden", type=int, default=512, help="hidden size: the larger, the more a pass costs")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with sides(options.model, options.hidden) as (drafting, plain):
+        for side in (drafting, plain):
+            for turns in workloads(10**6).values():
+                for turn in turns:
+                    side.run(turn)
+        for name, least in LEAST.items():
+            ratios: list[float] = []
+            counts = ""
+            for seed in range(options.rounds):
+                speeds: list[float] = []
+                for side in (drafting, plain) if seed % 2 == 0 else (plain, drafting):
+                    *before, last = workloads(seed)[name]
+                    for turn in before:
+                        side.run(turn)
+                    speed, end = side.run(last)
+                    speeds.append(speed)
+                    if side is drafting:
+                        counts = f"{end.outcome.num_accepted:,} of {end.outcome.num_drafted:,} drafted tokens accepted"
+                first, second = speeds if seed % 2 == 0 else reversed(speeds)
+                ratios.append(first / second)
+                plain.loop.clear().result()
+                drafting.loop.clear().result()
+            low = "" if median(ratios) >= least else f"  <- below {least}"
+            print(
+                f"{name:6} {median(ratios):.2f} x ({min(ratios):.2f} to {max(ratios):.2f}), {counts}{low}", flush=True
+            )
+        costs = drafting.loop._ask(lambda worker: worker.drafts.costs.table() if worker.drafts else {}).result()
+        print("pass, ms by tokens:", {size: round(ms, 2) for size, ms in costs.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What a draft costs and brings: the seconds of a pass by its tokens, how often drafts are right, how long to draft."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from reprise.core.backend import DraftSource
+
+PASS_SIZES = (1, 2, 4, 8, 16, 32)
+"""Tokens of a pass that a draft fills up to. What one costs between two sizes is not smooth on real devices."""
+
+_WEIGHT = 0.15
+"""Of the newest measurement in a running mean."""
+
+_OPTIMISM = 0.02
+"""What one more token of a pass is taken to cost where only passes of one token were seen, as a part of such a pass."""
+
+_PRIOR_TRIALS = 4.0
+_MEMORY = 64.0
+"""Trials that a rate remembers."""
+_FORGETTING = 0.98
+"""What a rate keeps of what it has seen each time that a draft was not worth it: one is tried again now and then."""
+
+
+_PRIOR = {
+    DraftSource.ANSWER: 0.5,
+    DraftSource.PREDICTION: 0.8,
+    DraftSource.HISTORY: 0.6,
+    DraftSource.GRAMMAR: 0.99,
+}
+"""How likely the next token of a draft is right before anything is known."""
+
+
+@dataclass(slots=True)
+class PassCosts:
+    """The seconds of a pass over so many tokens of one sequence, as running means."""
+
+    _seconds: dict[int, float] = field(default_factory=dict[int, float])
+    _is_warm: set[int] = field(default_factory=set[int])
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        """A pass over so many tokens took `seconds`."""
+        size = PASS_SIZES[min(bisect_left(PASS_SIZES, num_tokens), len(PASS_SIZES) - 1)]
+        if size not in self._is_warm:
+            # The first of its size may have compiled its kernels.
+            self._is_warm.add(size)
+            return
+        before = self._seconds.get(size)
+        self._seconds[size] = seconds if before is None else (1 - _WEIGHT) * before + _WEIGHT * seconds
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what one token costs."""
+        return 1 in self._seconds
+
+    @property
+    def one_s(self) -> float:
+        """The seconds of a pass over one token."""
+        return self._seconds[1]
+
+    @property
+    def largest(self) -> int:
+        """The largest pass that may be tried: one size beyond what was seen, so that trying never costs much."""
+        seen = [size for size in PASS_SIZES if size in self._seconds]
+        return PASS_SIZES[min(PASS_SIZES.index(seen[-1]) + 1, len(PASS_SIZES) - 1)] if seen else 1
+
+    def relative(self, num_tokens: int) -> float:
+        """The cost of a pass over so many tokens, as a multiple of one over a single token.
+
+        A size not seen yet is taken to go on from the largest that was, as steeply as that came from the one before.
+        """
+        size = PASS_SIZES[min(bisect_left(PASS_SIZES, num_tokens), len(PASS_SIZES) - 1)]
+        one = self._seconds[1]
+        if size in self._seconds:
+            return max(1.0, self._seconds[size] / one)
+        below = [s for s in PASS_SIZES if s in self._seconds and s < size]
+        last = max(1.0, self._seconds[below[-1]] / one)
+        slope = (last - max(1.0, self._seconds[below[-2]] / one)) / (below[-1] - below[-2]) if len(below) > 1 else 0.0
+        return last + max(_OPTIMISM, slope) * (size - below[-1])
+
+    def table(self) -> dict[int, float]:
+        """Milliseconds by size, of the sizes that were seen."""
+        return {size: 1000 * self._seconds[size] for size in PASS_SIZES if size in self._seconds}
+
+
+@dataclass(slots=True)
+class _Rate:
+    """How often the next token of a draft was right, as far as it is remembered."""
+
+    prior: float
+    accepted: float = 0.0
+    trials: float = 0.0
+
+    @property
+    def value(self) -> float:
+        return (self.accepted + _PRIOR_TRIALS * self.prior) / (self.trials + _PRIOR_TRIALS)
+
+    def note(self, accepted: int, trials: int) -> None:
+        keep = min(1.0, max(0.0, (_MEMORY - trials) / max(self.trials, 1.0)))
+        self.accepted = keep * self.accepted + accepted
+        self.trials = keep * self.trials + trials
+
+    def fade(self) -> None:
+        self.accepted *= _FORGETTING
+        self.trials *= _FORGETTING
+
+
+class AcceptanceRates:
+    """How often drafts are right, by where they come from and how long the match before them is."""
+
+    def __init__(self) -> None:
+        self._rates: dict[tuple[DraftSource, int], _Rate] = {}
+
+    def _rate(self, source: DraftSource, match: int) -> _Rate:
+        key = (source, match.bit_length())
+        if key not in self._rates:
+            self._rates[key] = _Rate(_PRIOR[source])
+        return self._rates[key]
+
+    def of(self, source: DraftSource, match: int) -> float:
+        """The probability that the next token of such a draft is right."""
+        return min(0.999, self._rate(source, match).value)
+
+    def note(self, source: DraftSource, match: int, *, accepted: int, drafted: int) -> None:
+        """Of `drafted` tokens the first `accepted` were right. What comes behind a wrong one says nothing."""
+        self._rate(source, match).note(accepted, min(accepted + 1, drafted))
+
+    def fade(self, source: DraftSource, match: int) -> None:
+        """Such a draft was there and not worth its pass."""
+        self._rate(source, match).fade()
+
+
+def best_length(
+    available: int, rate: float, costs: PassCosts, *, num_fed: int, rewinds: bool, sizes: Sequence[int] = PASS_SIZES
+) -> int:
+    """How many tokens of a draft to verify: as many as bring the most tokens a second; 0 if that is none.
+
+    `available`: tokens of the draft. `num_fed`: tokens that the pass takes anyway, at least one. `rewinds`: whether
+    layers forget what was rejected; if not, the tokens accepted before a rejection are fed again with the next pass.
+
+    With the probability p of each next token the first k drafted tokens bring (1 - p^(k+1)) / (1 - p) tokens, the one
+    that the model chooses behind them included (Leviathan et al., "Fast Inference from Transformers via Speculative
+    Decoding", 2023).
+    """
+    best, best_gain = 0, 1 / costs.relative(num_fed)
+    for length in {min(available, size - num_fed) for size in sizes if size <= costs.largest}:
+        if length < 1:
+            continue
+        expected = (1 - rate ** (length + 1)) / (1 - rate)
+        cost = costs.relative(num_fed + length)
+        if not rewinds:
+            again = costs.relative(1 + round(expected)) - 1
+            cost += (1 - rate**length) * again
+        if expected / cost > best_gain:
+            best, best_gain = length, expected / cost
+    return best

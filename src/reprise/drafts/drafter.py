@@ -1,0 +1,229 @@
+"""Who makes drafts: what was said in each namespace, what running requests say, and how good drafts were so far."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reprise.core.backend import DraftSource, DraftStatus
+from reprise.core.tokens import Tokens, as_tokens, join_tokens
+from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, PassCosts, best_length
+from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, TokenHistory
+
+MOST_NBYTES = 64 << 20
+"""Bytes of what all namespaces said together; the namespace that was used least recently goes first."""
+
+_NAMESPACE_TOKENS = 1 << 19
+_ANSWER_TOKENS = 1 << 17
+_BLOCK = 256
+"""Prompts are compared with what is there in blocks of so many tokens: a chat's next turn adds what is new in it."""
+_READ_AT_ONCE = 4096
+"""Tokens of a prompt that are taken in with one step of the engine, so that no stream waits for more than a moment."""
+_OVERLAP = NGRAMS[0]
+"""Tokens before a new piece that are taken in with it, so that what leads to the piece is found."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """Tokens that will probably come next, at least one."""
+
+    tokens: Tokens
+    source: DraftSource
+    match: int
+    """How many tokens before it agree with what it was taken from."""
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) > 0, self
+
+
+class _Namespace:
+    """What was said in one namespace."""
+
+    def __init__(self) -> None:
+        self.history = TokenHistory(_NAMESPACE_TOKENS)
+        self._blocks: OrderedDict[int, int] = OrderedDict()
+        """Where in the history the blocks of prompts end, by the hash of their tokens, oldest first."""
+
+    def read(self, prompt: Tokens, start: int, stop: int, *, is_whole: bool) -> int:
+        """Take in what is new of ``[start, stop)``, where `start` is at a block's edge; gives how far it came."""
+        new_from: int | None = None
+        at, num_new = start, 0
+        while at + _BLOCK <= stop and num_new < _READ_AT_ONCE:
+            key = hash(prompt[at : at + _BLOCK].tobytes())
+            if self._blocks.get(key, -1) >= self.history.start + _BLOCK:
+                self._add(prompt, new_from, at)
+                new_from = None
+            else:
+                new_from = at if new_from is None else new_from
+                num_new += _BLOCK
+                # Where it ends when it is added: nothing else is, meanwhile.
+                overlap = min(_OVERLAP, new_from)
+                self._blocks[key] = self.history.end + 1 + overlap + at + _BLOCK - new_from
+                self._blocks.move_to_end(key)
+            at += _BLOCK
+        if is_whole and stop - at < _BLOCK:
+            new_from = at if new_from is None else new_from
+            at = stop
+        self._add(prompt, new_from, at)
+        while self._blocks and next(iter(self._blocks.values())) < self.history.start + _BLOCK:
+            self._blocks.popitem(last=False)
+        return at
+
+    def _add(self, prompt: Tokens, start: int | None, stop: int) -> None:
+        if start is not None and stop > start:
+            self.history.append(prompt[max(0, start - _OVERLAP) : stop])
+
+
+class Drafts:
+    """Makes drafts for the requests of one model. Used on one thread."""
+
+    def __init__(self, *, rewinds: bool, sizes: Sequence[int] = PASS_SIZES) -> None:
+        """`rewinds`: whether every layer forgets what was rejected. `sizes`: of the passes that may verify."""
+        self.rewinds = rewinds
+        self.sizes = tuple(sizes)
+        self.costs = PassCosts()
+        self.rates = AcceptanceRates()
+        self.num_drafted: Counter[DraftSource] = Counter()
+        self.num_accepted: Counter[DraftSource] = Counter()
+        self.saved_s = 0.0
+        """Seconds of decoding that accepted drafts have saved, by the cost of a pass over one token."""
+        self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what was said; what running requests say is not counted."""
+        return sum(namespace.history.nbytes for namespace in self._namespaces.values())
+
+    def start(self, prompt: Tokens, *, namespace: str, prediction: Tokens | None = None) -> RequestDrafts:
+        """The drafts of a request. `prediction`: what its client says will come."""
+        return RequestDrafts(self, prompt, namespace, prediction)
+
+    def clear(self, namespace: str | None = None) -> None:
+        """Forget what was said in a namespace, or in all."""
+        if namespace is None:
+            self._namespaces.clear()
+        else:
+            self._namespaces.pop(namespace, None)
+
+    def namespace(self, name: str) -> _Namespace:
+        """What was said there; the least recently used one gives way."""
+        found = self._namespaces.setdefault(name, _Namespace())
+        self._namespaces.move_to_end(name)
+        while self.nbytes > MOST_NBYTES and len(self._namespaces) > 1:
+            self._namespaces.popitem(last=False)
+        return found
+
+    def status(self) -> DraftStatus:
+        return DraftStatus(
+            num_drafted={str(source): self.num_drafted[source] for source in DraftSource},
+            num_accepted={str(source): self.num_accepted[source] for source in DraftSource},
+            saved_s=self.saved_s,
+            nbytes=self.nbytes,
+        )
+
+    def check(self) -> None:
+        """AssertionError unless what is looked up stands where it is looked for. O(tokens)."""
+        for namespace in self._namespaces.values():
+            namespace.history.check()
+
+
+class RequestDrafts:
+    """The drafts of one request, while it runs."""
+
+    def __init__(self, drafts: Drafts, prompt: Tokens, namespace: str, prediction: Tokens | None) -> None:
+        self.num_drafted = self.num_accepted = 0
+        self._drafts = drafts
+        self._prompt = prompt
+        self._namespace = namespace
+        self.num_read = 0
+        """How far the prompt was taken in."""
+        self._answer: list[int] = []
+        self._own = TokenHistory(_ANSWER_TOKENS)
+        if prediction is not None and len(prediction) > 0:
+            # As if it followed the prompt, which is where it is to begin.
+            self._own.append(join_tokens(prompt[-_OVERLAP:], prediction))
+        self._predicted_to = self._own.end
+        self._own.append(prompt[-_OVERLAP:])
+        self._num_own = 0
+        """Tokens of the answer that are in `_own`."""
+
+    def read_prompt(self, stop: int) -> None:
+        """The prompt is computed up to `stop`: take in some of what is new in it."""
+        if self.num_read < stop:
+            whole = len(self._prompt)
+            namespace = self._drafts.namespace(self._namespace)
+            self.num_read = namespace.read(self._prompt, self.num_read, stop, is_whole=stop == whole)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """The answer goes on with these."""
+        self._answer += tokens
+
+    def end(self) -> None:
+        """The answer is over: others may draft from it."""
+        if self._answer:
+            answer = join_tokens(self._prompt[-_OVERLAP:], as_tokens(self._answer))
+            self._drafts.namespace(self._namespace).history.append(answer)
+
+    def propose(self, *, num_fed: int, most: int, forced: Sequence[int] = ()) -> Draft | None:
+        """What comes next, if that is worth a pass; at most `most` tokens.
+
+        `num_fed`: tokens that the pass takes anyway. `forced`: what a grammar allows alone.
+        """
+        drafts = self._drafts
+        if most < 1 or not drafts.costs.is_known:
+            return None
+        draft = self._find(most, forced)
+        if draft is None:
+            return None
+        length = best_length(
+            len(draft.tokens),
+            drafts.rates.of(draft.source, draft.match),
+            drafts.costs,
+            num_fed=num_fed,
+            rewinds=drafts.rewinds,
+            sizes=drafts.sizes,
+        )
+        if length == 0:
+            drafts.rates.fade(draft.source, draft.match)
+            return None
+        return Draft(draft.tokens[:length], draft.source, draft.match)
+
+    def note(self, draft: Draft | None, *, num_fed: int, num_tokens: int, seconds: float) -> None:
+        """A pass over this sequence alone brought so many tokens: the right ones of a draft, and one more.
+
+        `num_fed`: tokens that it took, those of the draft left out.
+        """
+        drafts = self._drafts
+        drafts.costs.note(num_fed + (len(draft.tokens) if draft is not None else 0), seconds)
+        if draft is None:
+            return
+        accepted = num_tokens - 1
+        drafts.saved_s += num_tokens * drafts.costs.one_s - seconds
+        drafts.rates.note(draft.source, draft.match, accepted=accepted, drafted=len(draft.tokens))
+        drafts.num_drafted[draft.source] += len(draft.tokens)
+        drafts.num_accepted[draft.source] += accepted
+        self.num_drafted += len(draft.tokens)
+        self.num_accepted += accepted
+
+    def _find(self, most: int, forced: Sequence[int]) -> Draft | None:
+        if forced:
+            return Draft(as_tokens(forced[:most]), DraftSource.GRAMMAR, 0)
+        self._read_answer()
+        tail = as_tokens(self._answer[-LONGEST_MATCH:])
+        if len(tail) < LONGEST_MATCH:
+            tail = join_tokens(self._prompt[len(self._prompt) - (LONGEST_MATCH - len(tail)) :], tail)
+        num = min(most, max(self._drafts.sizes))
+        own = self._own.find(tail, num=num)
+        said = self._drafts.namespace(self._namespace).history.find(tail, num=num)
+        if own is not None and (said is None or own.match >= said.match):
+            return Draft(own.tokens, self._source(own), own.match)
+        return Draft(said.tokens, DraftSource.HISTORY, said.match) if said is not None else None
+
+    def _source(self, found: Continuation) -> DraftSource:
+        return DraftSource.PREDICTION if found.at < self._predicted_to else DraftSource.ANSWER
+
+    def _read_answer(self) -> None:
+        if self._num_own < len(self._answer):
+            self._own.append(as_tokens(self._answer[self._num_own :]), follows=True)
+            self._num_own = len(self._answer)

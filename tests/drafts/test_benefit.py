@@ -1,0 +1,95 @@
+"""How long to draft: what brings the most tokens a second, by what was measured."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reprise.core.backend import DraftSource
+from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, PassCosts, best_length
+
+
+def costs(**ms: float) -> PassCosts:
+    """Costs that were seen: m1=10, m2=11, …"""
+    found = PassCosts()
+    for name, value in ms.items():
+        for _ in range(2):
+            found.note(int(name[1:]), value / 1000)
+    return found
+
+
+FLAT = costs(m1=10, m2=10, m4=10, m8=11, m16=12, m32=14)
+LINEAR = costs(m1=10, m2=20, m4=40, m8=80, m16=160, m32=320)
+
+
+def length(rate: float, known: PassCosts, *, available: int = 40, num_fed: int = 1, rewinds: bool = True) -> int:
+    return best_length(available, rate, known, num_fed=num_fed, rewinds=rewinds)
+
+
+def test_what_costs_nothing_is_drafted_whole_and_what_costs_as_much_as_it_brings_is_not() -> None:
+    assert length(0.99, FLAT) == 31
+    assert length(0.05, FLAT) >= 1
+    assert [length(rate, LINEAR) for rate in (0.1, 0.6, 0.95)] == [0, 0, 0]
+
+
+def test_a_size_that_this_device_is_slow_at_is_passed_over() -> None:
+    uneven = costs(m1=10, m2=10.5, m4=11, m8=50, m16=52, m32=54)
+    assert length(0.8, uneven) == 3
+    assert length(0.999, uneven) == 31
+
+
+def test_a_doubtful_draft_is_short() -> None:
+    found = [length(rate, costs(m1=10, m2=11, m4=13, m8=17, m16=25, m32=41)) for rate in (0.05, 0.5, 0.8, 0.97)]
+    assert found == sorted(found) and found[0] == 0 and found[-1] > found[1] > 0
+
+
+def test_tokens_that_are_fed_anyway_take_their_place_in_the_pass() -> None:
+    assert length(0.99, FLAT, num_fed=5) == 27
+    assert length(0.99, FLAT, num_fed=40) == 0
+
+
+def test_feeding_accepted_tokens_again_makes_long_drafts_dearer() -> None:
+    steep = costs(m1=10, m2=13, m4=18, m8=27, m16=45, m32=80)
+    assert length(0.75, steep, rewinds=False) <= length(0.75, steep, rewinds=True)
+
+
+def test_a_larger_pass_is_tried_one_size_at_a_time() -> None:
+    known = costs(m1=10)
+    assert length(0.9, known) == 1
+    known.note(2, 0.1)
+    # The first of its size may have compiled something, and does not count.
+    assert length(0.9, known) == 1
+    known.note(2, 0.0101)
+    assert length(0.9, known) == 3
+    dear = costs(m1=10, m2=20)
+    assert length(0.9, dear) == 0
+
+
+@given(
+    rate=st.floats(0, 0.999),
+    ms=st.lists(st.floats(1, 100), min_size=len(PASS_SIZES), max_size=len(PASS_SIZES)),
+    available=st.integers(0, 40),
+    num_fed=st.integers(1, 40),
+    rewinds=st.booleans(),
+)
+def test_a_length_is_possible_whatever_was_measured(
+    rate: float, ms: list[float], available: int, num_fed: int, rewinds: bool
+) -> None:
+    known = costs(**{f"m{size}": value for size, value in zip(PASS_SIZES, ms, strict=True)})
+    found = best_length(available, rate, known, num_fed=num_fed, rewinds=rewinds)
+    assert 0 <= found <= available
+    assert found == 0 or num_fed + found <= max(PASS_SIZES)
+
+
+def test_rates_follow_what_is_seen_and_forget_it_when_they_are_not_used() -> None:
+    rates = AcceptanceRates()
+    before = rates.of(DraftSource.HISTORY, 4)
+    for _ in range(30):
+        rates.note(DraftSource.HISTORY, 4, accepted=0, drafted=7)
+    assert rates.of(DraftSource.HISTORY, 4) < 0.1
+    assert rates.of(DraftSource.HISTORY, 16) == rates.of(DraftSource.HISTORY, 31) == before
+    for _ in range(400):
+        rates.fade(DraftSource.HISTORY, 4)
+    assert rates.of(DraftSource.HISTORY, 4) == pytest.approx(before, abs=0.05)
+    for _ in range(40):
+        rates.note(DraftSource.HISTORY, 4, accepted=7, drafted=7)
+    assert rates.of(DraftSource.HISTORY, 4) > 0.9

@@ -1,0 +1,151 @@
+"""Drafts of a request: from its own answer, from what was said in its namespace, from what its client predicts."""
+
+import numpy as np
+
+from reprise.core.backend import DraftSource
+from reprise.core.tokens import as_tokens
+from reprise.drafts.drafter import MOST_NBYTES, Drafts, RequestDrafts
+
+RNG = np.random.default_rng(7)
+
+
+def words(num: int) -> list[int]:
+    return [int(token) for token in RNG.integers(0, 50_000, num)]
+
+
+def free_drafts() -> Drafts:
+    """Of a device on which every pass costs the same."""
+    drafts = Drafts(rewinds=True)
+    for size in (1, 2, 4, 8, 16, 32):
+        for _ in range(2):
+            drafts.costs.note(size, 0.01)
+    return drafts
+
+
+def begin(
+    drafts: Drafts, prompt: list[int], *, namespace: str = "", prediction: list[int] | None = None
+) -> RequestDrafts:
+    request = drafts.start(
+        as_tokens(prompt), namespace=namespace, prediction=None if prediction is None else as_tokens(prediction)
+    )
+    request.read_prompt(len(prompt))
+    return request
+
+
+def proposed(request: RequestDrafts, *, most: int = 31) -> tuple[list[int], DraftSource | None]:
+    draft = request.propose(num_fed=1, most=most)
+    return ([], None) if draft is None else (draft.tokens.tolist(), draft.source)
+
+
+def test_a_file_in_the_prompt_is_drafted_line_by_line() -> None:
+    file = words(900)
+    request = begin(free_drafts(), [*words(30), *file, *words(20)])
+    assert proposed(request) == ([], None)
+    request.accept(file[100:108])
+    assert proposed(request) == (file[108:139], DraftSource.HISTORY)
+    assert proposed(request, most=3) == (file[108:111], DraftSource.HISTORY)
+
+
+def test_an_earlier_answer_is_drafted_for_the_same_prompt_from_its_first_token_on() -> None:
+    drafts, prompt, answer = free_drafts(), words(300), words(60)
+    first = begin(drafts, prompt)
+    first.accept(answer)
+    first.end()
+    assert proposed(begin(drafts, prompt)) == (answer[:31], DraftSource.HISTORY)
+
+
+def test_what_the_answer_said_further_up_comes_before_what_others_said() -> None:
+    drafts = free_drafts()
+    other = begin(drafts, [*words(40), 1, 2, 3, 4, 77, 77, *words(10)])
+    other.end()
+    request = begin(drafts, words(40))
+    request.accept([1, 2, 3, 4, 88, 89, *words(5), 1, 2, 3, 4])
+    tokens, source = proposed(request)
+    assert (tokens[:2], source) == ([88, 89], DraftSource.ANSWER)
+
+
+def test_a_prediction_is_drafted_from_its_beginning_and_behind_an_edit() -> None:
+    predicted = words(200)
+    request = begin(free_drafts(), words(50), prediction=predicted)
+    assert proposed(request) == (predicted[:31], DraftSource.PREDICTION)
+    request.accept([*predicted[:20], *words(6), *predicted[30:38]])
+    assert proposed(request) == (predicted[38:69], DraftSource.PREDICTION)
+
+
+def test_namespaces_draft_from_their_own_texts_alone() -> None:
+    drafts, prompt, answer = free_drafts(), words(600), words(50)
+    mine = begin(drafts, prompt, namespace="mine")
+    mine.accept(answer)
+    mine.end()
+    assert proposed(begin(drafts, prompt, namespace="theirs")) == ([], None)
+    assert proposed(begin(drafts, prompt, namespace="mine"))[0] == answer[:31]
+    drafts.clear("mine")
+    assert proposed(begin(drafts, prompt, namespace="mine")) == ([], None)
+
+
+def test_a_chat_adds_what_is_new_in_each_turn() -> None:
+    drafts, chat = free_drafts(), words(2000)
+    begin(drafts, chat)
+    before = drafts.namespace("").history.end
+    for _ in range(3):
+        chat = [*chat, *words(300)]
+        begin(drafts, chat)
+    # Blocks that were not whole are taken in again; what is before them is not.
+    assert drafts.namespace("").history.end - before <= 3 * (300 + 2 * 256)
+    drafts.check()
+
+
+def test_a_long_prompt_is_taken_in_step_by_step_and_found_all_the_same() -> None:
+    drafts, prompt = free_drafts(), words(30_000)
+    request = drafts.start(as_tokens(prompt), namespace="")
+    steps = 0
+    while request.num_read < len(prompt):
+        before = drafts.namespace("").history.end
+        request.read_prompt(len(prompt))
+        assert drafts.namespace("").history.end - before <= 4096 + 256 + 10
+        steps += 1
+    assert steps > 6
+    found = 0
+    for at in range(300, 29_900, 100):
+        request.accept(prompt[at - 8 : at])
+        found += proposed(request, most=20)[0][:4] == prompt[at : at + 4]
+    # A few are hidden by others with the same hash.
+    assert found >= 285
+
+
+def test_what_is_held_is_bounded() -> None:
+    drafts = Drafts(rewinds=True)
+    long = as_tokens(RNG.integers(0, 50_000, 600_000))
+    for number in range(8):
+        namespace = drafts.namespace(f"number {number}")
+        namespace.history.append(long)
+    drafts.namespace("last")
+    assert drafts.nbytes <= MOST_NBYTES
+    assert drafts.status().nbytes == drafts.nbytes
+
+
+def test_nothing_is_drafted_before_the_cost_of_a_token_is_known_or_where_there_is_no_room() -> None:
+    prompt = words(300)
+    for drafts, most in ((Drafts(rewinds=True), 31), (free_drafts(), 0)):
+        for _ in range(2):
+            request = begin(drafts, prompt)
+            request.accept(prompt[100:108])
+            assert proposed(request, most=most) == ([], None)
+            request.end()
+
+
+def test_drafts_that_are_wrong_are_no_longer_made() -> None:
+    drafts = Drafts(rewinds=True)
+    for size, seconds in ((1, 0.01), (2, 0.015), (4, 0.025)):
+        for _ in range(2):
+            drafts.costs.note(size, seconds)
+    file = words(5000)
+    request = begin(drafts, file)
+    tries = 0
+    for at in range(100, 4900, 10):
+        request.accept(file[at : at + 8])
+        draft = request.propose(num_fed=1, most=31)
+        if draft is not None:
+            tries += 1
+            request.note(draft, num_fed=1, num_tokens=1, seconds=0.015)
+    assert 3 < tries < 60

@@ -1,0 +1,94 @@
+"""Looking up how a text went on: what is found stood there, and what stood there is found."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reprise.core.tokens import Tokens, as_tokens, join_tokens
+from reprise.drafts.history import NGRAMS, TokenHistory
+
+_CAPACITY = 1024
+
+_RUNS = st.lists(st.integers(0, 3), min_size=1, max_size=40).map(as_tokens)
+
+
+def _continuations(text: list[int | None], tail: Tokens) -> set[tuple[int, ...]]:
+    """What followed the last two tokens of `tail` anywhere in `text`, in which None is a gap."""
+    found: set[tuple[int, ...]] = set()
+    for at in range(2, len(text)):
+        if text[at - 2 : at] == tail[-2:].tolist() and text[at] is not None:
+            found.add(tuple(token for token in text[at : at + 1] if token is not None))
+    return found
+
+
+@given(pieces=st.lists(st.tuples(_RUNS, st.booleans()), min_size=1, max_size=30), tail=_RUNS)
+@settings(max_examples=150)
+def test_what_is_found_followed_the_same_tokens(pieces: list[tuple[Tokens, bool]], tail: Tokens) -> None:
+    history = TokenHistory(_CAPACITY)
+    text: list[int | None] = []
+    for run, follows in pieces:
+        text += run.tolist() if follows or not text else [None, *run.tolist()]
+        history.append(run, follows=follows)
+        history.check()
+    found = history.find(tail, num=4)
+    held = text[-_CAPACITY:]
+    if found is None:
+        # The newest occurrence may have been at the end of a piece; with few tokens hashes do not collide.
+        return
+    assert found.match >= min(NGRAMS)
+    before = text[found.at - found.match : found.at]
+    assert before == tail[-found.match :].tolist()
+    assert text[found.at : found.at + len(found.tokens)] == found.tokens.tolist()
+    assert tuple(found.tokens[:1].tolist()) in _continuations(held, tail)
+
+
+def test_a_repeat_is_found_at_any_distance_within_the_capacity() -> None:
+    words = np.random.default_rng(0).integers(0, 100_000, 900)
+    history = TokenHistory(_CAPACITY)
+    history.append(as_tokens(words))
+    for at in (10, 300, 890):
+        found = history.find(as_tokens(words[at - 9 : at]), num=5)
+        assert found is not None and found.match == 9
+        assert found.tokens.tolist() == words[at : at + 5].tolist()
+
+
+def test_the_newest_occurrence_and_the_longest_match_win() -> None:
+    history = TokenHistory(_CAPACITY)
+    history.append(as_tokens([1, 2, 3, 4, 50]))
+    history.append(as_tokens([9, 9, 3, 4, 60]))
+    history.append(as_tokens([7, 7, 3, 4]), follows=False)
+    long = history.find(as_tokens([1, 2, 3, 4]), num=1)
+    short = history.find(as_tokens([8, 8, 3, 4]), num=1)
+    assert long is not None and (long.match, long.tokens.tolist()) == (4, [50])
+    assert short is not None and (short.match, short.tokens.tolist()) == (2, [60])
+
+
+def test_what_follows_the_end_is_not_known_yet() -> None:
+    history = TokenHistory(_CAPACITY)
+    history.append(as_tokens([1, 2, 3]))
+    assert history.find(as_tokens([2, 3]), num=4) is None
+    history.append(as_tokens([4]), follows=True)
+    found = history.find(as_tokens([2, 3]), num=4)
+    assert found is not None and found.tokens.tolist() == [4]
+
+
+def test_old_tokens_give_way_and_are_not_found() -> None:
+    rng = np.random.default_rng(1)
+    first = as_tokens(rng.integers(0, 100_000, 64))
+    history = TokenHistory(_CAPACITY)
+    history.append(first)
+    for _ in range(3):
+        history.append(as_tokens(rng.integers(0, 100_000, 512)))
+    assert history.find(first[:20], num=4) is None
+    assert history.nbytes <= 4 * _CAPACITY + 16 * _CAPACITY * len(NGRAMS)
+    history.check()
+
+
+def test_a_run_longer_than_the_capacity_leaves_its_end() -> None:
+    tokens = as_tokens(np.random.default_rng(2).integers(0, 100_000, 5000))
+    history = TokenHistory(_CAPACITY)
+    history.append(tokens)
+    found = history.find(join_tokens(tokens[4000:4990]), num=10)
+    assert found is not None and found.tokens.tolist() == tokens[4990:].tolist()
+    assert history.find(tokens[:100], num=4) is None
+    history.check()

@@ -1,0 +1,206 @@
+"""Drafts change no answer and no reuse, whoever comes, goes, stops or is preempted meanwhile."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from reprise.core.events import FinishReason, Sampled
+from reprise.core.job import Sampling, Thinking
+from reprise.drafts.benefit import PASS_SIZES, PassCosts
+from reprise.loop.worker import Worker
+from tests.loop.driving import GREEDY, Engine, Running
+from tests.loop.test_reuse import words
+
+SAMPLED = Sampling(temperature=0.8, top_p=0.9, seed=11)
+
+
+class FreePasses(PassCosts):
+    """As on a device where a pass over many tokens costs as much as one over a single token: every draft is tried."""
+
+    is_known = True  # type: ignore[assignment]
+    one_s = 0.001  # type: ignore[assignment]
+    largest = max(PASS_SIZES)  # type: ignore[assignment]
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        pass
+
+    def relative(self, num_tokens: int) -> float:
+        return 1.0
+
+
+def make_passes_free(worker: Worker) -> None:
+    assert worker.drafts is not None
+    worker.drafts.costs = FreePasses()
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_5", "mamba2"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
+    """One engine that drafts whatever it can, and one that never does."""
+    drafting, plain = Engine(request.param, max_batch=4), Engine(request.param, max_batch=4, drafts="off")
+    drafting.ask(make_passes_free)
+    yield drafting, plain
+    drafting.close()
+    plain.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampling": GREEDY},
+        {"sampling": SAMPLED},
+        {"sampling": replace(SAMPLED, logprobs=1, frequency_penalty=0.3, frequency_context_size=30)},
+        {"sampling": GREEDY, "thinking": Thinking(start=(3,), end=(4, 6), budget=9, is_open=True)},
+        {"sampling": SAMPLED, "stop_tokens": frozenset(range(0, 512, 7)), "min_tokens": 12},
+    ],
+)
+def test_an_answer_that_is_asked_for_again_is_drafted_from_the_first(
+    pair: tuple[Engine, Engine], options: dict[str, Any]
+) -> None:
+    drafting, plain = pair
+    prompt = words(700, 90)
+    expected = plain.run(prompt, num=32, **options)
+    first = drafting.run(prompt, num=32, **options)
+    again = drafting.run(prompt, num=32, **options)
+    assert first.tokens == again.tokens == expected.tokens
+    assert again.end.reason is expected.end.reason
+    outcome = again.end.outcome
+    assert outcome.num_accepted >= len(expected.tokens) // 2
+    assert outcome.num_drafted >= outcome.num_accepted
+    pairs = zip(sampled(again), sampled(expected), strict=True)
+    assert all(mine.logprob == pytest.approx(other.logprob, abs=1e-3) for mine, other in pairs)
+
+
+def sampled(running: Running) -> list[Sampled]:
+    return [event for event in running.events if isinstance(event, Sampled)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_conversations_are_answered_as_without_drafts_and_computed_as_little(
+    pair: tuple[Engine, Engine], seed: int
+) -> None:
+    rng = random.Random(seed)
+    drafting, plain = pair
+    chats = [words(720 + i, 60) for i in range(2)]
+    for turn in range(8):
+        number = rng.randrange(len(chats))
+        sampling = rng.choice([GREEDY, SAMPLED])
+        num = rng.choice([1, 2, 9, 24])
+        ends: list[tuple[list[int], int, int]] = []
+        for engine in (drafting, plain):
+            answer = engine.run(chats[number], num=num, sampling=sampling)
+            ends.append((answer.tokens, answer.end.outcome.reused, answer.computed))
+        assert ends[0] == ends[1]
+        # Tool results and edits repeat what was said.
+        said = [*chats[number], *ends[0][0]]
+        at = rng.randrange(len(said) // 2)
+        chats[number] = [*said, *said[at : at + 20], *words(800 + turn, 5)]
+        if rng.random() < 0.3:
+            chats[number] = chats[number][: len(chats[number]) // 2]
+
+
+def test_the_next_turn_resumes_behind_an_answer_whose_last_draft_was_wrong(pair: tuple[Engine, Engine]) -> None:
+    drafting, plain = pair
+    prompt = words(740, 70)
+    answer = drafting.run(prompt, num=20)
+    branch = drafting.run([*prompt, 9, 9], num=20)
+    assert branch.tokens == plain.cold([*prompt, 9, 9], num=20)
+    following = [*prompt, *answer.tokens, 8, 8, 8]
+    following_end = drafting.run(following, num=4)
+    assert following_end.computed == 4
+    assert following_end.tokens == plain.cold(following, num=4)
+
+
+def test_requests_that_come_and_go_have_the_answers_that_they_have_alone(pair: tuple[Engine, Engine]) -> None:
+    drafting, plain = pair
+    prompts = [words(750, 80), [*words(750, 80), 5, 6], words(751, 50), words(752, 120)]
+    expected = [plain.cold(prompt, num=24, sampling=SAMPLED) for prompt in prompts]
+    for _ in range(2):
+        running = [drafting.submit(prompt, num=24, sampling=SAMPLED) for prompt in prompts]
+        running[2].wait_for(Sampled)
+        drafting.loop.cancel(running[2].job.id)
+        answers = [each.wait() for each in running]
+        for number in (0, 1, 3):
+            assert answers[number].tokens == expected[number]
+        assert answers[2].tokens == expected[2][: len(answers[2].tokens)]
+    drafting.check()
+
+
+def test_an_answer_stops_where_it_is_told_to_in_the_middle_of_a_draft(pair: tuple[Engine, Engine]) -> None:
+    drafting, plain = pair
+    prompt = words(760, 60)
+    expected = plain.cold(prompt, num=30)
+    drafting.run(prompt, num=30)
+    for length in (1, 5, 17):
+        seen: list[int] = []
+        stopped = drafting.run(prompt, num=30, watch=lambda token, n=length, s=seen: s.append(token) or len(s) == n)
+        assert (stopped.tokens, stopped.end.reason) == (expected[:length], FinishReason.STOP)
+        assert seen == expected[:length]
+        following = [*prompt, *expected[:length], 7, 7]
+        assert drafting.run(following, num=6).tokens == plain.cold(following, num=6)
+
+
+def test_what_is_cleared_and_what_other_keys_said_is_not_drafted_from(pair: tuple[Engine, Engine]) -> None:
+    drafting, _ = pair
+    prompt = words(770, 300)
+    first = drafting.run(prompt, num=24, namespace="mine", sampling=SAMPLED)
+    status = drafting.loop.status().drafts
+    assert status is not None and status.nbytes > 0
+    other = drafting.run(prompt, num=24, namespace="theirs", sampling=SAMPLED)
+    assert first.tokens == other.tokens
+    from_mine = drafting.run(prompt, num=24, namespace="mine", sampling=SAMPLED)
+    assert from_mine.end.outcome.num_accepted > other.end.outcome.num_accepted
+    drafting.loop.clear("mine").result()
+    assert drafting.run(prompt, num=24, namespace="mine", sampling=SAMPLED).end.outcome.num_accepted == (
+        other.end.outcome.num_accepted
+    )
+
+
+def test_a_prediction_is_drafted_from(pair: tuple[Engine, Engine]) -> None:
+    drafting, plain = pair
+    prompt = words(780, 60)
+    expected = plain.cold(prompt, num=24, sampling=SAMPLED)
+    wrong = [*expected[:10], 1, 2, 3, *expected[10:]]
+    for prediction in (expected, wrong, [1, 2, 3]):
+        drafting.loop.clear().result()
+        answer = drafting.run(prompt, num=24, sampling=SAMPLED, prediction=prediction)
+        assert answer.tokens == expected
+        if prediction is not wrong:
+            assert (answer.end.outcome.num_accepted > 15) == (prediction is expected)
+
+
+def test_a_preempted_answer_goes_on_as_without_drafts() -> None:
+    plain = Engine("qwen3_5", drafts="off")
+    prompts = [words(790 + i, 300) for i in range(3)]
+    expected = [plain.cold(prompt, num=40) for prompt in prompts]
+    plain.close()
+    # Room for one and a half.
+    tight = Engine("qwen3_5", cache_bytes=1_200_000)
+    tight.ask(make_passes_free)
+    for _ in range(2):
+        assert [each.wait().tokens for each in tight.submit_all(prompts, num=40)] == expected
+    tight.close()
+
+
+def test_no_draft_is_made_where_they_are_off() -> None:
+    engine = Engine("llama", drafts="off")
+    prompt = words(795, 60)
+    first, again = engine.run(prompt, num=24), engine.run(prompt, num=24)
+    assert first.tokens == again.tokens
+    assert again.end.outcome.num_drafted == 0
+    assert engine.loop.status().drafts is None
+    engine.close()
+
+
+def test_exact_drafts_use_passes_that_equal_single_steps() -> None:
+    engine = Engine("llama", drafts="exact")
+
+    def sizes(worker: Worker) -> tuple[int, ...]:
+        return worker.drafts.sizes if worker.drafts is not None else (1,)
+
+    found = engine.ask(sizes)
+    assert found[0] == 1
+    assert engine.ask(lambda worker: worker.runner.exact_sizes(PASS_SIZES)) == found
+    engine.close()
