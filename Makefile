@@ -11,7 +11,7 @@ WITH_MLX = $(if $(filter metal,$(MLX)),,$(MLX))
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-demo: $(VENV)/.can-run ## a tiny model, the real server, forty turns of a chat, with and without reuse
+demo: $(VENV)/.can-run ## a small model that remembers, forty turns of a chat, with reuse and without
 	$(BIN)/reprise demo
 
 serve: $(VENV)/.can-run ## serve a model: make serve MODEL=path-or-hub-id
@@ -58,9 +58,9 @@ $(VENV)/.made: tools/venv.sh
 	@touch $@
 
 $(VENV)/.can-run: $(VENV)/.made pyproject.toml
-	tools/venv.sh install $(VENV) "$(WITH_MLX)"
+	tools/venv.sh install $(VENV) "$(WITH_MLX)" plot
 	@touch $@
 
 $(VENV)/.can-test: $(VENV)/.can-run pyproject.toml
-	tools/venv.sh install $(VENV) "$(WITH_MLX)" dev
+	tools/venv.sh install $(VENV) "$(WITH_MLX)" plot dev
 	@touch $@

@@ -1,48 +1,62 @@
-"""The demonstration's counting and comparing, against servers and a tokenizer made of strings."""
+"""The demonstration's counting, comparing and judging, against servers and a tokenizer made of strings."""
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from reprise.core.tokens import Tokens, as_tokens, common_prefix
+from reprise.demo import story
 from reprise.demo.client import DemoFailed
-from reprise.demo.drive import Ask, drive
+from reprise.demo.drive import Ask, Drive
+from reprise.demo.facts import Exchange
 from reprise.demo.oracle import Oracle
-from reprise.demo.report import as_json, summary, table, totals
-from reprise.demo.turns import ClientAnswer, Message, Turn, questions
+from reprise.demo.plots import plot_png, plot_text
+from reprise.demo.report import as_json, parts_table, summary, table, totals
+from reprise.demo.turns import OPENING, ClientAnswer, DemoPart, History, Turn
+
+TOLD = tuple(Exchange(kind="talk", user=word, thought="", answer=f"{word}!") for word in ("one", "two", "three"))
 
 
-def render(history: Iterable[Message]) -> str:
+def render(history: History) -> str:
     return "".join(f"<{m['role'][0]}>{m['content']}" for m in history) + "<a>?"
 
 
 class Characters:
     """One token a character. The `?` of the generation prompt is gone from history, as thinking is."""
 
-    def prompt(self, history: tuple[Message, ...]) -> Tokens:
+    def prompt(self, history: History) -> Tokens:
         return as_tokens(ord(c) for c in render(history))
 
     def answer(self, texts: tuple[str, ...]) -> Tokens:
         return as_tokens(ord(c) for text in texts for c in text)
 
 
-def perfect_server() -> Ask:
+def echo(history: History) -> str:
+    return f"{history[-1]['content']}!"
+
+
+def perfect_server(answer: Callable[[History], str] = echo) -> Ask:
     """Remembers every prompt and answer to the last character."""
     computed: list[Tokens] = []
 
-    def ask(history: tuple[Message, ...]) -> ClientAnswer:
+    def ask(history: History) -> ClientAnswer:
         prompt = Characters().prompt(history)
         cached = min(len(prompt) - 1, max((common_prefix(prompt, run) for run in computed), default=0))
-        answer = f"{len(prompt)}!"
-        computed.append(as_tokens([*prompt.tolist(), *map(ord, answer)]))
-        return reply(history, answer, num_cached=cached)
+        computed.append(as_tokens([*prompt.tolist(), *map(ord, answer(history))]))
+        return reply(history, answer(history), num_cached=cached)
 
     return ask
 
 
-def reply(history: tuple[Message, ...], answer: str = "yes", *, num_cached: int = 0, extra: int = 0) -> ClientAnswer:
+def forgetful_server(answer: Callable[[History], str] = echo) -> Ask:
+    return lambda history: reply(history, answer(history))
+
+
+def reply(history: History, answer: str, *, num_cached: int = 0, extra: int = 0) -> ClientAnswer:
     return ClientAnswer(
         content=answer,
         reasoning="",
@@ -53,18 +67,18 @@ def reply(history: tuple[Message, ...], answer: str = "yes", *, num_cached: int 
     )
 
 
-def forgetful_server(answer: Callable[[tuple[Message, ...]], str]) -> Ask:
-    return lambda history: reply(history, answer(history))
+def hold(warm: Ask, cold: Ask, told: tuple[Exchange, ...] = TOLD) -> tuple[Turn, ...]:
+    return tuple(Drive(warm=warm, cold=cold, tokenizer=Characters()).hold(told, OPENING))
 
 
-def hold(warm: Ask, cold: Ask, *asked: str) -> list[Turn]:
-    return list(drive(warm, cold, Characters(), asked or ("one", "two", "three")))
+def the_parts(*turns: Turn) -> list[DemoPart]:
+    return [DemoPart(title="The chat", turns=turns), DemoPart(title="A branch", turns=turns[-1:])]
 
 
 def test_the_oracle_is_what_a_perfect_server_computes() -> None:
-    turns = hold(perfect_server(), forgetful_server(lambda h: f"{len(render(h))}!"))
+    turns = hold(perfect_server(), forgetful_server())
     assert [turn.computed for turn in turns] == [turn.oracle for turn in turns]
-    assert all(turn.is_same_answer for turn in turns)
+    assert all(turn.is_same_answer and turn.is_right and turn.is_cold_right for turn in turns)
     assert turns[-1].cold_computed == turns[-1].prompt_tokens
     # The known part of the next turn ends where the user's words begin: those and the generation prompt are left.
     assert turns[1].typed == len("two<a>?")
@@ -84,30 +98,58 @@ def test_the_oracle_computes_one_token_of_what_it_knows_and_none_of_an_exact_rep
 
 def test_a_different_answer_is_counted_and_said() -> None:
     turns = hold(perfect_server(), forgetful_server(lambda _: "other"))
-    assert totals(turns).num_different == 3
-    assert "differ in 3 turns" in summary(turns)
+    sums = totals(turns)
+    assert (sums.num_different, sums.num_right, sums.num_cold_right) == (3, 3, 0)
+    assert "differ in 4 turns" in summary(the_parts(*turns))
+
+
+def test_a_wrong_answer_is_counted_and_said() -> None:
+    turns = hold(perfect_server(lambda _: "two!"), forgetful_server(lambda _: "two!"))
+    assert (totals(turns).num_different, totals(turns).num_right) == (0, 1)
+    assert "Right answers: 1 of 4 with reuse, 1 without." in summary(the_parts(*turns))
+
+
+@pytest.mark.parametrize(("called", "is_right"), [("Oslo", True), ("Rome", False), (None, False)])
+def test_a_call_of_the_tool_is_answered_and_judged(called: str | None, is_right: bool) -> None:
+    told = Exchange(kind="weather", user="weather?", thought="", answer="sunny!", city="Oslo", weather="sunny")
+
+    def ask(history: History) -> ClientAnswer:
+        if history[-1]["role"] == "tool" or called is None:
+            return reply(history, "sunny!")
+        arguments = json.dumps({"city": called})
+        call = {"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        return replace(reply(history, ""), calls=(call,))
+
+    (turn,) = hold(ask, ask, (told,))
+    assert turn.is_right is is_right
+    roles = [message["role"] for message in turn.history[len(OPENING) :]]
+    assert roles == (["user", "assistant"] if called is None else ["user", "assistant", "tool", "assistant"])
+    # Both of its requests are counted.
+    num_prompts = 1 if called is None else 2
+    assert turn.ttft_s == pytest.approx(0.1 * num_prompts)
 
 
 def test_a_server_that_counts_the_prompt_otherwise_fails_the_demonstration() -> None:
     with pytest.raises(DemoFailed, match="Turn 1: the server counts"):
-        hold(lambda history: reply(history, extra=1), perfect_server())
+        hold(lambda history: reply(history, "", extra=1), perfect_server())
 
 
 def test_the_numbers_for_programs_have_the_promised_keys() -> None:
-    numbers = as_json(hold(perfect_server(), perfect_server()))
-    keys = {"turn", "prompt_tokens", "reused", "computed", "oracle", "ttft_s", "cold_ttft_s"}
+    numbers = as_json(the_parts(*hold(perfect_server(), perfect_server())))
+    keys = {"turn", "prompt_tokens", "reused", "computed", "oracle", "ttft_s", "cold_ttft_s", "answer", "is_right"}
+    sums = {"prompt_tokens", "computed", "cold_computed", "oracle", "num_right", "num_cold_right", "num_different"}
     assert [set(turn) for turn in numbers["turns"]] == [keys] * 3
-    assert set(numbers["totals"]) == {"prompt_tokens", "computed", "cold_computed", "oracle"}
+    assert set(numbers["totals"]) == sums
     assert numbers["totals"]["prompt_tokens"] == sum(turn["prompt_tokens"] for turn in numbers["turns"])
+    assert [(part["title"], len(part["turns"])) for part in numbers["parts"]] == [("A branch", 1)]
 
 
-def test_the_table_shows_the_latest_turns() -> None:
-    assert table(hold(perfect_server(), perfect_server()), last=2).row_count == 2
-
-
-def test_the_table_fits_a_small_terminal() -> None:
-    big = Turn(
+def big_turn() -> Turn:
+    return Turn(
         turn=40,
+        exchange=TOLD[0],
+        answer="one!",
+        history=(),
         prompt_tokens=123_456,
         reused=123_400,
         computed=56,
@@ -116,16 +158,62 @@ def test_the_table_fits_a_small_terminal() -> None:
         typed=20,
         ttft_s=12.3,
         cold_ttft_s=99.9,
+        is_right=True,
+        is_cold_right=True,
         is_same_answer=True,
         why="thinking stripped",
     )
+
+
+def lines_of(*shown: object) -> list[str]:
     console = Console(width=80)
-    with console.capture() as shown:
-        console.print(table([big, replace(big, is_same_answer=False)]))
-    rows = [line.split() for line in shown.get().splitlines() if line.strip().startswith("40")]
+    with console.capture() as captured:
+        console.print(*shown)
+    return captured.get().splitlines()
+
+
+def test_the_table_fits_a_small_terminal() -> None:
+    big = big_turn()
+    wrong, different = replace(big, is_right=False), replace(big, is_same_answer=False)
+    rows = [line.split() for line in lines_of(table([big, wrong, different])) if line.strip().startswith("40")]
     numbers = ["40", "123,456", "123,400", "56", "100.0", "12,300", "123,456", "99,900"]
-    assert rows == [[*numbers, "thinking", "stripped"], [*numbers, "ANSWERS", "DIFFER"]]
+    assert rows == [[*numbers, "thinking", "stripped"], [*numbers, "wrong"], [*numbers, "ANSWERS", "DIFFER"]]
 
 
-def test_there_are_forty_different_questions() -> None:
-    assert len(set(questions())) == 40
+def test_the_parts_show_what_was_said() -> None:
+    text = "\n".join(lines_of(parts_table(the_parts(big_turn())[1:])))
+    assert all(word in text for word in ("A branch", "one", "one!", "123,456"))
+
+
+def test_a_column_of_the_plot_is_full_up_to_what_reuse_computed() -> None:
+    half = replace(big_turn(), prompt_tokens=80, reused=40, computed=40, cold_computed=80, oracle=40)
+    rows = plot_text([half, replace(half, cold_computed=40)]).splitlines()[1:9]
+    assert [row[-2:].strip() for row in rows] == ["░"] * 4 + ["██"] * 4
+
+
+def test_the_plot_is_a_png_or_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    assert "mlx-reprise[plot]" in str(plot_png([big_turn()], tmp_path / "plot.png"))
+    monkeypatch.undo()
+    pytest.importorskip("matplotlib")
+    assert plot_png([big_turn()], tmp_path / "plot.png") is None
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert "cannot be written" in str(plot_png([big_turn()], tmp_path / "none" / "plot.png"))
+
+
+def test_the_story_has_forty_turns_and_asks_for_its_first_fact_at_its_end() -> None:
+    told = story.exchanges(story.CHAT)
+    assert len(told) == 40
+    assert told[-1].key == told[0].key and told[-1].age == 38
+    assert {exchange.kind for exchange in told} >= {"tell", "correct", "known", "changed", "unknown"}
+
+
+def test_a_branch_begins_with_the_words_of_the_chat() -> None:
+    at = story.BRANCH_AT
+    branch = story.exchanges((*story.CHAT[:at], *story.BRANCH))
+    assert branch[:at] == story.exchanges(story.CHAT)[:at]
+    # It tells what the chat then does not know.
+    assert branch[-1].answer != story.exchanges((*story.CHAT, *story.AFTER_BRANCH))[-1].answer
+    edited = story.exchanges((story.EDITED, *story.CHAT[1:]))
+    assert edited[1:-1] == story.exchanges(story.CHAT)[1:-1]
+    assert edited[-1].answer != story.exchanges(story.CHAT)[-1].answer

@@ -10,38 +10,47 @@ from functools import partial
 import httpx
 import pytest
 
+from reprise.demo import story
 from reprise.demo.client import DemoFailed, ask
-from reprise.demo.drive import drive
-from reprise.demo.report import totals
+from reprise.demo.drive import Drive
+from reprise.demo.facts import WEATHER_TOOL
+from reprise.demo.report import all_turns, totals
 from reprise.demo.server import server
+from reprise.demo.show import hold_chats
 from reprise.demo.tiny.prompts import LocalTokenizer
-from reprise.demo.turns import questions, request_body
+from reprise.demo.turns import OPENING, request_body
+from tests.demo.trained import MODEL
 from tests.models.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[httpx.Client, httpx.Client]]:
-    model = tiny_model("qwen3_5")
-    with server(model, "--no-settle") as warm, server(model, "--no-settle", "--no-prefix-cache") as cold:
+    with server(MODEL, "--no-settle") as warm, server(MODEL, "--no-settle", "--no-prefix-cache") as cold:
         yield warm, cold
 
 
 @pytest.mark.soak
-def test_no_more_is_computed_than_the_oracle_computes(pair: tuple[httpx.Client, httpx.Client]) -> None:
-    warm, cold = pair
-    tokenizer = LocalTokenizer(tiny_model("qwen3_5"))
-    sums = totals(list(drive(partial(ask, warm), partial(ask, cold), tokenizer, questions()[:4])))
-    assert sums.num_different == 0
+def test_answers_are_right_and_no_more_is_computed_than_the_oracle_computes(
+    pair: tuple[httpx.Client, httpx.Client],
+) -> None:
+    warm, cold = (partial(ask, client) for client in pair)
+    drive = Drive(warm=warm, cold=cold, tokenizer=LocalTokenizer(MODEL, tools=[WEATHER_TOOL]))
+    lines = ("tell Hugo pet Luna", "tell Leo city Oslo", "ask Hugo pet", "ask Leo city", "ask Ida food")
+    sums = totals(list(drive.hold(story.exchanges(lines), OPENING)))
+    assert (sums.num_right, sums.num_cold_right, sums.num_different) == (5, 5, 0)
     assert sums.computed <= 1.02 * sums.oracle
     assert sums.cold_computed == sums.prompt_tokens
 
 
 @pytest.mark.soak
-def test_a_turn_is_24_tokens_of_thinking_and_64_in_all(pair: tuple[httpx.Client, httpx.Client]) -> None:
-    reply = ask(pair[0], ({"role": "user", "content": "Say something."},))
-    assert len(reply.tokens) == 64
-    assert reply.tokens[24] == "</think>"
-    assert "</think>" not in reply.content + reply.reasoning
+def test_the_whole_demonstration() -> None:
+    heard: list[str] = []
+    parts = hold_chats(lambda kind, text: heard.append(f"{kind}: {text}"))
+    chat, whole = totals(parts[0].turns), totals(all_turns(parts))
+    assert whole.num_different == 0
+    assert whole.num_right >= 0.95 * whole.num_turns
+    assert chat.computed <= 1.02 * chat.oracle
+    assert "event: the server is stopped and started again" in heard
 
 
 @pytest.mark.soak

@@ -9,8 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from reprise.demo.turns import questions
-from tests.workloads.talk import TOOLS
+from tests.workloads.talk import QUESTIONS, TOOLS
 
 Message = dict[str, Any]
 
@@ -19,7 +18,6 @@ _SYSTEMS = (
     "Translate the page that follows, and keep its form. " * 12,
     "You may read and write files, and run commands. Look before you change anything. " * 6,
 )
-_QUESTIONS = questions()
 _TIMEOUT_S = 120.0
 
 _BROKEN: tuple[tuple[bytes, frozenset[int]], ...] = (
@@ -190,7 +188,7 @@ class Client:
         return self._rng.choice(self._chats) if self._chats else [{"role": "system", "content": _SYSTEMS[0]}]
 
     def _question(self) -> str:
-        return self._rng.choice(_QUESTIONS)
+        return self._rng.choice(QUESTIONS)
 
     def _body(self, messages: list[Message]) -> dict[str, Any]:
         rng = self._rng

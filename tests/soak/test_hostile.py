@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
-from reprise.demo.turns import questions
 from tests.api.server_process import server_process
 from tests.soak.clients import Report
 from tests.soak.hostile import Intruder
 from tests.soak.lengths import times
+from tests.workloads.talk import QUESTIONS
 
 _TIMEOUT_S = 300.0
 _TIE = 1e-3
@@ -100,7 +100,7 @@ def ask(port: int, messages: list[dict[str, str]]) -> Turn:
 
 def chat(number: int, turn: int) -> list[dict[str, str]]:
     """A chat as it stands at a turn. Its history is written down, so that every client has the same."""
-    asked = questions()
+    asked = QUESTIONS
     messages = [{"role": "system", "content": f"You are adviser {number % 4}. " * 20}]
     for earlier in range(turn):
         messages.append({"role": "user", "content": asked[(number + earlier) % len(asked)]})

@@ -4,10 +4,14 @@ from importlib.resources import files
 from typing import Any
 
 from reprise.chat.answer import Answer, ToolCall
-from reprise.demo.turns import SYSTEM_PROMPT, questions
 from tests.workloads.serving import Message
 
-QUESTIONS = questions()
+SYSTEM_PROMPT = (
+    "You are a patient adviser. Answer in plain words, name what you are not sure of, and keep to what was asked. "
+    "When numbers are given, use them."
+)
+QUESTIONS = tuple((files("reprise.demo") / "texts" / "chat.txt").read_text(encoding="utf-8").splitlines())
+"""Forty, each another."""
 
 
 def system(text: str = SYSTEM_PROMPT) -> Message:

@@ -8,7 +8,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -44,6 +45,23 @@ def server(model: Path, *options: str) -> Generator[httpx.Client]:
                 yield client
         finally:
             _stop(process)
+
+
+class RestartableServer:
+    """The same server, which can be stopped and started anew."""
+
+    def __init__(self, model: Path, *options: str) -> None:
+        self._start = partial(server, model, *options)
+        self._running = ExitStack()
+        self.client = self._running.enter_context(self._start())
+
+    def restart(self) -> None:
+        """Stop the process and start another, which has nothing but what is on disk."""
+        self._running.close()
+        self.client = self._running.enter_context(self._start())
+
+    def stop(self) -> None:
+        self._running.close()
 
 
 def _wait_for_address(process: "subprocess.Popen[bytes]", words: int) -> str:

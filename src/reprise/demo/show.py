@@ -1,50 +1,198 @@
-"""The demonstration from start to end: build the model, start both servers, hold the chat, show the numbers."""
+"""The demonstration from start to end: two servers, forty turns, what can happen to a chat, and the numbers."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from reprise.demo.client import ask
-from reprise.demo.drive import drive
-from reprise.demo.report import summary, table
-from reprise.demo.server import server
-from reprise.demo.turns import Turn, questions
+from reprise.demo import story
+from reprise.demo.client import Hear, ask
+from reprise.demo.drive import Drive
+from reprise.demo.facts import WEATHER_TOOL, Exchange
+from reprise.demo.oracle import Oracle
+from reprise.demo.plots import plot_png, plot_text
+from reprise.demo.report import narrow_table, parts_table, summary, table
+from reprise.demo.server import RestartableServer, server
+from reprise.demo.turns import OPENING, ClientAnswer, DemoPart, History, Turn
 
-_FRAME_LINES = 8
-"""Lines of a table that are no rows."""
+Count = Callable[[Turn], None]
+
+PLOT = Path("reprise-demo.png")
 
 
-def hold_chat(each: Callable[[list[Turn]], None]) -> list[Turn]:
-    """Build the model, run both servers and hold the whole chat; `each` is called after every turn.
+def hold_chats(hear: Hear = lambda _kind, _text: None, count: Count = lambda _turn: None) -> tuple[DemoPart, ...]:
+    """Run both servers and hold every part of the demonstration.
+
+    `hear` gets the words of the warm server's chat as they stream, and what happens to it; `count` gets every turn.
 
     Raises DemoFailed if a server does not start or does not answer as it should.
     """
-    # Here, since it imports MLX, which nobody should wait for who only asks for help.
-    from reprise.demo.tiny.build import build_model  # noqa: PLC0415
-    from reprise.demo.tiny.prompts import LocalTokenizer  # noqa: PLC0415
-
-    with tempfile.TemporaryDirectory(prefix="reprise-demo-") as folder:
-        model = Path(folder) / "tiny-qwen3_5"
-        build_model(model)
+    with ExitStack() as stack:
+        model = stack.enter_context(as_file(files("reprise.demo") / "model"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reprise-demo-"))
         # Without settling, or the counts would depend on how long the server was idle between two turns.
-        with server(model, "--no-settle") as warm, server(model, "--no-settle", "--no-prefix-cache") as cold:
-            turns: list[Turn] = []
-            for turn in drive(partial(ask, warm), partial(ask, cold), LocalTokenizer(model), questions()):
-                turns.append(turn)
-                each(turns)
-            return turns
+        warm = RestartableServer(model, "--no-settle", "--disk-cache", folder)
+        stack.callback(warm.stop)
+        cold = stack.enter_context(server(model, "--no-settle", "--no-prefix-cache"))
+        # Here, since it imports MLX, which nobody should wait for who only asks for help.
+        from reprise.demo.tiny.prompts import LocalTokenizer  # noqa: PLC0415
+
+        def ask_warm(history: History) -> ClientAnswer:
+            hear(history[-1]["role"], history[-1]["content"])
+            return ask(warm.client, history, hear=hear)
+
+        drive = Drive(warm=ask_warm, cold=partial(ask, cold), tokenizer=LocalTokenizer(model, tools=[WEATHER_TOOL]))
+
+        def restart() -> None:
+            hear("event", "the server is stopped and started again")
+            warm.restart()
+
+        chat = _hold_chat(drive, restart, count)
+        forks = _hold_forks(drive, chat, hear, count)
+        quiet = replace(drive, warm=partial(ask, warm.client), oracle=Oracle())
+        return (DemoPart(title="The chat", turns=chat), *forks, _hold_two(quiet))
 
 
-def show_chat(console: Console) -> list[Turn]:
-    """The same with a live table, and the summary after it."""
-    console.print("A tiny hybrid model with random weights, two servers, forty turns: about a minute.")
-    with Live(console=console, transient=True, vertical_overflow="crop") as live:
-        turns = hold_chat(lambda so_far: live.update(table(so_far, last=max(1, console.height - _FRAME_LINES))))
-    console.print(table(turns))
-    console.print(summary(turns), highlight=False)
-    console.print("Your own model:  reprise serve PATH-OR-HUB-ID", style="bold", highlight=False)
-    return turns
+def _hold_chat(drive: Drive, restart: Callable[[], None], count: Count) -> tuple[Turn, ...]:
+    """The forty turns, with a restart in the middle."""
+    told = story.exchanges(story.CHAT)
+    begun = _hold(drive, told[: story.RESTART_AFTER], OPENING, count)
+    restart()
+    rest = told[story.RESTART_AFTER :]
+    return begun + _hold(drive, rest, begun[-1].history, count, first=story.RESTART_AFTER + 1)
+
+
+def _hold_forks(drive: Drive, chat: tuple[Turn, ...], hear: Hear, count: Count) -> Iterator[DemoPart]:
+    """Other ways on from places in the chat."""
+    start = story.BRANCH_AT
+    hear("event", f"a branch from turn {start}")
+    branch = story.exchanges((*story.CHAT[:start], *story.BRANCH))[start:]
+    turns = _hold(drive, branch, chat[start - 1].history, count, first=start + 1)
+    yield DemoPart(title=f"A branch from turn {start}", turns=turns)
+
+    hear("event", "the chat goes on")
+    after = story.exchanges((*story.CHAT, *story.AFTER_BRANCH))[len(chat) :]
+    turns = _hold(drive, after, chat[-1].history, count, first=len(chat) + 1)
+    yield DemoPart(title="The chat goes on: it knows nothing of the branch", turns=turns)
+
+    hear("event", "the first message is edited")
+    edited = story.exchanges((story.EDITED, *story.CHAT[1:]))
+    history = _with_first_exchange(chat[-2].history, edited[0])
+    turns = _hold(drive, edited[-1:], history, count, first=len(chat))
+    yield DemoPart(title="The first message edited: the last question again", turns=turns)
+
+
+def _hold_two(drive: Drive) -> DemoPart:
+    """Two chats at the same time."""
+    with ThreadPoolExecutor(len(story.AT_ONCE)) as pool:
+        chats = [pool.submit(_hold, drive, story.exchanges(lines), OPENING) for lines in story.AT_ONCE]
+        turns = tuple(turn for chat in chats for turn in chat.result())
+        return DemoPart(title="Two chats at once, about the same people", turns=turns)
+
+
+def _hold(
+    drive: Drive, told: Sequence[Exchange], history: History, count: Count = lambda _turn: None, *, first: int = 1
+) -> tuple[Turn, ...]:
+    turns: list[Turn] = []
+    for turn in drive.hold(told, history, first=first):
+        turns.append(turn)
+        count(turn)
+    return tuple(turns)
+
+
+def _with_first_exchange(history: History, exchange: Exchange) -> History:
+    """The same chat, had its first exchange been this one."""
+    start = len(OPENING)
+    said = {"role": "user", "content": exchange.user}
+    answered = {"role": "assistant", "content": exchange.answer}
+    return (*history[:start], said, answered, *history[start + 2 :])
+
+
+class _Screen:
+    """The chat as it streams, beside the latest rows of the table."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, transient=True, vertical_overflow="crop", refresh_per_second=12)
+        self._said: list[Text] = []
+        self._kind = ""
+        self._turns: list[Turn] = []
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def hear(self, kind: str, text: str) -> None:
+        """Words of the user, of the tool or of the model, as they come."""
+        if kind != self._kind or kind in ("user", "tool", "event"):
+            self._said.append(Text(_SPEAKERS[kind], style=_STYLES[kind]))
+        self._kind = kind
+        self._said[-1].append(text.replace("\n", " "))
+        self._draw()
+
+    def count(self, turn: Turn) -> None:
+        self._turns.append(turn)
+        self._draw()
+
+    def _draw(self) -> None:
+        lines = max(4, self._console.height - 8)
+        side_by_side = Table.grid(expand=True, padding=(0, 2))
+        side_by_side.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        side_by_side.add_column()
+        said = Text("\n").join(self._said[-lines:])
+        side_by_side.add_row(said, narrow_table(self._turns[-lines:]))
+        self._live.update(side_by_side)
+
+
+_SPEAKERS = {
+    "user": "user: ",
+    "reasoning": "  (",
+    "content": "      ",
+    "call": "  calls ",
+    "tool": "tool: ",
+    "event": "--- ",
+}
+_STYLES = {
+    "user": "bold",
+    "reasoning": "dim italic",
+    "content": "green",
+    "call": "cyan",
+    "tool": "cyan",
+    "event": "yellow",
+}
+
+
+def show_chats(console: Console) -> tuple[DemoPart, ...]:
+    """The same on the screen: the chat beside the table, then the numbers, the plot and what to do next."""
+    console.print("A tiny hybrid thinking model, two servers, forty turns: about a minute.", highlight=False)
+    with _Screen(console) as screen:
+        parts = hold_chats(screen.hear, screen.count)
+    chat = parts[0].turns
+    console.print(table(chat))
+    console.print(parts_table(parts[1:]))
+    console.print(summary(parts), highlight=False)
+    console.print(plot_text(chat), highlight=False)
+    why_no_png = plot_png(chat, PLOT)
+    console.print(why_no_png or f"The plot is in {PLOT}.", highlight=False)
+    console.print(_NEXT, highlight=False)
+    return parts
+
+
+_NEXT = """
+[bold]Your own model[/bold]   reprise serve PATH-OR-HUB-ID
+[bold]This one[/bold]         reprise serve {model}
+[bold]What it can keep[/bold] reprise inspect PATH-OR-HUB-ID
+[bold]Why it computed[/bold]  reprise explain ID, with the id of an answer"""

@@ -2,35 +2,28 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
-SYSTEM_PROMPT = (
-    "You are a patient adviser. Answer in plain words, name what you are not sure of, and keep to what was asked. "
-    "When numbers are given, use them."
-)
-MAX_TOKENS = 64
-"""Generated each turn, thinking included."""
-THINKING_TOKENS = 24
+from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, Exchange
 
-Message = Mapping[str, str]
+MAX_TOKENS = 96
+"""Generated in one answer at most, thinking included."""
 
+Message = Mapping[str, Any]
+History = tuple[Message, ...]
 
-def questions() -> tuple[str, ...]:
-    """The forty messages of the user."""
-    text = (files("reprise.demo") / "texts" / "chat.txt").read_text(encoding="utf-8")
-    return tuple(text.splitlines())
+OPENING: History = ({"role": "system", "content": SYSTEM_PROMPT},)
 
 
-def request_body(history: tuple[Message, ...]) -> dict[str, Any]:
-    """The chat completion request for this history: greedy, streamed, a fixed number of tokens."""
+def request_body(history: History) -> dict[str, Any]:
+    """The chat completion request for this history: greedy and streamed."""
     return {
         "messages": list(history),
+        "tools": [WEATHER_TOOL],
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": 0,
         "max_tokens": MAX_TOKENS,
-        "thinking_budget": THINKING_TOKENS,
         # The log-probabilities name every token that was sampled, so that two answers are compared token by token.
         "logprobs": True,
     }
@@ -46,6 +39,8 @@ class ClientAnswer:
     num_prompt: int
     num_cached: int
     ttft_s: float
+    calls: tuple[Mapping[str, Any], ...] = ()
+    """The functions that it calls, as the history gets them back."""
     why: str = ""
     """Why the rest was computed, in the server's words."""
 
@@ -54,16 +49,26 @@ class ClientAnswer:
         """Prompt tokens that were prefilled for this answer."""
         return self.num_prompt - self.num_cached
 
+    @property
+    def message(self) -> Message:
+        """The answer as a message of the history, with its thought, which the template strips when it is old."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content, "reasoning_content": self.reasoning}
+        return message | {"tool_calls": list(self.calls)} if self.calls else message
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of the chat on both servers, in prompt tokens and seconds.
+    """One turn of the chat on both servers, in prompt tokens and seconds; of two requests where it calls the tool.
 
     `oracle` is what a server that remembers every state would have computed; `typed` what it would have computed while
     the user waits if it had read the rest while idle.
     """
 
     turn: int
+    exchange: Exchange
+    answer: str
+    history: History
+    """The chat with this turn."""
     prompt_tokens: int
     reused: int
     computed: int
@@ -72,9 +77,19 @@ class Turn:
     typed: int
     ttft_s: float
     cold_ttft_s: float
+    is_right: bool
+    is_cold_right: bool
     is_same_answer: bool
     why: str = ""
 
     def __post_init__(self) -> None:
         assert self.reused + self.computed == self.prompt_tokens, self
         assert 1 <= self.oracle <= self.prompt_tokens, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPart:
+    """Turns that show one thing."""
+
+    title: str
+    turns: tuple[Turn, ...]

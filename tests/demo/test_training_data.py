@@ -1,0 +1,49 @@
+"""What the model is trained on is what the server sends it: the shipped template and tokenizer say the same."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, Exchange, random_chat
+from tests.demo.trained import MODEL, tokenizer
+from tools.train_demo.render import ChatRenderer
+from tools.train_demo.vocabulary import demo_tokenizer
+
+
+def test_the_tokenizer_that_ships_is_the_one_that_is_built() -> None:
+    assert demo_tokenizer().to_str(pretty=True) == (MODEL / "tokenizer.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", ["Anna's code is 172.", "Annas code's 1720", "Grüße, 漢字!\n\n\ttab  \r\n", "<tools>"])
+def test_any_text_comes_back(text: str) -> None:
+    made = demo_tokenizer()
+    assert made.decode(made.encode(text).ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_training_chat_is_what_the_template_writes(seed: int, *, thinks: bool) -> None:
+    has_tool, has_system = seed % 2 == 0, seed % 3 == 0
+    told = random_chat(Random(seed), 14, has_tool=has_tool)
+    renderer = ChatRenderer(demo_tokenizer())
+    chat = renderer.chat(told, has_tool=has_tool, has_system=has_system, thinks=thinks)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}] if has_system else []
+    for exchange in told[:-1]:
+        messages += messages_of(exchange)
+    messages.append({"role": "user", "content": told[-1].user})
+    options: dict[str, Any] = {} if thinks else {"enable_thinking": False}
+    prompt = tokenizer().apply_chat_template(
+        messages, tools=[WEATHER_TOOL] if has_tool else None, add_generation_prompt=True, **options
+    )
+    assert chat.tokens[: len(prompt)] == prompt
+    assert chat.spans[-1].start == len(prompt)
+    assert not any(chat.learns[position] for position in range(len(prompt)) if chat.tokens[position] == 0)
+
+
+def messages_of(exchange: Exchange) -> list[dict[str, Any]]:
+    user, answer = {"role": "user", "content": exchange.user}, {"role": "assistant", "content": exchange.answer}
+    if exchange.city is None:
+        return [user, answer]
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": exchange.city}}}
+    return [user, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": exchange.weather}, answer]

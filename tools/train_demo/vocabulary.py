@@ -1,0 +1,66 @@
+"""The tokenizer of the demo's model: a token for each of its words, and bytes for whatever else a user types."""
+
+from random import Random
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from reprise.demo.facts import NAMES, OTHER, SYSTEM_PROMPT, VALUES, WEATHER, random_chat
+from tools.train_demo.render import TOOLS
+
+MARKUP = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+
+# What a fact is about is one token: a memory then has one place to look at. Other words take the space behind them, not
+# the one before, so that they are the same token at the start of a message as within it.
+_KEY = f"(?:{'|'.join(NAMES)})'s (?:{'|'.join(VALUES)})"
+PIECES = (
+    rf"{_KEY}(?![a-z])| is |(?:system|user|assistant)\n|</?[a-z]+(?:=[a-z]+)?>|[A-Za-z']+ ?|[0-9]+ ?|[.,:;?!]+ ?|\n+|."
+)
+
+
+def build_tokenizer(texts: list[str]) -> Tokenizer:
+    """A tokenizer with a token for each piece of the texts and for each byte; any text round-trips.
+
+    The pieces are added tokens, which are found before anything else: transformers gives tokenizers of this
+    architecture the pre-tokenizer of Qwen, whatever the file says, and that would split them.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
+    pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text) if len(piece) > 1}
+    vocab = {token: at for at, token in enumerate((*MARKUP, *alphabet))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in MARKUP])
+    tokenizer.add_tokens(
+        [AddedToken(piece, normalized=False) for piece in sorted(pieces, key=to_bytes.pre_tokenize_str)]
+    )
+    tokenizer.pre_tokenizer = to_bytes
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def demo_tokenizer() -> Tokenizer:
+    """The tokenizer of everything that the generator of chats can say."""
+    random = Random(0)
+    texts = [TOOLS, SYSTEM_PROMPT, "system\nuser\nassistant\n\n\n", OTHER]
+    texts += [
+        f"{name}'s {kind}?{name}'s {kind}. {value}" for name in NAMES for kind in VALUES for value in VALUES[kind]
+    ]
+    texts += [f"{name}'s {kind} is" for name in NAMES for kind in VALUES]
+    texts += [*WEATHER, "<parameter=city>", "<function=weather>"]
+    for _ in range(200):
+        for exchange in random_chat(random, 40, has_tool=True):
+            texts += [exchange.thought, exchange.answer]
+            # What strangers say is not a vocabulary.
+            texts += [exchange.user] if exchange.kind != "other" else []
+            texts += [exchange.second_thought] if exchange.weather is not None else []
+    return build_tokenizer([text for text in texts if text])
