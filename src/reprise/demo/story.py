@@ -6,7 +6,7 @@ from random import Random
 from reprise.demo.facts import Exchange, FactKey, ToldFacts
 
 CHAT = (
-    "tell Anna code 172",
+    "tell Paul city Rome",
     "tell Hugo pet Luna",
     "tell Mara city Lima",
     "ask Hugo pet",
@@ -45,7 +45,7 @@ CHAT = (
     "ask Mara city",
     "ask Hugo pet",
     "ask Leo city",
-    "ask Anna code",
+    "ask Paul city",
 )
 """The last question is for what the first message told, which nobody has mentioned in between."""
 RESTART_AFTER = 20
@@ -55,7 +55,7 @@ BRANCH = ("tell Ben food pizza", "ask Ben food")
 """Another way on from there; the chat itself then still knows what it knew."""
 AFTER_BRANCH = ("ask Ben food",)
 
-EDITED = "tell Anna code 853"
+EDITED = "tell Paul city Cairo"
 """Instead of the first message; the last question then has another answer."""
 
 AT_ONCE = (
