@@ -226,6 +226,19 @@ def test_nested_values(written: str, arguments: Any) -> None:
         assert [json.loads(call.arguments) for call in answer.tool_calls] == [arguments]
 
 
+@pytest.mark.parametrize("name", ["parameters", "typed parameters"])
+def test_what_ends_a_value_may_stand_in_a_text_within_it(name: str) -> None:
+    model = MODELS[name]
+    tag = "</parameter>" if name == "parameters" else "</arg>"
+    calls: list[tuple[str, dict[str, Any]]] = [("look-up", {"deep": {"k": [f"a{tag}b", 1]}, "n": 3}), ("other", {})]
+    text = written(model, calls)
+    answer = read(model, text, tools=TOOLS, cuts=(3,))[0]
+    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == calls
+    # What cannot be read ends where it can first.
+    answer = read(model, text.replace("1]", "1]]"), tools=TOOLS)[0]
+    assert answer.tool_calls == () or not answer.tool_calls[0].is_whole
+
+
 def test_a_number_beyond_all_is_still_json() -> None:
     for name in ("typed parameters", "function calls", "nested"):
         text = written(MODELS[name], [("look-up", {"n": 12345})]).replace("12345", "1e999")

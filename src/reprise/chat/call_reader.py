@@ -397,12 +397,25 @@ class CallReader:
         self._give('"')
 
     def _until(self, ending: str, *, again: str = "") -> Generator[None, None, str]:
-        """The text up to the ending; `again` opens what has the same ending within it."""
-        tag = ending.strip()
-        while (found := _end_of(self._text, self._at, tag, again)) < 0:
-            if self._is_final:
+        """The text up to the ending; `again` opens what has the same ending within it.
+
+        The ending may stand in a text within a list or an object: then it is the first at which that can be read.
+        """
+        tag, at, first = ending.strip(), self._at, -1
+        while True:
+            found = _end_of(self._text, at, tag, again)
+            if found >= 0:
+                value = self._text[self._at : found].strip()
+                if again or value[:1] not in ("{", "[") or _parsed_native(self._spell(value)) is not _UNREAD:
+                    break
+                at, first = found + len(tag), first if first >= 0 else found
+            elif not self._is_final:
+                yield
+            elif first >= 0:
+                found = first
+                break
+            else:
                 raise _CallCutOff
-            yield
         value = self._text[self._at : found]
         self._at = found
         return value.strip()
