@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from reprise.chat import compiling, grammar
 from reprise.chat.answer_grammar import answer_grammar
-from reprise.chat.call_format import ModelCalls
+from reprise.chat.call_format import KeyedArguments, ModelCalls
 from reprise.chat.call_learning import learn_calls
 from reprise.chat.grammar import Grammar, Grammars
 from reprise.chat.parse import AnswerParser
@@ -515,6 +515,20 @@ def test_what_a_schema_asks_of_text_without_quotes() -> None:
         for text in wrong:
             with pytest.raises(AssertionError):
                 write(make(), model.encode(f"{lead}{text}</parameter>"))
+
+
+def test_text_before_a_special_token_is_part_of_what_ends_a_value() -> None:
+    model = with_calls(tokenizer_with("@"), "minimax_m2")
+    form = model.calls.format
+    assert form is not None and isinstance(form.arguments, KeyedArguments)
+    form = replace(form, arguments=replace(form.arguments, value_ending="</@parameter>"))
+    model = replace(model, calls=ModelCalls(format=form))
+    wanted = call_grammar(model, tools=[tool("get_weather", city={"type": "string"})], tool_choice="required")
+    assert wanted is not None
+    constraint = Grammars(model).constraint(wanted)()
+    write(constraint, model.encode(f'{form.start}\n<invoke name="get_weather">\n<parameter name="city">Pa'))
+    assert model.splitters["@"] not in (allowed_tokens(constraint) or ())
+    write(constraint, model.encode("ris</@parameter>"))
 
 
 def test_a_tool_that_is_not_strict_is_forced_without_what_no_grammar_has() -> None:

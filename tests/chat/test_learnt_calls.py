@@ -239,6 +239,12 @@ def test_what_ends_a_value_may_stand_in_a_text_within_it(name: str) -> None:
     assert answer.tool_calls == () or not answer.tool_calls[0].is_whole
 
 
+def test_arguments_end_where_no_json_follows() -> None:
+    text = '<call>\n{"name": "look-up", "arguments": {"n": 1</call>'
+    (call,) = read(MODELS["each in tags"], text, tools=TOOLS)[0].tool_calls
+    assert (call.arguments, call.is_whole) == ('{"n": 1', False)
+
+
 def test_a_number_beyond_all_is_still_json() -> None:
     for name in ("typed parameters", "function calls", "nested"):
         text = written(MODELS[name], [("look-up", {"n": 12345})]).replace("12345", "1e999")
