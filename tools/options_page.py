@@ -47,7 +47,7 @@ def page() -> str:
         for field, option in OPTIONS.items():
             if option.group is group:
                 flag = "MODEL" if option.name == "model" else f"--{option.name}"
-                if isinstance(option.kind, SwitchKind):
+                if isinstance(option.kind, SwitchKind) and not option.name.startswith("no-"):
                     flag = f"{flag}`, `--no-{option.name}"
                 lines.append(f"| `{flag}` | `{option.variable}` | `{option.name}` | {help_of(field)} |")
         lines.append("")

@@ -5,6 +5,7 @@ from itertools import count
 from typing import Any
 
 from reprise.api.prometheus import families
+from reprise.core.audit import AuditTotals
 from reprise.core.backend import Counts, DraftStatus, Held, Status
 from reprise.core.inspection import OnDisk
 from reprise.core.metrics import METRICS, health_fields, totals_line
@@ -97,6 +98,7 @@ def full_status(*, has_disk: bool) -> Status:
         is_closing=False,
         has_died=False,
         counts=filled(Counts),
+        audit=filled(AuditTotals, verdicts={}),
         held=filled(Held, evicted_by_reason={"budget": next(number)}),
         drafts=filled(DraftStatus, num_drafted={"history": next(number)}, num_accepted={"history": next(number)}),
         disk=filled(OnDisk) if has_disk else None,
@@ -104,7 +106,7 @@ def full_status(*, has_disk: bool) -> Status:
 
 
 def numbers_in(status: Status) -> set[int]:
-    parts = (status, status.counts, status.held, status.drafts, status.disk)
+    parts = (status, status.counts, status.held, status.drafts, status.audit, status.disk)
     found = (getattr(part, f.name) for part in parts if part is not None for f in fields(part))
     return {value for value in found if isinstance(value, int) and not isinstance(value, bool)}
 
@@ -112,7 +114,8 @@ def numbers_in(status: Status) -> set[int]:
 def test_every_number_of_the_status_is_declared_and_told() -> None:
     status = full_status(has_disk=True)
     told: dict[str, Any] = health_fields(status)
-    assert numbers_in(status) <= {*(v for v in told.values() if isinstance(v, int)), *told["disk"].values()}
+    sections = {*told["audit"].values(), *told["disk"].values()}
+    assert numbers_in(status) <= {v for v in told.values() if isinstance(v, int)} | sections
     samples = {sample.value for family in families(status) for sample in family.samples}
     only_in_health = {metric.read(status) for metric in METRICS if metric.family is None}
     assert numbers_in(status) - only_in_health <= samples
@@ -124,6 +127,7 @@ def test_names_stay() -> None:
     told: dict[str, Any] = health_fields(status)
     assert set(told) >= FIELDS
     assert set(told["disk"]) >= DISK_FIELDS
+    assert set(told["audit"]) == {"checked", "different", "near_ties", "worst"}
 
 
 def test_without_a_disk_nothing_is_told_of_one() -> None:
@@ -134,7 +138,8 @@ def test_without_a_disk_nothing_is_told_of_one() -> None:
 
 def test_an_eviction_has_a_series_before_the_first() -> None:
     evictions = next(family for family in families(Status()) if family.name == "reprise_evictions")
-    assert {(sample.labels["reason"], sample.value) for sample in evictions.samples} == {("budget", 0), ("cleared", 0)}
+    seen = {(sample.labels["reason"], sample.value) for sample in evictions.samples}
+    assert seen == {("budget", 0), ("cleared", 0), ("audit", 0)}
 
 
 def test_the_log_has_what_is_not_zero() -> None:

@@ -9,6 +9,7 @@ from reprise.api.replay import PromptBlocks, blocks_of
 from reprise.api.reply import Reply
 from reprise.api.used import Used
 from reprise.chat.explain import Explanation
+from reprise.core.audit import Verdict
 from reprise.core.errors import NotFound, RequestCancelled
 from reprise.core.record import Outcome
 
@@ -40,8 +41,11 @@ class Record:
     """Its chat as hashes, to replay it against other budgets."""
 
 
-def record_body(record: Record) -> dict[str, Any]:
-    """The record as `GET /v1/cache/requests` gives it. Counts are tokens over all choices; the prompt counts once."""
+def record_body(record: Record, verdicts: Mapping[str, Verdict] | None = None) -> dict[str, Any]:
+    """The record as `GET /v1/cache/requests` gives it. Counts are tokens over all choices; the prompt counts once.
+
+    `verdicts`: of the latest audits, by job. `audit` is that of each choice that was audited.
+    """
     outcomes = record.outcomes
     body: dict[str, Any] = {
         "id": record.id,
@@ -55,6 +59,7 @@ def record_body(record: Record) -> dict[str, Any]:
         "chat": record.chat,
         "choices": len(outcomes),
         "notes": list(record.notes),
+        "audit": _audits(record, verdicts or {}),
         "sampling": {name: {"value": used.value, "from": str(used.origin)} for name, used in record.used.items()},
     }
     if outcomes:
@@ -119,6 +124,12 @@ def spans(outcome: Outcome, *, render_s: float) -> dict[str, float] | None:
     }
 
 
+def _audits(record: Record, verdicts: Mapping[str, Verdict]) -> list[str]:
+    # As `running_of` (`api/jobs.py`) names them.
+    jobs = (record.id, *(f"{record.id}-{index}" for index in range(len(record.outcomes))))
+    return [str(verdicts[job]) for job in jobs if job in verdicts]
+
+
 def prefill_rate(outcomes: Sequence[Outcome]) -> float | None:
     """Prompt tokens computed per second, in the choice that computed most; None where nothing measurable was."""
     most = max(outcomes, key=lambda outcome: outcome.prefilled)
@@ -170,6 +181,8 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
             f"and {record['loaded']:,} were read from disk",
             f"reason: {record['reason']}",
         ]
+    if record.get("audit"):
+        lines.append(f"audit: {', '.join(record['audit'])}")
     return [*lines, *explanation_lines(record)]
 
 

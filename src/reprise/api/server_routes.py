@@ -65,9 +65,9 @@ async def health(context: InContext) -> JsonResponse:
     """Whether the engine makes progress, and the server's metrics (docs/metrics.md). 503: it does not.
 
     `bytes_held` is what the cache holds: `bytes_kv` and `bytes_snapshots`; of that `bytes_pinned` stays for `pins`.
-    `bytes_live` is what running requests hold beside it. Both together keep within `bytes_budget`. `disk` is null
-    where nothing is kept on disk; of `reused`, `loaded` were read from there. Answers at once, whatever the engine is
-    doing.
+    `bytes_live` is what running requests hold beside it. Both together keep within `bytes_budget`. `audit` says how
+    many answers were recomputed cold while idle, and how many of these differed. `disk` is null where nothing is kept
+    on disk; of `reused`, `loaded` were read from there. Answers at once, whatever the engine is doing.
     """
     status = context.service.status()
     health = health_of(status, stall_after_s=context.settings.stall_after_s)
@@ -83,14 +83,16 @@ async def list_requests(
     before: Annotated[str | None, Query(max_length=200)] = None,
 ) -> dict[str, Any]:
     """What happened to the latest requests, newest first; `before` is the last id of the page before."""
+    verdicts = context.service.status().audit.verdicts
     page, has_more = context.service.records.page(namespace=namespace, limit=limit, before=before)
-    return {"object": "list", "data": [record_body(record) for record in page], "has_more": has_more}
+    return {"object": "list", "data": [record_body(record, verdicts) for record in page], "has_more": has_more}
 
 
 @router.get("/v1/cache/requests/{request_id}")
 async def get_request(request_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
     """What happened to one request."""
-    return record_body(context.service.records.get(request_id, namespace=namespace))
+    verdicts = context.service.status().audit.verdicts
+    return record_body(context.service.records.get(request_id, namespace=namespace), verdicts)
 
 
 @router.delete("/v1/requests/{request_id}")

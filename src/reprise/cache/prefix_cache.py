@@ -464,6 +464,23 @@ class PrefixCache:
             self.tree.remove_empty_root(name)
         self.order.sweep()
 
+    def drop_path(self, tokens: Tokens, *, namespace: str) -> None:
+        """Drop everything that shares a beginning with these tokens, pins included: what is stored there is wrong.
+
+        What stands below a wrong state was computed from it. Leases protect nothing but the edges of their own path.
+        """
+        nodes = self.tree.walk(tokens, namespace).nodes[1:2]
+        for top in nodes:
+            while checkpoints := [c for node in subtree(top) for c in node.checkpoints.values()]:
+                num_before = self._evictions.total()
+                for checkpoint in checkpoints:
+                    self.pins.discard(checkpoint)
+                    if checkpoint.is_in_tree and self._may_evict(checkpoint):
+                        self._evict(checkpoint, "audit")
+                if self._evictions.total() == num_before:
+                    break
+        self.order.sweep()
+
     def reset(self) -> None:
         """Drop everything at once, leases included: for when what is stored is not to be trusted any more."""
         for checkpoint in self.tree.checkpoints():

@@ -206,8 +206,9 @@ def _parameter(field: str, option: Option) -> inspect.Parameter:
     if option.name == "model":
         return _parameter_of(field, str | None, typer.Argument(metavar="MODEL", help=option.help, show_default=False))
     is_switch = isinstance(option.kind, SwitchKind)
+    has_opposite = is_switch and not option.name.startswith("no-")
     flag: Any = typer.Option(
-        f"--{option.name}/--no-{option.name}" if is_switch else f"--{option.name}",
+        f"--{option.name}/--no-{option.name}" if has_opposite else f"--{option.name}",
         metavar=None if is_switch else option.kind.metavar,
         help=help_of(field),
         rich_help_panel=option.group.value,

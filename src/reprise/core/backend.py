@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from reprise.core.audit import AuditTotals
 from reprise.core.events import Event
 from reprise.core.inspection import WHOLE_TREE, EdgeTokens, InspectedEviction, Inspection, OnDisk, TreePart
 from reprise.core.job import Job
@@ -60,8 +61,8 @@ class DraftStatus:
     """Of the text that drafts are looked up in."""
 
 
-EVICTION_REASONS = ("budget", "cleared")
-"""Why items leave the cache: others needed their room, or it was cleared."""
+EVICTION_REASONS = ("budget", "cleared", "audit")
+"""Why items leave the cache: others needed their room, it was cleared, or an audit found their path wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,7 @@ class Status:
     """None: there are no drafts."""
     disk: OnDisk | None = None
     """None: nothing is kept on disk."""
+    audit: AuditTotals = field(default_factory=AuditTotals)
     stalled_s: float = 0.0
     """Seconds since the engine last got something done; 0 while there is nothing to do."""
     has_died: bool = False

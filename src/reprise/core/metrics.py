@@ -211,6 +211,34 @@ METRICS: Sequence[Metric] = (
     _state("bytes_index", "index", lambda s: s.held.index),
     _gauge("tokens_held", "cached_tokens", "tokens", "Unique tokens in the prefix cache.", lambda s: s.held.tokens),
     _gauge("pins", "pins", "positions", "Pinned positions.", lambda s: s.held.pins),
+    _counter(
+        "audit.checked",
+        "audited_answers",
+        "answers",
+        "Answers computed again, cold, while idle.",
+        lambda s: s.audit.checked,
+    ),
+    _counter(
+        "audit.different",
+        "audit_differences",
+        "answers",
+        "Audited answers that a cold run would not have given. Any is a bug.",
+        lambda s: s.audit.different,
+    ),
+    _counter(
+        "audit.near_ties",
+        "audit_near_ties",
+        "answers",
+        "Audited answers where rounding chose between tokens about equally likely.",
+        lambda s: s.audit.near_ties,
+    ),
+    _gauge(
+        "audit.worst",
+        "audit_worst_logprob_difference",
+        "",
+        "Largest difference of a token's log-probability that an audit has seen.",
+        lambda s: s.audit.worst,
+    ),
     _gauge(
         "disk.bytes_budget", "disk_budget_bytes", "bytes", "Disk space that may be used.", _on_disk(lambda d: d.budget)
     ),
@@ -239,13 +267,11 @@ METRICS: Sequence[Metric] = (
 def health_fields(status: Status) -> dict[str, object]:
     """Every metric by its field in /health; "disk" is None where nothing is kept on disk."""
     body: dict[str, object] = {}
-    disk: dict[str, object] = {}
+    sections: dict[str, dict[str, object]] = {"": body, "audit": {}, "disk": {}}
     for metric in METRICS:
-        section, name = (
-            (disk, metric.field.removeprefix("disk.")) if metric.field.startswith("disk.") else (body, metric.field)
-        )
-        section[name] = metric.read(status)
-    return body | {"disk": None if status.disk is None else disk}
+        section, _, name = metric.field.rpartition(".")
+        sections[section][name] = metric.read(status)
+    return body | {"audit": sections["audit"], "disk": None if status.disk is None else sections["disk"]}
 
 
 def totals_line(status: Status) -> str:

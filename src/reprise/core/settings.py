@@ -246,6 +246,19 @@ class Settings:
             "freeze-template-date", _SWITCH, "Keep the date of a chat's first request, for templates that print it."
         ),
     ] = False
+    audit_rate: Annotated[
+        float,
+        _reuse(
+            "audit",
+            NumberKind(is_whole=False, least=0, most=1, metavar="RATE"),
+            "Share of answers to recompute without the cache while idle, to check that reuse changes nothing.",
+        ),
+    ] = 0.01
+    is_audit_off: Annotated[bool, _reuse("no-audit", _SWITCH, "Recompute no answers while idle.")] = False
+    records_text: Annotated[
+        bool,
+        _reuse("record-text", _SWITCH, "Allow prompts and answers in files and in the log, such as an audit's error."),
+    ] = False
     kv_bits: Annotated[
         int | None,
         _reuse(

@@ -316,16 +316,26 @@ class Runner:
             mx.eval(rows.arrays())
         return ()
 
-    def begin_decode(self, live: LiveSequence, job: Job, *, keeps_row: bool = False) -> None:
+    def logits(self, live: LiveSequence, chunk: Tokens) -> mx.array:
+        """Feed a sequence that is alone its chunk; gives the logits behind each token, shape ``(n, vocabulary)``."""
+        rows = self._gather([live])
+        logits = rows.forward(self.loaded.model, mx.array(np.asarray(chunk)[None]))[0]
+        mx.eval(logits, rows.arrays())
+        return logits
+
+    def begin_decode(self, live: LiveSequence, job: Job, *, keeps_row: bool = False, is_audited: bool = False) -> None:
         """The sequence stands before its last prompt token, which starts the decode. Raises BadRequest."""
         live.sampler = TokenSampler(job, vocab_size=self.loaded.vocab_size)
+        live.sampler.is_audited = is_audited
         live.pending = int(job.prompt.tokens[-1])
         live.keeps_row = keeps_row
 
-    def sample_from(self, live: LiveSequence, job: Job, row: LogitsRow) -> TokenResult | TokenFailure:
+    def sample_from(
+        self, live: LiveSequence, job: Job, row: LogitsRow, *, is_audited: bool = False
+    ) -> TokenResult | TokenFailure:
         """The sequence stands behind its whole prompt, and `row` is what the model said there: its first token."""
         assert isinstance(row, mx.array) and live.position == len(job.prompt), (live.position, len(job.prompt))
-        self.begin_decode(live, job)
+        self.begin_decode(live, job, is_audited=is_audited)
         (result,) = _results([live], sample_batch([live.ready], row[None]))
         return result
 

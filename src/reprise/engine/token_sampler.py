@@ -52,6 +52,14 @@ class TokenSampler:
         self._constraint: Constraint | None = job.constraint() if job.constraint is not None else None
         self._budget = _ThinkingBudget(job) if job.thinking is not None else None
         self.tokens: list[int] = []
+        self.is_audited = False
+        self.logprobs: list[float] = []
+        """Of `tokens`, where the answer is audited."""
+
+    @property
+    def seed(self) -> int:
+        """The request's own, or the one that was drawn for it."""
+        return self._seed
 
     @property
     def is_plain(self) -> bool:
@@ -66,7 +74,7 @@ class TokenSampler:
 
     @property
     def wants_logprobs(self) -> bool:
-        return self.job.sampling.logprobs is not None
+        return self.job.sampling.logprobs is not None or self.is_audited
 
     @property
     def _is_shaped(self) -> bool:
@@ -132,6 +140,8 @@ class TokenSampler:
         job = self.job
         is_stop = token in job.stop_tokens
         self.tokens.append(token)
+        if self.is_audited and logprobs is not None:
+            self.logprobs.append(float(logprobs[token]))
         if self._processors:
             self._history.append(token)
         if self._constraint is not None and not is_stop:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from reprise.cache.lookup import Match
 from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.audit import Verdict
 from reprise.core.backend import Counts, Held, Lookup, Status
 from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError, memory_too_small
@@ -22,17 +24,20 @@ from reprise.core.job import Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Reason
 from reprise.core.settings import Settings
+from reprise.core.tokens import as_tokens, join_tokens
 from reprise.disk.tier import DiskTier
 from reprise.drafts.benefit import PASS_SIZES
 from reprise.drafts.drafter import Draft, Drafts
 from reprise.engine import memory as device_memory
 from reprise.engine.batching import TOKEN_BY_TOKEN, reason_to_run_alone
+from reprise.engine.cold_run import GivenAnswer
 from reprise.engine.load import LoadedModel
 from reprise.engine.machine import read_machine
 from reprise.engine.records import RecordEncoder
 from reprise.engine.runner import SHARES_FROM, LiveSequence, Runner, TokenFailure, TokenResult
 from reprise.engine.score import PromptScorer
 from reprise.loop.admission import Gate
+from reprise.loop.audit import Audit, AuditSample, report_of
 from reprise.loop.disk import open_disk
 from reprise.loop.inspection import inspect_idle, inspect_memory, inspect_request, inspect_tree
 from reprise.loop.requests import (
@@ -66,6 +71,9 @@ _LONGEST_NAP_S = 3600.0
 
 _PINNED_SHARE = 2
 """Pins keep this part of the budget at most, so that there is always room for what nobody pinned."""
+
+_TOLERANCE, _TOLERANCE_16_BIT, _TOLERANCE_KV = 0.01, 0.5, 1.0
+"""Log-probability by which a cold run may differ without a second look: in float32, in 16 bits, with quantized KV."""
 
 _LEAST_TOKENS = 512
 """A server that has no room for the state of so many is not worth starting."""
@@ -105,8 +113,21 @@ class Worker:
         self.memory = Memory(_budget(settings, loaded, least=least))
         self.cache = PrefixCache(layout, memory=self.memory, clock=clock)
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
+        self.audit = Audit(
+            self.runner,
+            self.memory,
+            rate=0.0 if settings.is_audit_off or not self._uses_cache else settings.audit_rate,
+            chunk=chunk,
+            tolerance=_tolerance(self.runner.footprint.logits // loaded.vocab_size, kv_bits=settings.kv_bits),
+            clock=clock,
+        )
+        self._records_text = settings.records_text
         self.memory.reclaim_from(
-            self.sequences.share_duplicates, self.cache.evict_one, self.sequences.close_idle, self._unpin_first
+            self.audit.give_up,
+            self.sequences.share_duplicates,
+            self.cache.evict_one,
+            self.sequences.close_idle,
+            self._unpin_first,
         )
         device_memory.bound_free_buffers(self.memory.budget)
         footprint = self.runner.footprint
@@ -238,6 +259,28 @@ class Worker:
             device_memory.give_back()
             if log.isEnabledFor(logging.DEBUG):
                 self.cache.check()
+            self._audit()
+
+    def _audit(self) -> None:
+        """Compute a part of an answer again; if it was wrong, drop the path that it came from, and say so."""
+        finding = self.audit.step()
+        if finding is None:
+            return
+        answer = finding.sample.answer
+        told = f"audit of {answer.job.id}: {finding.verdict}, log-probabilities within {finding.worst:.2g}"
+        if finding.verdict is not Verdict.DIFFERENT:
+            log.info("%s", told)
+            return
+        log.error(
+            "%s. The answer is not what a cold run computes, so its path is dropped from memory and disk. "
+            "Please report this: %s",
+            told,
+            report_of(finding, self.runner.loaded, with_text=self._records_text),
+        )
+        tokens = join_tokens(answer.job.prompt.tokens, as_tokens(answer.tokens))
+        # What is on disk below a wrong state is wrong as well, and nothing tells it apart.
+        self.disk.clear(answer.job.namespace)
+        self.cache.drop_path(tokens, namespace=answer.job.namespace)
 
     # Requests arrive, are matched and admitted.
 
@@ -352,7 +395,7 @@ class Worker:
             return
         if row is not None:
             request.enter(Decoding(live=live, lease=lease, plan=plan))
-            self._take(request, self.runner.sample_from(live, request.job, row))
+            self._take(request, self.runner.sample_from(live, request.job, row, is_audited=self.audit.draw()))
         elif request.job.purpose is Purpose.GENERATE:
             self._begin_decode(request)
         else:
@@ -452,7 +495,7 @@ class Worker:
             footprint = self.runner.footprint
             keeps_row = self._keeps_row(request)
             keeps_row = keeps_row and self.cache.has_room_for_row(footprint.logits, snapshot=footprint.snapshot)
-            self.runner.begin_decode(phase.live, request.job, keeps_row=keeps_row)
+            self.runner.begin_decode(phase.live, request.job, keeps_row=keeps_row, is_audited=self.audit.draw())
         else:
             pending = int(phase.preempted.prompt.tokens[-1])
             self.runner.resume_decode(phase.live, phase.preempted.sampler, pending=pending)
@@ -542,6 +585,7 @@ class Worker:
             self.cache.note_answer(request.phase.lease, len(request.generated))
         self._store_progress(request)
         tokens = request.tokens_to(request.position)
+        self._note_for_audit(request)
         self._finish(request, reason)
         try:
             # However busy the server is: its next turn is restored from few segments.
@@ -549,6 +593,15 @@ class Worker:
         except Exception:
             # The answer is there, and each step leaves the books right: it stays as it is.
             log.exception("what a chat has stored could not be joined")
+
+    def _note_for_audit(self, request: RunningRequest) -> None:
+        sampler = request.live.sampler if request.live is not None else None
+        if sampler is None or not sampler.is_audited or len(sampler.logprobs) != len(request.generated):
+            return
+        job, outcome = request.job, request.outcome(self._clock())
+        job = replace(job, watch=None, sampling=replace(job.sampling, seed=sampler.seed))
+        answer = GivenAnswer(job=job, tokens=tuple(request.generated), logprobs=tuple(sampler.logprobs))
+        self.audit.add(AuditSample(answer=answer, outcome=outcome))
 
     # Store.
 
@@ -863,7 +916,8 @@ class Worker:
         """Whether `step` has something to do now."""
         runs = any(not request.is_loading for request in self.requests.values())
         # Small segments are joined when no job is there, and not while one waits for the disk.
-        return runs or (not self.requests and not self._is_compact) or self.disk.due_in_s == 0
+        idles = not self.requests and (not self._is_compact or self.audit.due_in_s == 0)
+        return runs or idles or self.disk.due_in_s == 0
 
     @property
     def wakes_in_s(self) -> float | None:
@@ -872,6 +926,8 @@ class Worker:
         naps = [max(0.0, until - self._clock())] if until != float("inf") else []
         due_in_s = self.disk.due_in_s
         naps += [due_in_s] if due_in_s is not None else []
+        audit_in_s = self.audit.due_in_s if not self.requests else None
+        naps += [audit_in_s] if audit_in_s is not None else []
         return min([_LONGEST_NAP_S, *naps]) if naps else None
 
     def lookup(self, prompt: Prompt, *, namespace: str) -> Lookup:
@@ -916,6 +972,7 @@ class Worker:
             prefilling=phases[Prefilling],
             decoding=phases[Decoding],
             counts=Counts(**self._counts, saved_s=self._saved_s, evictions=stats.num_evictions),
+            audit=self.audit.totals,
             held=Held(
                 budget=self.memory.budget if self.memory.budget is not None else 0,
                 kv=stats.kv_nbytes,
@@ -962,6 +1019,7 @@ class Worker:
     def shutdown(self) -> None:
         """Give all memory back now, and not when Python finds what refers to itself."""
         self.disk.close()
+        self.audit.give_up()
         self.reset_cache()
         self.memory.reclaim_from()
         device_memory.give_back()
@@ -983,6 +1041,13 @@ def _drafts(runner: Runner, mode: str) -> Drafts | None:
         log.warning("no pass over several tokens equals single steps on this device: --drafts exact is --drafts off")
         return None
     return Drafts(rewinds=runner.loaded.blueprint.rewinds, sizes=sizes)
+
+
+def _tolerance(logit_nbytes: int, *, kv_bits: int | None) -> float:
+    """How far rounding goes, by the size of a logit and of KV."""
+    if kv_bits is not None:
+        return _TOLERANCE_KV
+    return _TOLERANCE if logit_nbytes >= 4 else _TOLERANCE_16_BIT
 
 
 def _budget(settings: Settings, loaded: LoadedModel, *, least: int) -> int:

@@ -1,0 +1,122 @@
+"""An answer computed again from nothing, and compared token by token with the one that was given.
+
+The tokens that were sampled are fed, whatever the cold run would have chosen, so each position is judged by itself:
+what the request's own sampler, with its seed and its number, chooses from the cold logits, and the difference of the
+given token's log-probability.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from reprise.core.job import Job
+from reprise.core.tokens import as_tokens, join_tokens
+from reprise.engine.runner import Runner
+from reprise.engine.sample_batch import sample_batch
+from reprise.engine.token_sampler import TokenSampler
+
+_AT_ONCE = 32
+"""Positions whose logits are there at a time."""
+
+_NUDGES = tuple(0.001 * 4**i for i in range(7))
+"""Log-probability by which the given token is favoured, until the sampler chooses it: 0.001 to 4."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GivenAnswer:
+    """What a request was answered. `job` has its seed, `logprobs` are those of its tokens."""
+
+    job: Job
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.logprobs) > 0 and self.job.sampling.seed is not None, self.job.id
+
+
+@dataclass(frozen=True, slots=True)
+class OtherChoice:
+    """The cold run chooses `cold` as token number `index`; favouring the given one by `gap` would change that."""
+
+    index: int
+    given: int
+    cold: int
+    gap: float
+
+
+class ColdRun:
+    """One answer on its way through the model, without the prefix cache. A step feeds a chunk."""
+
+    def __init__(self, runner: Runner, answer: GivenAnswer, *, chunk: int) -> None:
+        self._runner = runner
+        self._answer = answer
+        self._chunk = chunk
+        self._live = runner.begin()
+        self._tokens = join_tokens(answer.job.prompt.tokens, as_tokens(answer.tokens[:-1]))
+        self._sampler = TokenSampler(answer.job, vocab_size=runner.loaded.vocab_size)
+        self.logprobs: list[float] = []
+        """Of the given tokens, as the cold run has them."""
+        self.others: list[OtherChoice] = []
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.logprobs) == len(self._answer.tokens)
+
+    @property
+    def worst(self) -> float:
+        """The largest difference of a given token's log-probability; infinite where one of them has none."""
+        pairs = zip(self.logprobs, self._answer.logprobs, strict=False)
+        return max((_distance(cold, given) for cold, given in pairs), default=0.0)
+
+    def step(self) -> None:
+        """Feed the next chunk, and judge the positions of the answer in it."""
+        start, last = self._live.position, len(self._answer.job.prompt) - 1
+        num = min(self._chunk, last - start) if start < last else min(self._chunk, _AT_ONCE)
+        chunk = self._tokens[start : start + num]
+        if start < last:
+            self._runner.prefill([self._live], [chunk])
+            return
+        logits = self._runner.logits(self._live, chunk)
+        for row, given in zip(logits, self._answer.tokens[start - last : start - last + num], strict=True):
+            self._judge(row, given)
+
+    def stop(self) -> None:
+        """Give its state up."""
+        self._runner.drop(self._live)
+
+    def _judge(self, logits: mx.array, given: int) -> None:
+        index, sampler = len(self.logprobs), self._sampler
+        wide = sampler.shape(logits).astype(mx.float32)
+        self.logprobs.append(float(wide[given] - mx.logsumexp(wide)))
+        cold = _choice(sampler, logits)
+        if cold != given:
+            gap = next(
+                (by for by in _NUDGES if _choice(sampler, _favoured(logits, given, cold, by)) == given), math.inf
+            )
+            self.others.append(OtherChoice(index, given, cold, gap))
+        sampler.accept(given, None)
+
+
+def rounding_between(one: ColdRun, other: ColdRun) -> float:
+    """How far two cold runs in chunks of different lengths are apart: so much is rounding."""
+    return max(map(_distance, one.logprobs, other.logprobs), default=0.0)
+
+
+def _choice(sampler: TokenSampler, logits: mx.array) -> int:
+    choices = sample_batch([sampler], logits[None])
+    if choices.broken:
+        raise choices.broken[0]
+    return int(choices.tokens[0].item())
+
+
+def _favoured(logits: mx.array, given: int, cold: int, by: float) -> mx.array:
+    places, half = mx.array([given, cold]), by / 2
+    wide = logits.astype(mx.float32)
+    return mx.put_along_axis(wide, places, wide[places] + mx.array([half, -half]), axis=0)
+
+
+def _distance(one: float, other: float) -> float:
+    return abs(one - other) if math.isfinite(one) and math.isfinite(other) else math.inf

@@ -1,0 +1,221 @@
+"""The live audit: while the server is idle, a sample of its answers is computed again, cold, and compared.
+
+It takes a few percent of the idle time, gives way to any request, and runs only in memory that is free: neither the
+tree nor the policy notices it. Nobody is blamed for rounding: what looks different is computed a second time in chunks
+of another length, and how far the two cold runs are apart is what rounding does on this model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections import OrderedDict, deque
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from importlib.metadata import version
+
+from reprise.core.audit import AuditTotals, Verdict
+from reprise.core.clock import Clock
+from reprise.core.record import Outcome
+from reprise.engine.cold_run import ColdRun, GivenAnswer, OtherChoice, rounding_between
+from reprise.engine.load import LoadedModel
+from reprise.engine.runner import Runner
+from reprise.memory import Account, Memory
+
+log = logging.getLogger("reprise.audit")
+
+_SHARE = 0.04
+"""Of the idle time."""
+
+_MOST_WAITING = 16
+_MOST_TOLD = 512
+
+_RETRY_S = 10.0
+"""After so long it is looked again whether there is room."""
+
+_CHUNK = 256
+"""Tokens of one step, so that a request that comes meanwhile waits for little."""
+
+_TIMES_ROUNDING = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AuditSample:
+    """An answer to be audited, and how it came about."""
+
+    answer: GivenAnswer
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Finding:
+    """What the audit of one answer found. `worst`: see `AuditTotals`. `rounding`: between two cold runs, if two ran."""
+
+    sample: AuditSample
+    verdict: Verdict
+    worst: float
+    others: tuple[OtherChoice, ...]
+    rounding: float | None
+
+
+def report_of(finding: Finding, loaded: LoadedModel, *, with_text: bool) -> str:
+    """All that it takes to compute the difference again, as JSON; tokens only `with_text`."""
+    answer, outcome = finding.sample.answer, finding.sample.outcome
+    job, first = answer.job, next(iter(finding.others), None)
+    packages = ("mlx-reprise", "mlx", "mlx-lm")
+    report: dict[str, object] = {
+        "job": job.id,
+        "model": loaded.name,
+        "fingerprint": loaded.fingerprint,
+        "architecture": loaded.architecture,
+        "layers": [str(kind) for kind in loaded.blueprint.layout.kinds],
+        "has_snapshots": loaded.blueprint.layout.has_snapshots,
+        "versions": {name: version(name) for name in packages},
+        "sampling": asdict(job.sampling),
+        "prompt_tokens": len(job.prompt),
+        "prompt_sha256": sha256(job.prompt.tokens.tobytes()).hexdigest(),
+        "answer_tokens": len(answer.tokens),
+        "reused": outcome.reused,
+        "settled": outcome.settled,
+        "loaded": outcome.loaded,
+        "awaited": outcome.awaited,
+        "boundaries": [[boundary.position, str(boundary.kind)] for boundary in job.prompt.boundaries],
+        "worst": finding.worst,
+        "rounding": finding.rounding,
+        "first_other_token": None if first is None else asdict(first),
+        "num_other_tokens": len(finding.others),
+    }
+    if with_text:
+        report |= {"prompt": job.prompt.tokens.tolist(), "answer": list(answer.tokens)}
+    return json.dumps(report, default=str)
+
+
+class Audit:
+    """Which answers are audited, and the one that is being computed. Used by one thread."""
+
+    def __init__(
+        self, runner: Runner, memory: Memory, *, rate: float, chunk: int, tolerance: float, clock: Clock
+    ) -> None:
+        """`rate`: of all answers. `chunk`: the longest that the model may be fed. `tolerance`: in log-probability."""
+        self._runner = runner
+        self._memory = memory
+        self._rate = rate
+        self._chunk = min(chunk, _CHUNK)
+        self._tolerance = tolerance
+        self._clock = clock
+        self._source = random.Random()
+        self._waiting: deque[AuditSample] = deque(maxlen=_MOST_WAITING)
+        self._run: ColdRun | None = None
+        self._first: ColdRun | None = None
+        """The run before, where this one is the second."""
+        self._next_s = 0.0
+        self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
+        self.totals = AuditTotals()
+
+    def draw(self) -> bool:
+        """Whether an answer that begins now is in the sample."""
+        return self._rate > 0 and self._source.random() < self._rate
+
+    def add(self, sample: AuditSample) -> None:
+        """Audit this answer when there is time. Of too many, the oldest are left out."""
+        if len(self._waiting) == _MOST_WAITING:
+            self.give_up()
+        self._waiting.append(sample)
+
+    @property
+    def due_in_s(self) -> float | None:
+        """When there is something to do if the server stays idle; None: never."""
+        return max(0.0, self._next_s - self._clock()) if self._waiting else None
+
+    def hurry(self) -> None:
+        """The next step comes without a rest before it."""
+        self._next_s = 0.0
+
+    def give_up(self) -> bool:
+        """Give back the memory of what is being computed; it begins anew later. False if there is none."""
+        if self._run is None:
+            return False
+        self._stop(self._run)
+        self._run = self._first = None
+        return True
+
+    def step(self) -> Finding | None:
+        """Compute a chunk of the oldest answer that waits. Gives what was found when it is through."""
+        if self.due_in_s != 0:
+            return None
+        sample, started_s = self._waiting[0], self._clock()
+        finding: Finding | None = None
+        try:
+            if self._run is None and not self._begin(sample, chunk=self._chunk):
+                self._next_s = started_s + _RETRY_S
+                self._waiting.rotate(-1)
+                return None
+            assert self._run is not None
+            self._run.step()
+            self._count()
+            finding = self._judge(sample) if self._run.is_over else None
+        except Exception:
+            log.exception("the audit of %s failed", sample.answer.job.id)
+            self.give_up()
+            self._waiting.popleft()
+        self._next_s = self._clock() + (self._clock() - started_s) * (1 / _SHARE - 1)
+        return finding
+
+    def _begin(self, sample: AuditSample, *, chunk: int) -> bool:
+        length = len(sample.answer.job.prompt) + len(sample.answer.tokens)
+        if not self._memory.fits(self._runner.footprint.live(length, chunk=chunk)):
+            return False
+        self._run = ColdRun(self._runner, sample.answer, chunk=chunk)
+        return True
+
+    def _judge(self, sample: AuditSample) -> Finding | None:
+        """The answer is through: say what was found, or compute it once more where that looks like a fault."""
+        run, first = self._run, self._first
+        assert run is not None
+        self._stop(run)
+        self._run = None
+        is_same = run.worst <= self._tolerance
+        gap = max((other.gap for other in run.others), default=0.0)
+        rounding: float | None = None
+        if first is None and (not is_same or gap > self._tolerance):
+            self._first = run
+            # Another length, so that sums are taken in another order; at least two cold runs have to agree on a fault.
+            return None if self._begin(sample, chunk=max(1, self._chunk // 3)) else self._put_off()
+        if first is not None:
+            rounding = rounding_between(first, run)
+            worst, gap = min(first.worst, run.worst), min(gap, max((o.gap for o in first.others), default=0.0))
+            most = max(self._tolerance, _TIMES_ROUNDING * rounding)
+            is_fault = worst > most or gap > most
+        else:
+            worst, is_fault = run.worst, False
+        verdict = Verdict.DIFFERENT if is_fault else Verdict.NEAR_TIE if run.others else Verdict.SAME
+        self._first = None
+        self._waiting.popleft()
+        self._note(sample, verdict, worst)
+        return Finding(sample=sample, verdict=verdict, worst=worst, others=tuple(run.others), rounding=rounding)
+
+    def _put_off(self) -> None:
+        """There is no room for the second run now: both are made later."""
+        self._first = None
+
+    def _note(self, sample: AuditSample, verdict: Verdict, worst: float) -> None:
+        self._verdicts[sample.answer.job.id] = verdict
+        while len(self._verdicts) > _MOST_TOLD:
+            self._verdicts.popitem(last=False)
+        before = self.totals
+        self.totals = replace(
+            before,
+            checked=before.checked + 1,
+            different=before.different + (verdict is Verdict.DIFFERENT),
+            near_ties=before.near_ties + (verdict is Verdict.NEAR_TIE),
+            worst=max(before.worst, worst),
+            verdicts=dict(self._verdicts),
+        )
+
+    def _stop(self, run: ColdRun) -> None:
+        run.stop()
+        self._count()
+
+    def _count(self) -> None:
+        self._memory.measure(Account.SEQUENCES, max(0, self._runner.live_nbytes))
