@@ -194,8 +194,22 @@ LOOP_MUTANTS = (
     _mutant(
         "Worker.has_work",
         "the loop does not sleep while all wait for the disk",
-        "not self.requests and not self._is_compact",
+        "not self.requests and (not self._is_compact or self.audit.due_in_s == 0)",
         "not self._is_compact",
         _READ_AHEAD,
+    ),
+    _mutant(
+        "ColdRun._judge",
+        "an audit compares nothing",
+        "cold != given",
+        "False",
+        ("tests/loop/test_audit.py", "-k", "near_tie"),
+    ),
+    _mutant(
+        "Audit._judge",
+        "an audit blames nobody",
+        "worst > most or gap > most",
+        "False",
+        ("tests/loop/test_audit.py", "-k", "llama and wrong_state"),
     ),
 )

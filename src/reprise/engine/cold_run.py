@@ -80,8 +80,8 @@ class ColdRun:
             self._runner.prefill([self._live], [chunk])
             return
         logits = self._runner.logits(self._live, chunk)
-        for row, given in zip(logits, self._answer.tokens[start - last : start - last + num], strict=True):
-            self._judge(row, given)
+        for row, given in enumerate(self._answer.tokens[start - last : start - last + num]):
+            self._judge(logits[row], given)
 
     def stop(self) -> None:
         """Give its state up."""
@@ -90,7 +90,7 @@ class ColdRun:
     def _judge(self, logits: mx.array, given: int) -> None:
         index, sampler = len(self.logprobs), self._sampler
         wide = sampler.shape(logits).astype(mx.float32)
-        self.logprobs.append(float(wide[given] - mx.logsumexp(wide)))
+        self.logprobs.append(float((wide[given] - mx.logsumexp(wide)).item()))
         cold = _choice(sampler, logits)
         if cold != given:
             gap = next(
