@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MLX := $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
 WITH_MLX = $(if $(filter metal,$(MLX)),,$(MLX))
 
-.PHONY: help demo serve test test-all check format bench mutants matrix clean
+.PHONY: help demo serve test test-all check format docs bench mutants matrix clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -35,10 +35,14 @@ check: $(VENV)/.can-test ## style, types, the direction of imports, and that eac
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.mutants --list > /dev/null
+	$(BIN)/python -m tools.links
 
 format: $(VENV)/.can-test ## let ruff write the format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.can-test ## the documentation with a search, in site/
+	$(BIN)/python -m mkdocs build --quiet --strict
 
 bench: $(VENV)/.can-test ## replay workloads, with exact counts and ratios of times
 	$(BIN)/python -m bench
@@ -50,7 +54,7 @@ matrix: $(VENV)/.can-test ## every architecture of mlx-lm, warm against cold, in
 	$(BIN)/python -m tools.matrix
 
 clean: ## remove what `make` made
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache site
 
 # The marks say which extras are installed, and are older than pyproject.toml when they have to be installed again.
 $(VENV)/.made: tools/venv.sh
