@@ -67,6 +67,7 @@ def test_a_row_is_that_of_its_prompt_or_none(layout: Layout, budget: int | None,
             cache.compact(max_entries=50)
         can_lose = can_lose or move in ("evict", "clear") or len(known) > 30
         cache.check()
+        assert row_at(cache, (*tokens, 9), namespace=namespace) is None, "no prompt has this token"
         for seen_in, prompt in {(namespace, tokens), *known}:
             found = row_at(cache, prompt, namespace=seen_in)
             assert found in (None, row_of(prompt).item), "the row of another prompt"
@@ -83,8 +84,8 @@ def test_rows_go_first_and_leave_what_was_there(layout: Layout) -> None:
     assert cache.memory.nbytes(Account.LOGITS) == ROW_NBYTES
     commit(cache, (*PROMPT, 7, 7, 7))
     assert row_at(cache, PROMPT) == row_of(PROMPT).item
-    assert row_at(cache, (*PROMPT, 7)) is None and row_at(cache, PROMPT[:-1]) is None
-    assert cache.evict_one()
+    assert all(row_at(cache, other) is None for other in ((*PROMPT, 7), (*PROMPT, 9), PROMPT[:-1]))
+    assert cache.evict_one() and cache.stats.num_evictions == 0, "an item of the tree went before the row"
     cache.check()
     assert row_at(cache, PROMPT) is None and cache.memory.nbytes(Account.LOGITS) == 0
     for prompt, limit in ((PROMPT, 19), ((*PROMPT, 7, 7, 7), 23)):
