@@ -297,6 +297,7 @@ class SequenceSource:
         return self.rows.state_nbytes // self.rows.num_rows
 
     def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
+        """The entries of `span`, as the cache keeps them."""
         return self.copy(kind, span)
 
     def copy(self, kind: KvKind, span: Span) -> PackedSegment:
