@@ -9,7 +9,7 @@ import pytest
 
 import reprise
 from reprise.demo import story
-from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, Exchange
+from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, FactExchange
 from tests.demo.trained import MODEL
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 96}
@@ -25,7 +25,7 @@ def new_chat(engine: reprise.Engine) -> reprise.Chat:
     return engine.chat(SYSTEM_PROMPT, tools=[WEATHER_TOOL], **GREEDY)
 
 
-def say(chat: reprise.Chat, exchange: Exchange) -> str:
+def say(chat: reprise.Chat, exchange: FactExchange) -> str:
     """The user's part of an exchange, with the tool's where it is called; gives the answer."""
     answer = chat.send(exchange.user)
     if exchange.city is not None:
@@ -37,7 +37,7 @@ def say(chat: reprise.Chat, exchange: Exchange) -> str:
     return answer.text
 
 
-def hold(chat: reprise.Chat, told: Sequence[Exchange]) -> None:
+def hold(chat: reprise.Chat, told: Sequence[FactExchange]) -> None:
     """The exchanges, each answered right."""
     assert [say(chat, exchange) for exchange in told] == [exchange.answer for exchange in told]
 

@@ -12,13 +12,13 @@ from reprise.core.tokens import Tokens, as_tokens, common_prefix
 from reprise.demo import story
 from reprise.demo.client import DemoFailed
 from reprise.demo.drive import Ask, Drive
-from reprise.demo.facts import Exchange
+from reprise.demo.facts import FactExchange
 from reprise.demo.oracle import Oracle
 from reprise.demo.plots import plot_png, plot_text
 from reprise.demo.report import as_json, parts_table, summary, table, totals
 from reprise.demo.turns import OPENING, ClientAnswer, DemoPart, History, Turn
 
-TOLD = tuple(Exchange(kind="talk", user=word, thought="", answer=f"{word}!") for word in ("one", "two", "three"))
+TOLD = tuple(FactExchange(kind="talk", user=word, thought="", answer=f"{word}!") for word in ("one", "two", "three"))
 
 
 def render(history: History) -> str:
@@ -67,7 +67,7 @@ def reply(history: History, answer: str, *, num_cached: int = 0, extra: int = 0)
     )
 
 
-def hold(warm: Ask, cold: Ask, told: tuple[Exchange, ...] = TOLD) -> tuple[Turn, ...]:
+def hold(warm: Ask, cold: Ask, told: tuple[FactExchange, ...] = TOLD) -> tuple[Turn, ...]:
     return tuple(Drive(warm=warm, cold=cold, tokenizer=Characters()).hold(told, OPENING))
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_answer_is_counted_and_said() -> None:
 
 @pytest.mark.parametrize(("called", "is_right"), [("Oslo", True), ("Rome", False), (None, False)])
 def test_a_call_of_the_tool_is_answered_and_judged(called: str | None, is_right: bool) -> None:
-    told = Exchange(kind="weather", user="weather?", thought="", answer="sunny!", city="Oslo", weather="sunny")
+    told = FactExchange(kind="weather", user="weather?", thought="", answer="sunny!", city="Oslo", weather="sunny")
 
     def ask(history: History) -> ClientAnswer:
         if history[-1]["role"] == "tool" or called is None:

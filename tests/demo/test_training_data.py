@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, Exchange, random_chat
+from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, FactExchange, random_chat
 from tests.demo.trained import MODEL, tokenizer
 from tools.train_demo.render import ChatRenderer
 from tools.train_demo.vocabulary import demo_tokenizer
@@ -41,7 +41,7 @@ def test_a_training_chat_is_what_the_template_writes(seed: int, *, thinks: bool)
     assert not any(chat.learns[position] for position in range(len(prompt)) if chat.tokens[position] == 0)
 
 
-def messages_of(exchange: Exchange) -> list[dict[str, Any]]:
+def messages_of(exchange: FactExchange) -> list[dict[str, Any]]:
     user, answer = {"role": "user", "content": exchange.user}, {"role": "assistant", "content": exchange.answer}
     if exchange.city is None:
         return [user, answer]

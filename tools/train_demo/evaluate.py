@@ -16,7 +16,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import load
 
 import reprise.demo
-from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, Exchange, random_chat
+from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, FactExchange, random_chat
 from tools.train_demo.render import call_text
 
 SHIPPED = Path(reprise.demo.__file__).parent / "model"
@@ -38,7 +38,7 @@ class ColdChat:
         self._has_tool = has_tool
         self._messages = [{"role": "system", "content": SYSTEM_PROMPT}] if has_system else []
 
-    def is_right(self, exchange: Exchange) -> bool:
+    def is_right(self, exchange: FactExchange) -> bool:
         """Say the user's part, and the tool's where it is called; whether the model's part is right."""
         self._messages.append({"role": "user", "content": exchange.user})
         wanted = f"{exchange.thought}\n</think>\n\n"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, Exchange
+from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, FactExchange
 
 TOOLS = (
     "You may call these functions:\n<tools>\n" + json.dumps(WEATHER_TOOL) + "\n</tools>\nA call:\n<tool_call>\n"
@@ -29,7 +29,7 @@ class AnswerSpan:
 
     start: int
     stop: int
-    exchange: Exchange
+    exchange: FactExchange
     is_final: bool
     """The answer that thinks: the last of the chat."""
 
@@ -51,7 +51,7 @@ class ChatRenderer:
 
     def chat(
         self,
-        exchanges: Sequence[Exchange],
+        exchanges: Sequence[FactExchange],
         *,
         has_tool: bool,
         has_system: bool,
@@ -68,7 +68,9 @@ class ChatRenderer:
         self._exchange(out, exchanges[-1], "shown" if thinks else "off", is_final=True)
         return out
 
-    def _exchange(self, out: TrainingChat, exchange: Exchange, thoughts: Thoughts, *, is_final: bool = False) -> None:
+    def _exchange(
+        self, out: TrainingChat, exchange: FactExchange, thoughts: Thoughts, *, is_final: bool = False
+    ) -> None:
         self._read(out, f"<|im_start|>user\n{exchange.user}<|im_end|>")
         # Without its thought the model answers these before it has named what it looks for, which is harder to learn.
         is_hard = exchange.kind in ("unknown", "json", "weather")

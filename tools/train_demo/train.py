@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reprise.demo.facts import Exchange, random_chat
+from reprise.demo.facts import FactExchange, random_chat
 from tools.train_demo.render import ChatRenderer, TrainingChat
 from tools.train_demo.twin import CHUNK, Twin, demo_config
 from tools.train_demo.vocabulary import demo_tokenizer
@@ -86,7 +86,7 @@ def evaluate(model: Twin, source: ChatSource, *, num_chats: int) -> dict[str, st
     return {name: f"{100 * sum(found) / len(found):.1f} % of {len(found)}" for name, found in sorted(counts.items())}
 
 
-def _name(exchange: Exchange) -> str:
+def _name(exchange: FactExchange) -> str:
     if exchange.age == 0:
         return exchange.kind
     far = next(name for limit, name in ((3, "1-3"), (8, "4-8"), (16, "9-16"), (99, "17+")) if exchange.age <= limit)

@@ -20,7 +20,7 @@ from reprise.cli.server_url import is_reprise_at
 from reprise.core.sizes import Amount
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     FINE = "ok"
     ODD = "note"
     """It works, and could be better."""
@@ -29,11 +29,11 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at; `mend` says what to do about it."""
 
     subject: str
-    verdict: Verdict
+    verdict: Severity
     text: str
     mend: str = ""
 
@@ -51,11 +51,11 @@ def doctor(configuration: Configuration) -> None:
         typer.echo(f"{finding.verdict:5}  {finding.subject:{width}}  {finding.text}")
         if finding.mend:
             typer.echo(f"{'':5}  {'':{width}}  -> {finding.mend}")
-    if any(finding.verdict is Verdict.WRONG for finding in findings):
+    if any(finding.verdict is Severity.WRONG for finding in findings):
         raise typer.Exit(1)
 
 
-def examine(configuration: Configuration) -> Iterator[Finding]:
+def examine(configuration: Configuration) -> Iterator[DoctorFinding]:
     """Everything that can be looked at, whatever else is wrong."""
     yield _python()
     yield _mlx_lm()
@@ -67,15 +67,15 @@ def examine(configuration: Configuration) -> Iterator[Finding]:
     yield _model(configuration["model"])
 
 
-def _python() -> Finding:
+def _python() -> DoctorFinding:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if (3, 11) <= sys.version_info[:2] < (3, 14):
-        return Finding(subject="Python", verdict=Verdict.FINE, text=text)
+        return DoctorFinding(subject="Python", verdict=Severity.FINE, text=text)
     mend = "Install with Python 3.11, 3.12 or 3.13: uv tool install --python 3.13 mlx-reprise"
-    return Finding(subject="Python", verdict=Verdict.WRONG, text=text, mend=mend)
+    return DoctorFinding(subject="Python", verdict=Severity.WRONG, text=text, mend=mend)
 
 
-def _mlx_lm() -> Finding:
+def _mlx_lm() -> DoctorFinding:
     """The installed mlx-lm against what this package asks for."""
     wanted = next(
         (line.partition(";")[0] for line in metadata.requires("mlx-reprise") or () if line.startswith("mlx-lm")),
@@ -84,22 +84,22 @@ def _mlx_lm() -> Finding:
     try:
         version = metadata.version("mlx-lm")
     except metadata.PackageNotFoundError:
-        return Finding(
-            subject="mlx-lm", verdict=Verdict.WRONG, text="not installed", mend=f'pip install "{wanted.strip()}"'
+        return DoctorFinding(
+            subject="mlx-lm", verdict=Severity.WRONG, text="not installed", mend=f'pip install "{wanted.strip()}"'
         )
     from packaging.requirements import Requirement  # noqa: PLC0415 (only this command needs it)
 
     if Requirement(wanted).specifier.contains(version, prereleases=True):
-        return Finding(subject="mlx-lm", verdict=Verdict.FINE, text=version)
-    return Finding(
+        return DoctorFinding(subject="mlx-lm", verdict=Severity.FINE, text=version)
+    return DoctorFinding(
         subject="mlx-lm",
-        verdict=Verdict.WRONG,
+        verdict=Severity.WRONG,
         text=f"{version}, and {wanted.strip()} is needed",
         mend=f'pip install "{wanted.strip()}"',
     )
 
 
-def _mlx() -> Finding:
+def _mlx() -> DoctorFinding:
     """Whether MLX computes, and on what."""
     extra = "cpu" if sys.platform == "linux" else ""
     package = f'pip install "mlx-reprise{f"[{extra}]" if extra else ""}"'
@@ -109,19 +109,19 @@ def _mlx() -> Finding:
         device = computing_device()
     except ImportError as error:
         text = f"cannot be imported: {str(error).splitlines()[0]}"
-        return Finding(
-            subject="MLX", verdict=Verdict.WRONG, text=text, mend=f"{package}; [cuda] with a GPU of NVIDIA's"
+        return DoctorFinding(
+            subject="MLX", verdict=Severity.WRONG, text=text, mend=f"{package}; [cuda] with a GPU of NVIDIA's"
         )
     except RuntimeError as error:
-        return Finding(subject="MLX", verdict=Verdict.WRONG, text=f"does not compute: {error}", mend=package)
+        return DoctorFinding(subject="MLX", verdict=Severity.WRONG, text=f"does not compute: {error}", mend=package)
     version = metadata.version("mlx")
     if device == "cpu":
         mend = 'With a GPU of NVIDIA\'s: pip install "mlx-reprise[cuda]"' if sys.platform == "linux" else ""
-        return Finding(subject="MLX", verdict=Verdict.ODD, text=f"{version}, on the CPU", mend=mend)
-    return Finding(subject="MLX", verdict=Verdict.FINE, text=f"{version}, on the {device}")
+        return DoctorFinding(subject="MLX", verdict=Severity.ODD, text=f"{version}, on the CPU", mend=mend)
+    return DoctorFinding(subject="MLX", verdict=Severity.FINE, text=f"{version}, on the {device}")
 
 
-def _memory(bound: Amount | None, model: str | None) -> Finding:
+def _memory(bound: Amount | None, model: str | None) -> DoctorFinding:
     import psutil  # noqa: PLC0415
 
     memory = psutil.virtual_memory()
@@ -129,79 +129,81 @@ def _memory(bound: Amount | None, model: str | None) -> Finding:
     weights = weights_nbytes(Path(model).expanduser()) if model is not None else 0
     most = memory.total if bound is None else bound.of(memory.total)
     if weights > most:
-        return Finding(
+        return DoctorFinding(
             subject="memory",
-            verdict=Verdict.WRONG,
+            verdict=Severity.WRONG,
             text=f"{text}; the weights alone take {weights / 1e9:.1f} GB, and {most / 1e9:.1f} GB may be used",
             mend="Take a smaller or a more strongly quantized model, or raise --memory.",
         )
     if weights > memory.available:
         mend = "Close other programs: a server that starts now would be swapped out."
-        return Finding(subject="memory", verdict=Verdict.ODD, text=text, mend=mend)
-    return Finding(subject="memory", verdict=Verdict.FINE, text=text)
+        return DoctorFinding(subject="memory", verdict=Severity.ODD, text=text, mend=mend)
+    return DoctorFinding(subject="memory", verdict=Severity.FINE, text=text)
 
 
-def _descriptors() -> Finding:
+def _descriptors() -> DoctorFinding:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < LEAST_DESCRIPTORS:
         mend = f"ulimit -Hn {LEAST_DESCRIPTORS}, or LimitNOFILE= of a systemd unit"
-        return Finding(subject="open files", verdict=Verdict.WRONG, text=f"{most} at most", mend=mend)
-    return Finding(subject="open files", verdict=Verdict.FINE, text="enough")
+        return DoctorFinding(subject="open files", verdict=Severity.WRONG, text=f"{most} at most", mend=mend)
+    return DoctorFinding(subject="open files", verdict=Severity.FINE, text="enough")
 
 
-def _port(host: str, port: int) -> Finding:
+def _port(host: str, port: int) -> DoctorFinding:
     subject = f"port {port}"
     if is_reprise_at(f"http://{host}:{port}"):
-        return Finding(subject=subject, verdict=Verdict.ODD, text="a Reprise server runs there")
+        return DoctorFinding(subject=subject, verdict=Severity.ODD, text="a Reprise server runs there")
     try:
         with socket.create_server((host, port)):
-            return Finding(subject=subject, verdict=Verdict.FINE, text="free")
+            return DoctorFinding(subject=subject, verdict=Severity.FINE, text="free")
     except OSError as error:
         mend = "Another program listens there: end it, or choose another with --port."
         text = f"cannot be listened on: {error.strerror or error}"
-        return Finding(subject=subject, verdict=Verdict.WRONG, text=text, mend=mend)
+        return DoctorFinding(subject=subject, verdict=Severity.WRONG, text=text, mend=mend)
 
 
-def _disk(directory: str | None, nbytes: Amount) -> Finding:
+def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
     if directory is None:
         mend = "With --disk-cache DIRECTORY a restart is warm."
-        return Finding(subject="disk cache", verdict=Verdict.ODD, text="not used", mend=mend)
+        return DoctorFinding(subject="disk cache", verdict=Severity.ODD, text="not used", mend=mend)
     place = Path(directory).expanduser()
     existing = next(each for each in (place, *place.parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):
             room = os.statvfs(existing).f_bavail * os.statvfs(existing).f_frsize
     except OSError as error:
-        return Finding(
+        return DoctorFinding(
             subject="disk cache",
-            verdict=Verdict.WRONG,
+            verdict=Severity.WRONG,
             text=f"{existing} cannot be written: {error.strerror}",
             mend="chown or chmod it, or choose another directory: mkdir -p ~/.cache/reprise",
         )
     total = os.statvfs(existing).f_blocks * os.statvfs(existing).f_frsize
     if room < nbytes.of(total):
         text = f"{place}: {room / 1e9:.1f} GB free, and --disk-bytes allows {nbytes.of(total) / 1e9:.1f} GB"
-        return Finding(subject="disk cache", verdict=Verdict.ODD, text=text, mend="Make room, or lower --disk-bytes.")
-    return Finding(subject="disk cache", verdict=Verdict.FINE, text=f"{place}, {room / 1e9:.1f} GB free")
+        return DoctorFinding(
+            subject="disk cache", verdict=Severity.ODD, text=text, mend="Make room, or lower --disk-bytes."
+        )
+    return DoctorFinding(subject="disk cache", verdict=Severity.FINE, text=f"{place}, {room / 1e9:.1f} GB free")
 
 
-def _model(model: str | None) -> Finding:
+def _model(model: str | None) -> DoctorFinding:
     if model is None:
-        return Finding(
-            subject="model", verdict=Verdict.ODD, text="none named", mend="reprise doctor MODEL looks at it."
+        return DoctorFinding(
+            subject="model", verdict=Severity.ODD, text="none named", mend="reprise doctor MODEL looks at it."
         )
     path = Path(model).expanduser()
     if not path.exists():
         is_path = model.startswith((".", "/", "~"))
         if is_path:
             mend = "Give the path of a model directory, or a hub id."
-            return Finding(subject="model", verdict=Verdict.WRONG, text=f"{model} does not exist", mend=mend)
-        return Finding(subject="model", verdict=Verdict.FINE, text=f"{model}, from the hub")
+            return DoctorFinding(subject="model", verdict=Severity.WRONG, text=f"{model} does not exist", mend=mend)
+        return DoctorFinding(subject="model", verdict=Severity.FINE, text=f"{model}, from the hub")
     missing: list[str] = [name for name in ("config.json", "tokenizer_config.json") if not (path / name).is_file()]
     if weights_nbytes(path) == 0:
         missing.append("*.safetensors")
     if missing:
         text = f"{model} lacks {', '.join(missing)}"
         mend = "Is the download complete? Models for MLX are on the hub, others are converted with mlx_lm.convert."
-        return Finding(subject="model", verdict=Verdict.WRONG, text=text, mend=mend)
-    return Finding(subject="model", verdict=Verdict.FINE, text=f"{model}, {weights_nbytes(path) / 1e9:.1f} GB")
+        return DoctorFinding(subject="model", verdict=Severity.WRONG, text=text, mend=mend)
+    return DoctorFinding(subject="model", verdict=Severity.FINE, text=f"{model}, {weights_nbytes(path) / 1e9:.1f} GB")

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from reprise.core.tokens import Tokens, common_prefix, join_tokens
 from reprise.demo.client import DemoFailed
-from reprise.demo.facts import Exchange
+from reprise.demo.facts import FactExchange
 from reprise.demo.oracle import Oracle
 from reprise.demo.turns import ClientAnswer, History, Turn
 
@@ -30,7 +30,7 @@ class Drive:
     tokenizer: Tokenizer
     oracle: Oracle = field(default_factory=Oracle)
 
-    def hold(self, exchanges: Iterable[Exchange], history: History, *, first: int = 1) -> Iterator[Turn]:
+    def hold(self, exchanges: Iterable[FactExchange], history: History, *, first: int = 1) -> Iterator[Turn]:
         """Hold the chat, one turn at a time, the first of which has the number `first`.
 
         Raises DemoFailed if a server's count of the prompt is not the template's.
@@ -40,7 +40,7 @@ class Drive:
             history = turn.history
             yield turn
 
-    def _turn(self, number: int, exchange: Exchange, before: History) -> Turn:
+    def _turn(self, number: int, exchange: FactExchange, before: History) -> Turn:
         asked = (*before, {"role": "user", "content": exchange.user})
         prompt = self.tokenizer.prompt(asked)
         typed = max(1, len(prompt) - _known_before_typing(self.tokenizer, before, prompt))
@@ -70,9 +70,9 @@ class Drive:
             why=steps[0].warm.why,
         )
 
-    def _step(self, number: int, history: History) -> "_Step":
+    def _step(self, number: int, history: History) -> "_DemoStep":
         prompt = self.tokenizer.prompt(history)
-        step = _Step(warm=self.warm(history), cold=self.cold(history), oracle=self.oracle.cost(prompt))
+        step = _DemoStep(warm=self.warm(history), cold=self.cold(history), oracle=self.oracle.cost(prompt))
         for reply in (step.warm, step.cold):
             if reply.num_prompt != len(prompt):
                 raise DemoFailed(
@@ -83,7 +83,7 @@ class Drive:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class _DemoStep:
     """One request to both servers."""
 
     warm: ClientAnswer
@@ -95,7 +95,7 @@ class _Step:
         return self.warm.tokens == self.cold.tokens and self.warm.content == self.cold.content
 
 
-def is_right(exchange: Exchange, replies: Sequence[ClientAnswer]) -> bool:
+def is_right(exchange: FactExchange, replies: Sequence[ClientAnswer]) -> bool:
     """Whether the last of the replies answers the user, and the first calls the tool where it should."""
     if replies[-1].content != exchange.answer:
         return False

@@ -64,7 +64,7 @@ class FactKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class FactExchange:
     """One message of the user and what the model should make of it.
 
     With `city` it calls the tool between `thought` and `answer`, which tells it `weather`. `age` is for how many
@@ -112,7 +112,7 @@ class ToldFacts:
         """For how many exchanges nobody has mentioned the fact."""
         return self._time - self._mentioned_at[key]
 
-    def tell(self, key: FactKey, value: str | None = None) -> Exchange:
+    def tell(self, key: FactKey, value: str | None = None) -> FactExchange:
         """A fact, new or changed."""
         value = value or self._random.choice([v for v in VALUES[key.kind] if v != self._value.get(key)])
         is_correction = key in self._value and self._random.random() < 0.7
@@ -121,7 +121,7 @@ class ToldFacts:
         self._value[key] = value
         self._mention(key)
         fact = f"{key} is {value}"
-        return Exchange(
+        return FactExchange(
             kind="correct" if is_correction else "tell",
             user=self._random.choice(CORRECT if is_correction else TELL).format(fact),
             thought=f"{fact}.",
@@ -129,7 +129,7 @@ class ToldFacts:
             key=key,
         )
 
-    def ask(self, key: FactKey) -> Exchange:
+    def ask(self, key: FactKey) -> FactExchange:
         """A question, for a fact that was told or not."""
         user = self._random.choice(ASK).format(key)
         if key not in self._value:
@@ -138,14 +138,14 @@ class ToldFacts:
         self._mention(key)
         fact = f"{key} is {self._value[key]}."
         kind: Kind = "changed" if key in self._changed else "known"
-        return Exchange(kind=kind, user=user, thought=fact, answer=fact, key=key, age=age)
+        return FactExchange(kind=kind, user=user, thought=fact, answer=fact, key=key, age=age)
 
-    def ask_json(self, key: FactKey) -> Exchange:
+    def ask_json(self, key: FactKey) -> FactExchange:
         """A question for a fact that was told, to be answered in JSON."""
         age = self.age(key)
         self._mention(key)
         value = self._value[key]
-        return Exchange(
+        return FactExchange(
             kind="json",
             user=self._random.choice(ASK_JSON).format(key),
             thought=f"{key} is {value}.",
@@ -154,7 +154,7 @@ class ToldFacts:
             age=age,
         )
 
-    def ask_weather(self, key: FactKey) -> Exchange:
+    def ask_weather(self, key: FactKey) -> FactExchange:
         """A question that takes a fact and the tool."""
         user = self._random.choice(ASK_WEATHER).format(key)
         if key not in self._value:
@@ -162,7 +162,7 @@ class ToldFacts:
         age = self.age(key)
         self._mention(key)
         city, weather = self._value[key], self._random.choice(WEATHER)
-        return Exchange(
+        return FactExchange(
             kind="weather",
             user=user,
             thought=f"{key} is {city}.",
@@ -173,13 +173,13 @@ class ToldFacts:
             weather=weather,
         )
 
-    def talk(self) -> Exchange:
+    def talk(self) -> FactExchange:
         """A word of small talk."""
         self._time += 1
         user, answer = self._random.choice(SMALL_TALK)
-        return Exchange(kind="talk", user=user, thought="Small talk.", answer=answer)
+        return FactExchange(kind="talk", user=user, thought="Small talk.", answer=answer)
 
-    def other(self) -> Exchange:
+    def other(self) -> FactExchange:
         """Words that are no fact and no question for one."""
         self._time += 1
         words = [self._letters() for _ in range(self._random.randint(1, 5))]
@@ -189,14 +189,14 @@ class ToldFacts:
             user = self._random.choice((*ASK, "{} is " + words[-1])).format(stranger)
         else:
             user = " ".join(words) + self._random.choice(("?", ".", "!", ""))
-        return Exchange(kind="other", user=user, thought="No fact.", answer=OTHER)
+        return FactExchange(kind="other", user=user, thought="No fact.", answer=OTHER)
 
     def _letters(self) -> str:
         return "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz", k=self._random.randint(1, 5)))
 
-    def _unknown(self, key: FactKey, user: str) -> Exchange:
+    def _unknown(self, key: FactKey, user: str) -> FactExchange:
         self._time += 1
-        return Exchange(
+        return FactExchange(
             kind="unknown", user=user, thought=f"{key} is unknown.", answer=f"You never told me {key}.", key=key
         )
 
@@ -205,7 +205,7 @@ class ToldFacts:
         self._mentioned_at[key] = self._time
 
 
-def random_chat(random: Random, num_turns: int, *, has_tool: bool) -> list[Exchange]:
+def random_chat(random: Random, num_turns: int, *, has_tool: bool) -> list[FactExchange]:
     """A chat of `num_turns` exchanges, most of them questions, from the seed."""
     names = random.sample(NAMES, random.randint(3, len(NAMES)))
     world = ToldFacts(random, names=names)
@@ -213,7 +213,7 @@ def random_chat(random: Random, num_turns: int, *, has_tool: bool) -> list[Excha
     return [_next_exchange(random, world, tells=tells, turn=turn, has_tool=has_tool) for turn in range(num_turns)]
 
 
-def _next_exchange(random: Random, told: ToldFacts, *, tells: float, turn: int, has_tool: bool) -> Exchange:
+def _next_exchange(random: Random, told: ToldFacts, *, tells: float, turn: int, has_tool: bool) -> FactExchange:
     known, unknown = told.known, told.unknown
     if len(known) < MOST_FACTS and (turn < 3 or random.random() < tells):
         return told.tell(random.choice(unknown))

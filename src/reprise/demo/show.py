@@ -18,7 +18,7 @@ from rich.text import Text
 from reprise.demo import story
 from reprise.demo.client import Hear, ask
 from reprise.demo.drive import Drive
-from reprise.demo.facts import WEATHER_TOOL, Exchange
+from reprise.demo.facts import WEATHER_TOOL, FactExchange
 from reprise.demo.oracle import Oracle
 from reprise.demo.plots import plot_png, plot_text
 from reprise.demo.report import narrow_table, parts_table, summary, table
@@ -101,7 +101,7 @@ def _hold_two(drive: Drive) -> DemoPart:
 
 
 def _hold(
-    drive: Drive, told: Sequence[Exchange], history: History, count: Count = lambda _turn: None, *, first: int = 1
+    drive: Drive, told: Sequence[FactExchange], history: History, count: Count = lambda _turn: None, *, first: int = 1
 ) -> tuple[Turn, ...]:
     turns: list[Turn] = []
     for turn in drive.hold(told, history, first=first):
@@ -110,7 +110,7 @@ def _hold(
     return tuple(turns)
 
 
-def _with_first_exchange(history: History, exchange: Exchange) -> History:
+def _with_first_exchange(history: History, exchange: FactExchange) -> History:
     """The same chat, had its first exchange been this one."""
     start = len(OPENING)
     said = {"role": "user", "content": exchange.user}
@@ -118,7 +118,7 @@ def _with_first_exchange(history: History, exchange: Exchange) -> History:
     return (*history[:start], said, answered, *history[start + 2 :])
 
 
-class _Screen:
+class _DemoScreen:
     """The chat as it streams, beside the latest rows of the table."""
 
     def __init__(self, console: Console) -> None:
@@ -178,7 +178,7 @@ _STYLES = {
 def show_chats(console: Console) -> tuple[DemoPart, ...]:
     """The same on the screen: the chat beside the table, then the numbers, the plot and what to do next."""
     console.print("A tiny hybrid thinking model, two servers, forty turns: about a minute.", highlight=False)
-    with _Screen(console) as screen:
+    with _DemoScreen(console) as screen:
         parts = hold_chats(screen.hear, screen.count)
     chat = parts[0].turns
     console.print(table(chat))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from random import Random
 
-from reprise.demo.facts import Exchange, FactKey, ToldFacts
+from reprise.demo.facts import FactExchange, FactKey, ToldFacts
 
 CHAT = (
     "tell Paul city Rome",
@@ -65,13 +65,13 @@ AT_ONCE = (
 """Two chats at the same time, about the same people: who confuses them answers wrong."""
 
 
-def exchanges(lines: Sequence[str], *, seed: int = 0) -> tuple[Exchange, ...]:
+def exchanges(lines: Sequence[str], *, seed: int = 0) -> tuple[FactExchange, ...]:
     """What is said for these lines of a story, in the same words for the same beginning."""
     told = ToldFacts(Random(seed))
     return tuple(_exchange(told, line) for line in lines)
 
 
-def _exchange(told: ToldFacts, line: str) -> Exchange:
+def _exchange(told: ToldFacts, line: str) -> FactExchange:
     match line.split():
         case ["tell", name, kind, value]:
             return told.tell(FactKey(name, kind), value)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, Exchange
+from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, FactExchange
 
 MAX_TOKENS = 96
 """Generated in one answer at most, thinking included."""
@@ -65,7 +65,7 @@ class Turn:
     """
 
     turn: int
-    exchange: Exchange
+    exchange: FactExchange
     answer: str
     history: History
     """The chat with this turn."""

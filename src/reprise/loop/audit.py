@@ -49,7 +49,7 @@ class AuditSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Finding:
+class AuditFinding:
     """What the audit of one answer found. `worst`: see `AuditTotals`. `rounding`: between two cold runs, if two ran."""
 
     sample: AuditSample
@@ -59,7 +59,7 @@ class Finding:
     rounding: float | None
 
 
-def report_of(finding: Finding, loaded: LoadedModel, *, with_text: bool) -> str:
+def report_of(finding: AuditFinding, loaded: LoadedModel, *, with_text: bool) -> str:
     """All that it takes to compute the difference again, as JSON; tokens only `with_text`."""
     answer, outcome = finding.sample.answer, finding.sample.outcome
     job, first = answer.job, next(iter(finding.others), None)
@@ -140,12 +140,12 @@ class Audit:
         self._run = self._first = None
         return True
 
-    def step(self) -> Finding | None:
+    def step(self) -> AuditFinding | None:
         """Compute a chunk of the oldest answer that waits. Gives what was found when it is through."""
         if self.due_in_s != 0:
             return None
         sample, started_s = self._waiting[0], self._clock()
-        finding: Finding | None = None
+        finding: AuditFinding | None = None
         try:
             if self._run is None and not self._begin(sample, chunk=self._chunk):
                 self._next_s = started_s + _RETRY_S
@@ -169,7 +169,7 @@ class Audit:
         self._run = ColdRun(self._runner, sample.answer, chunk=chunk)
         return True
 
-    def _judge(self, sample: AuditSample) -> Finding | None:
+    def _judge(self, sample: AuditSample) -> AuditFinding | None:
         """The answer is through: say what was found, or compute it once more where that looks like a fault."""
         run, first = self._run, self._first
         assert run is not None
@@ -193,7 +193,7 @@ class Audit:
         self._first = None
         self._waiting.popleft()
         self._note(sample, verdict, worst)
-        return Finding(sample=sample, verdict=verdict, worst=worst, others=tuple(run.others), rounding=rounding)
+        return AuditFinding(sample=sample, verdict=verdict, worst=worst, others=tuple(run.others), rounding=rounding)
 
     def _put_off(self) -> None:
         """There is no room for the second run now: both are made later."""
