@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,6 +31,17 @@ def pytest_configure() -> None:
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """A test that starts a server in this process sets how much is logged for the whole process."""
+    loggers = [logging.getLogger(), logging.getLogger("reprise")]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = [handler for handler in logger.handlers if handler in handlers]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from reprise.api.clock import Clock
+from reprise.api.exchange import StillWaiting
 from tests.api.servers import Api, api
 from tests.api.test_controls import REQUESTS
 
@@ -57,7 +58,7 @@ async def told(served: Api, clock: StillClock, path: str, body: dict[str, Any], 
             silences = 0
             started.set()
             async for event in inner():
-                silences += type(event).__name__ == "Waiting"
+                silences += isinstance(event, StillWaiting)
                 if silences == num:
                     served.backend.may_prefill.set()
                 yield event
