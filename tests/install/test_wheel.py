@@ -37,14 +37,12 @@ def test_the_wheel_serves_from_elsewhere(tmp_path: Path) -> None:
     assert home.startswith(str(tmp_path))
     assert "wrong" not in run(reprise, "doctor", "--port", "0", folder=tmp_path)
     assert json.loads(run(reprise, "demo", "--json", folder=tmp_path))
-    server = subprocess.Popen(
-        [reprise, "serve", str(tiny_model("llama")), "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        url = server.stdout.readline().split(" at ")[1].split()[0]
-        body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
-        assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
-    finally:
-        server.terminate()
-        server.wait(60)
+    command = [reprise, "serve", str(tiny_model("llama")), "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split(" at ")[1].split()[0]
+            body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
+            assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        finally:
+            server.terminate()
