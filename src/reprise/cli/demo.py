@@ -1,6 +1,7 @@
 """`reprise demo`."""
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -18,7 +19,9 @@ def demo(
 ) -> None:
     """Watch a small model that remembers what it is told, with reuse and without."""
     try:
-        parts = hold_chats() if as_numbers else show_chats(Console())
+        # In a file or a pipe nothing says how wide it may be: as wide as the table.
+        console = Console() if sys.stdout.isatty() else Console(width=120)
+        parts = hold_chats() if as_numbers else show_chats(console)
     except DemoFailed as error:
         refuse(str(error))
     if as_numbers:

@@ -28,6 +28,8 @@ from reprise.demo.turns import OPENING, ClientAnswer, DemoPart, History, Turn
 Count = Callable[[Turn], None]
 
 PLOT = Path("reprise-demo.png")
+_WIDE = 110
+"""Columns that the whole table takes; a narrower terminal gets the figures that matter most."""
 
 
 def hold_chats(hear: Hear = lambda _kind, _text: None, count: Count = lambda _turn: None) -> tuple[DemoPart, ...]:
@@ -181,14 +183,20 @@ def show_chats(console: Console) -> tuple[DemoPart, ...]:
     with _DemoScreen(console) as screen:
         parts = hold_chats(screen.hear, screen.count)
     chat = parts[0].turns
-    console.print(table(chat))
+    console.print(table(chat) if console.width >= _WIDE else narrow_table(chat))
     console.print(parts_table(parts[1:]))
     console.print(summary(parts), highlight=False)
     console.print(plot_text(chat), highlight=False)
     why_no_png = plot_png(chat, PLOT)
     console.print(why_no_png or f"The plot is in {PLOT}.", highlight=False)
-    console.print(_NEXT, highlight=False)
+    console.print(_NEXT.format(model=_model_path()), highlight=False)
     return parts
+
+
+def _model_path() -> str:
+    """The directory of the demo's model, as short as it can be typed here."""
+    path = Path(str(files("reprise.demo") / "model"))
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 _NEXT = """
