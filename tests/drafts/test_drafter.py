@@ -59,7 +59,7 @@ def test_what_the_answer_said_further_up_comes_before_what_others_said() -> None
     other = begin(drafts, [*words(40), 1, 2, 3, 4, 77, 77, *words(10)])
     other.end()
     request = begin(drafts, words(40))
-    request.accept([1, 2, 3, 4, 88, 89, *words(5), 1, 2, 3, 4])
+    request.accept([1, 2, 3, 4, 88, 89, *words(15), 1, 2, 3, 4])
     tokens, source = proposed(request)
     assert (tokens[:2], source) == ([88, 89], DraftSource.ANSWER)
 

@@ -20,6 +20,8 @@ _BLOCK = 256
 """Prompts are compared with what is there in blocks of so many tokens: a chat's next turn adds what is new in it."""
 _READ_AT_ONCE = 4096
 """Tokens of a prompt that are taken in with one step of the engine, so that no stream waits for more than a moment."""
+_READ_ANSWER = 16
+"""Tokens of an answer that are taken in together: one by one would take longer than looking up."""
 _OVERLAP = NGRAMS[0]
 """Tokens before a new piece that are taken in with it, so that what leads to the piece is found."""
 
@@ -224,6 +226,6 @@ class RequestDrafts:
         return DraftSource.PREDICTION if found.at < self._predicted_to else DraftSource.ANSWER
 
     def _read_answer(self) -> None:
-        if self._num_own < len(self._answer):
+        if len(self._answer) - self._num_own >= _READ_ANSWER:
             self._own.append(as_tokens(self._answer[self._num_own :]), follows=True)
             self._num_own = len(self._answer)
