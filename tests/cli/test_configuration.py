@@ -64,7 +64,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "kv_group_size": ("32", 32, 32),
     "max_queue": ("3", 3, 3),
     "max_batch": ("2", 2, 2),
-    "drafts": ("off", "off", "off"),
+    "drafts": ("auto", "auto", "auto"),
     "prefill_chunk": ("64", 64, 64),
     "max_stall_ms": ("20", 20, 20),
 }

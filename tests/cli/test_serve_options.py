@@ -60,7 +60,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "records_text": (["--record-text"], True),
     "max_queue": (["--max-queue", "3"], 3),
     "max_batch": (["--max-batch", "2"], 2),
-    "drafts": (["--drafts", "off"], "off"),
+    "drafts": (["--drafts", "auto"], "auto"),
     "prefill_chunk": (["--prefill-chunk", "64"], 64),
     "max_stall_ms": (["--max-stall-ms", "20"], 20),
 }

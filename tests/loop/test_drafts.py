@@ -39,7 +39,7 @@ def make_passes_free(worker: Worker) -> None:
 @pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_5", "mamba2"])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
     """One engine that drafts whatever it can, and one that never does."""
-    drafting, plain = Engine(request.param, max_batch=4), Engine(request.param, max_batch=4, drafts="off")
+    drafting, plain = Engine(request.param, max_batch=4, drafts="auto"), Engine(request.param, max_batch=4)
     drafting.ask(make_passes_free)
     yield drafting, plain
     drafting.close()
@@ -177,7 +177,7 @@ def test_a_preempted_answer_goes_on_as_without_drafts() -> None:
     expected = [plain.cold(prompt, num=40) for prompt in prompts]
     plain.close()
     # Room for one and a half.
-    tight = Engine("qwen3_5", cache_bytes=1_200_000)
+    tight = Engine("qwen3_5", cache_bytes=1_200_000, drafts="auto")
     tight.ask(make_passes_free)
     for _ in range(2):
         assert [each.wait().tokens for each in tight.submit_all(prompts, num=40)] == expected

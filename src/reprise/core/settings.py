@@ -290,7 +290,7 @@ class Settings:
             "Draft answers from earlier text and verify several tokens per pass. Answers stay the same; `exact` only "
             "uses passes whose logits equal those of single steps to the last bit.",
         ),
-    ] = "auto"
+    ] = "off"
     prefill_chunk: Annotated[
         int, _load("prefill-chunk", _COUNT, "Tokens per prefill step while no answer is being decoded.")
     ] = 2048
