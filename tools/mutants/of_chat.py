@@ -92,7 +92,7 @@ CHAT_MUTANTS = (
         _MALFORMED,
     ),
     _mutant(
-        "_JsonScan.take",
+        "JsonScan.take",
         "arguments go on beyond what can be JSON",
         "(self._depth > 0 and not self._has_content and not char.isspace()) or char not in _JSON_CHARS",
         "self._depth > 0 and not self._has_content and not char.isspace()",
@@ -106,7 +106,7 @@ CHAT_MUTANTS = (
         _LEARNT,
     ),
     _mutant(
-        "_end_of",
+        "end_of",
         "a value ends with the first of its own name within it",
         "depth += text.count(again, at, found) - 1",
         "depth -= 1",

@@ -11,8 +11,21 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 from reprise.chat.call_format import CallFormat, JsonArguments, KeyedArguments, Matched, Need, match_loosely
+from reprise.chat.call_values import (
+    UNREAD,
+    JsonScan,
+    NotACall,
+    end_of,
+    inside_string,
+    json_or_none,
+    json_text,
+    read_literal,
+    read_native,
+    read_nested,
+    spelled,
+)
 from reprise.chat.scan import num_held
-from reprise.chat.tool_types import could_be_text, is_text, property_schemas, read_json, schema_of_part, typed, types_of
+from reprise.chat.tool_types import could_be_text, is_text, property_schemas, typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +49,6 @@ class CallEnded:
 
 
 CallEvent = CallBegan | CallArguments | CallEnded
-
-
-class NotACall(Exception):
-    """The text is not of the format."""
 
 
 class _CallCutOff(Exception):
@@ -242,7 +251,7 @@ class CallReader:
             return
         written = ""
         sent = 0
-        scan = _JsonScan(self._spell)
+        scan = JsonScan(self._spell)
         while not scan.is_over:
             self._drop_read()
             if not (yield from self._has_more()):
@@ -254,7 +263,7 @@ class CallReader:
             if not scan.is_over and scan.is_sure:
                 self._give(written[sent:])
                 sent = len(written)
-        if not isinstance(_parsed(written), dict):
+        if not isinstance(json_or_none(written), dict):
             raise NotACall
         self._give(written[sent:])
 
@@ -273,8 +282,8 @@ class CallReader:
                 self._at += 1
             elif char == '"':
                 break
-        inner = _parsed(self._spell(self._text[start : self._at]))
-        if not isinstance(inner, str) or not isinstance(_parsed(inner), dict):
+        inner = json_or_none(self._spell(self._text[start : self._at]))
+        if not isinstance(inner, str) or not isinstance(json_or_none(inner), dict):
             raise NotACall
         self._give(inner)
 
@@ -327,10 +336,10 @@ class CallReader:
             yield from self._text_value(ending, lead)
         elif keyed.item:
             value = yield from self._until(ending, again=keyed.key_opening + key + keyed.value_opening)
-            self._give(lead + _json_text(self._nested(value, keyed, schema or {})))
+            self._give(lead + json_text(self._nested(value, keyed, schema or {})))
         else:
             value = yield from self._until(ending)
-            self._give(lead + _json_text(typed(self._spell(value), schema, kind=kind)))
+            self._give(lead + json_text(typed(self._spell(value), schema, kind=kind)))
         if not keyed.is_native:
             yield from self._literal(ending)
 
@@ -387,7 +396,7 @@ class CallReader:
             # The white space before the ending belongs to it.
             value = value.removesuffix(space) if found >= 0 else value[: len(value) - _num_space_held(value, space)]
             self._at += len(value)
-            self._give(_inside_string(self._spell(value)))
+            self._give(inside_string(self._spell(value)))
             if found >= 0:
                 break
             if self._is_final:
@@ -403,10 +412,10 @@ class CallReader:
         """
         tag, at, first = ending.strip(), self._at, -1
         while True:
-            found = _end_of(self._text, at, tag, again)
+            found = end_of(self._text, at, tag, again)
             if found >= 0:
                 value = self._text[self._at : found].strip()
-                if again or value[:1] not in ("{", "[") or _parsed_native(self._spell(value)) is not _UNREAD:
+                if again or value[:1] not in ("{", "[") or read_literal(self._spell(value)) is not UNREAD:
                     break
                 at, first = found + len(tag), first if first >= 0 else found
             elif not self._is_final:
@@ -432,13 +441,13 @@ class CallReader:
                 yield from self._quoted(quote, lead)
                 return
         value = yield from self._balanced(keyed)
-        known = read_native(value, quote=keyed.quote) if keyed.has_bare_keys else _parsed_native(value)
-        if known is _UNREAD:
+        known = read_native(value, quote=keyed.quote) if keyed.has_bare_keys else read_literal(value)
+        if known is UNREAD:
             # A word without quotes.
             if schema is not None and not could_be_text(schema):
                 raise NotACall
             known = value
-        self._give(lead + _json_text(_spelled(known, self._spell)))
+        self._give(lead + json_text(spelled(known, self._spell)))
 
     def _quoted(self, quote: str, lead: str) -> Script:
         self._give(lead + '"')
@@ -456,7 +465,7 @@ class CallReader:
                 slash = self._text.find("\\", self._at, end)
                 end = slash if slash >= 0 else end
             inside, self._at = self._text[self._at : end], end
-            self._give(_inside_string(self._spell(inside)))
+            self._give(inside_string(self._spell(inside)))
             if end == stop:
                 break
             if end < len(self._text) and has_escapes and self._text[end] == "\\":
@@ -481,12 +490,12 @@ class CallReader:
         self._at += length
         if kind == "u":
             # Half a character is joined with its other half by whoever reads the JSON.
-            return escape if all(c in _HEX for c in escape[2:]) else _inside_string(escape)
+            return escape if all(c in _HEX for c in escape[2:]) else inside_string(escape)
         try:
             value = ast.literal_eval(f'"{escape}"') if kind not in "/" else "/"
         except (SyntaxError, ValueError):
             value = escape
-        return _inside_string(cast("str", value))
+        return inside_string(cast("str", value))
 
     def _balanced(self, keyed: KeyedArguments) -> Generator[None, None, str]:
         """The text of a value up to where what joins or ends arguments stands outside of its brackets and strings."""
@@ -585,207 +594,6 @@ _MAX_KEY = 1000
 _ATOMS = {chr(code) for code in range(0xD800, 0xD800 + 64)}
 """Special tokens of the markup, which do not stand in keys."""
 _HEX = frozenset("0123456789abcdefABCDEF")
-_JSON_CHARS = frozenset(" \t\r\n,:.+-0123456789aeflnrstuE")
-"""Those of values, outside of strings and brackets."""
-_UNREAD = object()
-
-
-class _JsonScan:
-    """Where a JSON object ends. It does not say whether the text is JSON."""
-
-    def __init__(self, spell: Callable[[str], str]) -> None:
-        self._spell = spell
-        self._depth = 0
-        self._is_string = False
-        self._is_escaped = False
-        self.is_over = False
-        self._has_content = False
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether it begins as a JSON object does."""
-        return self._has_content and not self._is_escaped
-
-    def take(self, char: str) -> str:
-        """The character as it stands in JSON."""
-        if self._is_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif char == "\\":
-                self._is_escaped = True
-            elif char == '"':
-                self._is_string = False
-            elif char < " " or self._spell(char) != char:
-                return _inside_string(self._spell(char))
-            return char
-        if char == '"':
-            self._is_string = self._has_content = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            self._has_content = True
-            self.is_over = self._depth == 0
-        elif (self._depth > 0 and not self._has_content and not char.isspace()) or char not in _JSON_CHARS:
-            raise NotACall
-        return char
-
-
-def _end_of(text: str, at: int, ending: str, again: str) -> int:
-    """Where the ending stands that closes what is open at `at`; -1 if it does not. O(text)."""
-    depth = 1
-    while (found := text.find(ending, at)) >= 0 and again:
-        depth += text.count(again, at, found) - 1
-        if depth == 0:
-            break
-        at = found + len(ending)
-    return found
-
-
-def read_nested(text: str, keyed: KeyedArguments, schema: dict[str, Any], *, spell: Callable[[str], str]) -> Any:
-    """A value whose parts are written as arguments are; its schema has the definitions that it refers to.
-
-    Raises NotACall.
-    """
-    kinds, body = types_of(schema), text.strip()
-    if kinds == frozenset(("string",)):
-        return spell(text)
-    parts: list[tuple[str, str]] = []
-    at = 0
-    while body.startswith(keyed.key_opening.strip(), at):
-        at += len(keyed.key_opening.strip())
-        key_end = body.find(keyed.value_opening, at)
-        key = body[at:key_end]
-        start = key_end + len(keyed.value_opening)
-        ending = keyed.ending(key)
-        stop = _end_of(body, start, ending, keyed.key_opening + key + keyed.value_opening)
-        if key_end < 0 or key == "" or stop < 0:
-            raise NotACall
-        parts.append((spell(key), body[start:stop]))
-        at = _after_space(f"{body}.", stop + len(ending))
-    if at < len(body) and parts:
-        raise NotACall
-    is_list = "object" not in kinds if "array" in kinds else not kinds
-    if parts and is_list and all(key == keyed.item for key, _ in parts):
-        return [read_nested(part, keyed, schema_of_part(schema, None), spell=spell) for _, part in parts]
-    if parts:
-        return {key: read_nested(part, keyed, schema_of_part(schema, key), spell=spell) for key, part in parts}
-    if body == "" and kinds in (frozenset(("object",)), frozenset(("array",))):
-        return {} if "object" in kinds else []
-    return typed(spell(body), schema)
-
-
-def read_native(text: str, *, quote: str) -> Any:
-    """A value whose objects have bare keys and whose text stands between `quote`s; `_UNREAD` if it is none."""
-    parts = text.split(quote) if quote else [text]
-    strings = parts[1::2]
-    if len(parts) % 2 == 0:
-        return _UNREAD
-    source = "".join(part if i % 2 == 0 else f"\0{i // 2}\0" for i, part in enumerate(parts))
-    try:
-        value, at = _native_at(source, 0, strings)
-    except (ValueError, IndexError, RecursionError):
-        return _UNREAD
-    return value if source[at:].strip() == "" else _UNREAD
-
-
-def _native_at(source: str, at: int, strings: Sequence[str]) -> tuple[Any, int]:
-    at = _after_space(source, at)
-    char = source[at]
-    if char == "{":
-        made: dict[str, Any] = {}
-        at = _after_space(source, at + 1)
-        while source[at] != "}":
-            colon = source.index(":", at)
-            key = source[at:colon].strip().strip("\"'")
-            key = strings[int(key[1:-1])] if key.startswith("\0") else key
-            made[key], at = _native_at(source, colon + 1, strings)
-            at = _after_comma(source, at, "}")
-        return made, at + 1
-    if char == "[":
-        items: list[Any] = []
-        at = _after_space(source, at + 1)
-        while source[at] != "]":
-            item, at = _native_at(source, at, strings)
-            items.append(item)
-            at = _after_comma(source, at, "]")
-        return items, at + 1
-    end = at
-    while end < len(source) and source[end] not in ",]}":
-        end += 1
-    word = source[at:end].strip()
-    if word.startswith("\0") and word.endswith("\0"):
-        return strings[int(word[1:-1])], end
-    value = _parsed_native(word)
-    if value is _UNREAD:
-        raise ValueError(word)
-    return value, end
-
-
-def _after_space(source: str, at: int) -> int:
-    while source[at].isspace():
-        at += 1
-    return at
-
-
-def _after_comma(source: str, at: int, closing: str) -> int:
-    at = _after_space(source, at)
-    if source[at] == ",":
-        return _after_space(source, at + 1)
-    if source[at] != closing:
-        raise ValueError(source)
-    return at
-
-
-class _JsonWords(ast.NodeTransformer):
-    """JSON's words in Python's syntax: templates write either."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        words: dict[str, Any] = {"true": True, "false": False, "null": None}
-        return ast.copy_location(ast.Constant(words[node.id]), node) if node.id in words else node
-
-
-def _parsed_native(text: str) -> Any:
-    """A value in JSON or in Python's syntax, or `_UNREAD`."""
-    value = _parsed(text)
-    if value is not None or text.strip() == "null":
-        return value
-    try:
-        tree = _JsonWords().visit(ast.parse(text.strip(), mode="eval"))
-        value = ast.literal_eval(tree.body)
-        json.dumps(value, allow_nan=False)
-    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        return _UNREAD
-    return value
-
-
-def _parsed(text: str) -> Any:
-    """JSON, or None."""
-    try:
-        return read_json(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _spelled(value: Any, spell: Callable[[str], str]) -> Any:
-    """The value with its special tokens written out."""
-    match value:
-        case str():
-            return spell(value)
-        case list():
-            return [_spelled(item, spell) for item in cast("list[Any]", value)]
-        case dict():
-            return {spell(key): _spelled(item, spell) for key, item in cast("dict[str, Any]", value).items()}
-        case _:
-            return value
-
-
-def _json_text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _inside_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _num_space_held(value: str, space: str) -> int:
