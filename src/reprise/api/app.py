@@ -27,6 +27,7 @@ from reprise.api.ollama.reply import ollama_shape
 from reprise.api.openai import chat, completions, models
 from reprise.api.paths import CanonicalPaths
 from reprise.api.prometheus import Metrics
+from reprise.api.recording import RecordedCalls, Recorder
 from reprise.api.refusals import Refusals
 from reprise.api.responses import routes as responses
 from reprise.api.responses.store import ResponseStore
@@ -66,9 +67,10 @@ def _layers(settings: Settings, *, shapes: Shapes, context: int | None) -> list[
 def create_app(service: ChatService, settings: Settings) -> FastAPI:
     """The HTTP application of one server. It closes the service when it is shut down.
 
-    Raises LoadFailed if the file of prompts to warm up with cannot be used.
+    Raises LoadFailed if the file of prompts to warm up with, or the one to record to, cannot be used.
     """
     bodies = () if settings.warm_file is None else read_warm_file(Path(settings.warm_file))
+    recorder = None if settings.record_file is None else _recorder(service, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -77,6 +79,8 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         warming.cancel()
         await asyncio.gather(warming, return_exceptions=True)
         await service.close()
+        if recorder is not None:
+            recorder.close()
 
     app = FastAPI(
         title="Reprise",
@@ -105,6 +109,8 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         app.include_router(module.router)
     install_error_handlers(app, shapes)
     # The last one added is the outermost.
+    if recorder is not None:
+        app.add_middleware(RecordedCalls, recorder=recorder)
     for layer, options in _layers(settings, shapes=shapes, context=service.served.context):
         app.add_middleware(layer, **options)
     app.add_middleware(LastResort, shapes=shapes)
@@ -112,3 +118,12 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
     app.add_middleware(CanonicalPaths, paths=paths)
     app.add_middleware(Refusals, service=service)
     return app
+
+
+def _recorder(service: ChatService, settings: Settings) -> Recorder:
+    assert settings.record_file is not None
+    memory = service.backend.inspect(max_nodes=0).result().memory
+    sizes = {"token_nbytes": memory.token_nbytes, "snapshot_nbytes": memory.snapshot_nbytes}
+    recorder = Recorder(Path(settings.record_file), with_text=settings.records_text, sizes=sizes)
+    service.watch(recorder)
+    return recorder

@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from reprise.api.exchange import RawPrompt
 from reprise.api.replay import PromptBlocks, blocks_of
 from reprise.api.reply import Reply
 from reprise.api.used import Used
 from reprise.chat.explain import Explanation
 from reprise.core.audit import Verdict
 from reprise.core.errors import NotFound, RequestCancelled
+from reprise.core.prompt import Prompt
 from reprise.core.record import Outcome
 
 
@@ -38,7 +40,7 @@ class Record:
     render_s: float = 0.0
     """From its arrival at the API to the engine's queue."""
     blocks: PromptBlocks | None = None
-    """Its chat as hashes, to replay it against other budgets."""
+    """Its prompt as hashes, to replay it against other budgets; None for one that was refused."""
 
 
 def record_body(record: Record, verdicts: Mapping[str, Verdict] | None = None) -> dict[str, Any]:
@@ -223,8 +225,16 @@ def record_of(reply: Reply, *, model: str, explanation: Explanation | None) -> R
         notes=(*request.notes, *(() if rendered is None else rendered.notes), *_answer_notes(reply)),
         used=reply.used,
         render_s=reply.render_s,
-        blocks=None if rendered is None else blocks_of(rendered.prompt),
+        blocks=blocks_of(_prompt_of(reply)),
     )
+
+
+def _prompt_of(reply: Reply) -> Prompt:
+    asked = reply.request.prompt
+    if isinstance(asked, RawPrompt):
+        return Prompt(tokens=asked.tokens)
+    assert reply.rendered is not None
+    return reply.rendered.prompt
 
 
 def _answer_notes(reply: Reply) -> tuple[str, ...]:

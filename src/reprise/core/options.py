@@ -282,9 +282,10 @@ class TemplateKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathKind:
-    """A file that exists, or a directory that may be made."""
+    """A file that exists, or a directory or a written file that may be made."""
 
     is_directory: bool = False
+    is_written: bool = False
 
     @property
     def metavar(self) -> str:
@@ -296,7 +297,9 @@ class PathKind:
         path = path if folder == Path() else folder / path
         if self.is_directory and path.exists() and not path.is_dir():
             raise ValueError(f"must be a directory, not the file {str(path)!r}")
-        if not self.is_directory and not path.is_file():
+        if self.is_written and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ValueError(f"must be a file in a directory that exists, not {str(path)!r}")
+        if not self.is_directory and not self.is_written and not path.is_file():
             raise ValueError(f"must be a file: {str(path)!r} does not exist or is a directory")
         return str(path)
 

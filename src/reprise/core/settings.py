@@ -114,6 +114,15 @@ class Settings:
     grace_s: Annotated[
         float, _server("grace", _SECONDS, "On shutdown, time for running answers and disk writes to finish.")
     ] = 30.0
+    record_file: Annotated[
+        str | None,
+        _server(
+            "record",
+            PathKind(is_written=True),
+            "Append each request to this file: times, lengths and prompt hashes, with --record-text also its body. "
+            "For `reprise simulate` and `reprise bench --replay`.",
+        ),
+    ] = None
 
     max_tokens: Annotated[
         int | None,
@@ -257,7 +266,11 @@ class Settings:
     is_audit_off: Annotated[bool, _reuse("no-audit", _SWITCH, "Recompute no answers while idle.")] = False
     records_text: Annotated[
         bool,
-        _reuse("record-text", _SWITCH, "Allow prompts and answers in files and in the log, such as an audit's error."),
+        _reuse(
+            "record-text",
+            _SWITCH,
+            "Allow prompts and answers in files and in the log, such as those of --record and an audit's error.",
+        ),
     ] = False
     kv_bits: Annotated[
         int | None,

@@ -72,10 +72,10 @@ def read_trace(
 ) -> Iterator[Request]:
     """The requests of a trace file in order.
 
-    JSON lines with `hash_ids`, one for each `block_length` tokens, `input_length` and perhaps `output_length`
-    (Mooncake, FAST'25), or with `tokens` (and perhaps `answer`, token ids, and `boundaries`, pairs of position and
-    kind); or one JSON list of dialogues with `traj` or `messages` (tau-bench). Raises BadRequest with a sentence for
-    anything else.
+    JSON lines with `hash_ids`, one for each `block_length` tokens (or `block_tokens`, where the line says so),
+    `input_length` and perhaps `output_length` and `boundaries` (Mooncake, FAST'25; `reprise serve --record`), or with
+    `tokens` (and perhaps `answer`, token ids, and `boundaries`, pairs of position and kind); or one JSON list of
+    dialogues with `traj` or `messages` (tau-bench). Raises BadRequest with a sentence for anything else.
     """
     # What is not UTF-8 is replaced, and then no JSON of a request: so it is refused with its line.
     with path.open(encoding="utf-8-sig", errors="replace") as file:
@@ -120,6 +120,9 @@ def _request(line: Mapping[str, Any], granularity: Granularity, block_length: in
 
 def _from_blocks(line: Mapping[str, Any], granularity: Granularity, block_length: int) -> Request:
     ids, num_tokens = line["hash_ids"], int(line["input_length"])
+    block_length = int(line.get("block_tokens", block_length))
+    if block_length <= 0:
+        raise ValueError("a block of nothing")
     num_answered = int(line["output_length"]) if "output_length" in line else None
     if num_tokens <= 0 or len(ids) != -(-num_tokens // block_length):
         raise ValueError("as many hashes as blocks are needed")
@@ -131,8 +134,12 @@ def _from_blocks(line: Mapping[str, Any], granularity: Granularity, block_length
     else:
         tokens, unit, whole = block_tokens(ids, block_length)[:num_tokens], 1, whole * block_length
     # The next turn has other tokens in the block that this prompt ends in.
-    stable = (Boundary(whole, BoundaryKind.STABLE),) if whole > 0 else ()
-    prompt = Prompt(tokens=tokens, boundaries=stable)
+    boundaries = [Boundary(whole, BoundaryKind.STABLE)] if whole > 0 else []
+    if "boundaries" in line:
+        boundaries = sorted(Boundary(int(at) // unit, BoundaryKind(kind)) for at, kind in line["boundaries"])
+    if any(not 0 <= boundary.position <= len(tokens) for boundary in boundaries):
+        raise ValueError("a boundary outside of the prompt")
+    prompt = Prompt(tokens=tokens, boundaries=tuple(boundaries))
     shareable = whole if whole > 0 else len(tokens)
     return Request(
         prompt=prompt,
