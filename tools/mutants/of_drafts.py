@@ -59,8 +59,8 @@ DRAFTS_MUTANTS = (
     _mutant(
         "Drafts.namespace",
         "all namespaces draft from one text",
-        "self._namespaces.setdefault(name, _Namespace())",
-        'self._namespaces.setdefault("", _Namespace())',
+        "        found = self._namespaces[name]",
+        "        found = next(iter(self._namespaces.values()))",
         _DRAFTER,
     ),
     _mutant("Worker.clear_cache", "what was cleared is drafted from", "self.drafts.clear(namespace)", "", _LOOP),

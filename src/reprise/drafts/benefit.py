@@ -145,7 +145,8 @@ def best_length(
     Decoding", 2023).
     """
     best, best_gain = 0, 1 / costs.relative(num_fed)
-    for length in {min(available, size - num_fed) for size in sizes if size <= costs.largest}:
+    largest = costs.largest
+    for length in {min(available, size - num_fed) for size in sizes if size <= largest}:
         if length < 1:
             continue
         expected = (1 - rate ** (length + 1)) / (1 - rate)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from reprise.core.backend import DraftSource, DraftStatus
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, PassCosts, best_length
-from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, TokenHistory
+from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, Tail, TokenHistory
 
 MOST_NBYTES = 64 << 20
 """Bytes of what all namespaces said together; the namespace that was used least recently goes first."""
@@ -110,9 +110,11 @@ class Drafts:
 
     def namespace(self, name: str) -> _Namespace:
         """What was said there; the least recently used one gives way."""
-        found = self._namespaces.setdefault(name, _Namespace())
+        if name not in self._namespaces:
+            self._namespaces[name] = _Namespace()
+        found = self._namespaces[name]
         self._namespaces.move_to_end(name)
-        while self.nbytes > MOST_NBYTES and len(self._namespaces) > 1:
+        while len(self._namespaces) > 1 and self.nbytes > MOST_NBYTES:
             self._namespaces.popitem(last=False)
         return found
 
@@ -149,6 +151,8 @@ class RequestDrafts:
         self._own.append(prompt[-_OVERLAP:])
         self._num_own = 0
         """Tokens of the answer that are in `_own`."""
+        self._tail: list[int] = prompt[-LONGEST_MATCH:].tolist()
+        """The last tokens of prompt and answer: what is looked up."""
 
     def read_prompt(self, stop: int) -> None:
         """The prompt is computed up to `stop`: take in some of what is new in it."""
@@ -160,6 +164,7 @@ class RequestDrafts:
     def accept(self, tokens: Sequence[int]) -> None:
         """The answer goes on with these."""
         self._answer += tokens
+        self._tail = [*self._tail, *tokens][-LONGEST_MATCH:]
 
     def end(self) -> None:
         """The answer is over: others may draft from it."""
@@ -212,9 +217,7 @@ class RequestDrafts:
         if forced:
             return Draft(as_tokens(forced[:most]), DraftSource.GRAMMAR, 0)
         self._read_answer()
-        tail = as_tokens(self._answer[-LONGEST_MATCH:])
-        if len(tail) < LONGEST_MATCH:
-            tail = join_tokens(self._prompt[len(self._prompt) - (LONGEST_MATCH - len(tail)) :], tail)
+        tail = Tail(self._tail)
         num = min(most, max(self._drafts.sizes))
         own = self._own.find(tail, num=num)
         said = self._drafts.namespace(self._namespace).history.find(tail, num=num)

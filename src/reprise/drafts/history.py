@@ -7,6 +7,7 @@ themselves: a collision can hide a repeat, and cannot invent one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,23 @@ class Continuation:
     tokens: Tokens
     match: int
     at: int
+
+
+class Tail:
+    """The end of a text that is to be looked up. Made once a step and looked up in several histories: in plain Python,
+    because an array of so few numbers costs more than it saves."""
+
+    __slots__ = ("_hashes", "tokens")
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = tokens[-LONGEST_MATCH:]
+        self._hashes = _hashes_at_end(self.tokens)
+
+    def slots(self, size: int) -> Iterator[tuple[int, int]]:
+        """Where in a table of `size` slots each n-gram at the end is, with its n, the longest first."""
+        shift = 65 - size.bit_length()
+        for n, value in self._hashes:
+            yield n, ((value * _MULTIPLIER) & _WORD) >> shift
 
 
 class TokenHistory:
@@ -77,14 +95,15 @@ class TokenHistory:
         first, self.end = self.end, self.end + len(run)
         self._note(first if follows else first + 1)
 
-    def find(self, tail: Tokens, *, num: int) -> Continuation | None:
+    def find(self, tail: Tail, *, num: int) -> Continuation | None:
         """Up to `num` tokens that followed the newest occurrence of the end of `tail`; None if it never stood here."""
-        for n, end_hash in _hashes_at_end(tail).items():
-            table = self._tables[n]
-            at = int(table[_slot(end_hash, len(table))])
-            if not self.start < at < self.end:
+        last = tail.tokens[-1]
+        for n, slot in tail.slots(_SLOTS * len(self._ring)):
+            at: int = self._tables[n].item(slot)
+            # The token before it shows nearly every collision, without a comparison of arrays.
+            if not self.start < at < self.end or self._ring.item((at - 1) % len(self._ring)) != last:
                 continue
-            match = self._match(tail, at)
+            match = self._match(tail.tokens, at)
             if match < n:
                 continue
             tokens = self._read(at, min(self.end, at + num))
@@ -94,10 +113,10 @@ class TokenHistory:
                 return Continuation(as_tokens(tokens), match, at)
         return None
 
-    def _match(self, tail: Tokens, at: int) -> int:
+    def _match(self, tail: Sequence[int], at: int) -> int:
         """How many tokens before `at` are the last ones of `tail`, as far as that is looked at."""
-        num = min(len(tail), LONGEST_MATCH, at - self.start)
-        differs = np.flatnonzero(self._read(at - num, at) != tail[len(tail) - num :])
+        num = min(len(tail), at - self.start)
+        differs = np.flatnonzero(self._read(at - num, at) != np.asarray(tail[len(tail) - num :], dtype=np.int32))
         return num if len(differs) == 0 else num - 1 - int(differs[-1])
 
     def _read(self, start: int, stop: int) -> npt.NDArray[np.int32]:
@@ -157,20 +176,16 @@ def _slots(hashes: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.int64]:
     return ((hashes * np.uint64(_MULTIPLIER)) >> np.uint64(65 - size.bit_length())).astype(np.int64)
 
 
-def _hashes_at_end(tokens: Tokens) -> dict[int, int]:
-    """The hash of the last n tokens, by n, the longest first: what `_hashes` gives for them, without its arrays."""
-    level = [(int(token) + 1) & 0xFFFFFFFF for token in tokens[-NGRAMS[0] :]]
+def _hashes_at_end(tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """n and the hash of the last n tokens, the longest first: what `_hashes` gives for them, without its arrays."""
+    level = [(token + 1) & 0xFFFFFFFF for token in tokens[-NGRAMS[0] :]]
     factor = _MULTIPLIER
     length = 1
-    found: dict[int, int] = {}
+    found: list[tuple[int, int]] = []
     while len(level) > 1:
         # Pairs from the end: each is of the tokens that the two halves are of.
         level = [(a * factor + b) & _WORD for a, b in zip(level[-2::-2], level[-1::-2], strict=False)][::-1]
         factor = factor * factor & _WORD
         length *= 2
-        found[length] = level[-1]
-    return dict(sorted(found.items(), reverse=True))
-
-
-def _slot(value: int, size: int) -> int:
-    return ((value * _MULTIPLIER) & _WORD) >> (65 - size.bit_length())
+        found.append((length, level[-1]))
+    return found[::-1]
