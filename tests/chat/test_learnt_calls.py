@@ -13,7 +13,11 @@ from transformers.utils.chat_template_utils import (
 
 from reprise.chat.call_learning import learn_calls
 from reprise.chat.call_writing import written_section
+from reprise.chat.render import Renderer
+from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
+from reprise.chat.tool_grammar import call_grammar
+from reprise.core.errors import BadRequest
 from tests.chat.pieces import piece_model, read, tool, tool_fields
 from tests.chat.test_tool_formats import SAMPLES
 from tests.matrix import examples
@@ -124,7 +128,7 @@ def model_with(template_source: str, specials: tuple[str, ...]) -> TextModel:
     def render(messages: Any, **options: Any) -> str:
         return template.render(messages=messages, **{k: v for k, v in options.items() if v is not None})
 
-    model = replace(piece_model(specials), render=render)
+    model = replace(piece_model(specials), render=render, template_source=template_source)
     return replace(model, calls=learn_calls(model))
 
 
@@ -200,6 +204,102 @@ def test_a_marker_that_the_template_asks_for_and_never_writes() -> None:
     # Without a marker, or with one that stands there in any case, nothing is known.
     assert model_with(ASKS + PLAIN, ("<|role|>",)).calls.format is None
     assert model_with("<|tool_call|>" + ASKS + PLAIN, ("<|role|>", "<|tool_call|>")).calls.format is None
+
+
+STATED = (
+    "{% if tools %}Functions: {% for t in tools %}{{ t.function | tojson }}{% endfor %} Return JSON within tags:\n"
+    '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>{% endif %}'
+)
+TWO_CALLS = [("look-up", '{"n": 3}'), ("other", "{}")]
+
+
+@pytest.mark.parametrize("markers", [(), ("<tool_call>", "</tool_call>")])
+def test_a_call_that_the_template_only_describes(markers: tuple[str, ...]) -> None:
+    model = model_with(STATED + PLAIN, ("<|role|>", *markers))
+    assert model.calls.example == (
+        '<tool_call>\n{"name": "turnstile", "arguments": {"zebra": "Falcon over"}}\n</tool_call>'
+    )
+    text = (
+        'Well.\n<tool_call>\n{"name": "look-up", "arguments": {"n": 3}}\n</tool_call>\n'
+        '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
+    )
+    answer = read(model, text, tools=TOOLS, cuts=(3,))[0]
+    assert answer.content == "Well."
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == TWO_CALLS
+    # Said in any chat, it is about something else; and a tool of that shape is none.
+    for other in (STATED.replace("{% if tools %}", "{% if true %}"), STATED.replace("<function-name>", '"turnstile"')):
+        assert model_with(other + PLAIN, ("<|role|>",)).calls.format is None
+
+
+def test_a_list_of_calls_that_the_template_only_describes() -> None:
+    stated = 'Write functools[{"name": [function name], "arguments": [arguments as JSON]}, ...]'
+    model = model_with("{% if tools %}{{ tools }}" + stated + "{% endif %}" + PLAIN, ("<|role|>",))
+    text = 'functools[{"name": "look-up", "arguments": {"n": 3}}, {"name": "other", "arguments": {}}]'
+    answer = read(model, text, tools=TOOLS)[0]
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == TWO_CALLS
+
+
+@pytest.mark.parametrize(
+    ("tools", "given"),
+    [
+        ("{% if xml_tools %}{{ xml_tools }}{% endif %}", {"xml_tools": [TOOLS[1]]}),
+        ("{{ 'Functions: ' + functions + ' Today is ' + datetime }}", {"functions": "mine", "datetime": "Monday"}),
+    ],
+)
+def test_tools_under_another_name(tools: str, given: dict[str, Any]) -> None:
+    model = model_with(tools + STATED.partition("Return")[2].removesuffix("{% endif %}") + PLAIN, ("<|role|>",))
+    look: tuple[Message, ...] = ({"role": "user", "content": "Look!"},)
+    rendered = Renderer(model).render(ChatRequest(messages=look, tools=tuple(TOOLS)))
+    assert "look-up" in rendered.text
+    assert all("does not show" not in note for note in rendered.notes)
+    # Without tools it is rendered too, and what a client gives under this name itself is what stands there.
+    assert "look-up" not in Renderer(model).render(ChatRequest(messages=look)).text
+    request = ChatRequest(messages=look, tools=tuple(TOOLS), template_options=given)
+    assert "look-up" not in Renderer(model).render(request).text
+
+
+ACTION = (
+    "{% for m in messages %}<|role|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}\nAction:\n```json\n[\n"
+    "{% for t in m.tool_calls %}{% set f = t.function %}"
+    '    {"tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
+    "{% if not loop.last %},\n{% endif %}{% endfor %}\n]```\n{% else %}<|eos|>{% endif %}{% endfor %}"
+    "<|role|>system\nWrite 'Action:' followed by a list of actions. {{ tools }}"
+)
+
+
+def test_calls_that_begin_with_a_word() -> None:
+    model = model_with(ACTION, ("<|role|>",))
+    assert start_of(model) == "Action:"
+    text = (
+        'I look.\nAction: ```json\n[\n    {"tool_name": "look-up", "parameters": {"n": 3}},'
+        ' {"tool_name": "other", "parameters": {}}\n]```'
+    )
+    answer, _, parser = read(model, text, tools=TOOLS, cuts=(2,))
+    assert (answer.content, parser.notes) == ("I look.", ())
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == TWO_CALLS
+    # The word alone is a word, also where the answer is cut short behind some of its letters.
+    for words in ("Action: none.\n", "Lights, camera, Action: go!", "An Act", "Lights, camera, Action"):
+        answer, _, parser = read(model, words, tools=TOOLS, is_ended=False)
+        assert (answer.content, answer.tool_calls, parser.notes) == (words, (), ())
+
+
+def test_a_section_that_is_ended_only_behind_several_calls() -> None:
+    alone = source("sections").replace("<|/calls|>", "{% if m.tool_calls | length > 1 %}<|/calls|>{% endif %}")
+    form = model_with(alone, ("<|role|>", *FORMATS["sections"][0])).calls.format
+    assert form == MODELS["sections"].calls.format
+
+
+def test_a_model_that_is_told_nothing_of_tools() -> None:
+    model = model_with(PLAIN, ("<|role|>",))
+    request = ChatRequest(messages=({"role": "user", "content": "Look!"},), tools=tuple(TOOLS))
+    assert Renderer(model).render(request).notes == ("the chat template does not show the tools to the model",)
+    with pytest.raises(BadRequest, match=r"template takes no tools.*can only be 'auto' or 'none'"):
+        call_grammar(model, tools=TOOLS, tool_choice="required")
+    told = model_with("{{ tools }}" + PLAIN, ("<|role|>",))
+    note = "the format of this model's tool calls is not known: a call comes as text"
+    assert Renderer(told).render(request).notes == (note,)
+    with pytest.raises(BadRequest, match="format of this model's tool calls is not known"):
+        call_grammar(told, tools=TOOLS, tool_choice="required")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import reprise
 from reprise.demo.tiny.build import build_model
-from tests.chat.test_learnt_calls import FORMATS, source
+from tests.chat.test_learnt_calls import ACTION, FORMATS, PLAIN, STATED, source
 from tests.models.tiny import CONFIGS
 
 SCHEMA: dict[str, Any] = {
@@ -41,10 +41,17 @@ TOOL = {"type": "function", "function": {"name": "look-up", "description": "Look
 CONFIG = {**CONFIGS["llama"], "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8}
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+TEMPLATES = {
+    **{name: source(name) for name in FORMATS},
+    "begins with a word": ACTION + "<|role|>assistant\n",
+    "only described": STATED + PLAIN + "<|role|>assistant\n",
+}
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
 def test_a_forced_call_fits_its_schema(name: str, tmp_path: Path) -> None:
-    markup = ("<|eos|>", "<|role|>", *FORMATS[name][0])
-    build_model(tmp_path, CONFIG, template=source(name), markup=markup, eos="<|eos|>", vocab_size=512)
+    markup = ("<|eos|>", "<|role|>", *(FORMATS[name][0] if name in FORMATS else ()))
+    build_model(tmp_path, CONFIG, template=TEMPLATES[name], markup=markup, eos="<|eos|>", vocab_size=512)
     with reprise.Engine(tmp_path, settles=False) as engine:
         answer = engine.chat(tools=[TOOL]).send(
             "Look!", tool_choice="required", parallel_tool_calls=False, seed=1, max_tokens=2000

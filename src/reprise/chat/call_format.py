@@ -155,11 +155,13 @@ class ModelCalls:
     """What is known of a model's calls. `is_learnt`: from its template, not only from what mlx-lm's parser reads.
 
     `format` None: the template shows no call that is understood. `example` is a call as the template writes it.
+    `shows_tools`: the template tells the model of the request's tools.
     """
 
     format: CallFormat | None = None
     is_learnt: bool = False
     example: str = ""
+    shows_tools: bool = True
 
 
 class Need(Enum):

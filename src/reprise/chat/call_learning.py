@@ -27,6 +27,7 @@ from reprise.chat.call_reader import CallArguments, CallBegan, CallEnded, CallRe
 from reprise.chat.call_writing import written_section
 from reprise.chat.message_format import REASONING_KEYS, Form
 from reprise.chat.request import ChatRequest, Message
+from reprise.chat.stated_calls import stated_format
 from reprise.chat.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import make_calls
@@ -80,11 +81,18 @@ def learn_calls(text_model: TextModel) -> ModelCalls:
             found = _learn(probes)
         except _NotLearnt:
             continue
-        return ModelCalls(format=found, is_learnt=True, example=_example(probes, found))
-    return ModelCalls(format=_known(text_model))
+        shows = _shows_tools(text_model)
+        return ModelCalls(format=found, is_learnt=True, example=_example(probes, found), shows_tools=shows)
+    known = _known(text_model)
+    example = "" if known is None else written_section(known, [(_NAME, {_KEY: _VALUE})])
+    return ModelCalls(format=known, example=example, shows_tools=_shows_tools(text_model))
 
 
-_FORMS = tuple(Form(has_text_arguments=as_text, fills_content=True) for as_text in (False, True))
+_FORMS = tuple(
+    Form(has_text_arguments=as_text, fills_content=fills, has_null_content=not fills)
+    for fills in (True, False)
+    for as_text in (False, True)
+)
 
 
 class _NotLearnt(Exception):
@@ -171,7 +179,9 @@ def _learn(probes: _CallProbes) -> CallFormat:
         opening, head, tail, between, ending = "", lead, last, None, ""
         index_middle = middle
     else:
-        inter, index_middle = two
+        inter, index_middle, last_of_two = two
+        # Some templates end a section only if it has several calls.
+        last = last_of_two if last_of_two.startswith(last.rstrip()) else last
         opening, head, tail, between, ending = _sequence(lead, inter, last, probes.splitters)
     return _whole(
         probes,
@@ -316,10 +326,11 @@ def _quoting(opening: str, ending: str, kinds: Mapping[str, tuple[str, str]]) ->
 
 def _two_calls(
     probes: _CallProbes, name_at: int, middle: str, arguments: JsonArguments | KeyedArguments
-) -> tuple[str, str] | None:
+) -> tuple[str, str, str] | None:
     """What stands between the first call's arguments and the second's name; None where a template has one call only.
 
-    With it the text between name and arguments, in which what differs from call to call is a hole.
+    With it the text between name and arguments, in which what differs from call to call is a hole, and what follows
+    the second call's arguments.
     """
     try:
         text = probes.calls([(_NAME, {_KEY: _VALUE}), (_OTHER, {_KEY: _SECOND_VALUE})])
@@ -337,6 +348,8 @@ def _two_calls(
         second = rest[second_at + len(_OTHER) :]
         open_at = second.find("{")
         behind = second[:open_at] if open_at >= 0 else middle
+        shown = re.search(r"\{[^{}]*" + re.escape(_SECOND_VALUE) + r"[^{}]*\}", second)
+        last = "" if shown is None else _until_turn_end(probes, second[shown.end() :])
     else:
         value_at = rest.find(_VALUE)
         keyed_end = value_at + len(_VALUE) + len(arguments.quote)
@@ -346,9 +359,10 @@ def _two_calls(
             raise _NotLearnt
         inter = inter[len(value_ending) :]
         behind = rest[second_at + len(_OTHER) :][: len(middle)]
+        last = ""
     if len(behind) == len(middle) or isinstance(arguments, JsonArguments):
         middle = _numbered(_with_holes(middle), _with_holes(behind))
-    return inter, middle
+    return inter, middle, last
 
 
 def _numbered(first: str, second: str) -> str:
@@ -457,7 +471,9 @@ def _call_start(probes: _CallProbes, lead: str) -> tuple[str, str]:
     follows it, or it goes on up to the next special token.
     """
     start = _start_marker(lead, probes.text_model, probes.splitters)
-    while _is_marker(start, probes.splitters) and any(start in text for text in probes.outside):
+    # A word may stand in the instructions; in an answer it begins calls only with what follows it.
+    is_word = start[:1].isalpha()
+    while not is_word and _is_marker(start, probes.splitters) and any(start in text for text in probes.outside):
         behind = lead[len(start) :].lstrip()
         if _first_markup(behind, probes.splitters).startswith(("<", "[", *probes.splitters)):
             start, lead = _start_marker(behind, probes.text_model, probes.splitters), behind
@@ -480,10 +496,13 @@ def _start_marker(lead: str, model: TextModel, splitters: Sequence[str]) -> str:
     tag = re.match(r"<[^\s<>]*[>=]|\[[A-Z_]+\]|[^\s\w\"'{}\[\]()]{2,}", lead)
     if tag is not None:
         return tag[0]
-    if lead[:1] not in ("{", "["):
-        # A word would be found in any answer.
+    if lead[:1] in ("{", "["):
+        return lead[0]
+    # A word alone would be found in any answer.
+    word = re.match(r"[A-Za-z_]+[:\[]", lead)
+    if word is None:
         raise _NotLearnt
-    return lead[0]
+    return word[0]
 
 
 def _end_marker(text: str, splitters: Sequence[str]) -> str:
@@ -568,7 +587,7 @@ def _known(text_model: TextModel) -> CallFormat | None:
     """The format that the model's parser reads, or that the template asks for, where it shows no call."""
     parse = text_model.parse_tool_call
     if parse is None or text_model.tool_start is None:
-        form = _asked_for(_CallProbes(text_model, _FORMS[0]))
+        form = _stated(text_model)
         return form if form is not None and _is_not_refuted(text_model, form) else None
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
     for form in known_formats(text_model.tool_start, text_model.tool_end or ""):
@@ -587,17 +606,22 @@ def _known(text_model: TextModel) -> CallFormat | None:
     return None
 
 
-def _asked_for(probes: _CallProbes) -> CallFormat | None:
-    """A list of calls in JSON behind the special token that the template names to the model where there are tools."""
+def _shows_tools(text_model: TextModel) -> bool:
+    """Whether tools are in the prompt. One that cannot be rendered with them does not say that they are not."""
+    try:
+        shown, _ = _CallProbes(text_model, _FORMS[0]).instructions()
+    except _NotLearnt:
+        return True
+    return _NAME in shown
+
+
+def _stated(text_model: TextModel) -> CallFormat | None:
+    probes = _CallProbes(text_model, _FORMS[0])
     try:
         shown, plain = probes.instructions()
     except _NotLearnt:
         return None
-    named = [text for text in probes.splitters if _CALL_TOKEN.search(text) and text in shown and text not in plain]
-    return known_formats(named[0], "")[-1] if len(named) == 1 else None
-
-
-_CALL_TOKEN = re.compile(r"^<\|tool_?calls?\|>$")
+    return stated_format(shown, plain, splitters=probes.splitters, names=(_NAME, _OTHER))
 
 
 def _is_not_refuted(text_model: TextModel, form: CallFormat) -> bool:
@@ -622,13 +646,18 @@ def _until_turn_end(probes: _CallProbes, text: str) -> str:
     behind = words[words.rfind(_WORDS) + len(_WORDS) :]
     ends = [text_of for text_of in (probes.text_model.decode([token]) for token in probes.text_model.eos) if text_of]
     marker = _first_markup(behind, probes.splitters)
-    places = [at for end in (*ends, marker, probes.opens_result) if end and (at := text.find(end)) >= 0]
-    seen = [at for at in (text.find("seen"),) if at >= 0]
-    if seen and not places:
-        # Nothing ends the message: up to the last special token before what opens the result.
-        ends_at = [at + len(s) for s in probes.splitters if (at := text.rfind(s, 0, seen[0])) >= 0]
-        seen = [max(ends_at, default=seen[0])]
-    cut = text[: min((*places, *seen), default=len(text))]
+    seen = text.find("seen")
+    said = text if seen < 0 else text[:seen]
+    places = [at for end in (*ends, marker, probes.opens_result) if end and (at := said.find(end)) >= 0]
+    if not places:
+        # Nothing ends the message: what stands between two others opens the next.
+        between = behind.partition(_ASKED)[0]
+        places = [at for end in probes.splitters if end in between and (at := said.find(end)) >= 0]
+    if not places and seen >= 0:
+        # Up to the last special token before the result.
+        ends_at = [at + len(s) for s in probes.splitters if (at := said.rfind(s)) >= 0]
+        places = [max(ends_at, default=seen)]
+    cut = text[: min(places, default=len(text))]
     for marker in probes.text_model.structural_markers:
         cut = cut.rstrip().removesuffix(marker)
     return cut

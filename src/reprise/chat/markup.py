@@ -155,8 +155,8 @@ def _tool_edges(text_model: TextModel) -> dict[str, list[Edge]]:
     table: dict[str, list[Edge]] = {}
     for state, outside in ((TOOL, NORMAL), (TOOL_IN_REASONING, REASONING)):
         table[state] = [Edge(marker=end, to=outside)] if end else []
-        # A start that is no token of its own can stand in an argument.
-        if not end or start in text_model.splitters:
+        # A start that is no token of its own can stand in an argument; a word that no call follows is text.
+        if start in text_model.splitters or not (end or start[0].isalpha()):
             table[state].append(Edge(marker=start, to=state))
     return table
 

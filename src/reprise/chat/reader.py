@@ -154,10 +154,13 @@ class Reader:
         return out
 
     def _is_begun_call(self, text: str) -> bool:
-        """Whether a text that is cut short is the beginning of a marker of calls; one character in a line is none."""
+        """Whether a text that is cut short is the beginning of a marker of calls.
+
+        One character in a line is none, and neither are letters there, which begin a word.
+        """
         edges = self._markup.edges.get(self.state, ())
         starts = [edge.marker for edge in edges if edge.to is not None and part_of(edge.to) is Channel.CALL]
-        is_possible = len(text) > 1 or self._is_line_begun
+        is_possible = self._is_line_begun or (len(text) > 1 and not text[0].isalpha())
         return text != "" and is_possible and self.part is not Channel.CALL and any(s.startswith(text) for s in starts)
 
     def _read(self, text: str) -> list[Event]:

@@ -11,6 +11,7 @@ from reprise.chat.boundaries import find_boundaries
 from reprise.chat.compaction import Answered, Compactions
 from reprise.chat.explain import Explanation, explain
 from reprise.chat.history import mended
+from reprise.chat.markup import is_harmony
 from reprise.chat.memo import Memo
 from reprise.chat.message_format import joined_text
 from reprise.chat.piecewise_tokenizer import PieceTokenizer, Spelled
@@ -92,7 +93,7 @@ class Renderer:
         """
         whole = mended(request.messages)
         request = replace(request, messages=whole.messages)
-        notes = [*request.notes, *whole.notes]
+        notes = [*request.notes, *whole.notes, *(_tool_notes(self._text_model) if request.tools else ())]
         if self.settings.normalizes:
             normalized = normalize(request, sorts_tools=self.settings.sorts_tools)
             request = normalized.request
@@ -297,6 +298,15 @@ class Renderer:
         alone = replace(rendered, previous=None)
         self._recent.put(_start_key(rendered.request.messages, has_head=False), alone)
         self._recent.put(_head_key(rendered.request), alone)
+
+
+def _tool_notes(text_model: TextModel) -> tuple[str, ...]:
+    """What a request with tools should know of this model."""
+    calls = text_model.calls
+    if not calls.shows_tools:
+        return ("the chat template does not show the tools to the model",)
+    is_read = calls.format is not None or text_model.parse_tool_call is not None or is_harmony(text_model)
+    return () if is_read else ("the format of this model's tool calls is not known: a call comes as text",)
 
 
 def _as_sent(rendered: Rendered) -> ChatRequest:

@@ -1,8 +1,12 @@
 """A model's chat template: messages to text, in the form that the template takes."""
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import StrEnum
+from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
@@ -11,6 +15,7 @@ from reprise.chat.dates import TemplateDates, read_dates
 from reprise.chat.message_format import REASONING, REASONING_KEYS, Form, forms, is_text_only, written
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
+from reprise.chat.tools import Tool
 from reprise.core.abandon import stop_if_abandoned
 from reprise.core.errors import BadRequest, TemplateFailed
 
@@ -38,6 +43,35 @@ _RESERVED = frozenset(
 """Names that the template's caller uses itself, so that a request's options cannot."""
 
 _PROBE = "Reprise probe"
+_PROBE_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "turnstile",
+        "description": "Counts.",
+        "parameters": {"type": "object", "properties": {"gate": {"type": "string", "description": "Which."}}},
+    },
+}
+
+
+class ToolsAs(StrEnum):
+    """The name under which a template looks for the tools, as far as any are known."""
+
+    TOOLS = "tools"
+    XML_TOOLS = "xml_tools"
+    """SmolLM3, at first."""
+    FUNCTIONS = "functions"
+    """Firefunction: as JSON text, and a date beside it, in every chat."""
+
+    def options(self, tools: Sequence[Tool], moment: datetime) -> dict[str, Any]:
+        """Options for a rendering with these tools."""
+        match self:
+            case ToolsAs.TOOLS:
+                return {"tools": [dict(tool) for tool in tools] if tools else None}
+            case ToolsAs.XML_TOOLS:
+                return {"xml_tools": [dict(tool) for tool in tools]} if tools else {}
+            case ToolsAs.FUNCTIONS:
+                functions = [tool.get("function", tool) for tool in tools]
+                return {"functions": json.dumps(functions, ensure_ascii=False), "datetime": f"{moment:%Y-%m-%d}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +93,9 @@ class ChatTemplate:
         self._reasoning_key: str | None = None
         self._has_tried_ids = False
         self._id_length: int | None = None
+        # Most templates name no other, and need no trial.
+        others = [key for key in ToolsAs if re.search(rf"\b{key}\b", text_model.template_source)]
+        self._tools_as = None if set(others) - {ToolsAs.TOOLS} else ToolsAs.TOOLS
         if not self._dates_agree():
             self.dates = replace(self.dates, is_controlled=False, formats=())
 
@@ -83,6 +120,13 @@ class ChatTemplate:
             self._id_length = self._try_ids()
             self._has_tried_ids = True
         return self._id_length
+
+    @property
+    def tools_as(self) -> ToolsAs:
+        """How the template wants tools. Found out by trying, once."""
+        if self._tools_as is None:
+            self._tools_as = next((key for key in ToolsAs if self._shows_tools(key)), ToolsAs.TOOLS)
+        return self._tools_as
 
     def open_scene(self, request: ChatRequest, moment: datetime) -> tuple[RenderContext, str]:
         """Render the request. The context renders other messages in the same circumstances.
@@ -112,6 +156,7 @@ class ChatTemplate:
         *,
         is_continued: bool = False,
         has_prompt: bool = True,
+        tools_as: ToolsAs | None = None,
     ) -> str:
         """Render messages in a context, with the generation prompt unless the last message is continued.
 
@@ -123,11 +168,14 @@ class ChatTemplate:
         try:
             return self._render(
                 written(messages, context.form),
-                tools=[dict(tool) for tool in request.tools] if request.tools else None,
                 documents=[dict(document) for document in request.documents] if request.documents else None,
                 add_generation_prompt=has_prompt and not is_continued,
                 continue_final_message=is_continued,
-                **{**request.template_options, **self.dates.options(context.moment)},
+                **{
+                    **(tools_as or self.tools_as).options(request.tools, context.moment),
+                    **request.template_options,
+                    **self.dates.options(context.moment),
+                },
             )
         except Exception as error:
             # A template is a program that came with the model: it may raise anything.
@@ -186,6 +234,16 @@ class ChatTemplate:
             return False
         # A template that knows only text writes the list itself, quotes and all.
         return text.count(_PROBE) == 1 and "'text'" not in text and '"text"' not in text
+
+    def _shows_tools(self, tools_as: ToolsAs) -> bool:
+        """Whether a tool under this name comes out."""
+        asked: Message = {"role": "user", "content": _PROBE}
+        request = ChatRequest(messages=(asked,), tools=(_PROBE_TOOL,))
+        context = RenderContext(request=request, moment=datetime(2000, 1, 1), form=Form())
+        try:
+            return "turnstile" in self.text(context, request.messages, tools_as=tools_as)
+        except TemplateFailed:
+            return False
 
     def _try_ids(self) -> int | None:
         if all(self._takes(_called_and_told(given)) for given in USUAL_IDS):

@@ -72,11 +72,12 @@ def call_grammar(
         return _harmony_grammar(text_model, functions)
     form = text_model.calls.format
     if form is None:
-        raise BadRequest(
-            "The format of this model's tool calls is not known: its chat template shows none that can be understood. "
-            "tool_choice can only be 'auto' or 'none'.",
-            param="tool_choice",
+        reason = (
+            "The format of this model's tool calls is not known: its chat template shows none that can be understood."
+            if text_model.calls.shows_tools
+            else "This model's chat template takes no tools: the model would not know of them."
         )
+        raise BadRequest(f"{reason} tool_choice can only be 'auto' or 'none'.", param="tool_choice")
     is_repeated = parallel and tool_choice == "required" and form.is_parallel
     has_words = after_words and form.follows_words and not form.is_bare
     return _grammar(text_model, form, functions, is_repeated=is_repeated, has_words=has_words)

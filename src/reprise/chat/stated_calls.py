@@ -1,0 +1,80 @@
+"""The format of tool calls that a template asks for in words, where it writes none itself.
+
+Such a template tells the model how to call in what it says of the tools: by an example with placeholders, as in
+`<tool_call>{"name": <function-name>, "arguments": <args-json-object>}</tool_call>`, or by a special token alone.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+
+from reprise.chat.call_format import CallFormat, JsonArguments, known_formats
+
+_EXAMPLE = re.compile(
+    r"""\{\s*"(?:name|tool_name|function)"\s*:\s*(?P<name>[^,{}\n]{1,80}?)(?P<middle>\s*,\s*"(?:arguments|parameters)"\s*:\s*)"""
+    r"""(?P<arguments>[^{}]{1,200}?|\{[^{}]*\})(?P<tail>\s*\})"""
+)
+_TAG = re.compile(r"<(?P<name>[\w:.-]+)>\s*$")
+_LIST = re.compile(r"(?P<start>[\w<>|\[\]/:-]*[\w>|\]:])?(?P<opening>\s*\[\s*)$")
+_CALL_TOKEN = re.compile(r"^<\|tool_?calls?\|>$")
+
+
+def stated_format(shown: str, plain: str, *, splitters: Sequence[str], names: Collection[str]) -> CallFormat | None:
+    """The format in a prompt with tools (of these `names`) that is not in the same prompt without; None if none is.
+
+    `splitters` are the special tokens. O(length).
+    """
+    stated = _added(shown, plain)
+    for example in _EXAMPLE.finditer(stated):
+        # The tools themselves are shown in much the same way.
+        if not any(name in example["name"] for name in names):
+            found = _around(example, stated)
+            if found is not None:
+                return found
+    named = [text for text in splitters if _CALL_TOKEN.search(text) and text in shown and text not in plain]
+    # Nothing but the token is said of it: those that have it write a list of calls behind it.
+    return known_formats(named[0], "")[-1] if len(named) == 1 else None
+
+
+def _added(shown: str, plain: str) -> str:
+    start = 0
+    while start < min(len(shown), len(plain)) and shown[start] == plain[start]:
+        start += 1
+    stop = 0
+    while stop < min(len(shown), len(plain)) - start and shown[-1 - stop] == plain[-1 - stop]:
+        stop += 1
+    return shown[start : len(shown) - stop]
+
+
+def _around(example: re.Match[str], stated: str) -> CallFormat | None:
+    """The format of calls that look like the example, by the markup around it."""
+    before, after = stated[: example.start()], stated[example.end() :]
+    lead = example[0][: example.start("name") - example.start()]
+    tag = _TAG.search(before)
+    if tag is not None:
+        end = f"</{tag['name']}>"
+        space = after[: len(after) - len(after.lstrip())]
+        if not after.startswith(end, len(space)):
+            return None
+        opening = before[tag.end("name") + 1 :]
+        return _format(f"<{tag['name']}>", "", opening + lead, example, tail=space, between="\n", ending="", end=end)
+    listed = _LIST.search(before)
+    if listed is None or not listed["start"] or "]" not in after:
+        return None
+    return _format(listed["start"] + "[", "", lead, example, tail="", between=", ", ending="]", end="")
+
+
+def _format(
+    start: str, opening: str, head: str, example: re.Match[str], *, tail: str, between: str, ending: str, end: str
+) -> CallFormat:
+    return CallFormat(
+        start=start,
+        opening=opening,
+        head=head + '"',
+        middle='"' + example["middle"],
+        arguments=JsonArguments(),
+        tail=example["tail"] + tail,
+        between=between,
+        ending=ending,
+        end=end,
+        has_own_section=end != "",
+    )
