@@ -320,7 +320,6 @@ async def test_the_choice_of_tools():
         ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input[0].output"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"conversation": "c"}, "conversation"),
-        ({"background": True}, "background"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),

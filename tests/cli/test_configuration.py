@@ -32,6 +32,8 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "max_body_bytes": ("1MB", 1_000_000, 1_000_000),
     "max_connections": ("9", 9, 9),
     "request_timeout_s": ("5", 5, 5.0),
+    "background_s": ("8", 8, 8.0),
+    "background_nbytes": ("2MB", 2_000_000, 2_000_000),
     "stall_after_s": ("9", 9, 9.0),
     "read_timeout_s": ("6.5", 6.5, 6.5),
     "grace_s": ("3", 3, 3.0),

@@ -29,6 +29,8 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "max_connections": (["--max-connections", "9"], 9),
     "request_timeout_s": (["--request-timeout", "5"], 5.0),
     "read_timeout_s": (["--read-timeout", "6.5"], 6.5),
+    "background_s": (["--background-time", "8"], 8.0),
+    "background_nbytes": (["--background-bytes", "2MB"], 2_000_000),
     "stall_after_s": (["--stall-after", "9"], 9.0),
     "grace_s": (["--grace", "3"], 3.0),
     "max_tokens": (["--max-tokens", "7"], 7),

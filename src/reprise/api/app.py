@@ -16,6 +16,7 @@ from reprise.api import events, lookup, metrics, overview, page, pins, prefill, 
 from reprise.api.anthropic import routes as messages
 from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.auth import ApiKeys, Authentication
+from reprise.api.background import ADDRESS_HEADER, BackgroundAnswers
 from reprise.api.body_limits import BodyLimits, max_body_nbytes
 from reprise.api.context import Context
 from reprise.api.encoding import JsonResponse
@@ -60,7 +61,8 @@ def _layers(settings: Settings, *, shapes: Shapes, context: int | None) -> list[
     ]
     if settings.cors_origins:
         origins = list(settings.cors_origins)
-        layers.append((CORSMiddleware, {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}))
+        allowed = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
+        layers.append((CORSMiddleware, {**allowed, "expose_headers": ["x-request-id", ADDRESS_HEADER]}))
     return layers
 
 
@@ -78,6 +80,7 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         yield
         warming.cancel()
         await asyncio.gather(warming, return_exceptions=True)
+        await background.close()
         await service.close()
         if recorder is not None:
             recorder.close()
@@ -91,6 +94,7 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         default_response_class=JsonResponse,
     )
     shapes = shapes_of_apis()
+    background = BackgroundAnswers(keep_s=settings.background_s, max_nbytes=settings.background_nbytes)
     ledger = Ledger(service.status)
     service.watch(ledger)
     app.state.context = Context(
@@ -101,6 +105,7 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         responses=ResponseStore(),
         ledger=ledger,
         events=EventHub(service),
+        background=background,
     )
     apis = (chat, completions, messages, responses, ollama, models)
     watching = (page, lookup, tree, events, overview)

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 
+from reprise.api.background import HEADER, BackgroundAnswers
 from reprise.api.errors import Shapes
 from reprise.api.event_hub import EventHub
 from reprise.api.ledger import Ledger
@@ -25,6 +26,7 @@ class Context:
     responses: ResponseStore
     ledger: Ledger
     events: EventHub
+    background: BackgroundAnswers
 
 
 def _context(request: Request) -> Context:
@@ -40,3 +42,6 @@ Namespace = Annotated[str, Depends(_namespace)]
 """The namespace of the caller's API key: its responses, records and pins are its own.
 
 The prefix cache is shared unless `ChatService.cache_namespace` says otherwise."""
+
+GoesOn = Annotated[bool, Header(alias=HEADER)]
+"""The header by which a stream goes on without its client (`api/background.py`)."""

@@ -4,7 +4,8 @@ import asyncio
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response
 
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
@@ -95,11 +96,32 @@ async def get_request(request_id: str, context: InContext, namespace: Namespace)
     return record_body(context.service.records.get(request_id, namespace=namespace), verdicts)
 
 
+@router.get("/v1/requests/{request_id}/stream", response_model=None)
+async def read_on(
+    request_id: str,
+    context: InContext,
+    namespace: Namespace,
+    last_event_id: Annotated[int, Header(ge=-1)] = -1,
+) -> Response:
+    """The stream of an answer in the background, from behind the event that `Last-Event-ID` names, or from the first.
+
+    For requests with the header `X-Reprise-Background: true`; see docs/background.md.
+    """
+    return context.background.get(request_id, namespace=namespace).stream(after=last_event_id)
+
+
 @router.delete("/v1/requests/{request_id}")
 async def cancel_request(request_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
-    """Cancel a request that is under way; what was computed stays in the cache."""
-    context.service.cancel(request_id, namespace=namespace)
-    return {"id": request_id, "object": "request", "cancelled": True}
+    """Cancel a request that is under way; what was computed stays in the cache.
+
+    Of an answer in the background, also one that is over, the events are dropped as well.
+    """
+    kept = context.background.find(request_id, namespace=namespace)
+    if kept is None or not kept.is_over:
+        context.service.cancel(request_id, namespace=namespace)
+    if kept is not None:
+        context.background.drop(kept, "The request was cancelled.")
+    return {"id": request_id, "object": "request", "cancelled": kept is None or not kept.is_over}
 
 
 @router.delete("/v1/cache")

@@ -100,24 +100,32 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._tell) as texts:
-            try:
-                async for text in texts:
-                    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-                    # Only the loop notices that the connection is lost, and everybody else has their turn.
-                    await asyncio.sleep(0)
-            except OSError:
-                raise
-            except Exception as error:
-                problem = problem_of(error)
-                log_problem(problem, error, where=self._request_id)
-                last = self._last_event(problem).encode()
-                await send({"type": "http.response.body", "body": last, "more_body": True})
+        async with aclosing(to_the_end(self._tell, self._on_error, where=self._request_id)) as texts:
+            async for text in texts:
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                # Only the loop notices that the connection is lost, and everybody else has their turn.
+                await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _last_event(self, problem: Problem) -> str:
+
+async def to_the_end(
+    tell: AsyncGenerator[str, None], on_error: Callable[[Problem], str], *, where: str
+) -> AsyncGenerator[str, None]:
+    """The texts of `tell`; an error becomes the last of them, and is logged as `where` it happened."""
+    async with aclosing(tell) as texts:
         try:
-            return self._on_error(problem)
-        except NotJson:
-            # What cannot be sent may be in all that the API would say.
-            return data_line(openai_shape(problem))
+            async for text in texts:
+                yield text
+        except Exception as error:
+            problem = problem_of(error)
+            log_problem(problem, error, where=where)
+            yield last_event(problem, on_error)
+
+
+def last_event(problem: Problem, on_error: Callable[[Problem], str]) -> str:
+    """What a stream ends with that broke off."""
+    try:
+        return on_error(problem)
+    except NotJson:
+        # What cannot be sent may be in all that the API would say.
+        return data_line(openai_shape(problem))

@@ -103,6 +103,22 @@ class Settings:
     read_timeout_s: Annotated[
         float, _server("read-timeout", _SECONDS, "Cancel an answer that the client hasn't read for this long.")
     ] = 60.0
+    background_s: Annotated[
+        float,
+        _server(
+            "background-time",
+            _SECONDS,
+            "How long an answer in the background runs on, and is kept after its end, while nobody reads it.",
+        ),
+    ] = 600.0
+    background_nbytes: Annotated[
+        int,
+        _server(
+            "background-bytes",
+            NbytesKind(),
+            "Most memory for answers in the background. Ended ones are dropped first, then the largest is cancelled.",
+        ),
+    ] = 64 * 2**20
     stall_after_s: Annotated[
         float,
         _server(

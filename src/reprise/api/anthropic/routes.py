@@ -12,12 +12,13 @@ from reprise.api.anthropic.body import CountBody, MessagesBody
 from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.anthropic.reply import PING, Blocks, Event, message, message_delta, usage_body
 from reprise.api.anthropic.request import asked_of, service_request_of
+from reprise.api.background import refuse_unstreamed
 from reprise.api.body_route import BodyRoute
-from reprise.api.context import Context, InContext, Namespace
+from reprise.api.context import Context, GoesOn, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.reply import Reply
-from reprise.api.sse import EventStream, event_lines, while_connected
+from reprise.api.sse import event_lines, while_connected
 
 PREFIX = "/v1/messages"
 
@@ -44,15 +45,20 @@ router = APIRouter(
 
 
 @router.post(PREFIX, response_model=None)
-async def create_message(body: MessagesBody, request: Request, context: InContext, namespace: Namespace) -> Response:
+async def create_message(
+    body: MessagesBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
+) -> Response:
     """Answer a chat."""
     if body.stream is not True:
+        refuse_unstreamed(goes_on=goes_on)
         made = await while_connected(request.receive, _whole(context, body, namespace))
         return JsonResponse(made, headers={"request-id": made["id"], "x-request-id": made["id"]})
     reply = await while_connected(request.receive, _start_reply(context, body, namespace))
-    return EventStream(
+    return await context.background.respond(
         reply,
         _tell(context, reply),
+        goes_on=goes_on,
+        namespace=namespace,
         request_id=reply.request.id,
         on_error=lambda problem: _lines(anthropic_shape(problem)),
         headers={"request-id": reply.request.id},

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 import reprise
+from reprise.api.background import HEADER
 from reprise.api.body_route import BodyRoute
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
@@ -31,6 +32,7 @@ from reprise.api.reply import Reply
 from reprise.api.served import Served
 from reprise.api.service import new_request_id
 from reprise.api.sse import EventStream, while_connected
+from reprise.core.errors import BadRequest
 
 PREFIX = "/api/"
 SPOKEN_VERSION = "0.12.6"
@@ -139,6 +141,8 @@ def _loaded(kind: Kind, body: AnswerBody, served: Served) -> Response:
 async def _answer(
     kind: Kind, body: OllamaChatBody | GenerateBody, request: Request, context: Context, namespace: str
 ) -> Response:
+    if request.headers.get(HEADER, "false") != "false":
+        raise BadRequest("Lines of JSON have no ids to go on from: use /v1/chat/completions for the background.")
     if body.stream is False:
         return JsonResponse(await while_connected(request.receive, _whole(kind, context, body, namespace)))
     reply = await while_connected(request.receive, _start(context, body, namespace))

@@ -6,8 +6,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from reprise.api.background import refuse_unstreamed
 from reprise.api.body_route import BodyRoute
-from reprise.api.context import Context, InContext, Namespace
+from reprise.api.context import Context, GoesOn, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, openai_shape
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
@@ -24,7 +25,7 @@ from reprise.api.openai.chat_reply import (
 from reprise.api.openai.chat_request import service_request_of
 from reprise.api.reply import Reply
 from reprise.api.service import new_request_id
-from reprise.api.sse import DONE, EventStream, comment_line, data_line, while_connected
+from reprise.api.sse import DONE, comment_line, data_line, while_connected
 from reprise.core.events import Sampled
 
 router = APIRouter(
@@ -34,18 +35,21 @@ router = APIRouter(
 
 @router.post("/v1/chat/completions", response_model=None)
 async def create_chat_completion(
-    body: ChatBody, request: Request, context: InContext, namespace: Namespace
+    body: ChatBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
 ) -> Response:
     """Answer a chat."""
     if body.stream is not True:
+        refuse_unstreamed(goes_on=goes_on)
         made = await while_connected(request.receive, _whole(context, body, namespace))
         return JsonResponse(made, headers={"x-request-id": made["id"]})
     options = body.stream_options
     includes_usage = options is not None and options.include_usage is True
     reply = await while_connected(request.receive, _start(context, body, namespace))
-    return EventStream(
+    return await context.background.respond(
         reply,
         _tell(context, reply, includes_usage=includes_usage),
+        goes_on=goes_on,
+        namespace=namespace,
         request_id=reply.request.id,
         on_error=lambda problem: data_line(openai_shape(problem)),
     )

@@ -7,16 +7,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from reprise.api.background import refuse_unstreamed
 from reprise.api.batch import Batch, start_batch
 from reprise.api.body_route import BodyRoute
-from reprise.api.context import Context, InContext, Namespace
+from reprise.api.context import Context, GoesOn, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, openai_shape
 from reprise.api.exchange import AnswerDelta, AnswerEnd, RawPrompt, ServiceRequest, StillWaiting, Usage
 from reprise.api.openai.chat_reply import Decode, usage_body
 from reprise.api.openai.completions_body import CompletionsBody, service_requests_of
 from reprise.api.service import new_request_id
-from reprise.api.sse import DONE, EventStream, comment_line, data_line, while_connected
+from reprise.api.sse import DONE, comment_line, data_line, while_connected
 from reprise.chat.answer import ContentDelta
 from reprise.core.events import Sampled
 
@@ -27,17 +28,18 @@ router = APIRouter(
 
 @router.post("/v1/completions", response_model=None)
 async def create_completion(
-    body: CompletionsBody, request: Request, context: InContext, namespace: Namespace
+    body: CompletionsBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
 ) -> Response:
     """Go on with a text."""
     echoes = body.echo is True
     request_id = new_request_id("cmpl")
     if body.stream is not True:
+        refuse_unstreamed(goes_on=goes_on)
         made = await while_connected(request.receive, _whole(context, request_id, body, namespace, echoes=echoes))
         return JsonResponse(made, headers={"x-request-id": request_id})
     options = body.stream_options
     batch = await while_connected(request.receive, _start(context, request_id, body, namespace))
-    return EventStream(
+    return await context.background.respond(
         batch,
         _tell(
             context,
@@ -46,6 +48,8 @@ async def create_completion(
             echoes=echoes,
             includes_usage=options is not None and options.include_usage is True,
         ),
+        goes_on=goes_on,
+        namespace=namespace,
         request_id=request_id,
         on_error=lambda problem: data_line(openai_shape(problem)),
     )

@@ -105,7 +105,7 @@ class ResponsesBody(AnswerControls):
     stream_options: ResponseStreamOptions | None = None
     thinking: ThinkingSwitch | bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    background: Literal[False] | None = None
+    background: bool | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolReference | None = None
     parallel_tool_calls: bool | None = None

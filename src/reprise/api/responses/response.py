@@ -39,7 +39,7 @@ def response_body(
         "object": "response",
         "created_at": created,
         "status": status,
-        "background": False,
+        "background": body.background is True,
         "error": None if problem is None else error_body(problem),
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "model": model,

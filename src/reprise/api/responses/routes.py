@@ -3,14 +3,15 @@
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
+from reprise.api.background import refuse_unstreamed
 from reprise.api.body_route import BodyRoute
-from reprise.api.context import Context, InContext, Namespace
+from reprise.api.context import Context, GoesOn, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, Problem, openai_shape, problem_of
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
@@ -22,7 +23,7 @@ from reprise.api.responses.response import response_body, status_of
 from reprise.api.responses.store import Stored, stored
 from reprise.api.responses.tools import callees
 from reprise.api.sse import EventStream, comment_line, event_lines, while_connected
-from reprise.core.errors import ContextTooLong
+from reprise.core.errors import BadRequest, ContextTooLong, NotFound, RequestCancelled
 
 router = APIRouter(
     route_class=BodyRoute, tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
@@ -65,32 +66,90 @@ class _Exchange:
 
 
 @router.post("/v1/responses", response_model=None)
-async def create_response(body: ResponsesBody, request: Request, context: InContext, namespace: Namespace) -> Response:
-    """Answer a chat."""
-    if body.stream is not True:
+async def create_response(
+    body: ResponsesBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
+) -> Response:
+    """Answer a chat. With `background` the answer goes on without its client: see docs/background.md."""
+    if goes_on and body.stream is True:
+        body = body.model_copy(update={"background": True})
+    if body.stream is not True and body.background is not True:
+        refuse_unstreamed(goes_on=goes_on)
         made = await while_connected(request.receive, _whole(body, context, namespace))
         return JsonResponse(made, headers={"x-request-id": made["id"]})
     exchange = await while_connected(request.receive, _prepare(body, context, namespace))
-    stream = _Stream(exchange)
+    response_id, stream = exchange.asked.id, _Stream(exchange)
     try:
         reply = await while_connected(request.receive, context.service.start(exchange.asked))
     except ContextTooLong as error:
+        if body.stream is not True:
+            raise
         # In OpenAI's API this is said in the stream, and that is where clients look for it.
         refused = stream.refused(problem_of(error))
-        return Response(refused, media_type="text/event-stream", headers={"x-request-id": exchange.asked.id})
-    return EventStream(reply, stream.tell(reply), request_id=exchange.asked.id, on_error=stream.failed)
+        return Response(refused, media_type="text/event-stream", headers={"x-request-id": response_id})
+    if body.background is not True:
+        return EventStream(reply, stream.tell(reply), request_id=response_id, on_error=stream.failed)
+    answer = await context.background.begin(
+        reply,
+        stream.tell(reply),
+        request_id=response_id,
+        namespace=namespace,
+        on_error=stream.failed,
+        state=lambda: stream.latest,
+    )
+    if body.stream is True:
+        return answer.stream()
+    return JsonResponse(stream.latest, headers={"x-request-id": response_id})
 
 
-@router.get("/v1/responses/{response_id}")
-async def get_response(response_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
-    """A response that is kept."""
-    return context.responses.get(response_id, namespace=namespace).body
+@router.get("/v1/responses/{response_id}", response_model=None)
+async def get_response(
+    response_id: str,
+    context: InContext,
+    namespace: Namespace,
+    *,
+    stream: bool = False,
+    starting_after: Annotated[int, Query(ge=-1)] = -1,
+    last_event_id: Annotated[int, Header(ge=-1)] = -1,
+) -> Response:
+    """A response that is kept, or is made in the background.
+
+    With `stream` the events of one in the background, from behind the number `starting_after` (or `Last-Event-ID`).
+    """
+    if stream:
+        answer = context.background.get(response_id, namespace=namespace)
+        return answer.stream(after=max(starting_after, last_event_id))
+    answer = context.background.find(response_id, namespace=namespace)
+    if answer is not None and answer.state is not None:
+        return JsonResponse(answer.state())
+    return JsonResponse(context.responses.get(response_id, namespace=namespace).body)
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(response_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
+    """End a response that is made in the background; what was computed stays in the cache. One that is over stays."""
+    answer = context.background.find(response_id, namespace=namespace)
+    if answer is None or answer.state is None:
+        made = context.responses.get(response_id, namespace=namespace).body
+        if not made["background"]:
+            raise BadRequest("Only a response with `background` can be cancelled here: hang up to cancel this one.")
+        return made
+    answer.cancel("The response was cancelled.")
+    await answer.wait()
+    return answer.state()
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
-    """Forget a response."""
-    context.responses.delete(response_id, namespace=namespace)
+    """Forget a response, and end it if it is being made."""
+    answer = context.background.find(response_id, namespace=namespace)
+    if answer is not None:
+        context.background.drop(answer, "The response was deleted.")
+        await answer.wait()
+    try:
+        context.responses.delete(response_id, namespace=namespace)
+    except NotFound:
+        if answer is None:
+            raise
     return {"id": response_id, "object": "response", "deleted": True}
 
 
@@ -166,26 +225,38 @@ class _Stream:
     def __init__(self, exchange: _Exchange) -> None:
         self._exchange = exchange
         self._num_told = 0
+        self._made: dict[str, Any] | None = None
+        self._is_queued = exchange.body.background is True
+
+    @property
+    def latest(self) -> dict[str, Any]:
+        """The response as it is now."""
+        return self._made or self._exchange.response("queued" if self._is_queued else "in_progress")
 
     async def tell(self, reply: Reply) -> AsyncGenerator[str, None]:
         exchange = self._exchange
-        begun = exchange.response("in_progress")
+        begun = self.latest
         yield self._lines({"type": "response.created", "response": begun})
-        yield self._lines({"type": "response.in_progress", "response": begun})
+        yield self._lines({"type": f"response.{begun['status']}", "response": begun})
         async for event in reply.events():
             match event:
                 case Began():
-                    pass
+                    if self._is_queued:
+                        self._is_queued = False
+                        begun = self.latest
+                        yield self._lines({"type": "response.in_progress", "response": begun})
                 case StillWaiting():
                     # Clients that give up on a silent stream count events, and not comments.
-                    yield comment_line(event.told) + self._lines({"type": "response.in_progress", "response": begun})
+                    yield comment_line(event.told) + self._lines(
+                        {"type": f"response.{begun['status']}", "response": begun}
+                    )
                 case AnswerDelta():
                     for told in exchange.output.take(event.deltas):
                         yield self._lines(told)
                 case AnswerEnd():
                     for told in _finish(exchange, event):
                         yield self._lines(told)
-                    made = exchange.end(reply, event)
+                    made = self._made = exchange.end(reply, event)
                     yield self._lines({"type": f"response.{made['status']}", "response": made})
 
     def refused(self, problem: Problem) -> str:
@@ -201,8 +272,9 @@ class _Stream:
     def failed(self, problem: Problem) -> str:
         """The last event of a stream that broke off."""
         self._exchange.output.finish(status="incomplete")
-        made = self._exchange.response("failed", problem=problem)
-        return self._lines({"type": "response.failed", "response": made})
+        is_cancelled = problem.code == RequestCancelled.code
+        self._made = self._exchange.response("cancelled" if is_cancelled else "failed", problem=problem)
+        return self._lines({"type": "response.failed", "response": self._made})
 
     def _lines(self, event: Event) -> str:
         number = self._num_told
