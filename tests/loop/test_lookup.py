@@ -8,6 +8,7 @@ from reprise.core.backend import Lookup
 from reprise.core.events import Sampled
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
+from reprise.loop.inspection import status_of
 from reprise.loop.worker import Worker
 from tests.loop.driving import Engine
 from tests.loop.restarts import Restarts, disk_of, words
@@ -28,7 +29,7 @@ def trace(worker: Worker) -> list[object]:
         (c.position, c.last_use, c.num_uses, cache.order.policy.worth(cache.order.facts(c)))
         for c in cache.tree.checkpoints()
     ]
-    return [*nodes, *worths, cache.tree.clock, cache.order.num_entries, worker.num_requests, worker.status()]
+    return [*nodes, *worths, cache.tree.clock, cache.order.num_entries, len(worker.requests), status_of(worker)]
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])

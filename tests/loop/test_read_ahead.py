@@ -161,7 +161,7 @@ def test_what_is_being_read_counts_also_when_parked_buffers_are_given_up(start: 
         before = worker.memory.available
         worker.sequences.close_idle()
         after = worker.memory.available
-        worker.reset_cache()
+        worker.requests.reset_cache()
         return [before, after, worker.memory.available]
 
     before, after, anew = engine.ask(free_before_and_after)
@@ -195,7 +195,7 @@ def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
         case "clear":
             engine.loop.clear().result(_GRACE_S)
         case "anew":
-            engine.ask(lambda worker: worker.reset_cache())
+            engine.ask(lambda worker: worker.requests.reset_cache())
         case _:
             engine.ask(lambda worker: worker.fail_all(EngineFailed("a step broke")))
     held.goes_on.set()

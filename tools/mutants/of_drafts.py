@@ -50,9 +50,9 @@ DRAFTS_MUTANTS = (
         _VERIFY,
     ),
     _mutant(
-        "Worker._store_progress",
+        "RequestPrefixes.store_progress",
         "an answer is stored without what a rejected draft left behind",
-        "self.runner.catch_up(phase.live)",
+        "self._runner.catch_up(phase.live)",
         "",
         _LOOP,
     ),

@@ -100,6 +100,8 @@ class PrefixCache:
         self._close_idle: Callable[[object], None] = _nobody_shares
         self.memory.reclaim_from(self.evict_one)
         self._evictions: Counter[str] = Counter()
+        self.is_compact = True
+        """Whether nothing was stored since small segments were joined."""
 
     @property
     def nbytes(self) -> int:
@@ -264,6 +266,7 @@ class PrefixCache:
         finally:
             self.release(guard)
         self.order.sweep()
+        self.is_compact = False
         return Committed(tokens=position - walk.length, nbytes=added, is_resumable=is_whole)
 
     def _admit(self, nbytes: int, new: Facts | None) -> bool:
@@ -626,7 +629,11 @@ class PrefixCache:
 
         0: there is nothing left to join. Meant for idle times, a step at a time. O(nodes) and what is copied.
         """
-        return self.tree.compact(max_entries=max_entries)
+        # First, so that a compaction that raises is not tried for ever.
+        self.is_compact = True
+        copied = self.tree.compact(max_entries=max_entries)
+        self.is_compact = copied == 0
+        return copied
 
     def compact_path(self, tokens: Tokens, *, namespace: str = "") -> int:
         """The same for the end of one path, which grows: for busy times.

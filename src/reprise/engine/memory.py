@@ -8,7 +8,11 @@ from typing import Any, cast
 import mlx.core as mx
 import psutil
 
-from reprise.core.follow import free_buffers
+from reprise.core.errors import memory_too_small
+from reprise.core.follow import bound_for, budget_within, free_buffers
+from reprise.core.settings import Settings
+from reprise.engine.load import LoadedModel
+from reprise.engine.machine import read_machine
 
 _MARGIN = 0.85
 """The share of what is left beside the model that caches may take; the rest is for activations and others."""
@@ -50,6 +54,21 @@ def pool_nbytes() -> int:
 def default_budget(model_nbytes: int) -> int:
     """Bytes for the prefix cache and live caches together: what the device holds, less the model and a margin."""
     return max(64 * 2**20, int((device_bytes() - model_nbytes) * _MARGIN))
+
+
+def cache_budget(settings: Settings, loaded: LoadedModel, *, least: int) -> int:
+    """Bytes for the prefix cache and live sequences together. Raises LoadFailed where that is less than `least`."""
+    wanted = default_budget(loaded.nbytes) if settings.cache_bytes is None else settings.cache_bytes.of(device_bytes())
+    if settings.memory is None:
+        return wanted
+    # What loading has left behind is nobody's.
+    give_back()
+    process = process_nbytes()
+    bound = settings.memory.of(read_machine().total)
+    budget = min(wanted, budget_within(bound, process))
+    if budget < least:
+        raise memory_too_small(loaded.name, bound=bound, needed=bound_for(process, least))
+    return budget
 
 
 def bound_free_buffers(budget: int | None) -> None:

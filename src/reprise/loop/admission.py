@@ -33,6 +33,12 @@ class Gate:
         """The bytes of the buffers of a sequence that stands there."""
         self.budget: int | None = None
 
+    def open(
+        self, limits: SchedulerLimits, *, context: int | None, budget: int | None, needed: Callable[[int], int]
+    ) -> None:
+        """The model is loaded: these bounds hold."""
+        self.limits, self.context, self.budget, self.needed = limits, context, budget, needed
+
     def close(self) -> None:
         with self._lock:
             self._is_closed = True

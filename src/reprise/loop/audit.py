@@ -18,9 +18,11 @@ from importlib.metadata import version
 from reprise.core.audit import AuditTotals, Verdict
 from reprise.core.clock import Clock
 from reprise.core.record import Outcome
+from reprise.core.settings import Settings
 from reprise.engine.cold_run import ColdRun, GivenAnswer, OtherChoice, rounding_between
 from reprise.engine.load import LoadedModel
 from reprise.engine.runner import Runner
+from reprise.loop.requests import RunningRequest
 from reprise.memory import Account, Memory
 
 log = logging.getLogger("reprise.audit")
@@ -38,6 +40,9 @@ _CHUNK = 256
 """Tokens of one step, so that a request that comes meanwhile waits for little."""
 
 _TIMES_ROUNDING = 4.0
+
+_TOLERANCE, _TOLERANCE_16_BIT, _TOLERANCE_KV = 0.01, 0.5, 1.0
+"""Log-probability by which a cold run may differ without a second look: in float32, in 16 bits, with quantized KV."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,50 +64,17 @@ class AuditFinding:
     rounding: float | None
 
 
-def report_of(finding: AuditFinding, loaded: LoadedModel, *, with_text: bool) -> str:
-    """All that it takes to compute the difference again, as JSON; tokens only `with_text`."""
-    answer, outcome = finding.sample.answer, finding.sample.outcome
-    job, first = answer.job, next(iter(finding.others), None)
-    packages = ("mlx-reprise", "mlx", "mlx-lm")
-    report: dict[str, object] = {
-        "job": job.id,
-        "model": loaded.name,
-        "fingerprint": loaded.fingerprint,
-        "architecture": loaded.architecture,
-        "layers": [str(kind) for kind in loaded.blueprint.layout.kinds],
-        "has_snapshots": loaded.blueprint.layout.has_snapshots,
-        "versions": {name: version(name) for name in packages},
-        "sampling": asdict(job.sampling),
-        "prompt_tokens": len(job.prompt),
-        "prompt_sha256": sha256(job.prompt.tokens.tobytes()).hexdigest(),
-        "answer_tokens": len(answer.tokens),
-        "reused": outcome.reused,
-        "settled": outcome.settled,
-        "loaded": outcome.loaded,
-        "awaited": outcome.awaited,
-        "boundaries": [[boundary.position, str(boundary.kind)] for boundary in job.prompt.boundaries],
-        "worst": finding.worst,
-        "rounding": finding.rounding,
-        "first_other_token": None if first is None else asdict(first),
-        "num_other_tokens": len(finding.others),
-    }
-    if with_text:
-        report |= {"prompt": job.prompt.tokens.tolist(), "answer": list(answer.tokens)}
-    return json.dumps(report, default=str)
-
-
 class Audit:
     """Which answers are audited, and the one that is being computed. Used by one thread."""
 
-    def __init__(
-        self, runner: Runner, memory: Memory, *, rate: float, chunk: int, tolerance: float, clock: Clock
-    ) -> None:
-        """`rate`: of all answers. `chunk`: the longest that the model may be fed. `tolerance`: in log-probability."""
+    def __init__(self, runner: Runner, memory: Memory, settings: Settings, *, chunk: int, clock: Clock) -> None:
+        """`chunk`: the longest that the model may be fed."""
         self._runner = runner
         self._memory = memory
-        self._rate = rate
+        self._rate = 0.0 if settings.is_audit_off or not settings.has_prefix_cache else settings.audit_rate
         self._chunk = min(chunk, _CHUNK)
-        self._tolerance = tolerance
+        self._tolerance = _tolerance(runner, kv_bits=settings.kv_bits)
+        self._with_text = settings.records_text
         self._clock = clock
         self._source = random.Random()
         self._waiting: deque[AuditSample] = deque(maxlen=_MOST_WAITING)
@@ -117,11 +89,16 @@ class Audit:
         """Whether an answer that begins now is in the sample."""
         return self._rate > 0 and self._source.random() < self._rate
 
-    def add(self, sample: AuditSample) -> None:
-        """Audit this answer when there is time. Of too many, the oldest are left out."""
+    def add(self, request: RunningRequest) -> None:
+        """Audit the answer of a request, if it was drawn, when there is time. Of too many, the oldest are left out."""
+        sampler = request.live.sampler if request.live is not None else None
+        if sampler is None or not sampler.is_audited or len(sampler.logprobs) != len(request.generated):
+            return
         if len(self._waiting) == _MOST_WAITING:
             self.give_up()
-        self._waiting.append(sample)
+        job = replace(request.job, watch=None, sampling=replace(request.job.sampling, seed=sampler.seed))
+        answer = GivenAnswer(job=job, tokens=tuple(request.generated), logprobs=tuple(sampler.logprobs))
+        self._waiting.append(AuditSample(answer=answer, outcome=request.outcome(self._clock())))
 
     @property
     def due_in_s(self) -> float | None:
@@ -140,8 +117,26 @@ class Audit:
         self._run = self._first = None
         return True
 
-    def step(self) -> AuditFinding | None:
-        """Compute a chunk of the oldest answer that waits. Gives what was found when it is through."""
+    def step(self) -> GivenAnswer | None:
+        """Compute a chunk of the oldest answer that waits. Gives an answer that turns out not to be a cold run's."""
+        finding = self._advance()
+        if finding is None:
+            return None
+        answer = finding.sample.answer
+        told = f"audit of {answer.job.id}: {finding.verdict}, log-probabilities within {finding.worst:.2g}"
+        if finding.verdict is not Verdict.DIFFERENT:
+            log.info("%s", told)
+            return None
+        log.error(
+            "%s. The answer is not what a cold run computes, so its path is dropped from memory and disk. "
+            "Please report this: %s",
+            told,
+            _report_of(finding, self._runner.loaded, with_text=self._with_text),
+        )
+        return answer
+
+    def _advance(self) -> AuditFinding | None:
+        """Gives what was found when an answer is through."""
         if self.due_in_s != 0:
             return None
         sample, started_s = self._waiting[0], self._clock()
@@ -219,3 +214,43 @@ class Audit:
 
     def _count(self) -> None:
         self._memory.measure(Account.SEQUENCES, max(0, self._runner.live_nbytes))
+
+
+def _tolerance(runner: Runner, *, kv_bits: int | None) -> float:
+    """How far rounding goes, by the size of a logit and of KV."""
+    if kv_bits is not None:
+        return _TOLERANCE_KV
+    logit_nbytes = runner.footprint.logits // runner.loaded.vocab_size
+    return _TOLERANCE if logit_nbytes >= 4 else _TOLERANCE_16_BIT
+
+
+def _report_of(finding: AuditFinding, loaded: LoadedModel, *, with_text: bool) -> str:
+    """All that it takes to compute the difference again, as JSON; tokens only `with_text`."""
+    answer, outcome = finding.sample.answer, finding.sample.outcome
+    job, first = answer.job, next(iter(finding.others), None)
+    packages = ("mlx-reprise", "mlx", "mlx-lm")
+    report: dict[str, object] = {
+        "job": job.id,
+        "model": loaded.name,
+        "fingerprint": loaded.fingerprint,
+        "architecture": loaded.architecture,
+        "layers": [str(kind) for kind in loaded.blueprint.layout.kinds],
+        "has_snapshots": loaded.blueprint.layout.has_snapshots,
+        "versions": {name: version(name) for name in packages},
+        "sampling": asdict(job.sampling),
+        "prompt_tokens": len(job.prompt),
+        "prompt_sha256": sha256(job.prompt.tokens.tobytes()).hexdigest(),
+        "answer_tokens": len(answer.tokens),
+        "reused": outcome.reused,
+        "settled": outcome.settled,
+        "loaded": outcome.loaded,
+        "awaited": outcome.awaited,
+        "boundaries": [[boundary.position, str(boundary.kind)] for boundary in job.prompt.boundaries],
+        "worst": finding.worst,
+        "rounding": finding.rounding,
+        "first_other_token": None if first is None else asdict(first),
+        "num_other_tokens": len(finding.others),
+    }
+    if with_text:
+        report |= {"prompt": job.prompt.tokens.tolist(), "answer": list(answer.tokens)}
+    return json.dumps(report, default=str)

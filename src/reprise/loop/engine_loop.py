@@ -31,7 +31,7 @@ from reprise.engine.memory import leave_thread
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop.admission import Gate
 from reprise.loop.heartbeat import Heartbeat
-from reprise.loop.inspection import edge_tokens, inspect_evictions
+from reprise.loop.inspection import edge_tokens, inspect, inspect_evictions, lookup, status_of
 from reprise.loop.worker import Worker
 
 log = logging.getLogger("reprise.loop")
@@ -158,7 +158,11 @@ class EngineLoop:
         return self._ask(lambda worker: worker.clear_cache(namespace, owner=owner))
 
     def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
-        return self._ask(lambda worker: worker.inspect(max_nodes=max_nodes, part=part))
+        return self._ask(
+            lambda w: inspect(
+                w, max_nodes=max_nodes, part=part, num_inside=self._gate.num_inside, now_s=time.monotonic()
+            )
+        )
 
     def edge_tokens(
         self, namespace: str, *, node: int | None = None, max_nodes: int = 1000
@@ -175,7 +179,7 @@ class EngineLoop:
         self.call(lambda worker: worker.disk.hurry())
 
     def lookup(self, prompt: Prompt, *, namespace: str) -> Future[Lookup]:
-        return self._ask(lambda worker: worker.lookup(prompt, namespace=namespace))
+        return self._ask(lambda worker: lookup(worker, prompt, namespace=namespace))
 
     def pins(self, namespace: str, *, owner: str = "") -> Future[PinList]:
         return self._ask(lambda worker: worker.cache.list_pins(namespace, owner=owner))
@@ -266,14 +270,14 @@ class EngineLoop:
             self._publish(worker)
 
     def _may_end(self, worker: Worker) -> bool:
-        is_all_here = self._gate.num_inside == worker.num_requests
+        is_all_here = self._gate.num_inside == len(worker.requests)
         return self._close is not None and is_all_here and (self._close.now or worker.is_empty)
 
     def _receive(self, worker: Worker) -> None:
         """Take all commands; wait for one if there is nothing to do and nothing to tell."""
         block = not worker.has_work and not self._may_end(worker)
         while True:
-            if block and worker.num_requests == 0:
+            if block and len(worker.requests) == 0:
                 self._heartbeat.rest()
             try:
                 command = self._inbox.get(block=block, timeout=worker.wakes_in_s)
@@ -300,5 +304,5 @@ class EngineLoop:
                 self._close = command
 
     def _publish(self, worker: Worker) -> None:
-        self._status = worker.status()
+        self._status = status_of(worker)
         self._heartbeat.note(self._status)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.cache.tree import Node, subtree
+from reprise.core.backend import Counts, Held, Lookup, Status
 from reprise.core.inspection import (
-    WHOLE_TREE,
     EdgeTokens,
     InspectedCheckpoint,
     InspectedEviction,
@@ -18,20 +18,98 @@ from reprise.core.inspection import (
     InspectedRequest,
     InspectedSequence,
     InspectedTree,
+    Inspection,
     PhaseName,
     TreePart,
 )
+from reprise.core.job import Job
+from reprise.core.prompt import Prompt
 from reprise.disk.cache import DiskCache, DiskCursor
 from reprise.engine import memory as device_memory
 from reprise.engine.runner import Footprint, LiveSequence
 from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, Waiting
+from reprise.loop.worker import Worker
 from reprise.memory import Account, Memory
+from reprise.schedule.queue_bound import queue_wait_s
 
 _NUM_FIRST_TOKENS = 24
 """So many tokens of an edge are shown: enough to read how it begins."""
 
 
-def inspect_request(request: RunningRequest, *, now_s: float) -> InspectedRequest:
+def status_of(worker: Worker) -> Status:
+    """All but what is on disk, which changes while the loop sleeps."""
+    memory, pinned, stats = worker.memory, worker.cache.pins.total(), worker.cache.stats
+    requests = worker.requests
+    phases = Counter(type(request.phase) for request in requests.values())
+    return Status(
+        is_idle=len(requests) == 0,
+        queued=phases[Waiting],
+        prefilling=phases[Prefilling],
+        decoding=phases[Decoding],
+        counts=Counts(**requests.counts, saved_s=requests.saved_s, evictions=stats.num_evictions),
+        audit=worker.audit.totals,
+        held=Held(
+            budget=memory.budget if memory.budget is not None else 0,
+            kv=stats.kv_nbytes,
+            snapshots=stats.snapshot_nbytes,
+            live=memory.nbytes(Account.SEQUENCES),
+            logits=memory.nbytes(Account.LOGITS),
+            pinned=pinned.nbytes,
+            pins=pinned.num,
+            tokens=stats.num_tokens,
+            index=4 * stats.num_tokens + 512 * stats.num_nodes,
+            evicted_by_reason=stats.evictions,
+        ),
+        drafts=worker.drafts.status() if worker.drafts is not None else None,
+    )
+
+
+def lookup(worker: Worker, prompt: Prompt, *, namespace: str) -> Lookup:
+    """What this prompt would find if it came now. Changes nothing. O(length of the match)."""
+    job = Job(id="lookup", prompt=prompt, namespace=namespace, max_tokens=1)
+    asked = RunningRequest(job=job, sink=lambda event: None, arrived_s=0.0)
+    worker.prefixes.match(asked)
+    held, speed = asked.position, worker.executor.speed
+    on_disk = worker.disk.would_read_to(asked, held=held)
+    resume_at, num_loaded = max(held, on_disk), max(0, on_disk - held)
+    others = [request for request in worker.requests.values() if not request.is_settle]
+    queue_s = queue_wait_s(
+        num_running=sum(request.is_running for request in others),
+        num_waiting=sum(request.is_waiting for request in others),
+        num_left=sum(max(0, r.end - r.position) for r in others if not isinstance(r.phase, Decoding)),
+        limits=worker.limits,
+        speed=speed,
+    )
+    # Before the disk was read once: as fast as the tokens are computed.
+    load_speed = speed.load_tokens_per_s
+    return Lookup(
+        num_prompt=len(prompt),
+        matched=max(asked.matched, on_disk),
+        resume_at=resume_at,
+        num_loaded=num_loaded,
+        queue_s=queue_s,
+        load_s=speed.prefill_s(held, resume_at) if load_speed is None else num_loaded / load_speed,
+        prefill_s=speed.prefill_s(resume_at, len(prompt)) + (0 if held == len(prompt) else speed.decode_s),
+    )
+
+
+def inspect(worker: Worker, *, max_nodes: int, part: TreePart, num_inside: int, now_s: float) -> Inspection:
+    """What is there now, with the `max_nodes` nodes of a part of the tree that were used last. O(those)."""
+    requests = worker.requests.values()
+    return Inspection(
+        requests=tuple(_inspect_request(request, now_s=now_s) for request in requests),
+        num_inside=num_inside,
+        idle=tuple(map(_inspect_idle, worker.sequences.idle)),
+        num_sequences=worker.runner.num_sequences,
+        tree=_inspect_tree(worker.cache, worker.disk.cache, requests, max_nodes=max_nodes, now_s=now_s, part=part),
+        memory=_inspect_memory(worker.memory, worker.runner.footprint, weights_nbytes=worker.runner.loaded.nbytes),
+        disk=worker.disk.stats(),
+        reads=worker.disk.reads(),
+        num_unwritten=worker.disk.num_unwritten,
+    )
+
+
+def _inspect_request(request: RunningRequest, *, now_s: float) -> InspectedRequest:
     admission, outcome = request.admission, request.outcome(now_s)
     return InspectedRequest(
         id=request.id,
@@ -68,7 +146,7 @@ def _phase(request: RunningRequest) -> PhaseName:
             raise AssertionError(f"{request.id} has ended, and is among the requests")
 
 
-def inspect_idle(live: LiveSequence) -> InspectedSequence:
+def _inspect_idle(live: LiveSequence) -> InspectedSequence:
     return InspectedSequence(position=live.position, nbytes=_nbytes(live), shared_nbytes=live.shared_nbytes)
 
 
@@ -76,7 +154,7 @@ def _nbytes(live: LiveSequence) -> int:
     return live.rows.nbytes // live.rows.num_rows
 
 
-def inspect_memory(memory: Memory, footprint: Footprint, *, weights_nbytes: int) -> InspectedMemory:
+def _inspect_memory(memory: Memory, footprint: Footprint, *, weights_nbytes: int) -> InspectedMemory:
     return InspectedMemory(
         token_nbytes=footprint.full,
         snapshot_nbytes=footprint.snapshot,
@@ -93,14 +171,14 @@ def inspect_memory(memory: Memory, footprint: Footprint, *, weights_nbytes: int)
     )
 
 
-def inspect_tree(
+def _inspect_tree(
     cache: PrefixCache,
     disk: DiskCache | None,
     requests: Iterable[RunningRequest],
     *,
     max_nodes: int,
     now_s: float,
-    part: TreePart = WHOLE_TREE,
+    part: TreePart,
 ) -> InspectedTree:
     """The nodes that were used last, from the roots down: no path through a node is newer than the node."""
     leased: dict[int, list[str]] = defaultdict(list)

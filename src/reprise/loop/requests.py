@@ -37,6 +37,8 @@ class Waiting:
     resume_at: int = 0
     row: LogitsRow | None = None
     is_loading: bool = False
+    is_matched: bool = False
+    """Whether `resume_at` and `row` are what the cache says now."""
     preempted: Preempted | None = None
     """None: it has not sampled yet."""
 
@@ -152,6 +154,11 @@ class RunningRequest:
     @property
     def is_settle(self) -> bool:
         return self.job.purpose is Purpose.SETTLE
+
+    @property
+    def samples(self) -> bool:
+        """Whether it is to be answered."""
+        return self.job.purpose is Purpose.GENERATE
 
     @property
     def namespace(self) -> str:

@@ -1,18 +1,36 @@
-"""What the scheduler is told of the requests. Pure."""
+"""What the scheduler is told: the bounds, and the state of the requests. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from reprise.core.kinds import Layout
+from reprise.core.settings import Settings
+from reprise.engine.batching import TOKEN_BY_TOKEN
+from reprise.engine.runner import Runner
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest, Waiting
 from reprise.loop.sequences import SequencePool
-from reprise.schedule.limits import Speed
+from reprise.schedule.limits import SchedulerLimits, Speed
 from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
 
 _WHOLE_FROM = 8
 """Before so many tokens recurrent state may have a shape of its own: the last tokens of an n-gram, of which few are
 there yet."""
+
+
+def scheduler_limits(runner: Runner, settings: Settings) -> SchedulerLimits:
+    """The bounds of this model under these settings."""
+    loaded = runner.loaded
+    chunk = 1 if loaded.architecture in TOKEN_BY_TOKEN else settings.prefill_chunk
+    return SchedulerLimits(
+        max_batch=settings.max_batch,
+        max_queue=settings.max_queue,
+        prefill_chunk=chunk,
+        min_chunk=min(16, chunk),
+        max_stall_s=settings.max_stall_ms / 1000,
+        can_batch=runner.can_batch,
+        resumes_anywhere=loaded.blueprint.layout.resumes_anywhere,
+    )
 
 
 def scheduler_state(

@@ -24,7 +24,7 @@ from reprise.engine.runner import LiveSequence, Runner
 from reprise.engine.sequence_batch import moving
 from reprise.engine.shared_segment import SharedSegment, copy_out
 from reprise.loop.requests import RunningRequest
-from reprise.memory import Account, Memory
+from reprise.memory import Account, Memory, Reclaimer
 
 INITIAL_DECODE_SLOTS = 256
 """Entries for the answer that are there from the start; more are made room for as they come."""
@@ -57,8 +57,8 @@ class SequencePool:
     """Starts sequences, ends them, and gives up what is not needed for running. `chunk`: the longest prefill chunk."""
 
     def __init__(self, runner: Runner, cache: PrefixCache, memory: Memory, *, chunk: int) -> None:
-        self._runner = runner
-        self._cache = cache
+        self.runner = runner
+        self.cache = cache
         self.memory = memory
         self._chunk = chunk
         self._idle: dict[LiveSequence, _Path] = {}
@@ -75,7 +75,12 @@ class SequencePool:
             here(sequence)
 
         cache.close_idle_with(close_if_there)
-        memory.reclaim_from(self.share_duplicates, cache.evict_one, self.close_idle)
+        memory.reclaim_from(*self.reclaimers)
+
+    @property
+    def reclaimers(self) -> tuple[Reclaimer, ...]:
+        """What gives up something of the sequences or the cache, in the order in which it is asked."""
+        return self.share_duplicates, self.cache.evict_one, self.close_idle
 
     @property
     def num_idle(self) -> int:
@@ -90,12 +95,12 @@ class SequencePool:
 
     def estimate(self, num_prompt: int) -> int:
         """The most bytes of live state that a request with so many prompt tokens takes until it has decoded a while."""
-        return self._runner.footprint.live(num_prompt + INITIAL_DECODE_SLOTS, chunk=self._chunk)
+        return self.runner.footprint.live(num_prompt + INITIAL_DECODE_SLOTS, chunk=self._chunk)
 
     def estimate_to_admit(self, num_prompt: int, resume_at: int) -> int:
         """The same, and what it copies from the cache that cannot be shared."""
-        is_shared = resume_at >= self._runner.shares_from
-        return self.estimate(num_prompt) + (0 if is_shared else self._runner.footprint.at(resume_at))
+        is_shared = resume_at >= self.runner.shares_from
+        return self.estimate(num_prompt) + (0 if is_shared else self.runner.footprint.at(resume_at))
 
     def available(self, running: Iterable[RunningRequest]) -> int | None:
         """Bytes that new requests may take, with all that may be evicted gone; None without a budget.
@@ -109,22 +114,22 @@ class SequencePool:
             max(0, self.estimate(len(request.prompt)) - _share(request.live)) for request in running if request.live
         )
         live = memory.nbytes(Account.SEQUENCES) + memory.nbytes(Account.INCOMING)
-        taken = live + promised + self._cache.protected_nbytes()
+        taken = live + promised + self.cache.protected_nbytes()
         return memory.budget - taken + sum(map(self._owned_nbytes, self._duplicates.values()))
 
     def fits_next_token(self, live: LiveSequence, *, budget: int | None) -> bool:
         """Whether a sequence can have its next token within a budget, with all that is held now."""
-        return budget is None or self._runner.growth([live], 2) <= max(0, budget - self.memory.held)
+        return budget is None or self.runner.growth([live], 2) <= max(0, budget - self.memory.held)
 
     def fits_draft(self, live: LiveSequence, num: int) -> bool:
         """Whether a pass over `num` tokens fits as things are: a draft is no reason to give anything up."""
-        return self.memory.fits(self._runner.growth_to_decode([live], num))
+        return self.memory.fits(self.runner.growth_to_decode([live], num))
 
     # Room.
 
     def measure(self) -> None:
         """Count the buffers anew, and give up what is too much."""
-        for live in [live for live in self._idle if not self._runner.is_worth_keeping(live)]:
+        for live in [live for live in self._idle if not self.runner.is_worth_keeping(live)]:
             # The cache has dropped too much of what it shares for it to be worth its buffers.
             self._close(live)
         self._count()
@@ -135,18 +140,18 @@ class SequencePool:
 
     def reserve_to_prefill(self, lives: Sequence[LiveSequence], num: int) -> bool:
         """Make room for `num` more tokens of each of these sequences, in one pass."""
-        return self.memory.reserve(self._runner.growth(lives, num))
+        return self.memory.reserve(self.runner.growth(lives, num))
 
     def reserve_to_decode(self, lives: Sequence[LiveSequence]) -> bool:
         """Make room for the next token of each."""
-        return self.memory.reserve(self._runner.growth_to_decode(lives))
+        return self.memory.reserve(self.runner.growth_to_decode(lives))
 
     def share_duplicates(self) -> bool:
         """Have the tree refer to the buffers of running sequences where it has copies. False if there is none."""
         had_any = len(self._duplicates) > 0
         for live, path in self._duplicates.items():
-            refs = self._cache.owned_segments(path.tokens, namespace=path.namespace)
-            self._cache.replace(refs, [self._runner.share(live, ref.kind, ref.segment.span) for ref in refs])
+            refs = self.cache.owned_segments(path.tokens, namespace=path.namespace)
+            self.cache.replace(refs, [self.runner.share(live, ref.kind, ref.segment.span) for ref in refs])
         self._duplicates.clear()
         return had_any
 
@@ -159,7 +164,7 @@ class SequencePool:
 
     def _count(self) -> None:
         # An exception that is being handled may keep shared segments alive that the tree has replaced by copies.
-        self.memory.measure(Account.SEQUENCES, max(0, self._runner.live_nbytes))
+        self.memory.measure(Account.SEQUENCES, max(0, self.runner.live_nbytes))
 
     # Starting.
 
@@ -169,10 +174,10 @@ class SequencePool:
         if live is not None:
             return live
         path = _Path(match.tokens[:position], match.namespace)
-        needed = self._runner.footprint.live(reserve, chunk=self._chunk)
-        is_long = position >= self._runner.shares_from
+        needed = self.runner.footprint.live(reserve, chunk=self._chunk)
+        is_long = position >= self.runner.shares_from
         if self.memory.fits(needed) or (not is_long and self.memory.reserve(needed)):
-            live = self._runner.start(self._cache.read(match, position), reserve=reserve)
+            live = self.runner.start(self.cache.read(match, position), reserve=reserve)
             if is_long:
                 self._duplicates[live] = path
             return live
@@ -184,14 +189,14 @@ class SequencePool:
         """The idle sequence that holds the matched path up to `position`, now standing there; None if none does."""
         if not self._idle or position == 0:
             return None
-        live = self._cache.sharing_sequence(match, position)
+        live = self.cache.sharing_sequence(match, position)
         if not isinstance(live, LiveSequence) or live not in self._idle:
             return None
         path = self._idle[live]
         # What comes behind the position will be overwritten, and may be on somebody else's path.
-        self._cache.split_shared(live, path.tokens, namespace=path.namespace, position=position)
+        self.cache.split_shared(live, path.tokens, namespace=path.namespace, position=position)
         self._copy_shared(live, path, start=position)
-        self._runner.reopen(live, self._cache.read(match, position), reserve=reserve)
+        self.runner.reopen(live, self.cache.read(match, position), reserve=reserve)
         # Only now: if it cannot be taken back to the position, it is idle as before, and can still be closed.
         del self._idle[live]
         return live
@@ -201,32 +206,32 @@ class SequencePool:
 
         A plane at a time is copied, and given up as it is there: so at most one is held twice.
         """
-        stacked = self._cache.owned_segments(path.tokens, namespace=path.namespace)
+        stacked = self.cache.owned_segments(path.tokens, namespace=path.namespace)
         while stacked:
             # Popped, so that nobody holds the stacked entries when their copies are there.
             self._unstack(stacked.pop())
-        refs = self._cache.owned_segments(path.tokens, namespace=path.namespace)
-        restore = moving(self._cache.read(match, len(path.tokens)), [_segment(ref) for ref in refs])
-        live = self._runner.begin()
-        self._cache.replace(refs, [self._runner.share(live, ref.kind, ref.segment.span) for ref in refs])
+        refs = self.cache.owned_segments(path.tokens, namespace=path.namespace)
+        restore = moving(self.cache.read(match, len(path.tokens)), [_segment(ref) for ref in refs])
+        live = self.runner.begin()
+        self.cache.replace(refs, [self.runner.share(live, ref.kind, ref.segment.span) for ref in refs])
         # The tree refers to the sequence now, and `restore` alone still holds the entries.
         del refs
         try:
-            self._runner.fill(live, restore, reserve=reserve, at_once=0)
+            self.runner.fill(live, restore, reserve=reserve, at_once=0)
         except Exception:
             self.is_broken = True
-            self._runner.drop(live)
+            self.runner.drop(live)
             raise
         return live
 
     def _unstack(self, ref: SegmentRef) -> None:
-        self._cache.replace([ref], [_segment(ref).unstacked()])
+        self.cache.replace([ref], [_segment(ref).unstacked()])
 
     # What is read from the disk.
 
     def restore_target(self, position: int, num_prompt: int, *, is_whole: bool) -> RecordSource | RestoringSequence:
         """What the records of a path up to `position` go into; `is_whole`: all of the path is read."""
-        footprint = self._runner.footprint
+        footprint = self.runner.footprint
         if not is_whole or footprint.full * position <= LARGE_NBYTES:
             return RecordSource()
         # No more room to grow than a sequence may have that waits for its next turn.
@@ -234,7 +239,7 @@ class SequencePool:
         if not self.memory.reserve(footprint.live(length, chunk=1) + footprint.checkpoint):
             # It takes less to have the cache hold it alone until the request can start.
             return RecordSource()
-        return RestoringSequence(self._runner, length=length)
+        return RestoringSequence(self.runner, length=length)
 
     def keep_restored(self, target: RestoreTarget, tokens: Tokens, *, namespace: str) -> None:
         """What was committed from the target waits for its request like one whose next turn is to come."""
@@ -246,11 +251,11 @@ class SequencePool:
     def end(self, live: LiveSequence, tokens: Tokens, *, namespace: str) -> None:
         """A sequence that stands behind `tokens` has ended: it stays idle, or is stopped where that is not worth it."""
         self._duplicates.pop(live, None)
-        if not self._runner.is_worth_keeping(live):
+        if not self.runner.is_worth_keeping(live):
             self._copy_shared(live, _Path(tokens, namespace))
-            self._runner.stop(live)
+            self.runner.stop(live)
             return
-        self._runner.keep_idle(live)
+        self.runner.keep_idle(live)
         self._idle[live] = _Path(own_tokens(tokens), namespace)
         while len(self._idle) > _MOST_IDLE:
             self._close(next(iter(self._idle)))
@@ -262,17 +267,17 @@ class SequencePool:
         try:
             self._copy_shared(live, _Path(tokens, namespace))
         finally:
-            self._runner.drop(live)
+            self.runner.drop(live)
 
     def drop(self, live: LiveSequence) -> None:
         """Forget a sequence that could not be ended."""
         self._duplicates.pop(live, None)
-        self._runner.drop(live)
+        self.runner.drop(live)
 
     def reset(self) -> None:
         """Stop all idle sequences, after the cache has dropped what they shared."""
         for live in self._idle:
-            self._runner.stop(live)
+            self.runner.stop(live)
         self._idle.clear()
         self._duplicates.clear()
         self.is_broken = False
@@ -286,25 +291,25 @@ class SequencePool:
     def _close(self, live: LiveSequence) -> None:
         """Replace what an idle sequence shares by copies, and stop it."""
         path = self._idle.pop(live)
-        refs = self._cache.shared_segments(live, path.tokens, namespace=path.namespace)
+        refs = self.cache.shared_segments(live, path.tokens, namespace=path.namespace)
         try:
-            self._cache.replace(refs, copy_out(_shared_of(refs)))
+            self.cache.replace(refs, copy_out(_shared_of(refs)))
         except Exception:
             self.is_broken = True
             raise
         finally:
-            self._runner.stop(live)
+            self.runner.stop(live)
         self._count()
 
     def _copy_shared(self, live: LiveSequence, path: _Path, *, start: int = 0) -> None:
         """Replace what a sequence shares of ``[start, …)`` by copies."""
         if len(live.shared) > 0:
-            refs = self._cache.shared_segments(live, path.tokens, namespace=path.namespace, start=start)
-            self._cache.replace(refs, [segment.owned() for segment in _shared_of(refs)])
+            refs = self.cache.shared_segments(live, path.tokens, namespace=path.namespace, start=start)
+            self.cache.replace(refs, [segment.owned() for segment in _shared_of(refs)])
 
     def _owned_nbytes(self, path: _Path) -> int:
         # The references are not to be kept: who holds one holds its entries, too.
-        refs = self._cache.owned_segments(path.tokens, namespace=path.namespace)
+        refs = self.cache.owned_segments(path.tokens, namespace=path.namespace)
         return sum(ref.segment.nbytes for ref in refs)
 
 

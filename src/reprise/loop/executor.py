@@ -1,0 +1,128 @@
+"""Runs passes of the model over the sequences of requests, with drafts where they are worth it, and takes the time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from reprise.cache.payload import LogitsRow
+from reprise.core.clock import Clock
+from reprise.drafts.benefit import PASS_SIZES
+from reprise.drafts.drafter import Draft, Drafts
+from reprise.engine.runner import LiveSequence, Runner, TokenFailure, TokenResult
+from reprise.loop.requests import Decoding, Prefilling, RunningRequest
+from reprise.loop.sequences import SequencePool
+from reprise.schedule.limits import Speed
+from reprise.schedule.step import Slice
+
+log = logging.getLogger("reprise.loop")
+
+
+class Executor:
+    """One pass at a time. Owns how fast they were seen to be."""
+
+    def __init__(self, sequences: SequencePool, *, context: int | None, clock: Clock) -> None:
+        """`context`: the most positions of one sequence."""
+        self._sequences = sequences
+        self._runner = sequences.runner
+        self._context = context
+        self._clock = clock
+        self._speed = Speed()
+
+    @property
+    def speed(self) -> Speed:
+        return self._speed
+
+    def prefill(self, requests: Sequence[RunningRequest], slices: Sequence[Slice]) -> None:
+        """Feed each request its slice; the slices have one length."""
+        started_s, (first, *_) = self._clock(), slices
+        chunks = [request.prompt.tokens[s.start : s.stop] for request, s in zip(requests, slices, strict=True)]
+        self._runner.prefill(_lives(requests), chunks)
+        seconds = self._clock() - started_s
+        self._speed = self._speed.after_prefill(len(first) * len(slices), seconds, position=first.start)
+
+    def begin_decode(self, request: RunningRequest, *, keeps_row: bool, is_audited: bool) -> None:
+        """The prompt is there: the next pass samples."""
+        phase = request.phase
+        assert isinstance(phase, Prefilling), phase
+        if request.decode_began_s is None:
+            request.decode_began_s = self._clock()
+        if phase.preempted is None:
+            self._runner.begin_decode(phase.live, request.job, keeps_row=keeps_row, is_audited=is_audited)
+        else:
+            pending = int(phase.preempted.prompt.tokens[-1])
+            self._runner.resume_decode(phase.live, phase.preempted.sampler, pending=pending)
+        request.enter(Decoding(live=phase.live, lease=phase.lease, plan=phase.plan))
+
+    def sample_from(self, request: RunningRequest, row: LogitsRow, *, is_audited: bool) -> TokenResult | TokenFailure:
+        """The first token of a request that stands behind its whole prompt, where the cache has the logits `row`."""
+        phase = request.phase
+        assert isinstance(phase, Prefilling), phase
+        request.enter(Decoding(live=phase.live, lease=phase.lease, plan=phase.plan))
+        return self._runner.sample_from(phase.live, request.job, row, is_audited=is_audited)
+
+    def decode(self, group: Sequence[RunningRequest], *, is_alone: bool) -> Sequence[TokenResult | TokenFailure]:
+        """A token for each of a group, or several for one that decodes alone, where a draft of them is worth it."""
+        draft = self._draft(group[0], is_alone=is_alone)
+        started_s = self._clock()
+        results = self._runner.decode(_lives(group), draft=draft.tokens.tolist() if draft is not None else ())
+        for result in results if len(group) == 1 else ():
+            if group[0].drafts is not None and isinstance(result, TokenResult):
+                group[0].drafts.note(
+                    draft if result.num_drafted > 0 else None,
+                    num_fed=result.num_fed,
+                    num_tokens=len(result.sampled),
+                    seconds=self._clock() - started_s,
+                )
+        return results
+
+    def _draft(self, request: RunningRequest, *, is_alone: bool) -> Draft | None:
+        """What an answer probably goes on with, where that is worth verifying; nobody else decodes meanwhile."""
+        drafts, live = request.drafts, request.live
+        if drafts is None or live is None or request.first_token_s is None:
+            # The first token comes alone: what is behind the prompt is kept for exact repeats.
+            return None
+        drafts.read_prompt(len(request.job.prompt))
+        if not is_alone:
+            return None
+        most = request.job.max_tokens - len(request.generated) - 1
+        if self._context is not None:
+            most = min(most, self._context - len(request.job.prompt) - len(request.generated) - 1)
+        num_fed = 1 + len(live.unfed)
+        draft = drafts.propose(num_fed=num_fed, most=most)
+        if draft is None or not self._sequences.fits_draft(live, num_fed + len(draft.tokens)):
+            return None
+        return draft
+
+    # What took how long beside a prefill.
+
+    def note_load(self, num_tokens: int, seconds: float) -> None:
+        """So many tokens of a prompt were read from the disk."""
+        self._speed = self._speed.after_load(num_tokens, seconds)
+
+    def note_decode(self, seconds: float) -> None:
+        """Every decode group has run once."""
+        self._speed = self._speed.after_decode(seconds)
+
+    def note_generation(self, seconds: float) -> None:
+        """A request has decoded, from its first token to its last."""
+        self._speed = self._speed.after_generation(seconds)
+
+
+def _lives(requests: Sequence[RunningRequest]) -> list[LiveSequence]:
+    lives = [request.live for request in requests if request.live is not None]
+    assert len(lives) == len(requests), "every request of a pass runs"
+    return lives
+
+
+def make_drafts(runner: Runner, mode: str) -> Drafts | None:
+    """Who makes drafts for a model; None where they are off, or where it cannot verify them."""
+    if mode == "off" or not runner.can_verify:
+        return None
+    sizes = PASS_SIZES if mode == "auto" else runner.exact_sizes(PASS_SIZES)
+    if mode == "exact":
+        log.info("drafts are verified in passes of %s tokens, which equal single steps", ", ".join(map(str, sizes)))
+    if max(sizes, default=1) == 1:
+        log.warning("no pass over several tokens equals single steps on this device: --drafts exact is --drafts off")
+        return None
+    return Drafts(rewinds=runner.loaded.blueprint.rewinds, sizes=sizes)

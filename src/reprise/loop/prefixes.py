@@ -1,0 +1,307 @@
+"""What requests find in the prefix cache and on disk, and what they leave there."""
+
+from __future__ import annotations
+
+import logging
+
+from reprise.cache.lookup import Match
+from reprise.cache.payload import LogitsRow
+from reprise.core.clock import Clock
+from reprise.core.job import Purpose
+from reprise.core.prompt import BoundaryKind
+from reprise.core.record import Reason
+from reprise.disk.tier import DiskTier
+from reprise.engine.score import PromptScorer
+from reprise.loop.request_table import RequestTable
+from reprise.loop.requests import Admission, Decoding, Prefilling, RunningRequest, Waiting
+from reprise.loop.sequences import SequencePool, initial_decode_slots
+from reprise.loop.settled import SettledSpans
+from reprise.plan.checkpoints import Plan, interval_tokens, make_plan
+from reprise.schedule.limits import Speed
+from reprise.schedule.order import is_auxiliary_request
+
+log = logging.getLogger("reprise.loop")
+
+_PINNED_SHARE = 2
+"""Pins keep this part of the budget at most, so that there is always room for what nobody pinned."""
+
+
+class RequestPrefixes:
+    """Matches prompts, starts their sequences, and stores what those compute.
+
+    Owns what nobody else remembers of it: which spans were computed while idle.
+    """
+
+    def __init__(
+        self, requests: RequestTable, sequences: SequencePool, disk: DiskTier, *, is_on: bool, clock: Clock
+    ) -> None:
+        """`is_on`: without a prefix cache nothing is found and nothing kept."""
+        self._is_on = is_on
+        self._requests = requests
+        self._disk = disk
+        self._sequences = sequences
+        self._runner = sequences.runner
+        self._cache = sequences.cache
+        self._clock = clock
+        self._settled = SettledSpans()
+        footprint = self._runner.footprint
+        self._interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
+
+    # Finding.
+
+    def look_up(self, request: RunningRequest) -> None:
+        """How far the prompt of a request that has just arrived is known."""
+        if self._is_on:
+            self._requests.relate(request)
+        self.match(request)
+        request.first_resume_at = request.position
+        request.is_auxiliary = is_auxiliary_request(
+            prompt_len=len(request.job.prompt),
+            resume_at=max(request.position, self._disk.reach(request)),
+            has_chats=self._requests.has_chat_beside(request),
+        )
+
+    def match(self, request: RunningRequest) -> Match:
+        """Look the request's prompt up, and note where it could resume if it waits."""
+        match = self._cache.match(request.prompt.tokens, namespace=request.namespace)
+        if not isinstance(request.phase, Waiting):
+            return match
+        request.phase.is_matched = True
+        if not self._is_on:
+            request.reason = Reason.CACHE_OFF
+        else:
+            request.phase.row = self._cache.row_at(match) if request.may_sample_at_once else None
+            limit = len(request.prompt) if request.phase.row is not None else request.reusable
+            request.phase.resume_at = self._cache.resume_at(match, limit=limit)
+            request.stored = max(request.stored, request.phase.resume_at)
+            if request.admission is None:
+                request.matched = match.length
+        return match
+
+    def present(self) -> list[RunningRequest]:
+        """Who runs or could be admitted now: not who waits for the disk, or for the logits of another."""
+        for request in list(self._requests.values()):
+            if isinstance(request.phase, Waiting) and not request.phase.is_matched:
+                self._requests.run_isolated(request, self.match)
+        return [r for r in self._requests.values() if not r.is_loading and not self._awaits_row(r)]
+
+    def _awaits_row(self, request: RunningRequest) -> bool:
+        """Whether another computes the logits behind this very prompt: it waits for those, and computes nothing."""
+        phase = request.phase
+        if not isinstance(phase, Waiting) or phase.row is not None or not self.keeps_row(request):
+            return False
+        leaders = map(self._requests.get, request.common_prefix_lengths)
+        return any(
+            leader is not None
+            and leader.may_sample_at_once
+            and not leader.is_loading
+            and not leader.has_ended
+            and request.is_repeat_of(leader)
+            for leader in leaders
+        )
+
+    def is_on_disk(self, request: RunningRequest) -> bool:
+        """Whether a request that is to be admitted has to wait for what is read for it."""
+        if request.reusable < request.end or not self._disk.begin(request):
+            return False
+        request.loading_since_s = self._clock()
+        return True
+
+    def take_loaded(self) -> list[tuple[RunningRequest, float]]:
+        """The requests for which the disk was read, with the seconds that it took."""
+        loaded = [self._requests[request_id] for request_id in self._disk.advance()]
+        return [(request, self._end_loading(request)) for request in loaded]
+
+    def _end_loading(self, request: RunningRequest) -> float:
+        self._requests.note_change(request)
+        if isinstance(request.phase, Waiting):
+            request.phase.is_matched = False
+        if request.loading_since_s is None:
+            return 0.0
+        seconds = self._clock() - request.loading_since_s
+        request.loading_s, request.loading_since_s = request.loading_s + seconds, None
+        return seconds
+
+    def start(self, request: RunningRequest) -> LogitsRow | None:
+        """Start the sequence of a request that waited, where the cache can resume it.
+
+        Gives the logits behind its whole prompt where those are kept: then nothing is left to compute.
+        """
+        match, waiting = self.match(request), request.phase
+        assert isinstance(waiting, Waiting), waiting
+        resume_at, row = waiting.resume_at, waiting.row
+        # One that was preempted comes back: what is told of it is how it began.
+        if self._is_on and request.admission is None:
+            request.continues = match.continues
+            request.reason = _reason(request, resume_at, was_lost=self._cache.was_lost(match, resume_at))
+        plan = self._plan(request, match, resume_at, has_row=row is not None)
+        lease = self._cache.lease(match, resume_at, is_request=not request.is_settle)
+        try:
+            reserve = len(request.prompt) + initial_decode_slots(request.job)
+            live = self._sequences.start(match, resume_at, reserve=reserve)
+        except Exception:
+            self._cache.release(lease)
+            raise
+        live.scorer = _scorer(request)
+        request.enter(Prefilling(live=live, lease=lease, plan=plan, preempted=waiting.preempted))
+        request.checkpoints = plan.positions
+        self._sequences.measure()
+        self.keep_pins(request)
+        return row
+
+    def _plan(self, request: RunningRequest, match: Match, resume_at: int, *, has_row: bool) -> Plan:
+        is_branch = match.continues is not None and match.length < len(request.prompt)
+        return make_plan(
+            request.prompt,
+            layout=self._cache.layout,
+            resume_at=resume_at,
+            end=request.end,
+            branch_at=match.length if is_branch else None,
+            interval=self._interval,
+            has_row=has_row,
+        )
+
+    def admission_of(self, request: RunningRequest, resume_at: int, speed: Speed) -> Admission:
+        """What a request has found that is admitted now, and what that saves at this speed."""
+        # Some of it may have been evicted again.
+        loaded = min(request.loaded, resume_at)
+        # What another request computed meanwhile was waited for all the same.
+        found = min(resume_at, request.first_resume_at + loaded)
+        # Before anything was computed nobody knows how long it takes.
+        computing_s = speed.prefill_s(0, found) if speed.by_depth else 0.0
+        return Admission(
+            at_s=self._clock(),
+            reused=resume_at,
+            settled=self._settled.within(request.prompt.tokens, resume_at),
+            loaded=loaded,
+            saved_s=max(0.0, computing_s - request.loading_s),
+        )
+
+    # Logits behind a prompt.
+
+    def keeps_row(self, request: RunningRequest) -> bool:
+        """Whether the logits behind the request's prompt are kept when it samples its first token."""
+        footprint = self._runner.footprint
+        return (
+            self._is_on
+            and request.may_sample_at_once
+            and self._cache.rows.admits(footprint.logits + footprint.snapshot)
+        )
+
+    def reserve_row(self, request: RunningRequest) -> bool:
+        """The same, with room made for them."""
+        footprint = self._runner.footprint
+        return self.keeps_row(request) and self._cache.has_room_for_row(footprint.logits, snapshot=footprint.snapshot)
+
+    # Storing.
+
+    def store_progress(self, request: RunningRequest) -> None:
+        """Store what the request has computed so far."""
+        phase = request.phase
+        if not isinstance(phase, Prefilling | Decoding):
+            return
+        self._runner.catch_up(phase.live)
+        if request.position <= phase.plan.resume_at:
+            return
+        is_decoding = isinstance(phase, Decoding)
+        self.store(request, request.position, BoundaryKind.GENERATION_END if is_decoding else BoundaryKind.INTERVAL)
+        self.note_settled(request)
+
+    def store_for_repeats(self, request: RunningRequest) -> None:
+        """The first token is there: store the state behind the prompt for exact repeats where it is gone with the next.
+
+        Where every position is resumable, that is only for those who wait for it.
+        """
+        if request.live is None or request.live.prompt_row is None:
+            return
+        if self._requests.is_awaited(request) or not self._cache.layout.resumes_anywhere:
+            # Not for the disk, which keeps no logits: there the position before serves as well.
+            self._commit(request, request.position, BoundaryKind.PROMPT_END)
+
+    def store(self, request: RunningRequest, position: int, kind: BoundaryKind) -> None:
+        """Put what the request has computed up to `position`, where it stands, into the cache, and on disk in time."""
+        if self._is_on:
+            self._commit(request, position, kind)
+            self._disk.note(request, position, kind)
+
+    def _commit(self, request: RunningRequest, position: int, kind: BoundaryKind) -> None:
+        live = request.live
+        assert live is not None and position == request.position, (request.id, position, request.position)
+        committed = self._cache.commit(
+            request.tokens_to(position),
+            self._runner.source(live),
+            kind=kind,
+            namespace=request.namespace,
+            is_auxiliary=request.is_auxiliary,
+            overrides_admission=request.overrides_admission,
+            stable_at=request.job.prompt.stable_at,
+        )
+        self.keep_pins(request)
+        request.num_stored += committed.tokens
+        request.stored = min(position, len(request.job.prompt))
+        row, end = live.prompt_row, len(request.job.prompt)
+        if row is not None and position >= end:
+            live.prompt_row = None
+            self._sequences.measure()
+            self._cache.keep_row(request.tokens_to(end), row, namespace=request.namespace)
+        self._requests.note_change(request)
+
+    def note_settled(self, request: RunningRequest) -> None:
+        """A settle is over or given up: a later request is told how much of what it reuses was computed by it."""
+        if request.is_settle and isinstance(request.phase, Prefilling):
+            self._settled.add(request.job.prompt.tokens, request.phase.plan.resume_at, request.position)
+
+    # Pins.
+
+    def keep_pins(self, request: RunningRequest) -> None:
+        """Pin what the client marked, as far as it is stored: new, or there before and asked for again.
+
+        The time of each begins when it is found there first, and does not begin anew as the job goes on.
+        """
+        cache, now_s, owner = self._cache, self._clock(), request.job.owner
+        num_before = cache.pins.num_changes
+        for position, seconds in request.pins.items():
+            if position <= request.position:
+                until = request.pinned_until.get(position, now_s + seconds)
+                if cache.pin(request.tokens_to(position), until=until, namespace=request.namespace, owner=owner):
+                    request.pinned_until[position] = until
+        retained_at, seconds = request.retained_at, request.job.retain_for_s
+        if retained_at is not None and seconds is not None and retained_at <= request.position:
+            until = request.retained_until if request.retained_until is not None else now_s + seconds
+            if cache.retain(request.tokens_to(retained_at), until=until, namespace=request.namespace, owner=owner):
+                request.retained_until = until
+        if cache.pins.num_changes > num_before and cache.memory.budget is not None:
+            num = cache.pins.keep_within(cache.memory.budget // _PINNED_SHARE)
+            if num > 0:
+                log.warning("%d pins gave way: pins keep half of --cache-bytes at most", num)
+        prompt = request.job.prompt
+        if request.pin is None and request.job.purpose is Purpose.PREFILL and len(prompt) in request.pinned_until:
+            # Now, before it may be over.
+            request.pin = cache.pin_of(prompt.tokens, namespace=request.namespace)
+
+    def unpin_first(self) -> bool:
+        """Give up the pin that ends first. False if there is none."""
+        has_gone = self._cache.pins.unpin_first()
+        if has_gone:
+            log.warning("a pin gave way: running requests had no room otherwise")
+        return has_gone
+
+
+def _scorer(request: RunningRequest) -> PromptScorer | None:
+    is_wanted = request.job.prompt_logprobs is not None and request.scored < len(request.job.prompt)
+    return PromptScorer(request.job, start=request.scored) if is_wanted else None
+
+
+def _reason(request: RunningRequest, resume_at: int, *, was_lost: bool) -> Reason:
+    """Why what lies behind `resume_at` is computed, as far as the cache knows."""
+    if request.job.prompt_logprobs is not None:
+        return Reason.PROMPT_LOGPROBS
+    if request.matched == 0:
+        return Reason.EVICTED if was_lost else Reason.COLD
+    if resume_at >= request.end:
+        return Reason.NOTHING_NEW
+    if was_lost:
+        return Reason.EVICTED
+    if request.continues is not None:
+        return Reason.BRANCHED
+    return Reason.NEW_TOKENS if resume_at >= request.matched else Reason.NO_SNAPSHOT
