@@ -27,5 +27,5 @@ def test_loading_is_reported_until_it_is_over(caplog: pytest.LogCaptureFixture, 
     logger.removeHandler(listener)
     messages = [record.getMessage() for record in caplog.records]
     assert messages[0].startswith(f"loading {tmp_path}: ")
-    assert " of 0.1 GB (" in messages[0]
+    assert " of 100 MB (" in messages[0]
     assert messages[-1].startswith(f"loaded {tmp_path} in ")

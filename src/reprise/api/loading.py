@@ -19,6 +19,7 @@ from reprise.api.errors import Problem, error_response
 from reprise.api.server_routes import Health
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings
+from reprise.core.sizes import nbytes_text
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,8 @@ class LoadingProgress:
         return min(_MAX_RETRY_S, max(1, math.ceil(self.seconds * (1 / self.share - 1))))
 
     def __str__(self) -> str:
-        part = "" if self.share is None else f" of {self.nbytes_total / 1e9:.1f} GB ({self.share:.0%})"
-        return f"{self.nbytes_read / 1e9:.1f} GB{part} in {self.seconds:.0f} s"
+        part = "" if self.share is None else f" of {nbytes_text(self.nbytes_total)} ({self.share:.0%})"
+        return f"{nbytes_text(self.nbytes_read)}{part} in {self.seconds:.0f} s"
 
 
 class LoadingClock:

@@ -28,6 +28,7 @@ from reprise.core.errors import memory_too_small
 from reprise.core.follow import bound_for
 from reprise.core.metrics import totals_line
 from reprise.core.settings import Settings
+from reprise.core.sizes import nbytes_text
 from reprise.engine.load import LoadedModel
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import process_nbytes
@@ -155,7 +156,7 @@ def banner(loaded: LoadedModel, footprint: Footprint, *, budget: int, url: str) 
     at = "" if url == DEFAULT_URL else f" --url {url.removeprefix('http://')}"
     return [
         f"{loaded.name}: {layers}{context}",
-        f"{budget / 1e9:.1f} GB for the cache and running requests: about {chats.replace(', ', ', or ')}",
+        f"{nbytes_text(budget)} for the cache and running requests: about {chats.replace(', ', ', or ')}",
         f"page: {url}/   OpenAI: {url}/v1   Anthropic, Ollama: {url}",
         f"terminal: reprise chat{'' if at == '' else ' ' + url}   agents: reprise launch {'|'.join(AGENTS)}{at}",
     ]

@@ -209,7 +209,7 @@ def _parameter(field: str, option: Option) -> inspect.Parameter:
     has_opposite = is_switch and not option.name.startswith("no-")
     flag: Any = typer.Option(
         f"--{option.name}/--no-{option.name}" if has_opposite else f"--{option.name}",
-        metavar=None if is_switch else option.kind.metavar,
+        metavar="" if is_switch else option.kind.metavar,
         help=help_of(field),
         rich_help_panel=option.group.value,
         show_default=False,

@@ -17,7 +17,7 @@ import typer
 from reprise.cli.configuration import Configuration, with_options
 from reprise.cli.process_limits import LEAST_DESCRIPTORS, weights_nbytes
 from reprise.cli.server_url import is_reprise_at
-from reprise.core.sizes import Amount
+from reprise.core.sizes import Amount, nbytes_text
 
 
 class Severity(StrEnum):
@@ -125,14 +125,14 @@ def _memory(bound: Amount | None, model: str | None) -> DoctorFinding:
     import psutil  # noqa: PLC0415
 
     memory = psutil.virtual_memory()
-    text = f"{memory.total / 1e9:.1f} GB, {memory.available / 1e9:.1f} GB free"
+    text = f"{nbytes_text(memory.total)}, {nbytes_text(memory.available)} free"
     weights = weights_nbytes(Path(model).expanduser()) if model is not None else 0
     most = memory.total if bound is None else bound.of(memory.total)
     if weights > most:
         return DoctorFinding(
             subject="memory",
             verdict=Severity.WRONG,
-            text=f"{text}; the weights alone take {weights / 1e9:.1f} GB, and {most / 1e9:.1f} GB may be used",
+            text=f"{text}; the weights alone take {nbytes_text(weights)}, and {nbytes_text(most)} may be used",
             mend="Take a smaller or a more strongly quantized model, or raise --memory.",
         )
     if weights > memory.available:
@@ -180,11 +180,11 @@ def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
         )
     total = os.statvfs(existing).f_blocks * os.statvfs(existing).f_frsize
     if room < nbytes.of(total):
-        text = f"{place}: {room / 1e9:.1f} GB free, and --disk-bytes allows {nbytes.of(total) / 1e9:.1f} GB"
+        text = f"{place}: {nbytes_text(room)} free, and --disk-bytes allows {nbytes_text(nbytes.of(total))}"
         return DoctorFinding(
             subject="disk cache", verdict=Severity.ODD, text=text, mend="Make room, or lower --disk-bytes."
         )
-    return DoctorFinding(subject="disk cache", verdict=Severity.FINE, text=f"{place}, {room / 1e9:.1f} GB free")
+    return DoctorFinding(subject="disk cache", verdict=Severity.FINE, text=f"{place}, {nbytes_text(room)} free")
 
 
 def _model(model: str | None) -> DoctorFinding:
@@ -206,4 +206,4 @@ def _model(model: str | None) -> DoctorFinding:
         text = f"{model} lacks {', '.join(missing)}"
         mend = "Is the download complete? Models for MLX are on the hub, others are converted with mlx_lm.convert."
         return DoctorFinding(subject="model", verdict=Severity.WRONG, text=text, mend=mend)
-    return DoctorFinding(subject="model", verdict=Severity.FINE, text=f"{model}, {weights_nbytes(path) / 1e9:.1f} GB")
+    return DoctorFinding(subject="model", verdict=Severity.FINE, text=f"{model}, {nbytes_text(weights_nbytes(path))}")

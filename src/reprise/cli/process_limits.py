@@ -4,6 +4,7 @@ import resource
 from pathlib import Path
 
 from reprise.cli.refuse import refuse
+from reprise.core.sizes import nbytes_text
 
 LEAST_DESCRIPTORS = 4096
 """mlx-lm sets the hard limit of open files to this many when it is imported, and fails where that would raise it."""
@@ -24,8 +25,8 @@ def check_process_limits(model: str) -> None:
     needed = _LEAST_ADDRESS_SPACE + weights_nbytes(Path(model).expanduser())
     if space != resource.RLIM_INFINITY and space < needed:
         refuse(
-            f"This process may use {space // 10**6} MB of addresses (`ulimit -v`), and needs {needed // 10**6} MB for "
-            "its libraries and the model. Raise that limit, and bound the memory with --memory instead."
+            f"This process may use {nbytes_text(space)} of addresses (`ulimit -v`), and needs {nbytes_text(needed)} "
+            "for its libraries and the model. Raise that limit, and bound the memory with --memory instead."
         )
 
 

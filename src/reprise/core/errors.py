@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from reprise.core.sizes import nbytes_text
+
 
 class RepriseError(Exception):
     """The base of all errors that reach a user. `str(error)` is the sentence."""
@@ -137,6 +139,6 @@ class DiskUnusable(RepriseError):
 def memory_too_small(model: str, *, bound: int, needed: int) -> LoadFailed:
     """`--memory` leaves nothing for requests."""
     return LoadFailed(
-        f"--memory is {bound / 10**6:,.0f} MB, and {model} needs at least {needed / 10**6:,.0f} MB: its weights, the "
+        f"--memory is {nbytes_text(bound)}, and {model} needs at least {nbytes_text(needed)}: its weights, the "
         "program, and some for requests. Raise --memory, or choose a smaller model."
     )

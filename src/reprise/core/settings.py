@@ -316,8 +316,8 @@ class Settings:
         _load(
             "drafts",
             TextKind(choices=DRAFT_MODES),
-            "Draft answers from earlier text and verify several tokens per pass. Answers stay the same; `exact` only "
-            "uses passes whose logits equal those of single steps to the last bit.",
+            "off, auto or exact. Draft answers from earlier text and verify several tokens per pass. Answers stay the "
+            "same; `exact` only uses passes whose logits equal those of single steps to the last bit.",
         ),
     ] = "off"
     prefill_chunk: Annotated[

@@ -80,3 +80,13 @@ def parse_amount(text: str) -> Amount:
         return Share(number / 100)
     assert unit is not None
     return Bytes(int(number * _UNITS[unit]))
+
+
+def nbytes_text(nbytes: int) -> str:
+    """`1.5 GB`, with decimal units."""
+    size = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from reprise.core.errors import RepriseError
+from reprise.core.sizes import nbytes_text
 from reprise.simulate.run import BELADY, Result
 
 
@@ -45,16 +46,6 @@ def count_text(num: int) -> str:
     if num < 10_000:
         return str(num)
     return f"{num / 1000:.1f}k" if num < 1_000_000 else f"{num / 1_000_000:.2f}M"
-
-
-def nbytes_text(nbytes: int) -> str:
-    """`1.5 GB`, with decimal units."""
-    size = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
 
 
 def check_plot(path: Path) -> None:
