@@ -14,6 +14,7 @@ from reprise.api.served import Served
 from reprise.api.service import ChatService
 from reprise.chat.grammar import Grammars
 from reprise.chat.render import Renderer
+from reprise.chat.text_model import TextModel
 from reprise.core.job import Job
 from reprise.core.settings import Settings
 from tests.api.fake_backend import FakeBackend
@@ -47,9 +48,11 @@ def make_service(
     limits: Limits | None = None,
     context: int | None = 4096,
     template: str | None = "strips_thinking",
+    text: TextModel | None = None,
     clock: Clock | None = None,
 ) -> ChatService:
-    text = replace(text_model(template), tokenizer_json=fast_tokenizer(template).backend_tokenizer.to_str)
+    if text is None:
+        text = replace(text_model(template), tokenizer_json=fast_tokenizer(template).backend_tokenizer.to_str)
     served = Served(
         id=MODEL,
         text=text,
@@ -70,13 +73,16 @@ async def api(
     limits: Limits | None = None,
     context: int | None = 4096,
     template: str | None = "strips_thinking",
+    text: TextModel | None = None,
     headers: dict[str, str] | None = None,
     clock: Clock | None = None,
 ) -> AsyncGenerator[Api]:
-    """The application in process."""
+    """The application in process, with the template of this name or another text model."""
     backend = FakeBackend(script=script)
     chosen = Settings(model=MODEL) if settings is None else settings
-    service = make_service(backend, settings=chosen, limits=limits, context=context, template=template, clock=clock)
+    service = make_service(
+        backend, settings=chosen, limits=limits, context=context, template=template, text=text, clock=clock
+    )
     transport = httpx.ASGITransport(create_app(service, chosen))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:

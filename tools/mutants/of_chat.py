@@ -3,6 +3,7 @@
 from tools.mutants.mutant import Mutant
 
 _LEARNT = ("tests/chat/test_learnt_calls.py",)
+_LEARNT_THINKING = ("tests/chat/test_learnt_thinking.py",)
 _IDS = ("tests/chat/test_call_ids.py",)
 _GRAMMARS = ("tests/chat/test_grammars.py",)
 _MALFORMED = ("tests/api/test_malformed_calls.py",)
@@ -76,6 +77,41 @@ CHAT_MUTANTS = (
         "last_of_two if last_of_two.startswith(last.rstrip()) else last",
         "last",
         _LEARNT,
+    ),
+    _mutant(
+        "ChatTemplate._reads",
+        "a template that writes out a list of parts is taken to know parts of reasoning",
+        "text is not None and _PROBE in text and not _WRITTEN_PART.search(text)",
+        "text is not None and _PROBE in text",
+        ("tests/chat/test_template_behavior.py",),
+    ),
+    _mutant(
+        "_ThinkingProbes.marks",
+        "what stands before any answer begins its reasoning",
+        "start != '' and not _stands_in(start, end, plain[plain.rfind(_ASKED):])",
+        "start != ''",
+        _LEARNT_THINKING,
+    ),
+    _mutant(
+        "_ThinkingProbes._end",
+        "reasoning ends with what content begins with",
+        "between.removesuffix(opening).rstrip()",
+        "between",
+        _LEARNT_THINKING,
+    ),
+    _mutant(
+        "_ThinkingProbes._prompt",
+        "without a generation prompt the role is what content begins with",
+        "prompt if has_one else None",
+        "prompt",
+        _LEARNT_THINKING,
+    ),
+    _mutant(
+        "_written_message",
+        "reasoning that stands in a part of the content is left out",
+        "_with_thinking_part(out.pop(REASONING), out.get('content'))",
+        "joined_text(out.get('content'))",
+        _LEARNT_THINKING,
     ),
     _mutant(
         "_sequence",

@@ -130,7 +130,7 @@ class _CallProbes:
     def outside(self) -> tuple[str, ...]:
         """What stands in chats without calls, from the first question on."""
         texts: list[str] = []
-        for key in ("content", *REASONING_KEYS, "tool_plan"):
+        for key in dict.fromkeys(("content", *REASONING_KEYS, "tool_plan")):
             with suppress(_NotLearnt):
                 text = self.words(reasoning={key: _WORDS}, has_prompt=True)
                 texts.append(text[text.find(_ASKED) :])

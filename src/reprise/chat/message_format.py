@@ -11,7 +11,10 @@ from reprise.chat.request import Message
 REASONING = "reasoning_content"
 """The key of an assistant message's reasoning in a request, and in most templates."""
 
-REASONING_KEYS = (REASONING, "reasoning", "thinking")
+THINKING_PART = "content"
+"""For templates that look for it in a part of the content, as Mistral's do."""
+
+REASONING_KEYS = (REASONING, "reasoning", "thinking", THINKING_PART)
 """The keys under which templates look for it, as far as any are known."""
 
 
@@ -127,10 +130,12 @@ def _written_message(message: Message, form: Form, ids: Mapping[str, str]) -> di
     out = {key: value for key, value in message.items() if value is not None}
     if form.joins_reasoning and _thinks_aloud(message):
         out[REASONING] = f"{message[REASONING]}\n\n{joined_text(out.pop('content'))}"
-    if REASONING in out:
+    if REASONING in out and form.reasoning_as == THINKING_PART:
+        out["content"] = _with_thinking_part(out.pop(REASONING), out.get("content"))
+    elif REASONING in out:
         out[form.reasoning_as] = out.pop(REASONING)
     content = out.get("content")
-    if form.joins_parts and isinstance(content, list):
+    if form.joins_parts and isinstance(content, list) and form.reasoning_as != THINKING_PART:
         out["content"] = joined_text(cast(Any, content))
     if form.fills_content or form.has_null_content:
         out.setdefault("content", "" if form.fills_content else None)
@@ -140,6 +145,11 @@ def _written_message(message: Message, form: Form, ids: Mapping[str, str]) -> di
     if "tool_call_id" in out:
         out["tool_call_id"] = ids.get(out["tool_call_id"], out["tool_call_id"])
     return out
+
+
+def _with_thinking_part(thought: Any, content: Any) -> list[Any]:
+    said = joined_text(content)
+    return [{"type": "thinking", "thinking": thought}, *([{"type": "text", "text": said}] if said else [])]
 
 
 def _written_call(call: Any, form: Form, ids: Mapping[str, str]) -> Any:

@@ -43,6 +43,7 @@ _RESERVED = frozenset(
 """Names that the template's caller uses itself, so that a request's options cannot."""
 
 _PROBE = "Reprise probe"
+_WRITTEN_PART = re.compile("""['"](text|thinking)['"]""")
 _PROBE_TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {
@@ -233,7 +234,7 @@ class ChatTemplate:
         if text is None:
             return False
         # A template that knows only text writes the list itself, quotes and all.
-        return text.count(_PROBE) == 1 and "'text'" not in text and '"text"' not in text
+        return text.count(_PROBE) == 1 and not _WRITTEN_PART.search(text)
 
     def _shows_tools(self, tools_as: ToolsAs) -> bool:
         """Whether a tool under this name comes out."""
@@ -271,12 +272,13 @@ class ChatTemplate:
     def _reads(self, key: str) -> bool:
         """Whether reasoning under this key is written beside a tool call, where templates keep it longest, or last."""
         asked, called, result = _called_and_told(USUAL_IDS[0])
-        called = {**called, "content": "", key: _PROBE}
-        answered: Message = {"role": "assistant", "content": "!", key: _PROBE}
+        called = {**called, "content": "", REASONING: _PROBE}
+        answered: Message = {"role": "assistant", "content": "!", REASONING: _PROBE}
         for messages in ((asked, called, result), (asked, answered), (asked, answered, asked)):
             for form in forms(messages, takes_parts=True, reasoning_as=key, id_length=self.id_length):
                 text = self._try_plainly(messages, form)
-                if text is not None and _PROBE in text:
+                # A template that knows only text writes a list of parts itself, quotes and all.
+                if text is not None and _PROBE in text and not _WRITTEN_PART.search(text):
                     return True
         return False
 

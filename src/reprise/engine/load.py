@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from reprise.chat.call_learning import learn_calls
 from reprise.chat.extent import extent_of
 from reprise.chat.text_model import TextModel
+from reprise.chat.thinking_learning import with_learnt_thinking
 from reprise.core.defaults import Number, read_generation_config
 from reprise.core.errors import LoadFailed
 from reprise.engine.blueprint import Blueprint, blueprint_of
@@ -201,7 +203,11 @@ def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
         tokenizer_json=backend.to_str if backend is not None else None,
         extent=extent_of(backend.to_str()) if backend is not None else None,
     )
-    return replace(text, calls=learn_calls(text))
+    learnt = with_learnt_thinking(text)
+    if learnt.think_start is not None and text.think_start is None and text.render is not None:
+        # mlx-lm has templates think where it knows the markers itself.
+        learnt = replace(learnt, render=partial(text.render, enable_thinking=True))
+    return replace(learnt, calls=learn_calls(learnt))
 
 
 def inner_tokenizer(tokenizer: TokenizerWrapper) -> Any:
