@@ -23,6 +23,7 @@ from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import Engine
 from tests.loop.restarts import Restarts
+from tests.loop.test_drafts import make_passes_free
 from tests.loop.test_repeats import JOBS, prompt_of, sampled
 from tests.matrix import now_and_later
 
@@ -227,17 +228,32 @@ def test_a_near_tie_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("drafts", ["off", "auto"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5", "gpt_oss", "mamba2", "qwen3"])
-def test_it_never_blames_a_right_answer(architecture: str) -> None:
-    engine = Engine(architecture, is_audit_off=False, audit_rate=1.0)
+def test_it_never_blames_a_right_answer(architecture: str, drafts: str) -> None:
+    """Chats that grow, are asked again and are cut, with new ones beside them, with drafts and without."""
+    engine = Engine(architecture, is_audit_off=False, audit_rate=1.0, drafts=drafts)
     try:
-        num = 0
+        if drafts == "auto":
+            engine.ask(make_passes_free)
+        num = reused = accepted = 0
+        chats = [prompt_of(900 + i, 40 + 60 * i) for i in range(3)]
         for seed in range(20):
-            prompts = [prompt_of(1000 * seed + i, 40 + 37 * i % 300) for i in range(4)]
-            sampling = Sampling(seed=seed, temperature=(0.0, 0.7, 1.5)[seed % 3], top_p=0.95, min_p=0.02)
-            running = engine.submit_all([*prompts, prompts[0]], num=24, sampling=sampling)
-            num += len([each.wait() for each in running])
+            temperature = (0.0, 0.7, 1.5)[seed % 3]
+            sampling = Sampling(seed=seed, temperature=temperature, top_p=0.95, min_p=0.02, logprobs=1)
+            prompts = [*chats, chats[seed % 3], prompt_of(1000 + seed, 40 + 37 * seed % 300)]
+            answers = [each.wait() for each in engine.submit_all(prompts, num=24, sampling=sampling)]
+            answers.append(engine.run(prompts[0], num=24, sampling=sampling))
+            num += len(answers)
+            reused += sum(answer.end.outcome.reused for answer in answers)
+            accepted += sum(answer.end.outcome.num_accepted for answer in answers)
             totals = audited(engine, num)
             assert totals.different == 0, totals
+            pairs = zip(chats, answers, strict=False)
+            grown = [[*prompt, *answer.tokens, 5, *prompt[-20:]] for prompt, answer in pairs]
+            chats = [chat[: len(chat) // 2] if len(chat) > 400 else chat for chat in grown]
+        assert reused > 0 and (accepted > 0) == (drafts == "auto")
+        print(f"{architecture}, drafts {drafts}: {num} audited, {totals.near_ties} near-ties, worst {totals.worst:.1e}")
+        print(f"{reused} tokens reused, {accepted} accepted from drafts")
     finally:
         engine.close()
