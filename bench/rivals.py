@@ -1,19 +1,13 @@
 """Both servers side by side on one tiny model, each a process of its own: ours and mlx-lm's."""
 
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reprise.demo.server import server
+from reprise.benchmark.server_process import ServerProcess, free_port, mlx_lm_command, server
 from reprise.demo.tiny.build import QWEN3_5, build_model
-
-_START_S = 180.0
 
 LLAMA = {
     "model_type": "llama",
@@ -58,29 +52,6 @@ def ours(path: Path, *options: str) -> Iterator[Server]:
 @contextmanager
 def theirs(path: Path) -> Iterator[Server]:
     """mlx-lm's own server with its defaults."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(path), "--port", str(port)]
-    with tempfile.TemporaryFile() as words:
-        process = subprocess.Popen([*command, "--log-level", "WARNING"], stdout=words, stderr=subprocess.STDOUT)
-        try:
-            _wait_for(port, process)
-            yield Server("mlx-lm", port)
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError("mlx-lm's server did not start")
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise RuntimeError("mlx-lm's server did not listen in time")
+    port = free_port()
+    with ServerProcess(mlx_lm_command(path, port), url=f"http://127.0.0.1:{port}"):
+        yield Server("mlx-lm", port)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from reprise.demo.server import server
+from reprise.benchmark.server_process import server
 from reprise.demo.tiny.build import build_model
 
 _TOKENS = 1500

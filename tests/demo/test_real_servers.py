@@ -10,12 +10,12 @@ from functools import partial
 import httpx
 import pytest
 
+from reprise.benchmark.server_process import ServerFailed, server
 from reprise.demo import story
-from reprise.demo.client import DemoFailed, ask
+from reprise.demo.client import ask
 from reprise.demo.drive import Drive
 from reprise.demo.facts import WEATHER_TOOL
 from reprise.demo.report import all_turns, totals
-from reprise.demo.server import server
 from reprise.demo.show import hold_chats
 from reprise.demo.tiny.prompts import LocalTokenizer
 from reprise.demo.turns import OPENING, request_body
@@ -75,5 +75,5 @@ def test_the_first_ctrl_c_finishes_the_answer_and_exits_with_0() -> None:
 
 def test_a_server_that_does_not_start_says_why() -> None:
     model = tiny_model("llama").parent
-    with pytest.raises(DemoFailed, match=r"config\.json"), server(model):
+    with pytest.raises(ServerFailed, match=r"config\.json"), server(model):
         pass

@@ -34,6 +34,8 @@ async def overview(context: InContext, namespace: Namespace) -> dict[str, Any]:
     return {
         "object": "cache.overview",
         "model": service.served.id,
+        "architecture": service.served.architecture,
+        "layers": service.served.layers,
         "context": service.served.context,
         "created": service.served.created,
         "shows_text": service.shows_text,

@@ -41,6 +41,8 @@ class Served:
     created: int = 0
     architecture: str = ""
     """The model's type, as its configuration names it; empty: not known."""
+    layers: str = ""
+    """So many of which kind, in words; empty: not known."""
     nbytes: int = 0
     """Of the weights; 0: not known."""
     accepts_any_name: bool = False

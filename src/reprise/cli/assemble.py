@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def run_server(settings: Settings) -> None:
                 log.info("%s", line)
             while_serving.enter_context(following_machine(engine, bound=bound))
             while_serving.enter_context(watchdog(engine, after_s=settings.stall_after_s))
-            return ChatService(served=served_model(loaded, settings), backend=engine, settings=settings)
+            served = replace(served_model(loaded, settings), layers=_layers_text(loaded))
+            return ChatService(served=served, backend=engine, settings=settings)
 
         try:
             with Ending(settings.grace_s) as ending:
@@ -148,18 +150,21 @@ class JsonLines(logging.Formatter):
 
 def banner(loaded: LoadedModel, footprint: Footprint, *, budget: int, url: str) -> list[str]:
     """What is served, in lines for a person: the model and its layers, what memory holds, and how to get there."""
-    layers = ", ".join(f"{layers.num} × {layers.kind}" for layers in count_layers(loaded.blueprint.specs))
     context = "" if loaded.context is None else f"; context of {loaded.context:,} tokens"
     lengths = [tokens for tokens in CHAT_TOKENS if loaded.context is None or tokens <= loaded.context]
     fits = [idle_chats(tokens, footprint, budget) for tokens in lengths or CHAT_TOKENS[:1]]
     chats = ", ".join(f"{chats.num:,} chats of {chats.tokens // 1024}k tokens" for chats in fits)
     at = "" if url == DEFAULT_URL else f" --url {url.removeprefix('http://')}"
     return [
-        f"{loaded.name}: {layers}{context}",
+        f"{loaded.name}: {_layers_text(loaded)}{context}",
         f"{nbytes_text(budget)} for the cache and running requests: about {chats.replace(', ', ', or ')}",
         f"page: {url}/   OpenAI: {url}/v1   Anthropic, Ollama: {url}",
         f"terminal: reprise chat{'' if at == '' else ' ' + url}   agents: reprise launch {'|'.join(AGENTS)}{at}",
     ]
+
+
+def _layers_text(loaded: LoadedModel) -> str:
+    return ", ".join(f"{layers.num} × {layers.kind}" for layers in count_layers(loaded.blueprint.specs))
 
 
 def _footprint(engine: EngineLoop) -> Footprint:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from reprise.benchmark.server_process import ServerFailed
 from reprise.cli.refuse import refuse
 from reprise.demo.client import DemoFailed
 from reprise.demo.report import all_turns, as_json, totals
@@ -22,7 +23,7 @@ def demo(
         # In a file or a pipe nothing says how wide it may be: as wide as the table.
         console = Console() if sys.stdout.isatty() else Console(width=120)
         parts = hold_chats() if as_numbers else show_chats(console)
-    except DemoFailed as error:
+    except (DemoFailed, ServerFailed) as error:
         refuse(str(error))
     if as_numbers:
         typer.echo(json.dumps(as_json(parts), indent=2))

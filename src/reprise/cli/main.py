@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from reprise import __version__
+from reprise.cli.bench import bench
 from reprise.cli.chat import chat
 from reprise.cli.config import config
 from reprise.cli.demo import demo
@@ -32,6 +33,7 @@ app.command()(config)
 app.command()(doctor)
 app.command()(inspect)
 app.command()(demo)
+app.command()(bench)
 app.command()(explain)
 app.command()(requests)
 app.command()(top)

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from reprise.benchmark.server_process import RestartableServer, server
 from reprise.demo import story
 from reprise.demo.client import Hear, ask
 from reprise.demo.drive import Drive
@@ -22,7 +23,6 @@ from reprise.demo.facts import WEATHER_TOOL, FactExchange
 from reprise.demo.oracle import Oracle
 from reprise.demo.plots import plot_png, plot_text
 from reprise.demo.report import narrow_table, parts_table, summary, table
-from reprise.demo.server import RestartableServer, server
 from reprise.demo.turns import OPENING, ClientAnswer, DemoPart, History, Turn
 
 Count = Callable[[Turn], None]
@@ -37,7 +37,7 @@ def hold_chats(hear: Hear = lambda _kind, _text: None, count: Count = lambda _tu
 
     `hear` gets the words of the warm server's chat as they stream, and what happens to it; `count` gets every turn.
 
-    Raises DemoFailed if a server does not start or does not answer as it should.
+    Raises ServerFailed if a server does not start, DemoFailed if it does not answer as it should.
     """
     with ExitStack() as stack:
         model = stack.enter_context(as_file(files("reprise.demo") / "model"))

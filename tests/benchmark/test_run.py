@@ -1,0 +1,274 @@
+"""The workloads, held with small servers: what they computed, who leads, and when it ends."""
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from random import Random
+
+import httpx
+import pytest
+
+from reprise.benchmark.client import ClientReply, Post
+from reprise.benchmark.fit import SideSpeed, demand_of, fitted
+from reprise.benchmark.report import as_html, as_json, summary_lines, table_of
+from reprise.benchmark.results import BenchResult
+from reprise.benchmark.run import Bench, BenchPlan
+from reprise.benchmark.server_process import ServerFailed, ServerProcess, free_port
+from reprise.benchmark.sides import OFF, ON, BenchFailed, Side, UrlSide
+from reprise.benchmark.workloads import WORKLOADS, Size
+from tests.benchmark.beside import InProcess, talking
+
+SMALL = Size(factor=0.06)
+NAMES = [workload.name for workload in WORKLOADS]
+
+
+def held(plan: BenchPlan, *sides: Side) -> tuple[Bench, BenchResult]:
+    bench = Bench(plan=plan, sides=sides, tell=lambda text: None)
+    bench.hold()
+    assert bench.fit is not None
+    result = BenchResult(
+        head={"model": "tiny"},
+        sides=tuple(side.name for side in sides),
+        workloads=tuple((workload.name, workload.about) for workload in bench.fit.workloads),
+        runs=tuple(bench.runs),
+        memory=bench.memory,
+        notes=tuple(bench.notes),
+    )
+    return bench, result
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[InProcess, InProcess, BenchResult]:
+    """All workloads once, with reuse and without, and with a server that refuses."""
+    on, off = InProcess(ON), InProcess(OFF, has_prefix_cache=False)
+    plan = BenchPlan(minutes=5, workloads=WORKLOADS, size=SMALL, num_repeats=1)
+    with talking({"error": {"message": "no tools here"}}, status=400) as url:
+        peer = UrlSide(url)
+        speed = SideSpeed(prefill=1000, decode=100, chars_per_token=4)
+        bench = Bench(
+            plan=plan, sides=(on, off, peer), tell=lambda text: None, speeds=dict.fromkeys((ON, OFF, peer.name), speed)
+        )
+        bench.hold()
+    assert bench.fit is not None
+    names = tuple((workload.name, workload.about) for workload in bench.fit.workloads)
+    sides = tuple(side.name for side in (on, off, peer))
+    result = BenchResult(head={"model": "tiny"}, sides=sides, workloads=names, runs=tuple(bench.runs))
+    return on, off, result
+
+
+def test_every_workload_is_held_by_both_sides_with_the_same_prompts(
+    whole: tuple[InProcess, InProcess, BenchResult],
+) -> None:
+    _, _, result = whole
+    assert [name for name, _ in result.workloads] == NAMES
+    for name in NAMES:
+        (on,), (off,) = (result.runs_of(name, side) for side in (ON, OFF))
+        assert [reply.num_prompt for reply in on.replies] == [reply.num_prompt for reply in off.replies]
+        assert off.num_computed == off.num_prompt
+        assert on.num_computed is not None and off.num_computed is not None
+        if name != "restart":
+            # Without a disk that has nothing to go on from but within its halves.
+            assert on.num_computed < off.num_computed, name
+
+
+def test_answers_are_compared_and_reuse_changes_none(whole: tuple[InProcess, InProcess, BenchResult]) -> None:
+    rows = [row for row in whole[2].summaries() if row.side == OFF]
+    assert len(rows) == len(NAMES)
+    assert sum(row.num_compared for row in rows) > 20
+    assert sum(row.num_different for row in rows) == 0
+
+
+def test_the_numbers_are_the_servers_own(whole: tuple[InProcess, InProcess, BenchResult]) -> None:
+    on, off, result = whole
+    num = 0
+    for run in as_json(result)["runs"]:
+        if run["side"] not in (ON, OFF):
+            continue
+        records = on.records if run["side"] == ON else off.records
+        assert run["computed"] == sum(records[request["id"]]["prefilled"] for request in run["requests"])
+        for request in run["requests"]:
+            record = records[request["id"]]
+            assert (request["prompt"], request["cached"]) == (record["prompt_tokens"], record["reused"])
+            assert request["generated"] == record["generated"]
+            assert request["why"] == record["reason"]
+            num += 1
+    assert num > 60
+
+
+def test_servers_are_restarted_for_the_restart_alone(whole: tuple[InProcess, InProcess, BenchResult]) -> None:
+    on, off, _ = whole
+    assert (on.num_starts, off.num_starts) == (2, 2)
+
+
+def test_a_peer_that_refuses_has_a_sentence_in_place_of_numbers(
+    whole: tuple[InProcess, InProcess, BenchResult],
+) -> None:
+    result = whole[2]
+    peer = result.sides[2]
+    assert result.runs_of("growing chat", peer) == []
+    assert result.refusal_of("growing chat", peer) == "status 400: no tools here"
+    assert "no tools here" in as_html(result)
+
+
+def test_the_report_needs_nothing_from_elsewhere(whole: tuple[InProcess, InProcess, BenchResult]) -> None:
+    page = as_html(whole[2])
+    assert not re.search(r"<script|<link|<img|src=|href=|url\(|@import|https?:", page)
+    assert page.count("<svg") >= 2 * len(NAMES)
+    assert "prefers-color-scheme: dark" in page
+    for name in NAMES:
+        assert name in page
+    assert table_of(whole[2]).row_count > 2 * len(NAMES)
+    assert any(OFF in line and "all the same" in line for line in summary_lines(whole[2]))
+
+
+def test_one_server_at_a_time_is_asked_what_the_first_was_asked() -> None:
+    growing = tuple(workload for workload in WORKLOADS if workload.name == "growing chat")
+    plan = BenchPlan(minutes=5, workloads=growing, size=SMALL, num_repeats=2, takes_turns=False)
+    _, result = held(plan, InProcess(ON), InProcess(OFF, has_prefix_cache=False))
+    (first, second) = (result.runs_of("growing chat", side) for side in (ON, OFF))
+    assert len(first) == len(second) == 2
+    asked = [[[reply.num_prompt for reply in run.replies] for run in runs] for runs in (first, second)]
+    assert asked[0] == asked[1]
+    assert {row.num_different for row in result.summaries()} == {0}
+
+
+SPEED = SideSpeed(prefill=500, decode=40, chars_per_token=4, start_s=5)
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+
+class Paced(Side):
+    """A server that exists on paper: what it does takes time on a clock of its own. `slower`: than it was measured."""
+
+    def __init__(self, name: str, clock: Clock, *, slower: float = 1.0) -> None:
+        super().__init__(name)
+        self._clock, self._slower = clock, slower
+
+    def _connect(self, running: ExitStack) -> httpx.Client:
+        self._clock.now_s += SPEED.start_s
+        return running.enter_context(httpx.Client())
+
+    def ask(self, posts: Sequence[Post], *, timeout_s: float) -> list[ClientReply]:
+        del timeout_s
+        replies: list[ClientReply] = []
+        for post in posts:
+            num_prompt, sent_s = int(post.num_chars / SPEED.chars_per_token), self._clock.now_s
+            first_s = sent_s + num_prompt / SPEED.prefill * self._slower
+            self._clock.now_s = first_s + post.body["max_tokens"] / SPEED.decode * self._slower
+            reply = ClientReply(
+                id="",
+                content="Yes.",
+                reasoning="",
+                calls=(),
+                num_prompt=num_prompt,
+                num_cached=0,
+                num_generated=post.body["max_tokens"],
+                sent_s=sent_s,
+                first_s=first_s,
+                ended_s=self._clock.now_s,
+            )
+            replies.append(reply)
+        return replies
+
+
+def test_it_is_over_in_the_minutes_it_was_given() -> None:
+    for minutes in (2, 5, 30):
+        clock = Clock()
+        sides = (Paced(ON, clock), Paced(OFF, clock))
+        bench = Bench(plan=BenchPlan(minutes=minutes, workloads=WORKLOADS), sides=sides, tell=print)
+        bench.clock = lambda: clock.now_s  # noqa: B023
+        bench.hold()
+        assert 0.5 * minutes < clock.now_s / 60 < minutes
+        assert {run.workload for run in bench.runs} == set(NAMES)
+        assert bench.notes == []
+
+
+def test_a_machine_that_turns_out_slower_ends_in_time_and_says_what_is_missing() -> None:
+    clock = Clock()
+    side = Paced(ON, clock, slower=3)
+    bench = Bench(plan=BenchPlan(minutes=5, workloads=WORKLOADS), sides=(side,), tell=print, speeds={ON: SPEED})
+    bench.clock = lambda: clock.now_s
+    bench.hold()
+    assert 4 < clock.now_s / 60 < 5.5
+    assert any("held 1 times instead of 3" in note or "not held" in note for note in bench.notes)
+
+
+def test_a_time_in_which_nothing_is_held_is_one_sentence() -> None:
+    clock = Clock()
+    bench = Bench(plan=BenchPlan(minutes=0.1, workloads=WORKLOADS), sides=(Paced(ON, clock),), tell=print)
+    bench.clock = lambda: clock.now_s
+    with pytest.raises(BenchFailed, match="no workload came to its end"):
+        bench.hold()
+
+
+def test_more_time_is_a_larger_size_and_too_little_leaves_out_the_restart() -> None:
+    speeds = {ON: SPEED, OFF: SPEED}
+    sizes = [fitted(WORKLOADS, speeds, seconds=60 * minutes, context=None).size.factor for minutes in (3, 5, 20, 60)]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+    short = fitted(WORKLOADS, speeds, seconds=30, context=None)
+    assert [workload.name for workload in short.workloads] == NAMES[:-1]
+
+
+def test_no_prompt_is_longer_than_the_context() -> None:
+    fit = fitted(WORKLOADS, {ON: SPEED}, seconds=36_000, context=2048)
+    longest = max(demand_of(workload, fit.size).most_chars for workload in fit.workloads)
+    assert longest / SPEED.chars_per_token < 2048
+
+
+def test_another_seed_shares_no_beginning() -> None:
+    for workload in WORKLOADS:
+        first, second = (next(workload.script(SMALL, Random(seed))) for seed in (1, 2))
+        assert isinstance(first, tuple) and isinstance(second, tuple)
+        assert first[0].body["messages"][0] != second[0].body["messages"][0]
+
+
+def test_a_server_that_dies_is_one_sentence_with_its_last_words() -> None:
+    port = free_port()
+    script = (
+        "import http.server, sys\n"
+        "class H(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self): self.send_response(200); self.end_headers()\n"
+        "    def do_POST(self): print('out of memory', flush=True); import os; os._exit(9)\n"
+        f"http.server.HTTPServer(('127.0.0.1', {port}), H).serve_forever()\n"
+    )
+
+    class Dying(UrlSide):
+        def check_runs(self) -> None:
+            for _ in range(1000):
+                process.check_runs()
+                time.sleep(0.01)
+
+    with ServerProcess((sys.executable, "-c", script), url=f"http://127.0.0.1:{port}") as process:
+        side = Dying(f"http://127.0.0.1:{port}", model="one")
+        side.start()
+        with pytest.raises(BenchFailed, match=r"ended with status 9. It said:(.|\n)*out of memory"):
+            side.ask((Post(body={}),), timeout_s=10)
+        side.stop()
+
+
+def test_a_port_in_use_is_said_in_the_servers_own_words() -> None:
+    with talking({}) as url:
+        port = url.rpartition(":")[2]
+        command = (sys.executable, "-m", "http.server", port, "--bind", "127.0.0.1")
+        with pytest.raises(ServerFailed, match="in use"):
+            ServerProcess(command)
+
+
+def test_addresses_that_are_none_keys_and_models() -> None:
+    with pytest.raises(BenchFailed, match="Nothing answers"):
+        UrlSide(f"http://127.0.0.1:{free_port()}").start()
+    with pytest.raises(BenchFailed, match="is not an address"):
+        UrlSide("nonsense").start()
+    with talking({}, models=("one", "two")) as url:
+        with pytest.raises(BenchFailed, match=r"--vs-model\. It has one, two"):
+            UrlSide(url).start()
+        side = UrlSide(f"{url}/v1/", model="two")
+        side.start()
+        assert side.adapted(Post(body={"model": "other"})).body["model"] == "two"
+        side.stop()
