@@ -85,7 +85,9 @@ def seconds_of(demand: Demand, speed: SideSpeed) -> float:
     return prefill_s + decode_s + _REQUEST_S * demand.num_requests + speed.start_s * demand.num_restarts
 
 
-def fitted(workloads: Sequence[Workload], speeds: Mapping[str, SideSpeed], *, seconds: float, context: int | None) -> Fit:
+def fitted(
+    workloads: Sequence[Workload], speeds: Mapping[str, SideSpeed], *, seconds: float, context: int | None
+) -> Fit:
     """The largest size, most repeats first, that takes all sides together no longer than this.
 
     Where the time is too short for anything, it is the smallest, once, and the clock ends it.
