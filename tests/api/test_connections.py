@@ -11,7 +11,7 @@ import pytest
 
 from reprise.api.inbox import Inbox
 from reprise.api.limits import Limits
-from reprise.api.run import CannotListen, listen
+from reprise.api.listening import CannotListen, listen
 from reprise.core.events import Finished, FinishReason, Progress, Sampled
 from reprise.core.record import Outcome
 from tests.api.leaving import asking

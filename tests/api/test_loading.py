@@ -18,7 +18,8 @@ import sys
 sys.path.insert(0, ".")
 from reprise.api.ending import Ending
 from reprise.api.loading import LoadingClock
-from reprise.api.run import listen, run_while_loading, url_of
+from reprise.api.listening import listen, url_of
+from reprise.api.run import run_while_loading
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
 from tests.api.fake_backend import FakeBackend

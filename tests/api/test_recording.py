@@ -17,7 +17,8 @@ from reprise.api.replay import blocks_of
 from reprise.core.errors import LoadFailed
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
-from reprise.simulate.traces import Granularity, read_trace
+from reprise.simulate import Granularity
+from reprise.simulate.traces import read_trace
 from tests.api.real_server import real_server
 
 SYSTEM = {"role": "system", "content": "Answer in plain words, and name what you are not sure of. " * 4}

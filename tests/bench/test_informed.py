@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from bench.informed import reused, waits_of
+from reprise.simulate import Granularity
 from reprise.simulate.payloads import Sizes
 from reprise.simulate.run import run_simulation
-from reprise.simulate.traces import Granularity, read_trace
+from reprise.simulate.traces import read_trace
 
 
 @pytest.fixture

@@ -75,7 +75,9 @@ VALUES: dict[str, tuple[str, object, object]] = {
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     seen: list[Settings] = []
-    monkeypatch.setattr(reprise.cli.assemble, "run_server", seen.append)
+    monkeypatch.setattr(reprise.cli.assemble, "run_server", lambda settings, *_: seen.append(settings))
+    for name in ("listen", "FirstAnswers"):
+        monkeypatch.setattr(f"reprise.cli.serve.{name}", lambda *_: None)
     return seen
 
 

@@ -73,7 +73,9 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """The settings that a server was asked to run with."""
     seen: list[Settings] = []
-    monkeypatch.setattr(reprise.cli.assemble, "run_server", seen.append)
+    monkeypatch.setattr(reprise.cli.assemble, "run_server", lambda settings, *_: seen.append(settings))
+    for name in ("listen", "FirstAnswers"):
+        monkeypatch.setattr(f"reprise.cli.serve.{name}", lambda *_: None)
     return seen
 
 

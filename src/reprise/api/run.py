@@ -1,7 +1,6 @@
 """Runs the API: listening, Ctrl-C, and a server on a thread for those who want it beside other work."""
 
 import asyncio
-import errno
 import ipaddress
 import logging
 import socket
@@ -18,48 +17,12 @@ from reprise.api.app import create_app
 from reprise.api.connections import ConnectionLimits, end_overdue, protocol_with
 from reprise.api.descriptors import raise_descriptor_limit
 from reprise.api.ending import Ending
+from reprise.api.listening import FirstAnswers, listen, url_of
 from reprise.api.loading import LoadingApp, LoadingProgress
 from reprise.api.service import ChatService
-from reprise.core.errors import RepriseError
 from reprise.core.settings import Settings
 
 log = logging.getLogger(__name__)
-
-
-class CannotListen(RepriseError):
-    """The address cannot be listened on; the sentence says why."""
-
-    code = "cannot_listen"
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0: on any free port. Raises CannotListen."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise CannotListen(f"{host} is no address of this machine: {error.strerror}.") from error
-    listener = socket.socket(family, kind, protocol)
-    # A port whose last connections have not timed out yet is free.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            sentence = f"Port {port} is in use. Choose another with --port, or 0 for any free one."
-        else:
-            sentence = f"Cannot listen on {host}, port {port}: {error.strerror}."
-        raise CannotListen(sentence) from error
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where the server is reached from this machine."""
-    host, port = listener.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
-        host = "127.0.0.1" if listener.family is socket.AF_INET else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def run(service: ChatService, settings: Settings) -> None:
@@ -82,10 +45,12 @@ def run_while_loading(
     listener: socket.socket,
     ending: Ending,
     progress: Callable[[], LoadingProgress],
+    first: FirstAnswers | None = None,
 ) -> bool:
     """As `run`, answering from the first moment on while `load` runs on another thread. Raises what it raises.
 
-    False: the end came before `load` had returned, and it is still at work.
+    `first` has answered on the listener until now. False: the end came before `load` had returned, and it is still at
+    work.
     """
     app = LoadingApp(
         load,
@@ -96,6 +61,8 @@ def run_while_loading(
     server = _Server(app, settings, app.begin_close, answers_s=ending.answers_s)
     app.on_failed = server.finish
     log.info("listening at %s; requests get a 503 until the model is loaded", url_of(listener))
+    if first is not None:
+        first.stop()
     _run(server, settings, listener, ending)
     if app.failure is not None:
         raise app.failure

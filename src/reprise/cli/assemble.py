@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import sys
 import threading
 from collections.abc import Generator
@@ -15,9 +16,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from reprise.api.ending import Ending, end_at_once
+from reprise.api.listening import FirstAnswers, url_of
 from reprise.api.loading import LoadingClock
 from reprise.api.repeats import OncePerSecond
-from reprise.api.run import listen, run_while_loading, url_of
+from reprise.api.run import run_while_loading
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.chat.template import syntax_fault
@@ -44,12 +46,14 @@ LOADING_REPORTED_S = 5.0
 _CLOSE_S = 40.0
 
 
-def run_server(settings: Settings) -> None:
-    """Load the model and serve it until the user ends it. Raises LoadFailed and CannotListen."""
+def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers) -> None:
+    """Load the model and serve it on the listener, where `first` has answered, until the user ends it.
+
+    Closes the listener. Raises LoadFailed.
+    """
     write_log(settings)
     # Before the model is loaded, which may take minutes.
     bound = memory_bound(settings)
-    listener = listen(settings.host, settings.port)
     engine = EngineLoop(settings)
     clock = LoadingClock(weights_nbytes(Path(settings.model).expanduser()))
     with ExitStack() as while_serving:
@@ -69,7 +73,9 @@ def run_server(settings: Settings) -> None:
 
         try:
             with Ending(settings.grace_s) as ending:
-                is_loaded = run_while_loading(load, settings, listener=listener, ending=ending, progress=clock.progress)
+                is_loaded = run_while_loading(
+                    load, settings, listener=listener, ending=ending, progress=clock.progress, first=first
+                )
                 if not is_loaded:
                     # There is nothing to keep, and a large model is not worth the wait.
                     end_at_once(0)

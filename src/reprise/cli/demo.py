@@ -5,13 +5,9 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from reprise.benchmark.server_process import ServerFailed
 from reprise.cli.refuse import refuse
-from reprise.demo.client import DemoFailed
-from reprise.demo.report import all_turns, as_json, totals
-from reprise.demo.show import hold_chats, show_chats
 
 
 def demo(
@@ -19,6 +15,12 @@ def demo(
     as_numbers: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON and nothing else.")] = False,
 ) -> None:
     """Watch a small model that remembers what it is told, with reuse and without."""
+    from rich.console import Console  # noqa: PLC0415 (quick start)
+
+    from reprise.demo.client import DemoFailed  # noqa: PLC0415 (imports NumPy and HTTP)
+    from reprise.demo.report import all_turns, as_json, totals  # noqa: PLC0415
+    from reprise.demo.show import hold_chats, show_chats  # noqa: PLC0415
+
     try:
         # In a file or a pipe nothing says how wide it may be: as wide as the table.
         console = Console() if sys.stdout.isatty() else Console(width=120)

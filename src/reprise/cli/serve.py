@@ -1,5 +1,6 @@
 """`reprise serve MODEL`."""
 
+from reprise.api.listening import FirstAnswers, listen
 from reprise.cli.configuration import Configuration, with_options
 from reprise.cli.process_limits import check_process_limits
 from reprise.cli.refuse import refusals
@@ -15,7 +16,10 @@ def serve(configuration: Configuration) -> None:
     """
     settings = configuration.settings()
     check_process_limits(settings.model)
-    from reprise.cli.assemble import run_server  # noqa: PLC0415 (imports MLX)
-
     with refusals():
-        run_server(settings)
+        # Before the imports, which take seconds: who comes first is told to wait.
+        listener = listen(settings.host, settings.port)
+        first = FirstAnswers(listener)
+        from reprise.cli.assemble import run_server  # noqa: PLC0415 (imports MLX)
+
+        run_server(settings, listener, first)

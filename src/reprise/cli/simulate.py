@@ -11,8 +11,8 @@ from typer import Option
 
 from reprise.cli.refuse import refusals, refuse
 from reprise.core.sizes import Bytes, parse_amount
+from reprise.simulate import Granularity
 from reprise.simulate.payloads import Sizes
-from reprise.simulate.traces import Granularity
 
 _LAYOUTS = ("full", "hybrid", "window")
 _SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9}

@@ -7,7 +7,6 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from reprise.core.errors import BadRequest
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
+from reprise.simulate import Granularity
 
 BLOCK_TOKENS = 512
 """Prompt tokens that one hash of a Mooncake trace stands for."""
@@ -25,14 +25,6 @@ _CHARACTERS = 4
 
 _MALFORMED = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
 """What reading something raises that is JSON of another shape, or none: numbers too large and endless nesting, too."""
-
-
-class Granularity(StrEnum):
-    """What one token of a replayed block trace stands for."""
-
-    TOKEN = "token"
-    BLOCK = "block"
-    """One token for a block: the same hits, since prompts part at blocks alone; sizes are rounded up to blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
