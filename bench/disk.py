@@ -153,7 +153,7 @@ def main() -> int:
     # A record's share of a layer, and the layer's room for all entries and some more.
     most = (2 * len(tokens) + 4096) * full // MODEL["num_hidden_layers"] + (4 << 20)
     holds = bool(parts) and max(parts) <= most and starts.count(len(tokens)) == 0
-    holds &= long.end.outcome.loaded == len(tokens)
+    holds &= long.end.outcome.num_loaded == len(tokens)
     print(f"{len(tokens):,} tokens, {nbytes / 1e6:,.0f} MB, restored beside {options.streams} streams")
     print(f"  took {done_s - sent_s:.2f} s, {nbytes / (done_s - sent_s) / 1e6:,.0f} MB/s")
     print(f"  longest gap of a stream {1000 * max(gaps):.0f} ms (target {STALL_MS})", end="")

@@ -68,8 +68,8 @@ class OfflineServer:
         self.tally.oracle += self._oracle.cost(prompt.tokens)
         outcome = self._prefill(prompt, end=len(prompt) - 1)
         # The last token starts the decode and is always computed.
-        outcome = replace(outcome, prefilled=outcome.prefilled + 1)
-        self.tally.computed += outcome.prefilled
+        outcome = replace(outcome, num_prefilled=outcome.num_prefilled + 1)
+        self.tally.computed += outcome.num_prefilled
         return Asked(rendered=rendered, outcome=outcome)
 
     def answer(self, rendered: Rendered, sampled: Sequence[int], answer: Answer) -> None:
@@ -84,7 +84,7 @@ class OfflineServer:
             branch = "tool" if answer.tool_calls else "user"
             known = self.renderer.next_turn(rendered, answer, branch=branch)
             if known is not None:
-                self.tally.settled += self._prefill(known, end=len(known)).prefilled
+                self.tally.settled += self._prefill(known, end=len(known)).num_prefilled
 
     def _prefill(self, prompt: Prompt, *, end: int) -> Outcome:
         """Commit what the loop would commit on the way to `end`; says what was reused and computed."""
@@ -104,10 +104,10 @@ class OfflineServer:
             self._commit(prompt.tokens[: mark.position], mark.kind)
         self._cache.release(lease)
         return Outcome(
-            prompt=len(prompt),
-            matched=match.length,
-            reused=resume_at,
-            prefilled=end - resume_at,
+            num_prompt=len(prompt),
+            num_matched=match.length,
+            num_reused=resume_at,
+            num_prefilled=end - resume_at,
             # What the loop tells without knowing the chat; the rest is `Renderer.explain`'s.
             reason=Reason.COLD if match.length == 0 else Reason.BRANCHED if is_branch else Reason.NEW_TOKENS,
             stored_next=match.continues,

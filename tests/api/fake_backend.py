@@ -78,7 +78,9 @@ class FakeBackend:
     def status(self) -> Status:
         with self._lock:
             is_idle = self._num_open == 0
-        return Status(is_idle=is_idle, counts=self.counts, held=Held(kv=100, snapshots=11, budget=1000))
+        return Status(
+            is_idle=is_idle, counts=self.counts, held=Held(kv_nbytes=100, snapshot_nbytes=11, budget_nbytes=1000)
+        )
 
     def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
         found: Future[Inspection] = Future()
@@ -120,7 +122,7 @@ class FakeBackend:
         found.set_result(
             Lookup(
                 num_prompt=total,
-                matched=matched,
+                num_matched=matched,
                 resume_at=resume_at,
                 num_loaded=0,
                 queue_s=0.5,
@@ -162,11 +164,11 @@ class FakeBackend:
         matched = max((common_prefix(run, job.prompt.tokens) for run in known), default=0)
         reused = min(matched, total - 1)
         outcome = Outcome(
-            prompt=total,
-            matched=matched,
-            reused=reused,
-            prefilled=total - reused,
-            stored=total - reused,
+            num_prompt=total,
+            num_matched=matched,
+            num_reused=reused,
+            num_prefilled=total - reused,
+            num_stored=total - reused,
             reason=Reason.NEW_TOKENS if reused > 0 else Reason.COLD,
         )
         sink(Started(reused=reused, total=total))
@@ -183,15 +185,15 @@ class FakeBackend:
         known.append(job.prompt.tokens)
         self.counts = replace(
             self.counts,
-            requests=self.counts.requests + 1,
-            prompt=self.counts.prompt + total,
-            reused=self.counts.reused + reused,
-            prefilled=self.counts.prefilled + total - reused,
+            num_requests=self.counts.num_requests + 1,
+            num_prompt=self.counts.num_prompt + total,
+            num_reused=self.counts.num_reused + reused,
+            num_prefilled=self.counts.num_prefilled + total - reused,
         )
         if job.purpose is not Purpose.GENERATE:
             if job.pin_for_s is not None:
                 name = pin_id(job.prompt.tokens)
-                pin = Pin(id=name, tokens=total, nbytes=total, expires_in_s=job.pin_for_s, follows_chat=False)
+                pin = Pin(id=name, num_tokens=total, nbytes=total, expires_in_s=job.pin_for_s, follows_chat=False)
                 self.pinned[(job.namespace, name)] = pin
                 outcome = replace(outcome, pin=pin)
             sink(Finished(reason=FinishReason.DONE, outcome=outcome))
@@ -200,7 +202,7 @@ class FakeBackend:
 
     def _decode(self, job: Job, sink: Sink, outcome: Outcome) -> None:
         def finish(reason: FinishReason, count: int, error: RepriseError | None = None) -> None:
-            sink(Finished(reason=reason, outcome=replace(outcome, generated=count, ttft_s=0.0), error=error))
+            sink(Finished(reason=reason, outcome=replace(outcome, num_generated=count, ttft_s=0.0), error=error))
 
         constraint = None if job.constraint is None else job.constraint()
         count = 0

@@ -60,7 +60,7 @@ def test_a_session_computes_only_what_is_new(name: str, served: Serving):
         (*_, last) = served.engine.of(Purpose.GENERATE)
         # The first request of a chat may share a few words with another's, where nobody takes a snapshot.
         is_first = number == 0 or num_messages(request) <= num_messages(given["requests"][number - 1])
-        assert is_first or last.outcome.prefilled <= last.oracle + SLACK, last.outcome
+        assert is_first or last.outcome.num_prefilled <= last.oracle + SLACK, last.outcome
         notes |= set(served.record(response.headers["x-request-id"])["notes"])
     for expected in given["notes"]:
         assert any(expected in note for note in notes), (expected, notes)
@@ -80,7 +80,7 @@ def test_a_tool_loop_goes_on_where_the_answer_ended(name: str, served: Serving):
         made |= places(number, response.text)
         jobs.append(served.engine.of(Purpose.GENERATE)[-1])
     first, second = jobs
-    assert second.outcome.reused >= len(first.job.prompt) + len(first.generated) - SLACK
+    assert second.outcome.num_reused >= len(first.job.prompt) + len(first.generated) - SLACK
 
 
 @pytest.mark.parametrize("name", ["ai_sdk_chat", "langchain", "ollama", "openai_agents_chat"])

@@ -35,7 +35,9 @@ def test_a_client_that_hangs_up_is_cancelled(phase: str, stream: bool):
         gate = server.backend.may_prefill if phase == "prefill" else server.backend.may_decode
         gate.clear()
         with asking(server.url, URL, {"messages": HI, "stream": stream}):
-            until(lambda: len(server.backend.jobs) > 0 if phase == "prefill" else server.backend.counts.requests > 0)
+            until(
+                lambda: len(server.backend.jobs) > 0 if phase == "prefill" else server.backend.counts.num_requests > 0
+            )
         until(lambda: len(server.backend.cancelled) > 0)
         gate.set()
         until(lambda: server.service.is_idle)
@@ -119,7 +121,7 @@ async def test_a_stream_that_is_not_read_holds_bounded_memory():
     def emit() -> None:
         for token in range(1000):
             sink(Sampled(token=token))
-        sink(Finished(reason=FinishReason.CANCELLED, outcome=Outcome(prompt=1)))
+        sink(Finished(reason=FinishReason.CANCELLED, outcome=Outcome(num_prompt=1)))
 
     thread = Thread(target=emit)
     thread.start()

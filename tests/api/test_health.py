@@ -72,14 +72,14 @@ def test_steps_without_tokens_are_no_progress() -> None:
     now_s = [10.0]
     heartbeat = Heartbeat(clock=lambda: now_s[0])
     heartbeat.wake()
-    waiting = Status(is_idle=False, queued=1, counts=Counts(requests=1))
+    waiting = Status(is_idle=False, num_waiting=1, counts=Counts(num_requests=1))
     heartbeat.note(waiting)
     for _ in range(5):
         now_s[0] += 1
         heartbeat.wake()
         heartbeat.note(waiting)
     assert heartbeat.stalled_s == 5
-    heartbeat.note(Status(is_idle=False, counts=Counts(requests=1, generated=1)))
+    heartbeat.note(Status(is_idle=False, counts=Counts(num_requests=1, num_generated=1)))
     assert heartbeat.stalled_s == 0
     now_s[0] += 3
     assert heartbeat.stalled_s == 3

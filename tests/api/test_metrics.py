@@ -144,7 +144,7 @@ def test_an_eviction_has_a_series_before_the_first() -> None:
 
 def test_the_log_has_what_is_not_zero() -> None:
     assert totals_line(Status()) == "nothing"
-    assert totals_line(Status(counts=Counts(requests=1200))) == "requests 1,200"
+    assert totals_line(Status(counts=Counts(num_requests=1200))) == "requests 1,200"
 
 
 def test_the_page_of_metrics_is_the_one_that_the_declarations_give() -> None:

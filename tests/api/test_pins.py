@@ -313,7 +313,7 @@ def test_a_key_sees_pins_and_clears_its_own_only() -> None:
         pins = [each.post(PIN, json=HEAD).json() for each in (one, two)]
         # The other's is not even seen: each computed its own.
         assert pins[0]["prefilled_tokens"] == pins[1]["prefilled_tokens"] == pins[0]["tokens"]
-        assert server.engine.loop.status().held.pins == 2
+        assert server.engine.loop.status().held.num_pins == 2
         assert one.delete(f"{PIN}/{pins[0]['id']}").status_code == 200
         assert one.delete(f"{PIN}/{pins[1]['id']}").status_code == 404
         assert one.get(PIN).json()["data"] == []
@@ -340,9 +340,9 @@ def test_keys_that_share_the_cache_do_not_share_pins() -> None:
         assert one.delete(f"{PIN}/{pin['id']}").status_code == 200
         assert one.get(PIN).json()["data"] == []
         # The other one has asked for the same, and keeps it.
-        assert server.engine.loop.status().held.pins == 1
+        assert server.engine.loop.status().held.num_pins == 1
         assert two.delete(f"{PIN}/{pin['id']}").status_code == 200
-        assert server.engine.loop.status().held.pins == 0
+        assert server.engine.loop.status().held.num_pins == 0
 
 
 def test_a_key_that_clears_a_shared_cache_leaves_what_others_have_pinned() -> None:
@@ -359,7 +359,7 @@ def test_a_key_that_clears_a_shared_cache_leaves_what_others_have_pinned() -> No
         assert [each["id"] for each in one.get(PIN).json()["data"]] == [pin["id"]]
         assert cached(one, asking("Why?")) == pin["tokens"]
         assert one.delete("/v1/cache").status_code == 200
-        assert server.engine.loop.status().held.pins == 0
+        assert server.engine.loop.status().held.num_pins == 0
         assert cached(one, asking("Why?")) == 0
         server.engine.check()
 
@@ -390,4 +390,4 @@ def test_pinning_unpinning_and_clearing_during_load(client: httpx.Client, server
     server.engine.check()
     assert server.engine.num_leases() == 0
     held = server.engine.loop.status().held
-    assert held.kv + held.snapshots + held.live <= budget
+    assert held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes <= budget

@@ -43,8 +43,8 @@ def gpt(served: Serving) -> Iterator[openai.OpenAI]:
 def assert_like_the_oracle(served: Serving, *, reused: int) -> None:
     """The latest request reused what an oracle would, to a few tokens."""
     (*_, last) = served.engine.of(Purpose.GENERATE)
-    assert last.outcome.reused == reused
-    assert 0 < last.outcome.prefilled <= last.oracle + 4
+    assert last.outcome.num_reused == reused
+    assert 0 < last.outcome.num_prefilled <= last.oracle + 4
 
 
 def read(usage: anthropic.types.Usage) -> int:

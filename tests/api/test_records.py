@@ -25,11 +25,20 @@ def record(*outcomes: Outcome, ended: str = "stop") -> Record:
     [
         (record(ended="cancelled"), "r1 chat: cancelled before it began"),
         (
-            record(Outcome(prompt=90, reused=60, prefilled=30, generated=7, reason=Reason.NEW_TOKENS, ttft_s=0.25)),
+            record(
+                Outcome(
+                    num_prompt=90,
+                    num_reused=60,
+                    num_prefilled=30,
+                    num_generated=7,
+                    reason=Reason.NEW_TOKENS,
+                    ttft_s=0.25,
+                )
+            ),
             "r1 chat: stop, prompt 90, reused 60, prefilled 30 (new tokens), generated 7, first token 0.250 s",
         ),
         (
-            record(Outcome(prompt=90, reused=60, loaded=40, prefilled=30, reason=Reason.NEW_TOKENS)),
+            record(Outcome(num_prompt=90, num_reused=60, num_loaded=40, num_prefilled=30, reason=Reason.NEW_TOKENS)),
             "r1 chat: stop, prompt 90, reused 60 (40 of them from disk), prefilled 30 (new tokens), generated 0, "
             "first token -",
         ),
@@ -41,7 +50,7 @@ def test_a_line_of_the_log_says_what_was_reused_and_from_where(told: Record, lin
 
 def test_a_line_says_how_fast_it_went() -> None:
     outcome = Outcome(
-        prompt=90, prefilled=30, generated=9, reason=Reason.COLD, prefill_s=0.1, ttft_s=0.25, total_s=1.25
+        num_prompt=90, num_prefilled=30, num_generated=9, reason=Reason.COLD, prefill_s=0.1, ttft_s=0.25, total_s=1.25
     )
     line = log_line(record(outcome))
     assert "prefilled 30 (cold, 300.0 tokens/s), generated 9, 8.0 tokens/s, first token" in line

@@ -30,7 +30,7 @@ def test_what_is_on_disk_is_known_to_its_own_namespace() -> None:
 
     def stored(namespace: str) -> Sequence[StoredRun]:
         runs = (
-            StoredRun(name="a", parent="", tokens=as_tokens(odd[:7])),
+            StoredRun(name="a", parent=None, tokens=as_tokens(odd[:7])),
             StoredRun(name="b", parent="a", tokens=as_tokens(odd[7:])),
         )
         return runs if namespace == "one" else ()

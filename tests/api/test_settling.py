@@ -54,7 +54,7 @@ class Queue:
 
     def end(self, job_id: str, reason: FinishReason) -> None:
         job, sink = self.jobs.pop(job_id), self.sinks.pop(job_id)
-        sink(Finished(reason=reason, outcome=Outcome(prompt=len(job.prompt))))
+        sink(Finished(reason=reason, outcome=Outcome(num_prompt=len(job.prompt))))
 
 
 def prompt(*tokens: int) -> Prompt:

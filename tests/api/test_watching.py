@@ -178,7 +178,7 @@ def test_what_broke_prefixes_is_ranked_by_seconds() -> None:
     def ended(*accounts: tuple[int, int, Reason], saved_s: float = 0.0, prefill_s: float = 1.0) -> None:
         told = tuple(ComputedSpan(span=Span(start, stop), reason=reason) for start, stop, reason in accounts)
         explanation = Explanation(reason=told[-1].reason, accounts=told, advice="", expected_text="a", actual_text="b")
-        outcome = Outcome(prompt=100, reused=0, prefilled=100, prefill_s=prefill_s, saved_s=saved_s)
+        outcome = Outcome(num_prompt=100, num_reused=0, num_prefilled=100, prefill_s=prefill_s, saved_s=saved_s)
         ledger.request_ended(
             Record(
                 id="r",
@@ -222,7 +222,7 @@ async def test_the_page_is_for_browsers_and_lets_nothing_in() -> None:
 
 
 def test_a_record_of_many_sources_adds_up() -> None:
-    outcome = Outcome(prompt=100, reused=60, loaded=30, settled=50, awaited=10, prefilled=40)
+    outcome = Outcome(num_prompt=100, num_reused=60, num_loaded=30, num_settled=50, num_awaited=10, num_prefilled=40)
     record = Record(
         id="r", api="chat", model="m", created=0.0, namespace="", ended="stop", outcomes=(outcome,), render_s=0.5
     )

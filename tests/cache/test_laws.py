@@ -116,9 +116,9 @@ def test_a_conversation_is_stored_once(layout: Layout) -> None:
     for turn in range(6):
         chat = (*chat, *(turn + i for i in range(9)))
         done = trial.commit(chat)
-        assert done is not None and done.tokens == 9
+        assert done is not None and done.num_tokens == 9
         again = trial.commit(chat)
-        assert again is not None and again.tokens == 0 and again.nbytes == 0
+        assert again is not None and again.num_tokens == 0 and again.nbytes == 0
     for turn in range(5):
         trial.commit((*chat[:30], 100 + turn))
     trial.judge_contents()
@@ -154,7 +154,7 @@ def test_what_cannot_fit_is_refused_and_nothing_is_evicted_for_it(layout: Layout
     trial.cache.memory.resize(trial.cache.nbytes)
     trial.request(BASE, limit=len(BASE))
     done = trial.commit((9, 9, *BASE, *BASE, *BASE))
-    assert done is not None and not done.is_resumable and done.tokens == 0 and done.nbytes == 0
+    assert done is not None and not done.is_resumable and done.num_tokens == 0 and done.nbytes == 0
     assert trial.cache.stats.num_evictions == 0 or not any(isinstance(kind, Full) for kind in layout.kinds)
     trial.judge()
 

@@ -125,10 +125,10 @@ class Trial:
             )
         except SourceFailed:
             done = None
-        if done is not None and done.tokens > 0 and not done.is_resumable:
+        if done is not None and done.num_tokens > 0 and not done.is_resumable:
             # A beginning of it found room.
-            assert self.cache.layout.resumes_anywhere and 0 < stood + done.tokens < len(tokens)
-            tokens, pinned_until = tokens[: stood + done.tokens], 0.0
+            assert self.cache.layout.resumes_anywhere and 0 < stood + done.num_tokens < len(tokens)
+            tokens, pinned_until = tokens[: stood + done.num_tokens], 0.0
         elif done is None or not done.is_resumable:
             after = stored_in(self.cache)
             assert after.entries <= before.entries and after.snapshots <= before.snapshots

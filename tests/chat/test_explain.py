@@ -51,7 +51,11 @@ class Server:
         matched, stored_next = self.match(prompt)
         reused = min(matched, len(prompt) - 1)
         outcome = Outcome(
-            prompt=len(prompt), matched=matched, reused=reused, prefilled=len(prompt) - reused, stored_next=stored_next
+            num_prompt=len(prompt),
+            num_matched=matched,
+            num_reused=reused,
+            num_prefilled=len(prompt) - reused,
+            stored_next=stored_next,
         )
         explanation = self.renderer.explain(rendered, outcome)
         sampled = self.model.encode(spoken(answer, rendered, has_channels=self.template == "channels"))
@@ -74,11 +78,11 @@ class Server:
 
 def check_accounts(explanation: Explanation, outcome: Outcome) -> None:
     """The accounts cover the computed tokens, without a gap."""
-    at = outcome.reused
+    at = outcome.num_reused
     for account in explanation.accounts:
         assert account.span.start == at
         at = account.span.stop
-    assert at == outcome.prompt
+    assert at == outcome.num_prompt
     assert explanation.reason in {account.reason for account in explanation.accounts}
 
 
@@ -240,7 +244,7 @@ def test_a_match_without_a_snapshot() -> None:
     server = Server("strips_thinking")
     rendered = server.renderer.render(chat(system(LONG_SYSTEM), ASK))
     length = len(rendered.prompt)
-    outcome = Outcome(prompt=length, matched=length - 3, reused=2, prefilled=length - 2)
+    outcome = Outcome(num_prompt=length, num_matched=length - 3, num_reused=2, num_prefilled=length - 2)
     explanation = server.renderer.explain(rendered, outcome)
     check_accounts(explanation, outcome)
     assert [account.reason for account in explanation.accounts] == [Reason.NO_SNAPSHOT, Reason.NEW_TOKENS]
@@ -250,7 +254,7 @@ def test_a_match_without_a_snapshot() -> None:
 def test_a_cache_that_is_off() -> None:
     server = Server("strips_thinking")
     rendered = server.renderer.render(chat(ASK))
-    outcome = Outcome(prompt=len(rendered.prompt), prefilled=len(rendered.prompt), reason=Reason.CACHE_OFF)
+    outcome = Outcome(num_prompt=len(rendered.prompt), num_prefilled=len(rendered.prompt), reason=Reason.CACHE_OFF)
     assert server.renderer.explain(rendered, outcome).reason is Reason.CACHE_OFF
 
 

@@ -155,7 +155,7 @@ def test_what_is_being_fetched_stays(tmp_path: Path) -> None:
         fetch = cache.fetch(find(cache, [0] * 10), lambda: None)  # type: ignore[arg-type]
         for k in range(1, 12):
             put_path(cache, [k, k, k])
-        assert cache.stats().evicted > 0
+        assert cache.stats().num_evicted > 0
         assert {record.key for record in held} <= keys_in(cache)
         fetch.cancel()
         for k in range(21, 32):
@@ -169,7 +169,7 @@ def test_what_cannot_fit_takes_nothing_with_it(tmp_path: Path) -> None:
         put_path(cache, [1, 2, 3])
         big = records_for(cache, [5, 5, 5], nbytes=4_900)
         assert cache.put(big[0]) and cache.flush(PATIENCE_S)
-        assert cache.stats().files == 1 and cache.stats().evicted == 0 and position(find(cache, [1, 2, 3])) == 3
+        assert cache.stats().num_files == 1 and cache.stats().num_evicted == 0 and position(find(cache, [1, 2, 3])) == 3
 
 
 def test_what_stands_on_what_found_no_room_is_not_written(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_what_stands_on_what_found_no_room_is_not_written(tmp_path: Path) -> Non
         block = records_for(cache, [5, 5, 5, 5], nbytes=4_900, has_tail=False)[0]
         mark = records_for(cache, [5, 5, 5, 5, 6], nbytes=10)[1]
         assert cache.put(block) and cache.put(mark) and cache.flush(PATIENCE_S)
-        assert cache.stats().files == 0 and cache.stats().queued_nbytes == 0
+        assert cache.stats().num_files == 0 and cache.stats().queued_nbytes == 0
 
 
 def test_a_path_longer_than_the_disk_keeps_its_beginning(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_path_longer_than_the_disk_keeps_its_beginning(tmp_path: Path) -> None
             cache.put(record)
             assert cache.flush(PATIENCE_S)
         kept = position(find(cache, path))
-        assert kept == cache.stats().files * 4 >= 16 and cache.stats().evicted == 0
+        assert kept == cache.stats().num_files * 4 >= 16 and cache.stats().num_evicted == 0
 
 
 def test_a_smaller_bound_holds_from_the_start(tmp_path: Path) -> None:
@@ -264,10 +264,10 @@ def test_a_live_server_s_files_count_and_stay(tmp_path: Path) -> None:
                 assert sum(all_files(tmp_path).values()) <= 8_000
                 cache.check()
                 other.check()
-        before = other.stats().files
+        before = other.stats().num_files
         for k in range(10, 20):
             put_path(cache, [k, k, k])
-        assert before == other.stats().files > 2
+        assert before == other.stats().num_files > 2
         other.check()
         assert cache.stats().others_nbytes == other.stats().nbytes
 
@@ -342,7 +342,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     with opened(directory, max_bytes=8_000) as cache:
         for k in range(20):
             put_path(cache, [k, k, k])
-        assert cache.stats().files > 5 and (tmp_path / "elsewhere" / "big").exists()
+        assert cache.stats().num_files > 5 and (tmp_path / "elsewhere" / "big").exists()
 
 
 def test_files_that_cannot_be_used_count_and_go_by_age(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_files_that_cannot_be_used_count_and_go_by_age(tmp_path: Path) -> None:
     future.write_bytes(content)
     with opened(tmp_path, max_bytes=5_000) as cache:
         cache.check()
-        assert cache.stats().files == 0 and cache.stats().quarantined == 0
+        assert cache.stats().num_files == 0 and cache.stats().num_quarantined == 0
         assert cache.stats().nbytes == sum(all_files(tmp_path).values()) > 2_000
         assert find(cache, list(range(13))) is None
         for k in range(8):
@@ -375,6 +375,6 @@ def test_quarantine_goes_first(tmp_path: Path) -> None:
         assert len(list((tmp_path / "quarantine").iterdir())) == 1
         for k in range(10, 20):
             put_path(cache, [k, k, k])
-            if cache.stats().evicted > 0:
+            if cache.stats().num_evicted > 0:
                 break
         assert list((tmp_path / "quarantine").iterdir()) == [] and position(find(cache, [0, 0, 0])) == 3

@@ -62,7 +62,7 @@ def test_what_was_put_is_read_again_also_after_a_restart(tmp_path: Path, *, resu
         taken, fetch = read_all(cache, find(cache, [*CHAT, 99]))  # type: ignore[arg-type]
         assert [content_of(r) for r in taken] == [content_of(r) for r in put] and not fetch.failed
         stats = cache.stats()
-        assert (stats.files, stats.nbytes) == (3, sum(all_files(tmp_path).values()))
+        assert (stats.num_files, stats.nbytes) == (3, sum(all_files(tmp_path).values()))
         assert stats.read_nbytes == sum(r.nbytes for r in put) and stats.written_nbytes == 0
 
 
@@ -88,7 +88,7 @@ def test_what_is_there_or_queued_is_not_put_again(tmp_path: Path, monkeypatch: p
         gate.open.set()
         assert cache.flush(PATIENCE_S)
         assert [cache.put(record) for record in records] == [False] * 3
-        assert cache.stats().queued_nbytes == 0 and cache.stats().files == 3
+        assert cache.stats().queued_nbytes == 0 and cache.stats().num_files == 3
 
 
 def test_what_stands_on_nothing_is_not_taken(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_stands_on_nothing_is_not_taken(tmp_path: Path) -> None:
         first, second, mark = records_for(cache, CHAT)
         assert not cache.put(second) and not cache.put(mark)
         assert cache.put(first) and cache.put(second) and cache.put(mark)
-        assert cache.flush(PATIENCE_S) and cache.stats().files == 3
+        assert cache.flush(PATIENCE_S) and cache.stats().num_files == 3
 
 
 def test_a_full_queue_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_a_record_that_is_larger_than_the_queue_is_taken_when_nothing_else_waits
         assert not cache.can_take(1) and not cache.put(second)
         gate.open.set()
         assert cache.flush(PATIENCE_S) and cache.put(second) and cache.flush(PATIENCE_S)
-        assert cache.stats().files == 2
+        assert cache.stats().num_files == 2
 
 
 def test_a_record_that_is_larger_than_all_is_not_taken(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_cancelled_fetch_gives_nothing_and_holds_nothing(tmp_path: Path) -> No
         assert fetch.is_done and fetch.take() == [] and not fetch.failed
         cache.clear(None)
         cache.check()
-        assert cache.stats().files == 0
+        assert cache.stats().num_files == 0
 
 
 def test_who_cannot_be_woken_stops_nobody(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_nobody_else_can_read(tmp_path: Path) -> None:
             put_path(cache, CHAT)
             record_files(tmp_path)[0].write_bytes(b"damaged")
             read_all(cache, find(cache, CHAT))  # type: ignore[arg-type]
-            assert cache.stats().quarantined == 1
+            assert cache.stats().num_quarantined == 1
     finally:
         os.umask(before)
     top = tmp_path / "new" / "kv"

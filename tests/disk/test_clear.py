@@ -36,11 +36,11 @@ def test_a_namespace_is_cleared_and_the_others_stay(tmp_path: Path) -> None:
         assert position(find(cache, CHAT)) == position(find(cache, CHAT, namespace="b")) == 10
         assert position(find(other, CHAT, namespace="a")) == 10
         cache.clear(None)
-        assert cache.stats().files == cache.stats().nbytes == 0
+        assert cache.stats().num_files == cache.stats().nbytes == 0
         assert position(find(other, CHAT, namespace="a")) == 10
         other.check()
     with opened(tmp_path) as cache:
-        assert cache.stats().files == 0
+        assert cache.stats().num_files == 0
 
 
 def test_the_files_are_gone_when_clearing_returns(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_what_is_queued_or_being_written_does_not_appear(
         assert cache.flush(PATIENCE_S)
         cache.check()
         assert find(cache, CHAT) is None and position(find(cache, CHAT, namespace="b")) == 10
-        assert cache.stats().files == 3 + len(again) and cache.stats().errors == 0
+        assert cache.stats().num_files == 3 + len(again) and cache.stats().num_errors == 0
         # Of two writes of one key only the one that was asked for after the clearing counts.
         for record in again:
             found = DiskMatch(position=4, namespace="", keys=(record.key,), nbytes=1)
@@ -113,7 +113,7 @@ def test_what_is_being_fetched_is_not_read_on(tmp_path: Path) -> None:
         assert len(fetch.take()) == 1
         assert woken.acquire(timeout=PATIENCE_S)
         assert fetch.failed and fetch.take() == []
-        assert cache.stats().quarantined == cache.stats().errors == 0
+        assert cache.stats().num_quarantined == cache.stats().num_errors == 0
         cache.check()
 
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_removed_is_said_and_never_found(
         with monkeypatch.context() as patch:
             patch.setattr(ModelDirectory, "remove", refuse)
             cache.clear("")
-        assert find(cache, [1, 2, 3]) is None and cache.stats().errors == 1 and record.key.hex() in caplog.text
+        assert find(cache, [1, 2, 3]) is None and cache.stats().num_errors == 1 and record.key.hex() in caplog.text
         cache.check()
         cache.clear("")
         cache.check()

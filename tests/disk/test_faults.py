@@ -51,7 +51,7 @@ def test_a_write_that_fails_is_said_once_and_tried_again_after_a_minute(
             assert cache.put(lost[0])
             cache.put(lost[1])
             assert cache.flush(PATIENCE_S)
-            assert cache.stats().errors == num_errors and cache.stats().queued_nbytes == 0
+            assert cache.stats().num_errors == num_errors and cache.stats().queued_nbytes == 0
             assert not [path for path in all_files(tmp_path) if path.suffix == ".tmp"]
             assert not cache.can_take(1) and not cache.put(lost[0])
             assert len(read_all(cache, find(cache, CHAT))[0]) == len(kept), "reading goes on"  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_a_write_that_fails_is_said_once_and_tried_again_after_a_minute(
             clock.now_s += 1.0
         monkeypatch.setattr(ModelDirectory, "fill", fill)
         put_path(cache, [7] * 9)
-        assert position(find(cache, [7] * 9)) == 9 and cache.stats().errors == 2
+        assert position(find(cache, [7] * 9)) == 9 and cache.stats().num_errors == 2
         cache.check()
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
     assert os.strerror(code) in caplog.text
@@ -93,7 +93,7 @@ def test_a_full_disk_gives_up_what_waits_behind_the_record(tmp_path: Path, monke
         assert reached.wait(PATIENCE_S)
         go_on.set()
         assert cache.flush(PATIENCE_S)
-        assert cache.stats().queued_nbytes == 0 and cache.stats().errors == 1 and record_files(tmp_path) == []
+        assert cache.stats().queued_nbytes == 0 and cache.stats().num_errors == 1 and record_files(tmp_path) == []
         assert len(records_for(cache, CHAT)) == 3, "it is missing again"
 
 
@@ -113,7 +113,7 @@ def test_what_is_stored_again_after_damage_is_whole(
     damage(unread, -1)
     with opened(tmp_path, resumes_anywhere=resumes_anywhere) as cache:
         put_path(cache, chat)
-        assert cache.stats().quarantined == 2 and records_for(cache, chat) == []
+        assert cache.stats().num_quarantined == 2 and records_for(cache, chat) == []
         cache.check()
     with opened(tmp_path, resumes_anywhere=resumes_anywhere) as cache:
         taken, fetch = read_all(cache, find(cache, chat))  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def test_a_record_that_cannot_be_written_as_json_is_left_out(tmp_path: Path) -> 
         (record,) = records_for(cache, [1, 2, 3])
         object.__setattr__(record, "about", {"x": object()})
         assert cache.put(record) and cache.flush(PATIENCE_S)
-        assert cache.stats().errors == 1 and find(cache, [1, 2, 3]) is None
+        assert cache.stats().num_errors == 1 and find(cache, [1, 2, 3]) is None
         put_path(cache, CHAT)
         assert position(find(cache, CHAT)) == 10, "the writer goes on"
 
@@ -142,11 +142,11 @@ def test_what_cannot_be_removed_stays_known(tmp_path: Path, monkeypatch: pytest.
     with opened(tmp_path, max_bytes=4_000) as cache:
         for k in range(5):
             put_path(cache, [k, k, k])
-        num = cache.stats().files
+        num = cache.stats().num_files
         with monkeypatch.context() as patch:
             patch.setattr(ModelDirectory, "remove", refuse)
             put_path(cache, [9, 9, 9])
-        assert cache.stats().files == num and cache.stats().errors == 1 and find(cache, [9, 9, 9]) is None
+        assert cache.stats().num_files == num and cache.stats().num_errors == 1 and find(cache, [9, 9, 9]) is None
         assert sum(all_files(tmp_path).values()) <= 4_000
         cache.check()
 
@@ -162,7 +162,7 @@ def test_a_damaged_file_ends_a_fetch_and_goes_into_quarantine(
         damage(path, at)
         taken, fetch = read_all(cache, find(cache, CHAT))  # type: ignore[arg-type]
         assert fetch.failed and [r.key for r in taken] == [r.key for r in put[:which]]
-        assert cache.stats().quarantined == 1 and cache.stats().files == 2 and not path.exists()
+        assert cache.stats().num_quarantined == 1 and cache.stats().num_files == 2 and not path.exists()
         assert [p.name.endswith(path.name) for p in (tmp_path / "quarantine").iterdir()] == [True]
         assert len(caplog.records) == 1 and path.name in caplog.text
         cache.check()
@@ -180,7 +180,7 @@ def test_damage_to_a_header_is_noticed_when_opening(tmp_path: Path) -> None:
     paths[2].rename(paths[2].with_name(f"{'0' * 64}.kv"))
     with opened(tmp_path) as cache:
         cache.check()
-        assert cache.stats().quarantined == 3 and cache.stats().files == 0
+        assert cache.stats().num_quarantined == 3 and cache.stats().num_files == 0
         put_path(cache, CHAT)
         assert position(find(cache, CHAT)) == 10
 
@@ -192,7 +192,7 @@ def test_a_record_under_another_s_name_is_not_taken_for_it(tmp_path: Path) -> No
         content = cache.directory.path_of(two.key).read_bytes()
         cache.directory.path_of(one.key).write_bytes(content)
         taken, fetch = read_all(cache, find(cache, [1, 2, 3]))  # type: ignore[arg-type]
-        assert taken == [] and fetch.failed and cache.stats().quarantined == 1
+        assert taken == [] and fetch.failed and cache.stats().num_quarantined == 1
 
 
 def test_a_bodys_damage_is_found_when_it_is_read_and_not_before(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_bodys_damage_is_found_when_it_is_read_and_not_before(tmp_path: Path) 
         put = put_path(cache, CHAT)
         damage(cache.directory.path_of(put[1].key), -1)
     with opened(tmp_path) as cache:
-        assert cache.stats().quarantined == 0 and position(find(cache, CHAT)) == 10
+        assert cache.stats().num_quarantined == 0 and position(find(cache, CHAT)) == 10
         assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
 
 
@@ -218,7 +218,7 @@ def test_quarantine_keeps_the_latest_few(tmp_path: Path) -> None:
             (latest,) = (tmp_path / "quarantine").glob(f"*{path.name}")
             os.utime(latest, (2_000_000 + k, 2_000_000 + k))
         kept = {path.name[-67:] for path in (tmp_path / "quarantine").iterdir()}
-        assert kept == set(names[-MAX_QUARANTINED:]) and cache.stats().quarantined == len(names)
+        assert kept == set(names[-MAX_QUARANTINED:]) and cache.stats().num_quarantined == len(names)
 
 
 def test_what_cannot_be_put_into_quarantine_stays_and_counts(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_what_cannot_be_put_into_quarantine_stays_and_counts(tmp_path: Path) -> 
         (record,) = put_path(cache, [1, 2, 3])
         damage(cache.directory.path_of(record.key), -1)
         assert read_all(cache, find(cache, [1, 2, 3]))[1].failed  # type: ignore[arg-type]
-        assert find(cache, [1, 2, 3]) is None and cache.stats().errors == 1
+        assert find(cache, [1, 2, 3]) is None and cache.stats().num_errors == 1
         assert cache.stats().nbytes == cache.directory.path_of(record.key).stat().st_size
         put_path(cache, [1, 2, 3])
         assert not read_all(cache, find(cache, [1, 2, 3]))[1].failed, "written over it"  # type: ignore[arg-type]
@@ -239,7 +239,7 @@ def test_a_file_that_somebody_removed_is_forgotten(tmp_path: Path) -> None:
         put = put_path(cache, CHAT)
         cache.directory.path_of(put[1].key).unlink()
         taken, fetch = read_all(cache, find(cache, CHAT))  # type: ignore[arg-type]
-        assert fetch.failed and len(taken) == 1 and cache.stats().quarantined == cache.stats().errors == 0
+        assert fetch.failed and len(taken) == 1 and cache.stats().num_quarantined == cache.stats().num_errors == 0
         cache.check()
         assert [r.key for r in put_path(cache, CHAT)] == [put[1].key]
         assert position(find(cache, CHAT)) == 10
@@ -275,13 +275,13 @@ def test_a_file_that_cannot_be_opened_just_now_stays(tmp_path: Path, monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(Path, "open", refuse)
             assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
-            assert cache.stats().files == 3 and cache.stats().errors == 3
+            assert cache.stats().num_files == 3 and cache.stats().num_errors == 3
         assert not read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
         code = errno.EIO
         with monkeypatch.context() as patch:
             patch.setattr(Path, "open", refuse)
             assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
-        assert cache.stats().files == 0 and cache.stats().quarantined == 3, "a bad place on the disk stays bad"
+        assert cache.stats().num_files == 0 and cache.stats().num_quarantined == 3, "a bad place on the disk stays bad"
 
 
 def test_whatever_goes_wrong_while_reading_the_reader_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +314,7 @@ def test_a_folder_that_vanished_is_made_again(tmp_path: Path, caplog: pytest.Log
         put_path(cache, CHAT)
         shutil.rmtree(tmp_path / "kv")
         put_path(cache, [7] * 9)
-        assert "made again" in caplog.text and cache.stats().errors == 0
+        assert "made again" in caplog.text and cache.stats().num_errors == 0
         assert find(cache, CHAT) is None and position(find(cache, [7] * 9)) == 9
         cache.check()
         put_path(cache, CHAT)
@@ -329,7 +329,7 @@ def test_a_folder_that_vanished_while_it_is_read_is_forgotten(tmp_path: Path) ->
         put_path(cache, [7] * 9)
         shutil.rmtree(tmp_path / "kv")
         assert read_all(cache, find(cache, CHAT))[1].failed  # type: ignore[arg-type]
-        assert find(cache, [7] * 9) is None and cache.stats().files == cache.stats().nbytes == 0
+        assert find(cache, [7] * 9) is None and cache.stats().num_files == cache.stats().nbytes == 0
 
 
 def test_a_vanished_folder_that_another_server_has_made_is_left_to_it(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_vanished_folder_that_another_server_has_made_is_left_to_it(tmp_path: 
             before = all_files(tmp_path)
             lost = records_for(cache, [7] * 9)
             assert cache.put(lost[0]) and cache.flush(PATIENCE_S)
-            assert cache.stats().errors == 1 and not cache.can_take(1)
+            assert cache.stats().num_errors == 1 and not cache.can_take(1)
             assert all_files(tmp_path) == before
             other.check()
 
@@ -357,7 +357,7 @@ def test_a_folder_in_a_record_s_place_is_passed_over(tmp_path: Path) -> None:
         for record in (lost, other):
             assert cache.put(record) and cache.flush(PATIENCE_S)
             assert cache.can_take(1), "nothing has to wait for it"
-        assert cache.stats().errors == 1, "a folder is seen before anything is written"
+        assert cache.stats().num_errors == 1, "a folder is seen before anything is written"
         (last,) = put_path(cache, [1, 2, 3])
         assert len(read_all(cache, find(cache, [1, 2, 3]))[0]) == 1  # type: ignore[arg-type]
         cache.directory.path_of(last.key).unlink()
@@ -376,5 +376,5 @@ def test_what_could_not_be_finished_is_removed_when_opening(tmp_path: Path) -> N
         left = cache.directory.temporary_of(record.key)
     left.write_bytes(bytes(10**4))
     with opened(tmp_path) as cache:
-        assert not left.exists() and cache.stats().files == 1
+        assert not left.exists() and cache.stats().num_files == 1
         cache.check()

@@ -43,7 +43,7 @@ def test_a_process_that_is_killed_leaves_nothing_half(num_paths: int, tmp_path: 
     with opened(tmp_path) as cache:
         assert {path.suffix for path in all_files(tmp_path)} == {".kv", ""}
         cache.check()
-        assert cache.stats().files >= 4 * num_paths and cache.stats().quarantined == 0
+        assert cache.stats().num_files >= 4 * num_paths and cache.stats().num_quarantined == 0
         for path in record_files(tmp_path):
             with path.open("rb") as file:
                 read_record(file, path.stat().st_size)
@@ -78,4 +78,4 @@ def test_two_processes_that_write_at_once_keep_the_bound_together(tmp_path: Path
             assert sum(all_files(tmp_path).values()) <= bound
             process.send_signal(signal.SIGCONT)
         cache.check()
-        assert cache.stats().files > 0
+        assert cache.stats().num_files > 0

@@ -127,7 +127,7 @@ def test_a_closed_stream_keeps_its_work_and_leaves_the_chat(engine: reprise.Engi
     stream.close()
     assert chat.messages == before
     assert engine.wait_idle(60)
-    assert engine.stats.counts.cancelled > 0
+    assert engine.stats.counts.num_cancelled > 0
     assert computed(chat.send(QUESTIONS[0])) == 0
 
 
@@ -193,7 +193,7 @@ def test_idle_is_when_the_next_turn_is_settled(one: reprise.Engine):
     chat = one.chat("Settle for this.", **BRIEF)
     chat.send(QUESTIONS[0])
     assert one.wait_idle(60)
-    assert one.stats.counts.settled > 0
+    assert one.stats.counts.num_settled > 0
     last = chat.send(QUESTIONS[1])
     assert "were computed while idle" in last.explain()
     assert last.why.startswith("new tokens")

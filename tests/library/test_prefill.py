@@ -20,18 +20,18 @@ def test_what_was_typed_is_not_computed_again(architecture: str) -> None:
     with reprise.Engine(tiny_model(architecture), settles=False) as engine:
         chat = engine.chat(SYSTEM, **BRIEF)
         typed = chat.prefill(TYPED).result(60)
-        assert typed.prefilled > 0
+        assert typed.num_prefilled > 0
         # More letters of the same word, and no word: nothing is left to do.
-        assert chat.prefill(TYPED + "tt").result(60).prefilled == 0
+        assert chat.prefill(TYPED + "tt").result(60).num_prefilled == 0
         answer = chat.send(SENT)
-        rest = answer.usage.prompt_tokens - typed.prompt
-        assert answer.usage.cached_tokens == typed.prompt
+        rest = answer.usage.prompt_tokens - typed.num_prompt
+        assert answer.usage.cached_tokens == typed.num_prompt
         assert rest < answer.usage.prompt_tokens // 2
         cold = reprise.Engine(tiny_model(architecture), has_prefix_cache=False, settles=False)
         with cold:
             assert cold.chat(SYSTEM, **BRIEF).send(SENT).text == answer.text
         # Between turns: the answer's own text is part of what is known.
-        assert chat.prefill("Thank").result(60).reused >= typed.prompt
+        assert chat.prefill("Thank").result(60).num_reused >= typed.num_prompt
 
 
 def test_over_http_and_what_cannot_be_typed() -> None:

@@ -66,7 +66,7 @@ class Running:
 
     @property
     def computed(self) -> int:
-        return self.end.outcome.prefilled
+        return self.end.outcome.num_prefilled
 
     @property
     def progress(self) -> list[int]:

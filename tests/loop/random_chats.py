@@ -152,7 +152,7 @@ class RandomChats:
         running, end = asked.running, asked.running.end
         self.seen.cancelled += end.reason is FinishReason.CANCELLED
         self.seen.failed += end.reason is FinishReason.FAILED
-        self.seen.reused += end.outcome.reused
+        self.seen.reused += end.outcome.num_reused
         # Nothing but what was asked for goes wrong.
         assert end.error is None or _Gone.__name__ in str(end.error), end.error
         if running.job.purpose is not Purpose.GENERATE:
@@ -160,7 +160,7 @@ class RandomChats:
             return
         if asked.will_end:
             assert end.reason is FinishReason.LENGTH
-            assert end.outcome.prompt == end.outcome.reused + end.outcome.prefilled
+            assert end.outcome.num_prompt == end.outcome.num_reused + end.outcome.num_prefilled
         num = max(1, len(running.tokens))
         options: dict[str, Any] = {"sampling": asked.sampling, "thinking": asked.thinking}
         expected = self.oracle.run(asked.tokens, num=num, **options).tokens[: len(running.tokens)]

@@ -61,7 +61,7 @@ class RandomRestarts:
         self._end(chats)
 
     def _end(self, chats: RandomChats) -> None:
-        self.num_loaded += chats.engine.loop.status().counts.loaded
+        self.num_loaded += chats.engine.loop.status().counts.num_loaded
         self.num_restarts += 1
         is_whole = not self._removed
         chats.engine.ask(lambda worker: check_disk(worker, is_whole=is_whole))
@@ -134,7 +134,7 @@ class SteadyTwin:
         system = self._words(source, 50)
         for step in range(num_steps):
             if source.random() < 0.4:
-                self.num_loaded += engine.loop.status().counts.loaded
+                self.num_loaded += engine.loop.status().counts.num_loaded
                 engine = self.begin()
                 self.num_restarts += 1
             chat = source.choice(self._chats) if self._chats and source.random() < 0.8 else None
@@ -154,7 +154,7 @@ class SteadyTwin:
             assert here.tokens == there.tokens, step
             assert here.computed == there.computed, (step, here.end, there.end)
             chat.answer = here.tokens
-        self.num_loaded += engine.loop.status().counts.loaded
+        self.num_loaded += engine.loop.status().counts.num_loaded
 
     def _asked(self, engine: Engine, chat: _Chat, system_at: int) -> Running:
         boundaries = [Boundary(system_at, BoundaryKind.SYSTEM), Boundary(chat.stable_at, BoundaryKind.STABLE)]

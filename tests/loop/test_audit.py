@@ -34,10 +34,10 @@ def audited(engine: Engine, num: int) -> AuditTotals:
     """The totals once so many answers were audited; the pauses between the steps are left out."""
 
     def hurry(worker: Worker) -> int:
-        while not worker.requests and worker.audit.totals.checked < num and worker.audit.due_in_s is not None:
+        while not worker.requests and worker.audit.totals.num_checked < num and worker.audit.due_in_s is not None:
             worker.audit.hurry()
             worker.step()
-        return worker.audit.totals.checked
+        return worker.audit.totals.num_checked
 
     assert engine.ask(hurry) == num
     engine.check()
@@ -76,9 +76,9 @@ def test_right_answers_are_not_blamed_and_nothing_is_disturbed(engine: Engine) -
     held, clock = engine.loop.status().held, engine.ask(lambda worker: worker.cache.tree.clock)
     # The waiting ones are bounded, and audits run between the requests as well.
     totals = audited(engine, len(JOBS))
-    assert (totals.checked, totals.different) == (len(JOBS), 0)
+    assert (totals.num_checked, totals.num_different) == (len(JOBS), 0)
     assert totals.worst < 0.01
-    assert engine.loop.status().held == replace(held, live=0)
+    assert engine.loop.status().held == replace(held, live_nbytes=0)
     assert engine.ask(lambda worker: worker.cache.tree.clock) == clock
     engine.check()
 
@@ -91,13 +91,13 @@ def test_a_wrong_state_is_found_and_its_path_dropped(engine: Engine, caplog: pyt
     with caplog.at_level(logging.ERROR, "reprise.loop"):
         longer = engine.run([*prompt, 7, 8, 9], num=12)
         totals = audited(engine, 2)
-    assert longer.end.outcome.reused > 0
-    assert totals.different == 1 and totals.worst > 0.01
+    assert longer.end.outcome.num_reused > 0
+    assert totals.num_different == 1 and totals.worst > 0.01
     (said,) = [record.getMessage() for record in caplog.records if "audit of" in record.getMessage()]
     report = json.loads(said[said.index("{") :])
-    assert report["job"] == longer.job.id and report["reused"] == longer.end.outcome.reused
+    assert report["job"] == longer.job.id and report["reused"] == longer.end.outcome.num_reused
     assert report["sampling"]["seed"] is not None and "prompt" not in report
-    assert engine.loop.status().held.tokens == 0
+    assert engine.loop.status().held.num_tokens == 0
     engine.check()
     again = engine.run([*prompt, 7, 8, 9], num=12)
     assert again.tokens == engine.cold([*prompt, 7, 8, 9], num=12)
@@ -133,8 +133,8 @@ def test_what_the_disk_gives_back_wrong_is_found_and_removed(start: Restarts, mo
     engine = start("llama", **options)
     source = RecordSource.source
     monkeypatch.setattr(RecordSource, "source", lambda read, position: Spoilt(source(read, position)))
-    assert engine.run([*prompt, 5, 6]).end.outcome.loaded > 0
-    assert audited(engine, 1).different == 1
+    assert engine.run([*prompt, 5, 6]).end.outcome.num_loaded > 0
+    assert audited(engine, 1).num_different == 1
     monkeypatch.undo()
     assert not list(Path(start.directory).rglob("*.kv"))
 
@@ -159,7 +159,7 @@ def test_rows_that_are_mixed_up_in_a_batch_are_found(architecture: str, monkeypa
         running = engine.submit_all([prompt_of(80 + i, 64) for i in range(3)], num=12)
         assert all(each.wait().end.error is None for each in running)
         monkeypatch.undo()
-        assert mixed and audited(engine, 3).different == 3
+        assert mixed and audited(engine, 3).num_different == 3
     finally:
         engine.close()
 
@@ -186,7 +186,7 @@ def test_an_audit_gives_way_and_gives_its_memory_back() -> None:
         before, during, after = engine.ask(begin)
         assert before == after < during
         assert engine.run(prompt).tokens == answer.tokens
-        assert audited(engine, 2).different == 0
+        assert audited(engine, 2).num_different == 0
     finally:
         engine.close()
 
@@ -209,7 +209,7 @@ def test_a_near_tie_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         (first,) = sampled(engine.run(prompt, sampling=Sampling(temperature=0, logprobs=2), num=1))
         (one, likely), (other, less) = first.top
         almost = Sampling(temperature=0, logit_bias={other: likely - less - 0.001})
-        assert audited(engine, 1).near_ties == 0
+        assert audited(engine, 1).num_near_ties == 0
         assert engine.cold(prompt, sampling=almost, num=1) == [one]
         forward = SequenceBatch.forward
 
@@ -221,7 +221,7 @@ def test_a_near_tie_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
             patched.setattr(SequenceBatch, "forward", rounded)
             assert engine.cold(prompt, sampling=almost, num=1) == [other]
         totals = audited(engine, 3)
-        assert (totals.near_ties, totals.different) == (1, 0)
+        assert (totals.num_near_ties, totals.num_different) == (1, 0)
         assert 0 < totals.worst < 0.01
     finally:
         engine.close()
@@ -245,15 +245,16 @@ def test_it_never_blames_a_right_answer(architecture: str, drafts: str) -> None:
             answers = [each.wait() for each in engine.submit_all(prompts, num=24, sampling=sampling)]
             answers.append(engine.run(prompts[0], num=24, sampling=sampling))
             num += len(answers)
-            reused += sum(answer.end.outcome.reused for answer in answers)
+            reused += sum(answer.end.outcome.num_reused for answer in answers)
             accepted += sum(answer.end.outcome.num_accepted for answer in answers)
             totals = audited(engine, num)
-            assert totals.different == 0, totals
+            assert totals.num_different == 0, totals
             pairs = zip(chats, answers, strict=False)
             grown = [[*prompt, *answer.tokens, 5, *prompt[-20:]] for prompt, answer in pairs]
             chats = [chat[: len(chat) // 2] if len(chat) > 400 else chat for chat in grown]
         assert reused > 0 and (accepted > 0) == (drafts == "auto")
-        print(f"{architecture}, drafts {drafts}: {num} audited, {totals.near_ties} near-ties, worst {totals.worst:.1e}")
+        near_ties = f"{totals.num_near_ties} near-ties, worst {totals.worst:.1e}"
+        print(f"{architecture}, drafts {drafts}: {num} audited, {near_ties}")
         print(f"{reused} tokens reused, {accepted} accepted from drafts")
     finally:
         engine.close()

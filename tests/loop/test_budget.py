@@ -73,9 +73,9 @@ def test_answers_that_outgrow_the_memory_together_take_turns(architecture: str, 
     assert [each.wait().tokens for each in running] == cold
     assert max(over) <= 0
     # Sliding windows give back what a prefill chunk needed, so that two of them fit to the end.
-    assert engine.loop.status().counts.paused > 0 or architecture != "llama"
+    assert engine.loop.status().counts.num_preemptions > 0 or architecture != "llama"
     outcomes = [each.end.outcome for each in running]
-    assert [outcome.reused + outcome.prefilled for outcome in outcomes] == [len(prompt) for prompt in prompts]
+    assert [outcome.num_reused + outcome.num_prefilled for outcome in outcomes] == [len(prompt) for prompt in prompts]
     assert engine.num_leases() == 0
 
 
@@ -95,7 +95,7 @@ def test_what_can_never_fit_is_refused_before_it_begins(architecture: str, engin
     engines.append(engine)
     with pytest.raises(ContextTooLong, match="cache-bytes"):
         engine.submit(words(730, 3000))
-    assert engine.loop.status().counts.requests == 0
+    assert engine.loop.status().counts.num_requests == 0
 
 
 def test_every_budget_refuses_a_prompt_or_answers_it(architecture: str, engines: list[Engine]) -> None:
@@ -119,10 +119,10 @@ def test_the_store_gives_way_to_running_requests(architecture: str, engines: lis
     over = watch(engine)
     for i in range(12):
         engine.run(words(740 + i, 200))
-    assert engine.loop.status().counts.evictions > 0
+    assert engine.loop.status().counts.num_evictions > 0
     running = engine.submit_all([words(760 + i, 200) for i in range(6)], num=20)
     assert all(each.wait().end.reason is FinishReason.LENGTH for each in running)
-    assert engine.loop.status().counts.paused == 0
+    assert engine.loop.status().counts.num_preemptions == 0
     assert max(over) <= 0
 
 
@@ -206,4 +206,4 @@ def test_freed_buffers_are_bounded_and_given_back(engines: list[Engine]) -> None
     assert engine.ask(lambda worker: mx.get_cache_memory()) <= 64 * 2**20
     engine.ask(lambda worker: worker.clear_cache())
     assert engine.ask(lambda worker: mx.get_cache_memory()) == 0
-    assert engine.loop.status().held.kv == 0
+    assert engine.loop.status().held.kv_nbytes == 0

@@ -30,7 +30,7 @@ def test_turns_beside_a_long_answer_leave_few_pieces(model: str, shares_from: in
         prompt = words(901, 60)
         for turn in range(TURNS):
             prompt = [*prompt, *engine.run(prompt).tokens, *words(902 + turn, 10)]
-        assert engine.loop.status().decoding == 1, "it is still answering"
+        assert engine.loop.status().num_decoding == 1, "it is still answering"
         assert num_pieces(engine, prompt) <= 5, "some for each power of two turns"
     finally:
         engine.loop.close(now=True, timeout_s=PATIENCE_S)

@@ -37,7 +37,7 @@ def test_the_next_turn_after_a_restart_computes_what_is_new(
         answer = engine.run(prompt)
         assert answer.tokens == engine.cold(prompt)
         assert answer.computed == (200 if turn == 0 else 13), turn
-        assert answer.end.outcome.loaded == (0 if turn == 0 else answer.end.outcome.reused), turn
+        assert answer.end.outcome.num_loaded == (0 if turn == 0 else answer.end.outcome.num_reused), turn
         # The last token of an answer was sampled, but not fed.
         prompt = [*prompt, *answer.tokens, *words(20 + turn, 12)]
         engine = start(model, shares_from=shares_from)
@@ -54,16 +54,16 @@ def test_what_the_memory_has_of_a_prompt_is_not_read_again(start: Restarts, mode
     engine = start(model)
     branch = [*shared, *words(22, 30)]
     first = engine.run(branch, boundaries=boundary)
-    assert first.computed == 30 and first.end.outcome.loaded == 150
+    assert first.computed == 30 and first.end.outcome.num_loaded == 150
     assert first.tokens == engine.cold(branch)
-    read = disk_of(engine).read
+    read = disk_of(engine).read_nbytes
     second = engine.run(turn)
     assert second.computed == 4, "the last token of an answer was sampled, but not fed"
-    assert second.end.outcome.loaded == second.end.outcome.reused - 150
+    assert second.end.outcome.num_loaded == second.end.outcome.num_reused - 150
     assert second.tokens == engine.cold(turn)
     if model == "llama":
         # 318 positions, of which the four blocks below 150 were not read again.
-        assert disk_of(engine).read - read < 1.3 * read
+        assert disk_of(engine).read_nbytes - read < 1.3 * read
 
 
 def test_requests_for_one_prefix_read_it_once(start: Restarts) -> None:
@@ -77,7 +77,7 @@ def test_requests_for_one_prefix_read_it_once(start: Restarts) -> None:
         assert job.wait().computed == 20
         assert job.tokens == engine.cold([*shared, *words(30 + i, 20)])
     held = disk_of(engine)
-    assert held.read < 1.2 * held.held
+    assert held.read_nbytes < 1.2 * held.nbytes
 
 
 def test_others_go_on_while_files_are_read(start: Restarts) -> None:
@@ -106,7 +106,7 @@ def test_namespaces_are_apart_and_a_clear_lasts(start: Restarts) -> None:
     computed = [engine.run(turn, namespace=namespace).computed for namespace in ("", "one", "two", "three")]
     assert computed == [2, len(turn), 2, len(turn)]
     engine.loop.clear().result(120)
-    assert disk_of(engine).files == 0
+    assert disk_of(engine).num_files == 0
     engine = start()
     assert all(engine.run(turn, namespace=namespace).computed == len(turn) for namespace in ("", "one", "two"))
 
@@ -134,7 +134,7 @@ def test_damaged_files_are_computed_again(
     answer = engine.run(prompt)
     assert answer.tokens == engine.cold(prompt)
     # What stands on a block that was found to be damaged when opening is not met.
-    assert 0 < disk_of(engine).quarantined <= len(damaged)
+    assert 0 < disk_of(engine).num_quarantined <= len(damaged)
     # What was computed again is written again, and what was damaged behind it as well.
     engine = start(model)
     assert engine.run([*prompt, *answer.tokens, 1]).computed == 2
@@ -153,7 +153,7 @@ def test_another_model_and_another_kv_format_find_nothing(start: Restarts, tmp_p
         turn = [*prompt, *engine.cold(prompt), 1]
         answer = engine.run(turn)
         assert (answer.computed, answer.tokens) == (2, engine.cold(turn)), "quantised entries come back"
-    assert start(tmp_path / "wide").run(prompt).end.outcome.loaded > 0
+    assert start(tmp_path / "wide").run(prompt).end.outcome.num_loaded > 0
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5"])
@@ -182,7 +182,7 @@ def test_an_engine_that_is_cut_off_has_written_what_it_had(start: Restarts) -> N
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert engine.ask(lambda worker: disk_cache(worker).flush(PATIENCE_S))
-    assert disk_of(engine).files > 200 // BLOCK
+    assert disk_of(engine).num_files > 200 // BLOCK
     engine = start()
     assert engine.run([*prompt, *answer.tokens, 1]).computed == 2
 
@@ -203,13 +203,13 @@ def test_the_status_tells_what_was_written_while_the_loop_sleeps(
     engine.run(words(13, 200))
     while engine.ask(lambda worker: worker.has_work or worker.wakes_in_s is not None):
         time.sleep(0.01)
-    assert disk_of(engine).queued > 0
+    assert disk_of(engine).queued_nbytes > 0
     goes_on.set()
     deadline = time.monotonic() + PATIENCE_S
-    while disk_of(engine).queued > 0:
+    while disk_of(engine).queued_nbytes > 0:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert disk_of(engine).files > 0
+    assert disk_of(engine).num_files > 0
 
 
 def test_a_directory_in_use_and_one_too_small_are_refused(start: Restarts, tmp_path: Path) -> None:

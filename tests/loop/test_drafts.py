@@ -91,7 +91,7 @@ def test_conversations_are_answered_as_without_drafts_and_computed_as_little(
         ends: list[tuple[list[int], int, int]] = []
         for engine in (drafting, plain):
             answer = engine.run(chats[number], num=num, sampling=sampling)
-            ends.append((answer.tokens, answer.end.outcome.reused, answer.computed))
+            ends.append((answer.tokens, answer.end.outcome.num_reused, answer.computed))
         assert ends[0] == ends[1]
         # Tool results and edits repeat what was said.
         said = [*chats[number], *ends[0][0]]

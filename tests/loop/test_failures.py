@@ -143,9 +143,9 @@ def test_a_small_budget_is_kept_and_changes_no_answer(architecture: str) -> None
             answer = engine.run(prompt)
             assert answer.tokens == engine.cold(prompt)
             held = engine.loop.status().held
-            assert held.kv + held.snapshots + held.live <= budget
+            assert held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes <= budget
             prompt = [*prompt, *answer.tokens, *words(311 + turn, 30)]
-        assert engine.loop.status().counts.evictions > 0
+        assert engine.loop.status().counts.num_evictions > 0
     finally:
         engine.close()
 
@@ -170,9 +170,9 @@ def test_a_pin_beyond_all_clocks_ends_nothing(engine: Engine) -> None:
 
 def test_what_is_cleared_is_gone_when_the_answer_comes(engine: Engine) -> None:
     engine.run(words(291, 60))
-    assert engine.loop.status().held.tokens > 0
+    assert engine.loop.status().held.num_tokens > 0
     engine.loop.clear().result(PATIENCE_S)
-    assert engine.loop.status().held.tokens == 0
+    assert engine.loop.status().held.num_tokens == 0
 
 
 def test_who_asked_and_has_gone_changes_nothing(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,5 +182,5 @@ def test_who_asked_and_has_gone_changes_nothing(engine: Engine, caplog: pytest.L
     assert engine.loop.clear().cancel()
     hold.set()
     engine.ask(lambda worker: None)
-    assert engine.loop.status().held.tokens > 0
+    assert engine.loop.status().held.num_tokens > 0
     assert caplog.records == []

@@ -133,7 +133,7 @@ def test_what_macos_says(said: str, is_pressed: bool, monkeypatch: pytest.Monkey
 def test_an_engine_follows_its_machine(caplog: pytest.LogCaptureFixture) -> None:
     engine = EngineLoop(Settings(model="llama", cache_bytes=None), load=lambda: loaded("llama"))
     engine.start()
-    most = engine.status().held.budget
+    most = engine.status().held.budget_nbytes
     # A machine in which so much is missing that the least is reached at once.
     tight = MemoryReading(available=0, total=100 * most)
     was_read, go_on = threading.Semaphore(0), threading.Semaphore(0)
@@ -150,7 +150,7 @@ def test_an_engine_follows_its_machine(caplog: pytest.LogCaptureFixture) -> None
                 assert was_read.acquire(timeout=60)
             go_on.release(10**6)
         engine.pins("").result(60)
-        assert engine.status().held.budget < most
+        assert engine.status().held.budget_nbytes < most
     finally:
         engine.close(now=True, timeout_s=60)
     assert len([record for record in caplog.records if "other programs" in record.getMessage()]) == 1
@@ -168,17 +168,17 @@ def test_a_smaller_budget_evicts_and_a_larger_one_is_used() -> None:
         engine.submit(job, lambda event: is_over.set() if isinstance(event, Finished) else None)
         assert is_over.wait(60)
         engine.pins("").result(60)
-        return engine.status().held.kv
+        return engine.status().held.kv_nbytes
 
     try:
-        most = engine.status().held.budget
+        most = engine.status().held.budget_nbytes
         one = prefill("first", 1)
         assert prefill("second", 2) > 1.5 * one
         engine.set_budget(one + one // 4, returns_buffers=True)
         engine.pins("").result(60)
         held = engine.status().held
-        assert held.budget == one + one // 4
-        assert 0 < held.kv <= held.budget
+        assert held.budget_nbytes == one + one // 4
+        assert 0 < held.kv_nbytes <= held.budget_nbytes
         engine.set_budget(most)
         engine.pins("").result(60)
         assert prefill("third", 3) + prefill("fourth", 4) > 2 * one
@@ -205,7 +205,7 @@ def test_a_reduced_budget_refuses_nobody_and_ends_no_answer() -> None:
         engine.submit(Job(id="one", prompt=prompt, max_tokens=600), listen)
         assert is_over.wait(60)
         assert ends[0].error is None
-        assert ends[0].outcome.generated == 600
+        assert ends[0].outcome.num_generated == 600
     finally:
         engine.close(now=True, timeout_s=60)
 
@@ -231,7 +231,7 @@ def test_a_bound_takes_what_is_held_and_not_what_nobody_uses() -> None:
 def test_a_process_keeps_its_bound(caplog: pytest.LogCaptureFixture) -> None:
     engine = EngineLoop(Settings(model="llama"), load=lambda: loaded("llama"))
     engine.start()
-    most, bound = engine.status().held.budget, 10 * GB
+    most, bound = engine.status().held.budget_nbytes, 10 * GB
     was_measured, go_on = threading.Semaphore(0), threading.Semaphore(0)
 
     def measure() -> int:
@@ -250,7 +250,7 @@ def test_a_process_keeps_its_bound(caplog: pytest.LogCaptureFixture) -> None:
             go_on.release(10**6)
         engine.pins("").result(60)
         # Nothing is held, so nothing is left; and what is configured is still served.
-        assert engine.status().held.budget == 0 < most
+        assert engine.status().held.budget_nbytes == 0 < most
         prompt = Prompt(tokens=as_tokens(range(10, 60)))
         ends: list[Finished] = []
         is_over = threading.Event()
@@ -275,7 +275,7 @@ def test_a_server_starts_within_its_bound_or_says_what_it_needs() -> None:
     engine.start()
     try:
         # Loading takes some of it.
-        assert room // 2 < engine.status().held.budget < room + 2**25
+        assert room // 2 < engine.status().held.budget_nbytes < room + 2**25
     finally:
         engine.close(now=True, timeout_s=60)
     engine = EngineLoop(replace(fitting, memory=Bytes(process_nbytes())), load=lambda: loaded("llama"))

@@ -25,7 +25,9 @@ def unaccounted(engine: Engine, before: int) -> int:
     """Bytes that MLX holds beside those in the books, when nobody protects anything any more."""
     assert engine.num_leases() == 0
     held = engine.loop.status().held
-    return engine.ask(lambda worker: settled_memory()) - before - held.kv - held.snapshots - held.live
+    return (
+        engine.ask(lambda worker: settled_memory()) - before - held.kv_nbytes - held.snapshot_nbytes - held.live_nbytes
+    )
 
 
 def test_memory_is_what_the_books_say_after_every_way_to_end(engine: Engine) -> None:

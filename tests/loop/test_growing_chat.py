@@ -33,6 +33,6 @@ def test_each_turn_computes_what_is_new_whatever_the_chat_has_left_behind(archit
         # The last token of an answer is not fed, and eight are new.
         assert computed == [60, *[9] * (_TURNS - 1)]
         held = engine.loop.status().held
-        assert held.kv + held.snapshots + held.live <= held.budget
+        assert held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes <= held.budget_nbytes
     finally:
         engine.close()

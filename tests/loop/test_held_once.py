@@ -50,7 +50,7 @@ def test_turns_branches_and_parallel_requests_are_held_once(architecture: str, s
         for prompt, each in zip(side_by_side, running, strict=True):
             note(prompt, each)
         engine.ask(check)
-        assert sum(each.end.outcome.prefilled for each in running) <= 6 * 12 + len(chat)
+        assert sum(each.end.outcome.num_prefilled for each in running) <= 6 * 12 + len(chat)
         assert engine.ask(lambda worker: worker.cache.stats.num_tokens) == len(unique)
         live = engine.ask(lambda worker: worker.runner.live_nbytes)
         assert live == 0 or shares_from < SHARES_FROM

@@ -134,10 +134,10 @@ def test_a_long_conversation_is_held_once() -> None:
         )
         held = engine.loop.status().held
         assert max(at_work) - before <= 1.2 * len(prompt) * each
-        assert held.kv + held.live <= 1.2 * len(prompt) * each
+        assert held.kv_nbytes + held.live_nbytes <= 1.2 * len(prompt) * each
         # The books agree with what MLX holds.
         active = engine.ask(lambda worker: settled_memory()) - before
-        assert held.kv + held.live == pytest.approx(active, rel=0.01)
+        assert held.kv_nbytes + held.live_nbytes == pytest.approx(active, rel=0.01)
     finally:
         engine.close()
 
@@ -162,7 +162,7 @@ def test_what_was_lent_and_lost_empties_the_cache_and_no_more(engine: Engine) ->
 
     engine.ask(break_once)
     assert engine.run(longer).end.error is not None
-    assert engine.loop.status().held.kv == 0
+    assert engine.loop.status().held.kv_nbytes == 0
     assert engine.run(longer).tokens == engine.cold(longer)
     assert engine.num_leases() == 0
 
@@ -200,7 +200,7 @@ def test_a_failed_pass_leaves_no_loans_of_its_own_checkpoints() -> None:
         assert engine.run(prompt, boundaries=_marks(prompt)).end.error is not None
         assert engine.ask(_lenders) == set()
         again = engine.run(prompt, boundaries=_marks(prompt))
-        assert again.end.outcome.reused == 300
+        assert again.end.outcome.num_reused == 300
         assert again.tokens == engine.cold(prompt)
         engine.ask(lambda worker: worker.cache.clear())
         engine.check()
@@ -218,7 +218,7 @@ def test_what_a_running_sequence_lends_can_be_evicted(cache_bytes: int) -> None:
             assert answer.end.error is None
             # What was computed and could not be kept is not held by a sequence that nobody can go on with.
             held = engine.loop.status().held
-            assert held.live == 0 or held.kv > held.live
+            assert held.live_nbytes == 0 or held.kv_nbytes > held.live_nbytes
     finally:
         engine.close()
 
@@ -253,7 +253,7 @@ def test_lending_takes_no_room(architecture: str) -> None:
         prompt = words(520, 2000)
         answer = engine.run(prompt)
         longer = [*prompt, *answer.tokens, *words(521, 20)]
-        assert engine.run(longer).end.outcome.reused == len(prompt) + len(answer.tokens) - 1
+        assert engine.run(longer).end.outcome.num_reused == len(prompt) + len(answer.tokens) - 1
     finally:
         engine.close()
 
@@ -296,7 +296,7 @@ def test_a_recall_that_breaks_off_empties_the_cache_and_no_more(
     monkeypatch.setattr(sequences, "copy_out", raising)
     engine.loop.clear()
     assert engine.run(longer).tokens == engine.cold(longer)
-    assert engine.loop.status().held.kv > 0
+    assert engine.loop.status().held.kv_nbytes > 0
 
 
 def test_one_whose_end_goes_wrong_ends_all_the_same(engine: Engine) -> None:
@@ -342,4 +342,4 @@ def test_a_sequence_is_parked_only_for_what_the_cache_has_on_loan(engine: Engine
     engine.ask(lambda worker: worker.cache.reset())
     engine.run(words(571, 20))
     assert engine.ask(lambda worker: worker.sequences.num_idle) == 0
-    assert engine.loop.status().held.live == 0
+    assert engine.loop.status().held.live_nbytes == 0

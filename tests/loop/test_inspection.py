@@ -103,8 +103,8 @@ def test_what_is_on_disk_is_shown_edge_by_edge(start: Restarts, model: str) -> N
     engine.run([*system, *words(4, 2 * BLOCK)], boundaries=boundary)
     engine.run([*system, *words(5, 2 * BLOCK)], boundaries=boundary)
     shown = engine.inspect()
-    assert shown.disk is not None and shown.disk.held > 0
-    assert sum(node.disk_nbytes for node in shown.tree.nodes) == shown.disk.held
+    assert shown.disk is not None and shown.disk.nbytes > 0
+    assert sum(node.disk_nbytes for node in shown.tree.nodes) == shown.disk.nbytes
     assert all(leaf.disk_nbytes > 0 for leaf in leaves(shown))
     at_checkpoints = sum(at.disk_nbytes for node in shown.tree.nodes for at in node.checkpoints)
-    assert 0 < at_checkpoints < shown.disk.held, "tail records end at checkpoints, and blocks anywhere"
+    assert 0 < at_checkpoints < shown.disk.nbytes, "tail records end at checkpoints, and blocks anywhere"

@@ -37,7 +37,7 @@ def test_it_says_where_the_next_request_resumes_and_changes_nothing(model: str) 
     engine = Engine(model)
     prompt = words(1, 300)
     cold = looked_up(engine, prompt)
-    assert (cold.matched, cold.resume_at, cold.num_loaded, cold.queue_s) == (0, 0, 0, 0.0)
+    assert (cold.num_matched, cold.resume_at, cold.num_loaded, cold.queue_s) == (0, 0, 0, 0.0)
     answer = engine.run(prompt)
     for asked in ([*prompt, *answer.tokens, *words(2, 40)], prompt, [*prompt[:150], *words(3, 30)], words(4, 20)):
         before = engine.ask(trace)
@@ -45,7 +45,7 @@ def test_it_says_where_the_next_request_resumes_and_changes_nothing(model: str) 
         assert looked_up(engine, asked, namespace="other").resume_at == 0
         assert engine.ask(trace) == before
         outcome = engine.run(asked).end.outcome
-        assert (found.matched, found.resume_at) == (outcome.matched, outcome.reused), asked[:3]
+        assert (found.num_matched, found.resume_at) == (outcome.num_matched, outcome.num_reused), asked[:3]
     engine.close()
 
 
@@ -56,9 +56,9 @@ def test_after_a_restart_it_says_what_the_disk_would_give_and_reads_nothing(star
     prompt = [*prompt, *engine.run(prompt).tokens, *words(2, 20)]
     engine = start(model)
     found = looked_up(engine, prompt)
-    assert disk_of(engine).read == 0
+    assert disk_of(engine).read_nbytes == 0
     outcome = engine.run(prompt).end.outcome
-    assert found.resume_at == found.num_loaded == outcome.loaded == outcome.reused > 250
+    assert found.resume_at == found.num_loaded == outcome.num_loaded == outcome.num_reused > 250
     assert outcome.loading_s > 0 and outcome.queued_s >= outcome.loading_s
     # What was measured now is what the next one is told.
     engine = start(model)
@@ -90,7 +90,7 @@ def test_who_waits_is_in_the_estimate() -> None:
 def test_where_nothing_is_cached_nothing_is_found() -> None:
     engine = Engine("llama", has_prefix_cache=False)
     engine.run(words(1, 100))
-    assert looked_up(engine, words(1, 100)).matched == 0
+    assert looked_up(engine, words(1, 100)).num_matched == 0
     engine.close()
 
 
@@ -100,7 +100,7 @@ def test_seconds_saved_are_those_of_the_measured_speed() -> None:
     first = engine.run(prompt).end.outcome
     assert first.saved_s == 0
     again = engine.run([*prompt, 3, 4]).end.outcome
-    speed = looked_up(engine, words(9, again.reused)).prefill_s
+    speed = looked_up(engine, words(9, again.num_reused)).prefill_s
     assert 0 < again.saved_s <= speed * 1.0001
     assert engine.loop.status().counts.saved_s == pytest.approx(again.saved_s)
     spans = again.queued_s - again.loading_s, again.loading_s, again.prefill_s - again.first_pass_s, again.first_pass_s

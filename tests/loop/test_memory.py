@@ -58,7 +58,7 @@ def test_what_can_never_fit_is_refused_before_it_becomes_work(architecture: str)
         each = engine.ask(lambda worker: worker.runner.footprint.full)
         with pytest.raises(ContextTooLong, match="Shorten the conversation or give the cache more memory"):
             engine.submit(words(800, 1_000_000 // each + 1))
-        assert engine.loop.status().counts.requests == 0
+        assert engine.loop.status().counts.num_requests == 0
         assert engine.inspect().num_inside == 0
     finally:
         engine.close()
@@ -76,7 +76,7 @@ def test_the_store_gives_way_and_then_new_requests_wait(architecture: str) -> No
     try:
         for i in range(6):
             engine.run(words(810 + i, length), purpose=Purpose.PREFILL)
-        evicted = engine.loop.status().counts.evictions
+        evicted = engine.loop.status().counts.num_evictions
         prompts = [words(820 + i, length) for i in range(6)]
         peak = Peak(engine)
         answers = [each.wait() for each in engine.submit_all(prompts, num=8, on_event=peak)]
@@ -84,7 +84,7 @@ def test_the_store_gives_way_and_then_new_requests_wait(architecture: str) -> No
         assert 1 < peak.at_once < 6
         # One chunk's growth: its entries in all layers, and the steps in which buffers grow.
         assert peak.most <= (128 + 2 * 256) * sum(footprint.by_kind.values()) + footprint.snapshot
-        assert engine.loop.status().counts.evictions > evicted
+        assert engine.loop.status().counts.num_evictions > evicted
         engine.check()
         assert engine.num_leases() == 0
         # The books of a cold run are the same: nothing was forgotten.
@@ -158,7 +158,7 @@ def test_out_of_memory_ends_those_it_hits_and_nobody_else(
     assert engine.num_leases() == 0
     held = engine.loop.status().held
     active = engine.ask(lambda worker: settled_memory()) - before
-    assert active == pytest.approx(held.kv + held.snapshots + held.live, abs=150_000)
+    assert active == pytest.approx(held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes, abs=150_000)
     # And the loop goes on.
     assert [engine.run(prompt).tokens for prompt in prompts] == cold
 

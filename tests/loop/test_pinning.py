@@ -46,7 +46,7 @@ def test_a_pin_is_found_by_the_tokens_that_it_keeps(engine: Engine) -> None:
     at = [Boundary(40, BoundaryKind.EXPLICIT), Boundary(55, BoundaryKind.STABLE)]
     engine.run(prompt, boundaries=at, pin_for_s=float("inf"), retain_for_s=float("inf"))
     pins = engine.loop.pins("").result(120)
-    assert [(pin.tokens, pin.expires_in_s, pin.follows_chat) for pin in pins.pins] == [
+    assert [(pin.num_tokens, pin.expires_in_s, pin.follows_chat) for pin in pins.pins] == [
         (40, None, False),
         (55, None, True),
     ]
@@ -56,7 +56,7 @@ def test_a_pin_is_found_by_the_tokens_that_it_keeps(engine: Engine) -> None:
     assert engine.loop.pins("another").result(120).pins == ()
     assert not engine.loop.unpin(pins.pins[0].id, namespace="another").result(120)
     assert engine.loop.unpin(pins.pins[0].id, namespace="").result(120)
-    assert [pin.tokens for pin in engine.loop.pins("").result(120).pins] == [55]
+    assert [pin.num_tokens for pin in engine.loop.pins("").result(120).pins] == [55]
 
 
 def test_how_long_a_pin_lasts_is_counted_from_now(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_the_time_of_a_pin_begins_when_its_prefix_is_there(engine: Engine, clock
     mark = [Boundary(60, BoundaryKind.EXPLICIT)]
     made = engine.run(prompt, boundaries=mark, purpose=Purpose.PREFILL, pin_for_s=500).end.outcome.pin
     assert made is not None
-    assert (made.id, made.tokens, made.expires_in_s) == (pin_id(as_tokens(prompt)), 60, 500)
+    assert (made.id, made.num_tokens, made.expires_in_s) == (pin_id(as_tokens(prompt)), 60, 500)
     assert engine.loop.pins("").result(120).pins == (made,)
     clock.now_s += 200
     again = engine.run(prompt, boundaries=mark, purpose=Purpose.PREFILL, pin_for_s=100).end.outcome.pin
@@ -124,12 +124,12 @@ def test_the_time_of_a_pin_goes_on_while_its_own_request_does(engine: Engine, cl
     is_stored_late = engine.ask(lambda worker: worker.cache.layout.resumes_anywhere)
     left_s = 500 if is_stored_late else 500 - 8 * 10
     pins = engine.loop.pins("").result(120).pins
-    assert [(pin.tokens, pin.expires_in_s) for pin in pins] == [(40, left_s), (55, left_s)]
+    assert [(pin.num_tokens, pin.expires_in_s) for pin in pins] == [(40, left_s), (55, left_s)]
 
 
 def test_a_prompt_without_boundaries_is_retained_as_far_as_it_was_computed_first(engine: Engine) -> None:
     engine.run(words(992, 60), retain_for_s=float("inf"))
-    assert [pin.tokens for pin in engine.loop.pins("").result(120).pins] == [59]
+    assert [pin.num_tokens for pin in engine.loop.pins("").result(120).pins] == [59]
 
 
 def test_a_shared_beginning_that_was_computed_ahead_is_not_superseded_by_the_first_chat() -> None:

@@ -89,7 +89,7 @@ def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
     jobs = engine.submit_all(turns)
     assert [job.wait().computed for job in jobs] == [3] * 4
     assert max(over) <= 0
-    assert disk_of(engine).read <= disk_of(engine).held, "nothing is read for nothing"
+    assert disk_of(engine).read_nbytes <= disk_of(engine).nbytes, "nothing is read for nothing"
     engine.check()
     big = start(model)
     assert [job.tokens for job in jobs] == [big.cold(turn) for turn in turns]
@@ -122,7 +122,7 @@ def test_a_disk_that_hangs_makes_nobody_wait_for_ever(
     monkeypatch.setattr(read_ahead, "STALLED_S", 0.05)
     engine = start()
     answer = engine.run(turn)
-    assert (answer.computed, answer.end.outcome.loaded) == (len(turn), 0)
+    assert (answer.computed, answer.end.outcome.num_loaded) == (len(turn), 0)
     assert answer.tokens == engine.cold(turn)
     # Nor is it asked again for a while.
     other = engine.run(turn, namespace="other")
@@ -141,10 +141,10 @@ def test_what_could_not_be_read_and_another_computed_is_not_told_as_loaded(start
         file.unlink()
     jobs = engine.submit_all([turn, turn])
     outcomes = [job.wait().end.outcome for job in jobs]
-    assert sorted(outcome.prefilled for outcome in outcomes) == [0, len(turn)]
-    assert [outcome.loaded for outcome in outcomes] == [0, 0]
-    assert sorted(outcome.awaited for outcome in outcomes) == [0, len(turn)]
-    assert engine.loop.status().counts.loaded == 0
+    assert sorted(outcome.num_prefilled for outcome in outcomes) == [0, len(turn)]
+    assert [outcome.num_loaded for outcome in outcomes] == [0, 0]
+    assert sorted(outcome.num_awaited for outcome in outcomes) == [0, len(turn)]
+    assert engine.loop.status().counts.num_loaded == 0
 
 
 def test_what_is_being_read_counts_also_when_parked_buffers_are_given_up(start: Restarts, held: Held) -> None:
@@ -202,7 +202,7 @@ def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
     for i, job in enumerate(jobs):
         job.wait()
         if ending == "clear":
-            assert job.end.outcome.loaded == 0
+            assert job.end.outcome.num_loaded == 0
         if ending in ("clear", "anew") or (ending == "cancel" and i == 2):
             assert job.tokens == engine.cold([*shared, i])
         else:
@@ -264,7 +264,7 @@ def test_a_large_path_is_taken_over_in_small_steps_and_copied_once(
 
     monkeypatch.setattr(Runner, "start", starting)
     answer = engine.run(turn)
-    assert (answer.computed, answer.end.outcome.loaded, restored) == (3, len(turn) - 3, [])
+    assert (answer.computed, answer.end.outcome.num_loaded, restored) == (3, len(turn) - 3, [])
     # A part: a record, or one layer of it with the room for all of this layer's entries.
     assert len(steps) > len(turn) // BLOCK and max(steps) <= (len(turn) + 2 * 256 + BLOCK) * each
     assert answer.tokens == engine.cold(turn)
@@ -289,7 +289,7 @@ def test_what_follows_a_part_in_memory_is_joined_a_part_at_a_time(
 
     monkeypatch.setattr(records.RecordSource, "segment", joining)
     answer = engine.run(turn)
-    assert (answer.computed, answer.end.outcome.loaded) == (3, answer.end.outcome.reused - 150)
+    assert (answer.computed, answer.end.outcome.num_loaded) == (3, answer.end.outcome.num_reused - 150)
     assert len(joined) >= 400 // BLOCK and max(joined) <= 2 * BLOCK
     assert answer.tokens == engine.cold(turn)
     engine.check()
@@ -305,7 +305,7 @@ def test_a_shared_beginning_is_read_for_all_who_wait_for_it(start: Restarts, hel
     wait_until_loading(engine, 3)
     held.goes_on.set()
     outcomes = [job.wait().end.outcome for job in jobs]
-    assert [(o.reused, o.prefilled, o.loaded, o.awaited) for o in outcomes] == [(200, 70, 200, 0)] * 3
+    assert [(o.num_reused, o.num_prefilled, o.num_loaded, o.num_awaited) for o in outcomes] == [(200, 70, 200, 0)] * 3
 
 
 def test_a_full_disk_does_not_hold_up_the_end(start: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:

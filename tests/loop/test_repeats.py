@@ -55,7 +55,7 @@ def sampled(running: Running) -> list[Sampled]:
 
 
 def computed_of(running: Running) -> tuple[int, int]:
-    return running.end.outcome.reused, running.end.outcome.prefilled
+    return running.end.outcome.num_reused, running.end.outcome.num_prefilled
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -112,7 +112,7 @@ def test_a_cancelled_prefill_is_not_lost(engine: Engine) -> None:
     computed = running.computed
     assert 0 < computed < 900
     answer = engine.run(prompt)
-    assert answer.end.outcome.reused == computed
+    assert answer.end.outcome.num_reused == computed
     assert answer.computed == 900 - computed
     assert answer.tokens == engine.cold(prompt)
 
@@ -184,11 +184,11 @@ def test_a_settle_is_counted_apart(engine: Engine) -> None:
     settle = engine.run(prompt, purpose=Purpose.SETTLE)
     after = engine.loop.status().counts
     assert settle.computed == 70
-    assert after.settled - before.settled == 70
-    assert after.prefilled == before.prefilled
-    assert after.requests == before.requests
+    assert after.num_settled - before.num_settled == 70
+    assert after.num_prefilled == before.num_prefilled
+    assert after.num_requests == before.num_requests
     answer = engine.run([*prompt, *words(110, 5)])
-    assert answer.end.outcome.settled == 70
+    assert answer.end.outcome.num_settled == 70
     assert answer.computed == 5
 
 
@@ -227,9 +227,9 @@ def test_what_a_client_marked_stays(architecture: str, kinds: tuple[BoundaryKind
         engine.run([*shared, *words(602, 20)], boundaries=marks, pin_for_s=600)
         for seed in range(8):
             engine.run(words(610 + seed, 400))
-        assert engine.loop.status().counts.evictions > 0
-        assert engine.run([*shared, *words(603, 20)]).end.outcome.reused == 200
+        assert engine.loop.status().counts.num_evictions > 0
+        assert engine.run([*shared, *words(603, 20)]).end.outcome.num_reused == 200
         engine.loop.clear()
-        assert engine.run([*shared, *words(604, 20)]).end.outcome.reused == 0
+        assert engine.run([*shared, *words(604, 20)]).end.outcome.num_reused == 0
     finally:
         engine.close()

@@ -57,8 +57,8 @@ def test_a_prompt_is_scored_as_it_would_have_been_sampled(engine: Engine) -> Non
     )
     assert scores(plain) == []
     outcome = mine.end.outcome
-    assert (outcome.reused, outcome.prefilled, outcome.reason) == (0, len(whole), Reason.PROMPT_LOGPROBS)
-    assert plain.end.outcome.reused > 0
+    assert (outcome.num_reused, outcome.num_prefilled, outcome.reason) == (0, len(whole), Reason.PROMPT_LOGPROBS)
+    assert plain.end.outcome.num_reused > 0
 
 
 def test_what_was_scored_is_stored_like_anything_else(engine: Engine) -> None:

@@ -37,12 +37,12 @@ def test_what_a_settle_computed_before_it_was_given_up_counts_as_settled(engine:
     prompt = words(900, 600)
     engine.run(prompt[:200], purpose=Purpose.PREFILL)
     first = given_up(engine, prompt, at=300).end.outcome
-    assert 0 < first.prefilled < 400
+    assert 0 < first.num_prefilled < 400
     second = given_up(engine, prompt, at=500).end.outcome
-    assert second.reused == first.reused + first.prefilled
+    assert second.num_reused == first.num_reused + first.num_prefilled
     answer = engine.run(prompt).end.outcome
-    assert answer.reused == second.reused + second.prefilled
-    assert answer.settled == first.prefilled + second.prefilled
+    assert answer.num_reused == second.num_reused + second.num_prefilled
+    assert answer.num_settled == first.num_prefilled + second.num_prefilled
 
 
 def test_what_two_settles_computed_counts_once() -> None:

@@ -75,7 +75,7 @@ def test_a_record_is_copied_in_parts(start: Restarts, monkeypatch: pytest.Monkey
     prompt = words(2, 150)
     turn = [*prompt, *engine.run(prompt).tokens, 1, 2]
     num_steps = engine.ask(write_all)
-    assert num_steps > 2 * disk_of(engine).files
+    assert num_steps > 2 * disk_of(engine).num_files
     engine = start(model)
     answer = engine.run(turn)
     assert (answer.computed, answer.tokens) == (3, engine.cold(turn))
@@ -141,9 +141,9 @@ def test_a_path_that_the_disk_has_no_room_for_is_not_copied_to_its_end(
     engine.run(prompt)
     engine.ask(write_all)
     held = disk_of(engine)
-    assert 0 < held.files < 2000 // BLOCK // 2 and held.held <= held.budget
+    assert 0 < held.num_files < 2000 // BLOCK // 2 and held.nbytes <= held.budget_nbytes
     # The one for which there was no room, and the first that would stand on it.
-    assert len(copied) == held.files + 2
+    assert len(copied) == held.num_files + 2
 
 
 def test_files_are_of_fewer_tokens_where_entries_are_large(start: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,4 +181,4 @@ def test_the_steps_of_a_quick_tool_loop_are_not_all_written(start: Restarts) -> 
     engine.ask(write_all)
     blocks = len(prompt) // BLOCK
     # The last two stable positions, and where the last answer ends.
-    assert disk_of(engine).files <= blocks + 3
+    assert disk_of(engine).num_files <= blocks + 3

@@ -76,9 +76,9 @@ def fuzz(architecture: str, *, seed: int, num_bursts: int) -> None:
         engine.check()
         assert engine.num_leases() == 0
         held = engine.loop.status().held
-        assert held.kv + held.snapshots + held.live <= budget
+        assert held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes <= budget
     assert auditor.num_checks > num_bursts
-    assert engine.loop.status().counts.evictions > 0
+    assert engine.loop.status().counts.num_evictions > 0
     print(f"{architecture}: {auditor.num_checks} checks, {auditor.most_over} bytes over at most, {alone.num_ties} ties")
     engine.close()
     alone.close()

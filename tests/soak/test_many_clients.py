@@ -47,9 +47,9 @@ def check_what_is_left(server: House, before: int) -> None:
     assert (shown.num_inside, shown.num_sequences) == (0, len(shown.idle))
     held = engine.loop.status().held
     active = engine.ask(lambda worker: settled_memory()) - before
-    assert held.kv + held.snapshots + held.live <= held.budget
+    assert held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes <= held.budget_nbytes
     # The allocator gives an array a freed buffer that is up to two pages too large, and these arrays are small.
-    assert active == pytest.approx(held.kv + held.snapshots + held.live, rel=0.2)
+    assert active == pytest.approx(held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes, rel=0.2)
     engine.loop.clear()
     assert engine.ask(lambda worker: settled_memory()) - before < 50_000
 

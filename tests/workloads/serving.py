@@ -84,7 +84,7 @@ class Serving:
         usage = told["usage"]
         served = self.engine.of(Purpose.GENERATE)[-1]
         computed = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
-        assert computed == served.outcome.prefilled
+        assert computed == served.outcome.num_prefilled
         return Turn(
             id=told["id"],
             message=told["choices"][0]["message"],

@@ -68,7 +68,7 @@ def replay(name: str, architecture: str, *, settles: bool = True) -> list[tuple[
             if was_summary:
                 prompt = served.service.served.text.decode(last.job.prompt.tokens)
                 new = prompt[prompt.rfind(questions(request)) :]
-                found.append((last.outcome.prefilled, len(served.service.served.text.encode(new))))
+                found.append((last.outcome.num_prefilled, len(served.service.served.text.encode(new))))
             was_summary = kind == "summary"
             num_summaries += was_summary
     return found

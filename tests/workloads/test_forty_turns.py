@@ -43,7 +43,7 @@ def test_with_settling_only_the_users_words_are_computed(name: str, num: int, mo
         assert computed <= 1.1 * unknown_tokens(server, messages), counts(turns)
         assert computed < sum(turn.oracle for turn in turns)
         health = server.health()
-        settled = sum(served.outcome.prefilled for served in server.engine.of(Purpose.SETTLE))
+        settled = sum(served.outcome.num_prefilled for served in server.engine.of(Purpose.SETTLE))
         # Counted apart, and everywhere the same.
         assert health["settled"] == settled > 0
         assert health["prefilled"] == computed

@@ -89,10 +89,10 @@ class Client:
 def check_accounts(asked: Asked, explanation: Explanation) -> None:
     """The counts add up, and the accounts cover the computed tokens without a gap."""
     outcome = asked.outcome
-    assert outcome.reused + outcome.prefilled == outcome.prompt == len(asked.rendered.prompt)
+    assert outcome.num_reused + outcome.num_prefilled == outcome.num_prompt == len(asked.rendered.prompt)
     check_cover(explanation, outcome)
     if explanation.diverged_at is not None:
-        assert outcome.reused <= explanation.diverged_at < outcome.prompt
+        assert outcome.num_reused <= explanation.diverged_at < outcome.num_prompt
         assert explanation.expected_text != explanation.actual_text
 
 

@@ -43,7 +43,7 @@ def release(server: Serving) -> None:
 
 def settles(server: Serving) -> list[int]:
     """What each settle computed."""
-    return [served.outcome.prefilled for served in server.engine.of(Purpose.SETTLE)]
+    return [served.outcome.num_prefilled for served in server.engine.of(Purpose.SETTLE)]
 
 
 def stripped_chat(server: Serving, num_characters: int) -> list[Message]:
@@ -96,7 +96,7 @@ def test_a_request_stops_the_settle_of_another_chat_which_then_goes_on(
     other = server.ask([user("A short question: is it so?")], thoughtful(1))
     assert other.computed == other.prompt
     server.wait_until_idle()
-    assert server.engine.of(Purpose.SETTLE)[0].outcome.prefilled < 300
+    assert server.engine.of(Purpose.SETTLE)[0].outcome.num_prefilled < 300
     turn = server.ask([*messages, user(QUESTIONS[1])], thoughtful(1))
     # What was done before the request came and what was done after it are both there.
     assert turn.computed < 0.5 * turn.prompt, (turn, settles(server))

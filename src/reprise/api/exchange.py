@@ -90,30 +90,31 @@ class EndReason(StrEnum):
 class Usage:
     """Tokens of a whole request, all its choices together; the prompt counts once.
 
-    `prompt` = `cached` + what was prefilled before the first choice began; `stored` were newly put into the cache.
+    `num_prompt` = `num_cached` + what was prefilled before the first choice began; `num_stored` were newly put into
+    the cache.
     """
 
-    prompt: int
-    cached: int = 0
-    stored: int = 0
-    completion: int = 0
-    reasoning: int = 0
+    num_prompt: int
+    num_cached: int = 0
+    num_stored: int = 0
+    num_completion: int = 0
+    num_reasoning: int = 0
     num_accepted: int = 0
-    """Of `completion`, tokens that were drafted; `num_rejected`: drafted tokens that turned out wrong."""
+    """Of `num_completion`, tokens that were drafted; `num_rejected`: drafted tokens that turned out wrong."""
     num_rejected: int = 0
 
     @property
-    def total(self) -> int:
-        return self.prompt + self.completion
+    def num_total(self) -> int:
+        return self.num_prompt + self.num_completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Began:
-    """A choice's prefill begins at `cached` of `prompt` tokens."""
+    """A choice's prefill begins at `num_cached` of `num_prompt` tokens."""
 
     choice: int
-    cached: int
-    prompt: int
+    num_cached: int
+    num_prompt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

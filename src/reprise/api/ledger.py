@@ -90,12 +90,12 @@ class Ledger:
         savings.today.today(savings.saved_s)
         disk = self._status().disk
         if disk is not None:
-            self.written.today(disk.written)
+            self.written.today(disk.written_nbytes)
         for outcome in record.outcomes:
             savings.saved_s += outcome.saved_s
-            savings.prompt += outcome.prompt
-            savings.reused += outcome.reused
-            savings.computed += outcome.prefilled
+            savings.prompt += outcome.num_prompt
+            savings.reused += outcome.num_reused
+            savings.computed += outcome.num_prefilled
             savings.ahead += sources(outcome)["ahead"]
             savings.prefill_s += outcome.prefill_s - outcome.first_pass_s
         if record.explanation is not None:
@@ -106,10 +106,10 @@ def _add_accounts(savings: Savings, record: Record, explanation: Explanation, ou
     """Who is to blame for what of a request's prefill, by the tokens of each account."""
     computing_s = outcome.prefill_s - outcome.first_pass_s
     for account in explanation.accounts:
-        num = min(len(account.span), outcome.prefilled)
+        num = min(len(account.span), outcome.num_prefilled)
         if num <= 0 or account.reason in _NOT_BROKEN:
             continue
-        seconds = computing_s * num / max(1, outcome.prefilled)
+        seconds = computing_s * num / max(1, outcome.num_prefilled)
         if account.reason in LOST:
             savings.lost += num
             savings.lost_s += seconds

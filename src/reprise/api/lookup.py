@@ -42,7 +42,7 @@ async def lookup(body: LookupBody, request: Request, context: InContext, namespa
         "object": "cache.lookup",
         "model": context.service.served.id,
         "prompt_tokens": found.num_prompt,
-        "matched": found.matched,
+        "matched": found.num_matched,
         "resume_at": found.resume_at,
         "from": _source(found),
         "to_compute": found.num_prompt - found.resume_at,

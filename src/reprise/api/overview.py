@@ -43,9 +43,9 @@ async def overview(context: InContext, namespace: Namespace) -> dict[str, Any]:
         "memory": memory_body(found.memory),
         "disk": None if found.disk is None else _disk(found.disk, context.ledger),
         "load": {
-            "queued": status.queued,
-            "prefilling": status.prefilling,
-            "decoding": status.decoding,
+            "queued": status.num_waiting,
+            "prefilling": status.num_prefilling,
+            "decoding": status.num_decoding,
             "decode_groups": [groups.count(group) for group in sorted(set(groups))],
             "idle_sequences": len(found.idle),
             "longest_gap_s": context.events.longest_gap_s,
@@ -57,10 +57,10 @@ async def overview(context: InContext, namespace: Namespace) -> dict[str, Any]:
 
 def _disk(disk: OnDisk, ledger: Ledger) -> dict[str, Any]:
     return {
-        "bytes": disk.held,
-        "budget": disk.budget,
-        "bytes_written": disk.written,
-        "bytes_written_today": ledger.written.today(disk.written),
+        "bytes": disk.nbytes,
+        "budget": disk.budget_nbytes,
+        "bytes_written": disk.written_nbytes,
+        "bytes_written_today": ledger.written.today(disk.written_nbytes),
     }
 
 
@@ -143,7 +143,7 @@ async def budgets(context: InContext, namespace: Namespace) -> dict[str, Any]:
     found = await asyncio.wrap_future(service.backend.inspect(max_nodes=0))
     savings = context.ledger.of(namespace)
     page, _ = service.records.page(namespace=namespace, limit=_MOST_REPLAYED)
-    chats = [(r.blocks, sum(o.generated for o in r.outcomes)) for r in reversed(page) if r.blocks is not None]
+    chats = [(r.blocks, sum(o.num_generated for o in r.outcomes)) for r in reversed(page) if r.blocks is not None]
     replayed = await service.threads.run(Stage.AFTER, lambda: replay(chats, found.memory))
     speed = savings.computed / savings.prefill_s if savings.prefill_s > 0 else None
     now = next((each.reused for each in replayed if each.factor == 1), 0)

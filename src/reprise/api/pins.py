@@ -43,7 +43,7 @@ async def pin(body: PinBody, request: Request, context: InContext, namespace: Na
     # be over by then.
     listed = (await _pins(service, namespace)).pins
     made = next((each for each in listed if each.id == outcome.pin.id), replace(outcome.pin, expires_in_s=0.0))
-    counts = {"cached_tokens": outcome.reused, "prefilled_tokens": outcome.prefilled}
+    counts = {"cached_tokens": outcome.num_reused, "prefilled_tokens": outcome.num_prefilled}
     return _pin_body(made) | {"model": service.served.id} | counts
 
 
@@ -84,7 +84,7 @@ def _pin_body(pin: Pin) -> dict[str, Any]:
     return {
         "id": pin.id,
         "object": "cache.pin",
-        "tokens": pin.tokens,
+        "tokens": pin.num_tokens,
         "bytes": pin.nbytes,
         "expires_in_s": None if pin.expires_in_s is None else round(pin.expires_in_s, 3),
         "follows_chat": pin.follows_chat,

@@ -39,8 +39,8 @@ async def prefill(body: PrefillBody, request: Request, context: InContext, names
         "id": request_id,
         "object": "prefill",
         "model": service.served.id,
-        "prompt_tokens": outcome.prompt,
-        "cached_tokens": outcome.reused,
-        "prefilled_tokens": outcome.prefilled,
-        "stored_tokens": outcome.stored,
+        "prompt_tokens": outcome.num_prompt,
+        "cached_tokens": outcome.num_reused,
+        "prefilled_tokens": outcome.num_prefilled,
+        "stored_tokens": outcome.num_stored,
     }

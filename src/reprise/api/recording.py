@@ -199,14 +199,14 @@ def _line(ended: _EndedCall, *, sizes: Mapping[str, int], num_dropped: int) -> b
         "model": record.model,
         "call": None if call is None else call.number,
         "input_length": blocks.num_tokens,
-        "output_length": sum(outcome.generated for outcome in record.outcomes),
+        "output_length": sum(outcome.num_generated for outcome in record.outcomes),
         "block_tokens": BLOCK,
         "hash_ids": blocks.prompt.tokens.tolist(),
         "boundaries": [[boundary.position * BLOCK, str(boundary.kind)] for boundary in blocks.prompt.boundaries],
         "choices": max(1, len(record.outcomes)),
         "ended": record.ended,
-        "reused": min((outcome.reused for outcome in record.outcomes), default=0),
-        "prefilled": sum(outcome.prefilled for outcome in record.outcomes),
+        "reused": min((outcome.num_reused for outcome in record.outcomes), default=0),
+        "prefilled": sum(outcome.num_prefilled for outcome in record.outcomes),
         **sizes,
     }
     if num_dropped > 0:

@@ -65,19 +65,19 @@ def record_body(record: Record, verdicts: Mapping[str, Verdict] | None = None) -
         "sampling": {name: {"value": used.value, "from": str(used.origin)} for name, used in record.used.items()},
     }
     if outcomes:
-        first = min(outcomes, key=lambda outcome: outcome.reused)
+        first = min(outcomes, key=lambda outcome: outcome.num_reused)
         body |= {
-            "prompt_tokens": first.prompt,
-            "matched": first.matched,
-            "reused": first.reused,
-            "settled": first.settled,
-            "loaded": first.loaded,
-            "awaited": first.awaited,
-            "prefilled": sum(outcome.prefilled for outcome in outcomes),
-            "generated": sum(outcome.generated for outcome in outcomes),
+            "prompt_tokens": first.num_prompt,
+            "matched": first.num_matched,
+            "reused": first.num_reused,
+            "settled": first.num_settled,
+            "loaded": first.num_loaded,
+            "awaited": first.num_awaited,
+            "prefilled": sum(outcome.num_prefilled for outcome in outcomes),
+            "generated": sum(outcome.num_generated for outcome in outcomes),
             "drafted": sum(outcome.num_drafted for outcome in outcomes),
             "accepted": sum(outcome.num_accepted for outcome in outcomes),
-            "stored": sum(outcome.stored for outcome in outcomes),
+            "stored": sum(outcome.num_stored for outcome in outcomes),
             "sources": sources(first),
             "reason": str(first.reason),
             "checkpoints": list(first.checkpoints),
@@ -101,15 +101,15 @@ def sources(outcome: Outcome) -> dict[str, int]:
 
     A token that was prefilled ahead and read from the disk later was read from the disk, and so on: the first counts.
     """
-    loaded = min(outcome.loaded, outcome.reused)
-    shared = min(outcome.awaited, outcome.reused - loaded)
-    ahead = min(outcome.settled, outcome.reused - loaded - shared)
+    loaded = min(outcome.num_loaded, outcome.num_reused)
+    shared = min(outcome.num_awaited, outcome.num_reused - loaded)
+    ahead = min(outcome.num_settled, outcome.num_reused - loaded - shared)
     return {
-        "memory": outcome.reused - loaded - shared - ahead,
+        "memory": outcome.num_reused - loaded - shared - ahead,
         "disk": loaded,
         "ahead": ahead,
         "shared": shared,
-        "computed": outcome.prompt - outcome.reused,
+        "computed": outcome.num_prompt - outcome.num_reused,
     }
 
 
@@ -134,16 +134,16 @@ def _audits(record: Record, verdicts: Mapping[str, Verdict]) -> list[str]:
 
 def prefill_rate(outcomes: Sequence[Outcome]) -> float | None:
     """Prompt tokens computed per second, in the choice that computed most; None where nothing measurable was."""
-    most = max(outcomes, key=lambda outcome: outcome.prefilled)
-    return most.prefilled / most.prefill_s if most.prefilled > 0 and most.prefill_s > 0 else None
+    most = max(outcomes, key=lambda outcome: outcome.num_prefilled)
+    return most.num_prefilled / most.prefill_s if most.num_prefilled > 0 and most.prefill_s > 0 else None
 
 
 def decode_rate(outcomes: Sequence[Outcome]) -> float | None:
     """Tokens per second behind the first one, over all choices; None where there is only that one."""
     spans = [
-        (outcome.generated - 1, outcome.total_s - outcome.ttft_s)
+        (outcome.num_generated - 1, outcome.total_s - outcome.ttft_s)
         for outcome in outcomes
-        if outcome.ttft_s is not None and outcome.generated > 1
+        if outcome.ttft_s is not None and outcome.num_generated > 1
     ]
     longest_s = max((seconds for _, seconds in spans), default=0.0)
     return sum(num for num, _ in spans) / longest_s if longest_s > 0 else None
@@ -257,11 +257,11 @@ def log_line(record: Record) -> str:
     first = record.outcomes[0]
     reason = first.reason if record.explanation is None else record.explanation.reason
     ttft = "-" if first.ttft_s is None else f"{first.ttft_s:.3f} s"
-    loaded = f" ({first.loaded} of them from disk)" if first.loaded > 0 else ""
+    loaded = f" ({first.num_loaded} of them from disk)" if first.num_loaded > 0 else ""
     return (
-        f"{record.id} {record.api}: {record.ended}, prompt {first.prompt}, reused {first.reused}{loaded}, "
-        f"prefilled {first.prefilled} ({reason}{_speed(prefill_rate(record.outcomes))}), "
-        f"generated {sum(o.generated for o in record.outcomes)}{_speed(decode_rate(record.outcomes))}, "
+        f"{record.id} {record.api}: {record.ended}, prompt {first.num_prompt}, reused {first.num_reused}{loaded}, "
+        f"prefilled {first.num_prefilled} ({reason}{_speed(prefill_rate(record.outcomes))}), "
+        f"generated {sum(o.num_generated for o in record.outcomes)}{_speed(decode_rate(record.outcomes))}, "
         f"first token {ttft}"
     )
 

@@ -112,12 +112,12 @@ class Reply:
     def usage(self) -> Usage:
         """The counts so far."""
         return Usage(
-            prompt=self.num_prompt,
+            num_prompt=self.num_prompt,
             # The choice that found least did the work that the others then shared.
-            cached=min(self._cached.values(), default=0),
-            stored=sum(outcome.stored for outcome in self.outcomes),
-            completion=sum(outcome.generated for outcome in self.outcomes),
-            reasoning=sum(run.choice.parser.num_reasoning_tokens for run in self.running),
+            num_cached=min(self._cached.values(), default=0),
+            num_stored=sum(outcome.num_stored for outcome in self.outcomes),
+            num_completion=sum(outcome.num_generated for outcome in self.outcomes),
+            num_reasoning=sum(run.choice.parser.num_reasoning_tokens for run in self.running),
             num_accepted=sum(outcome.num_accepted for outcome in self.outcomes),
             num_rejected=sum(outcome.num_drafted - outcome.num_accepted for outcome in self.outcomes),
         )
@@ -169,7 +169,7 @@ class Reply:
                 due_s = self._clock.now_s() + self._keep_alive_s
                 match said:
                     case Began():
-                        self._cached[index] = said.cached
+                        self._cached[index] = said.num_cached
                     case AnswerEnd():
                         await self._before_end(self, run.choice)
                         self.ended.append(said)

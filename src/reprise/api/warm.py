@@ -83,4 +83,4 @@ async def warm_up(service: ChatService, bodies: Sequence[PrefillBody]) -> None:
         except RepriseError as error:
             log.warning("warming up: prompt %d of %d: %s", number, len(bodies), error)
         else:
-            log.info("warmed up: prompt %d of %d, %d tokens computed", number, len(bodies), outcome.prefilled)
+            log.info("warmed up: prompt %d of %d, %d tokens computed", number, len(bodies), outcome.num_prefilled)

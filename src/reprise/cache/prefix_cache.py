@@ -49,9 +49,9 @@ from reprise.memory import Account, Memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What a commit did. `tokens` and `nbytes` newly held; `is_resumable`: a request can resume at this position."""
+    """What a commit did: `num_tokens` and `nbytes` newly held, and whether a request can resume at this position."""
 
-    tokens: int
+    num_tokens: int
     nbytes: int
     is_resumable: bool
 
@@ -230,7 +230,7 @@ class PrefixCache:
         """
         position = len(tokens)
         if position == 0:
-            return Committed(tokens=0, nbytes=0, is_resumable=True)
+            return Committed(num_tokens=0, nbytes=0, is_resumable=True)
         walk = self.tree.walk(tokens, namespace)
         # Evicting must not take away the path that is about to be extended.
         guard = self.tree.protect(walk, walk.length)
@@ -247,7 +247,7 @@ class PrefixCache:
             if not is_whole:
                 position = self._stop_that_fits(walk, position, nbytes)
                 if position == walk.length:
-                    return Committed(tokens=0, nbytes=0, is_resumable=False)
+                    return Committed(num_tokens=0, nbytes=0, is_resumable=False)
                 tokens, kind = tokens[:position], BoundaryKind.INTERVAL
                 wanted = missing(self.layout, walk, position, self.tree.sizes.longest)
             segments = [(k, Segment(span, source.segment(k, span))) for k, span in wanted]
@@ -267,7 +267,7 @@ class PrefixCache:
             self.release(guard)
         self.order.sweep()
         self.is_compact = False
-        return Committed(tokens=position - walk.length, nbytes=added, is_resumable=is_whole)
+        return Committed(num_tokens=position - walk.length, nbytes=added, is_resumable=is_whole)
 
     def _admit(self, nbytes: int, new: Facts | None) -> bool:
         """Make room for `nbytes` more, by evicting what is worth less than `new`; None: than anything.
@@ -418,7 +418,7 @@ class PrefixCache:
         until = self.pins.until(checkpoint)
         return Pin(
             id=pin_id(self.prefix_of(checkpoint)),
-            tokens=checkpoint.position,
+            num_tokens=checkpoint.position,
             nbytes=self.pins.total_of([checkpoint]).nbytes,
             expires_in_s=None if until == float("inf") else max(0.0, until - self._clock()),
             follows_chat=self.pins.follows_chat(checkpoint),

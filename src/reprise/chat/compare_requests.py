@@ -43,10 +43,10 @@ def compare_requests(text_model: TextModel, first: ChatRequest, second: ChatRequ
     reused = min(shared, len(tokens) - 1)
     is_parted = shared < len(known)
     outcome = Outcome(
-        prompt=len(tokens),
-        matched=shared,
-        reused=reused,
-        prefilled=len(tokens) - reused,
+        num_prompt=len(tokens),
+        num_matched=shared,
+        num_reused=reused,
+        num_prefilled=len(tokens) - reused,
         reason=Reason.BRANCHED if is_parted else Reason.NEW_TOKENS,
         stored_next=known[shared : shared + _NUM_SHOWN] if is_parted else None,
     )

@@ -79,7 +79,7 @@ def explain(rendered: Rendered, outcome: Outcome, *, previous: Rendered | None, 
     length = len(tokens)
     if outcome.reason is Reason.CACHE_OFF:
         return _of((ComputedSpan(span=Span(0, length), reason=Reason.CACHE_OFF),))
-    reused, matched = outcome.reused, max(outcome.reused, outcome.matched)
+    reused, matched = outcome.num_reused, max(outcome.num_reused, outcome.num_matched)
     if reused >= length - 1:
         return _of((ComputedSpan(span=Span(min(reused, length), length), reason=Reason.NOTHING_NEW),))
     shared = 0 if previous is None else common_prefix(previous.prompt.tokens, tokens)
@@ -114,7 +114,7 @@ def _divergence(
     if known >= len(tokens):
         return None
     expected: Tokens | None = None
-    if outcome.matched == known and outcome.stored_next is not None and len(outcome.stored_next) > 0:
+    if outcome.num_matched == known and outcome.stored_next is not None and len(outcome.stored_next) > 0:
         # What was stored shows more than the previous prompt does: the answer to it, too.
         expected = outcome.stored_next
     elif previous is not None and shared == known and known < len(previous.prompt):

@@ -140,7 +140,8 @@ class Renderer:
 
     def recall(self, runs: Iterable[StoredRun]) -> None:
         """Learn from prompts that an earlier server stored how it spelled them. Each run comes behind its parent."""
-        ends, inner = {"": Spelled()}, {""}
+        ends: dict[str | None, Spelled] = {None: Spelled()}
+        inner: set[str | None] = {None}
         for run in runs:
             ends[run.name] = self._tokenizer.recall(ends[run.parent], run.tokens.tolist())
             inner.add(run.parent)

@@ -64,7 +64,9 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
             fault = syntax_fault(loaded.text)
             if fault is not None:
                 log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
-            for line in banner(loaded, _footprint(engine), budget=engine.status().held.budget, url=url_of(listener)):
+            for line in banner(
+                loaded, _footprint(engine), budget=engine.status().held.budget_nbytes, url=url_of(listener)
+            ):
                 log.info("%s", line)
             while_serving.enter_context(following_machine(engine, bound=bound))
             while_serving.enter_context(watchdog(engine, after_s=settings.stall_after_s))

@@ -17,9 +17,9 @@ class Verdict(StrEnum):
 class AuditTotals:
     """Answers that were audited since the start. `worst`: the largest difference of a token's log-probability."""
 
-    checked: int = 0
-    different: int = 0
-    near_ties: int = 0
+    num_checked: int = 0
+    num_different: int = 0
+    num_near_ties: int = 0
     worst: float = 0.0
     verdicts: Mapping[str, Verdict] = field(default_factory=dict[str, Verdict])
     """Of the latest jobs, by id."""

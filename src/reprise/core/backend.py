@@ -19,20 +19,20 @@ from reprise.core.tokens import Tokens
 class Counts:
     """Totals since the start, in tokens unless the name says otherwise."""
 
-    requests: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    prompt: int = 0
-    reused: int = 0
-    prefilled: int = 0
-    settled: int = 0
-    loaded: int = 0
+    num_requests: int = 0
+    num_finished: int = 0
+    num_cancelled: int = 0
+    num_failed: int = 0
+    num_prompt: int = 0
+    num_reused: int = 0
+    num_prefilled: int = 0
+    num_settled: int = 0
+    num_loaded: int = 0
     saved_s: float = 0.0
     """Of waiting: what computing the reused tokens would have taken. Not in tokens."""
-    generated: int = 0
-    evictions: int = 0
-    paused: int = 0
+    num_generated: int = 0
+    num_evictions: int = 0
+    num_preemptions: int = 0
     """Times that a running request gave its state up for lack of room, to go on later. Not in tokens."""
 
 
@@ -67,31 +67,31 @@ EVICTION_REASONS = ("budget", "cleared", "audit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Bytes of layer state. `kv` + `snapshots` is what the cache holds; `live` is what running requests hold."""
+    """Bytes of layer state: `kv_nbytes` and `snapshot_nbytes` in the cache, `live_nbytes` of running requests."""
 
-    budget: int = 0
-    kv: int = 0
-    snapshots: int = 0
-    live: int = 0
-    logits: int = 0
+    budget_nbytes: int = 0
+    kv_nbytes: int = 0
+    snapshot_nbytes: int = 0
+    live_nbytes: int = 0
+    logits_nbytes: int = 0
     """The logits behind the last tokens of prompts, kept for exact repeats."""
-    pinned: int = 0
-    """Of `kv` and `snapshots`, what stays for pins."""
-    pins: int = 0
+    pinned_nbytes: int = 0
+    """Of `kv_nbytes` and `snapshot_nbytes`, what stays for pins."""
+    num_pins: int = 0
     """How many positions are pinned. Not in bytes."""
-    tokens: int = 0
+    num_tokens: int = 0
     """Unique tokens in the tree. Not in bytes."""
-    index: int = 0
+    index_nbytes: int = 0
     """Bytes of the index itself (token runs)."""
     evicted_by_reason: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """Tokens on disk that follow those of the run called `parent`; "" is the beginning of a prompt."""
+    """Tokens on disk that follow those of the run called `parent`; None: they begin a prompt."""
 
     name: str
-    parent: str
+    parent: str | None
     tokens: Tokens
 
 
@@ -102,9 +102,9 @@ class Status:
     is_idle: bool = True
     """Nothing queued, running or settling."""
     is_closing: bool = False
-    queued: int = 0
-    prefilling: int = 0
-    decoding: int = 0
+    num_waiting: int = 0
+    num_prefilling: int = 0
+    num_decoding: int = 0
     counts: Counts = field(default_factory=Counts)
     held: Held = field(default_factory=Held)
     drafts: DraftStatus | None = None
@@ -123,7 +123,7 @@ class Lookup:
     """What a prompt would find if it came now. Positions in tokens; times are estimates, in seconds."""
 
     num_prompt: int
-    matched: int
+    num_matched: int
     """How far the tree agrees with the prompt, or the disk, where that goes further."""
     resume_at: int
     num_loaded: int
@@ -135,7 +135,7 @@ class Lookup:
     """Of ``[resume_at, num_prompt)``, with the pass that gives the first token."""
 
     def __post_init__(self) -> None:
-        assert 0 <= self.num_loaded <= self.resume_at <= self.matched <= self.num_prompt, self
+        assert 0 <= self.num_loaded <= self.resume_at <= self.num_matched <= self.num_prompt, self
 
 
 class Backend(Protocol):

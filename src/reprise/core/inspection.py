@@ -207,19 +207,19 @@ class InspectedEviction:
 class OnDisk:
     """What is kept on disk, in bytes unless the name says otherwise."""
 
-    budget: int
-    held: int
-    """Of this model; `others`: of other models in the same directory."""
-    others: int
-    files: int
-    queued: int
+    budget_nbytes: int
+    nbytes: int
+    """Of this model; `others_nbytes`: of other models in the same directory."""
+    others_nbytes: int
+    num_files: int
+    queued_nbytes: int
     """Waiting to be written."""
-    written: int
-    read: int
-    evicted: int
+    written_nbytes: int
+    read_nbytes: int
+    num_evicted: int
     """Files. So are those in quarantine, which did not verify."""
-    quarantined: int
-    errors: int
+    num_quarantined: int
+    num_errors: int
     """How often the disk could not be written or read."""
 
 

@@ -118,33 +118,39 @@ METRICS: Sequence[Metric] = (
         "Time since the engine last got something done; 0 while there is nothing to do.",
         lambda s: s.stalled_s,
     ),
-    _phase("queued", "queued", lambda s: s.queued),
-    _phase("prefilling", "prefill", lambda s: s.prefilling),
-    _phase("decoding", "decode", lambda s: s.decoding),
+    _phase("queued", "queued", lambda s: s.num_waiting),
+    _phase("prefilling", "prefill", lambda s: s.num_prefilling),
+    _phase("decoding", "decode", lambda s: s.num_decoding),
     _counter(
         "requests",
         "jobs",
         "jobs",
         "Jobs at the engine: one for each choice of a request.",
-        lambda s: s.counts.requests,
+        lambda s: s.counts.num_requests,
     ),
-    _counter("finished", "finished_jobs", "jobs", "Jobs that ran to their end.", lambda s: s.counts.finished),
-    _counter("cancelled", "cancellations", "jobs", "Jobs that were cancelled.", lambda s: s.counts.cancelled),
-    _counter("failed", "failed_jobs", "jobs", "Jobs that failed.", lambda s: s.counts.failed),
-    _counter("prompt_tokens", "prompt_tokens", "tokens", "Tokens of all prompts.", lambda s: s.counts.prompt),
+    _counter("finished", "finished_jobs", "jobs", "Jobs that ran to their end.", lambda s: s.counts.num_finished),
+    _counter("cancelled", "cancellations", "jobs", "Jobs that were cancelled.", lambda s: s.counts.num_cancelled),
+    _counter("failed", "failed_jobs", "jobs", "Jobs that failed.", lambda s: s.counts.num_failed),
+    _counter("prompt_tokens", "prompt_tokens", "tokens", "Tokens of all prompts.", lambda s: s.counts.num_prompt),
     _counter(
-        "reused", "reused_tokens", "tokens", "Prompt tokens found in the prefix cache.", lambda s: s.counts.reused
+        "reused", "reused_tokens", "tokens", "Prompt tokens found in the prefix cache.", lambda s: s.counts.num_reused
     ),
     _counter(
         "prefilled",
         "prefilled_tokens",
         "tokens",
         "Prompt tokens prefilled while a user waited.",
-        lambda s: s.counts.prefilled,
+        lambda s: s.counts.num_prefilled,
     ),
-    _counter("settled", "settled_tokens", "tokens", "Tokens prefilled ahead while idle.", lambda s: s.counts.settled),
     _counter(
-        "loaded", "loaded_tokens", "tokens", "Of the reused tokens, those read from disk.", lambda s: s.counts.loaded
+        "settled", "settled_tokens", "tokens", "Tokens prefilled ahead while idle.", lambda s: s.counts.num_settled
+    ),
+    _counter(
+        "loaded",
+        "loaded_tokens",
+        "tokens",
+        "Of the reused tokens, those read from disk.",
+        lambda s: s.counts.num_loaded,
     ),
     _counter(
         "saved_s",
@@ -153,13 +159,13 @@ METRICS: Sequence[Metric] = (
         "Waiting saved: what computing the reused tokens would have taken at the measured prefill speed.",
         lambda s: s.counts.saved_s,
     ),
-    _counter("generated", "generated_tokens", "tokens", "Tokens sampled.", lambda s: s.counts.generated),
+    _counter("generated", "generated_tokens", "tokens", "Tokens sampled.", lambda s: s.counts.num_generated),
     _counter(
         "paused",
         "pauses",
         "times",
         "Times a running request was preempted for lack of memory.",
-        lambda s: s.counts.paused,
+        lambda s: s.counts.num_preemptions,
     ),
     _by_source(
         "drafted", "drafted_tokens", "Tokens drafted and verified, by where they came from.", lambda d: d.num_drafted
@@ -184,7 +190,7 @@ METRICS: Sequence[Metric] = (
         "Memory of the text that drafts are looked up in.",
         lambda s: None if s.drafts is None else s.drafts.nbytes,
     ),
-    _counter("evictions", None, "items", "Items evicted from the prefix cache.", lambda s: s.counts.evictions),
+    _counter("evictions", None, "items", "Items evicted from the prefix cache.", lambda s: s.counts.num_evictions),
     Metric(
         kind=MetricKind.COUNTER,
         unit="items",
@@ -195,42 +201,50 @@ METRICS: Sequence[Metric] = (
         label="reason",
         expected=EVICTION_REASONS,
     ),
-    _gauge("bytes_budget", "budget_bytes", "bytes", "Memory that layer state may take.", lambda s: s.held.budget),
+    _gauge(
+        "bytes_budget", "budget_bytes", "bytes", "Memory that layer state may take.", lambda s: s.held.budget_nbytes
+    ),
     _gauge(
         "bytes_held",
         None,
         "bytes",
         "Memory that the cache holds: KV and snapshots.",
-        lambda s: s.held.kv + s.held.snapshots,
+        lambda s: s.held.kv_nbytes + s.held.snapshot_nbytes,
     ),
-    _state("bytes_kv", "kv", lambda s: s.held.kv),
-    _state("bytes_snapshots", "snapshots", lambda s: s.held.snapshots),
-    _gauge("bytes_pinned", "pinned_bytes", "bytes", "Of KV and snapshots, what pins protect.", lambda s: s.held.pinned),
-    _state("bytes_live", "live", lambda s: s.held.live),
-    _state("bytes_logits", "logits", lambda s: s.held.logits),
-    _state("bytes_index", "index", lambda s: s.held.index),
-    _gauge("tokens_held", "cached_tokens", "tokens", "Unique tokens in the prefix cache.", lambda s: s.held.tokens),
-    _gauge("pins", "pins", "positions", "Pinned positions.", lambda s: s.held.pins),
+    _state("bytes_kv", "kv", lambda s: s.held.kv_nbytes),
+    _state("bytes_snapshots", "snapshots", lambda s: s.held.snapshot_nbytes),
+    _gauge(
+        "bytes_pinned",
+        "pinned_bytes",
+        "bytes",
+        "Of KV and snapshots, what pins protect.",
+        lambda s: s.held.pinned_nbytes,
+    ),
+    _state("bytes_live", "live", lambda s: s.held.live_nbytes),
+    _state("bytes_logits", "logits", lambda s: s.held.logits_nbytes),
+    _state("bytes_index", "index", lambda s: s.held.index_nbytes),
+    _gauge("tokens_held", "cached_tokens", "tokens", "Unique tokens in the prefix cache.", lambda s: s.held.num_tokens),
+    _gauge("pins", "pins", "positions", "Pinned positions.", lambda s: s.held.num_pins),
     _counter(
         "audit.checked",
         "audited_answers",
         "answers",
         "Answers computed again, cold, while idle.",
-        lambda s: s.audit.checked,
+        lambda s: s.audit.num_checked,
     ),
     _counter(
         "audit.different",
         "audit_differences",
         "answers",
         "Audited answers that a cold run would not have given. Any is a bug.",
-        lambda s: s.audit.different,
+        lambda s: s.audit.num_different,
     ),
     _counter(
         "audit.near_ties",
         "audit_near_ties",
         "answers",
         "Audited answers where rounding chose between tokens about equally likely.",
-        lambda s: s.audit.near_ties,
+        lambda s: s.audit.num_near_ties,
     ),
     _gauge(
         "audit.worst",
@@ -240,27 +254,41 @@ METRICS: Sequence[Metric] = (
         lambda s: s.audit.worst,
     ),
     _gauge(
-        "disk.bytes_budget", "disk_budget_bytes", "bytes", "Disk space that may be used.", _on_disk(lambda d: d.budget)
+        "disk.bytes_budget",
+        "disk_budget_bytes",
+        "bytes",
+        "Disk space that may be used.",
+        _on_disk(lambda d: d.budget_nbytes),
     ),
-    _disk_bytes("disk.bytes_held", "this", lambda d: d.held),
-    _disk_bytes("disk.bytes_of_other_models", "others", lambda d: d.others),
+    _disk_bytes("disk.bytes_held", "this", lambda d: d.nbytes),
+    _disk_bytes("disk.bytes_of_other_models", "others", lambda d: d.others_nbytes),
     _gauge(
-        "disk.bytes_queued", "disk_queued_bytes", "bytes", "Bytes waiting to be written.", _on_disk(lambda d: d.queued)
+        "disk.bytes_queued",
+        "disk_queued_bytes",
+        "bytes",
+        "Bytes waiting to be written.",
+        _on_disk(lambda d: d.queued_nbytes),
     ),
     _counter(
-        "disk.bytes_written", "disk_written_bytes", "bytes", "Bytes written to disk.", _on_disk(lambda d: d.written)
+        "disk.bytes_written",
+        "disk_written_bytes",
+        "bytes",
+        "Bytes written to disk.",
+        _on_disk(lambda d: d.written_nbytes),
     ),
-    _counter("disk.bytes_read", "disk_read_bytes", "bytes", "Bytes read from disk.", _on_disk(lambda d: d.read)),
-    _gauge("disk.files", "disk_files", "files", "Files on disk of this model.", _on_disk(lambda d: d.files)),
-    _counter("disk.evicted", "disk_evictions", "files", "Files removed to make room.", _on_disk(lambda d: d.evicted)),
+    _counter("disk.bytes_read", "disk_read_bytes", "bytes", "Bytes read from disk.", _on_disk(lambda d: d.read_nbytes)),
+    _gauge("disk.files", "disk_files", "files", "Files on disk of this model.", _on_disk(lambda d: d.num_files)),
+    _counter(
+        "disk.evicted", "disk_evictions", "files", "Files removed to make room.", _on_disk(lambda d: d.num_evicted)
+    ),
     _counter(
         "disk.quarantined",
         "disk_quarantined",
         "files",
         "Files that failed verification and were put aside.",
-        _on_disk(lambda d: d.quarantined),
+        _on_disk(lambda d: d.num_quarantined),
     ),
-    _counter("disk.errors", "disk_errors", "times", "Failed reads and writes.", _on_disk(lambda d: d.errors)),
+    _counter("disk.errors", "disk_errors", "times", "Failed reads and writes.", _on_disk(lambda d: d.num_errors)),
 )
 
 

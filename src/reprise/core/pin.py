@@ -12,7 +12,7 @@ class Pin:
 
     id: str
     """`pin_id` of its tokens."""
-    tokens: int
+    num_tokens: int
     nbytes: int
     """What stays for it; what it shares with other pins is counted with each."""
     expires_in_s: float | None

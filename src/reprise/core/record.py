@@ -45,27 +45,27 @@ class Reason(StrEnum):
 class Outcome:
     """The counts of one job, as the engine saw them. All in tokens; times in seconds.
 
-    `prompt` = `reused` + `prefilled` for a job that ran to its first sample.
+    `num_prompt` = `num_reused` + `num_prefilled` for a job that ran to its first sample.
     """
 
-    prompt: int
-    matched: int = 0
+    num_prompt: int
+    num_matched: int = 0
     """How far the tree agreed with the prompt."""
-    reused: int = 0
+    num_reused: int = 0
     """Where prefill started."""
-    prefilled: int = 0
+    num_prefilled: int = 0
     """Prompt tokens computed for this job (while a user waited, unless the job is a SETTLE)."""
-    settled: int = 0
-    """Of `reused`, tokens that were computed while idle for this chat."""
-    loaded: int = 0
-    """Of `reused`, tokens that were read from the disk for this job."""
-    awaited: int = 0
-    """Of `reused`, tokens that another running request computed while this one waited."""
-    generated: int = 0
+    num_settled: int = 0
+    """Of `num_reused`, tokens that were computed while idle for this chat."""
+    num_loaded: int = 0
+    """Of `num_reused`, tokens that were read from the disk for this job."""
+    num_awaited: int = 0
+    """Of `num_reused`, tokens that another running request computed while this one waited."""
+    num_generated: int = 0
     num_drafted: int = 0
     """Tokens that were drafted for the answer and verified; `num_accepted`: those that were right."""
     num_accepted: int = 0
-    stored: int = 0
+    num_stored: int = 0
     """Tokens newly added to the cache by this job."""
     reason: Reason = Reason.COLD
     stored_next: Tokens | None = None

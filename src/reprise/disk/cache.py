@@ -12,11 +12,12 @@ from threading import Thread
 
 import numpy as np
 
+from reprise.core.inspection import OnDisk
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.disk.directory import ModelDirectory
 from reprise.disk.index import DiskCursor
 from reprise.disk.reader import Fetch, RecordReader
-from reprise.disk.record import DiskMatch, DiskRecord, DiskStats, MissingRecords, root_key
+from reprise.disk.record import DiskMatch, DiskRecord, MissingRecords, root_key
 from reprise.disk.store import RecordStore
 from reprise.disk.writer import RecordWriter
 
@@ -108,21 +109,21 @@ class DiskCache:
         with self._store.changed:
             return self._writer.is_paused()
 
-    def stats(self) -> DiskStats:
+    def stats(self) -> OnDisk:
         """What is held, and what was done since the cache was opened."""
         store = self._store
         with store.changed:
-            return DiskStats(
-                files=len(store.index.entries),
+            return OnDisk(
+                num_files=len(store.index.entries),
                 nbytes=store.index.nbytes,
                 others_nbytes=store.others_nbytes,
-                max_bytes=store.max_bytes,
+                budget_nbytes=store.max_bytes,
                 queued_nbytes=self._writer.queued_nbytes,
                 written_nbytes=store.counters.written_nbytes,
                 read_nbytes=store.counters.read_nbytes,
-                evicted=store.counters.evicted,
-                quarantined=store.counters.quarantined,
-                errors=store.counters.errors,
+                num_evicted=store.counters.num_evicted,
+                num_quarantined=store.counters.num_quarantined,
+                num_errors=store.counters.num_errors,
             )
 
     # Changes. What they ask of the disk is done by other threads.

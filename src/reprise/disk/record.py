@@ -162,22 +162,3 @@ class MissingRecords:
     """The blocks that are not there: index (block k is ``[k * block, (k + 1) * block)``) and parent key."""
     needs_tail: bool
     tail_parent: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskStats:
-    """What a disk cache holds and has done. Bytes are those of files, but for `queued_nbytes`."""
-
-    files: int
-    """Record files of this model."""
-    nbytes: int
-    """Bytes of all files in this model's folder."""
-    others_nbytes: int
-    """Bytes of all other files below the directory, when last looked at."""
-    max_bytes: int
-    queued_nbytes: int
-    written_nbytes: int
-    read_nbytes: int
-    evicted: int
-    quarantined: int
-    errors: int

@@ -23,9 +23,9 @@ class DiskCounters:
 
     written_nbytes: int = 0
     read_nbytes: int = 0
-    evicted: int = 0
-    quarantined: int = 0
-    errors: int = 0
+    num_evicted: int = 0
+    num_quarantined: int = 0
+    num_errors: int = 0
 
 
 class RecordStore:
@@ -136,7 +136,7 @@ class RecordStore:
                 return None
             log.warning("A file of the disk cache cannot be read (%s); what it holds is computed.", error.strerror)
             with self.changed:
-                self.counters.errors += 1
+                self.counters.num_errors += 1
             return None
         except (Unverified, OtherVersion) as error:
             self._put_away(key, str(error))
@@ -178,10 +178,10 @@ class RecordStore:
         except OSError as error:
             log.warning("It cannot be moved (%s), and stays where it is, unused.", error.strerror)
             with self.changed:
-                self.counters.errors += 1
+                self.counters.num_errors += 1
                 self.index.add_unusable(UnusableFile(info=info, root=None))
         with self.changed:
-            self.counters.quarantined += 1
+            self.counters.num_quarantined += 1
             self.index.has_met_damage = True
 
     # Writing.
@@ -309,7 +309,7 @@ class RecordStore:
         _, remove = min(candidates, key=lambda candidate: candidate[0])
         nbytes = remove()
         with self.changed:
-            self.counters.evicted += 1
+            self.counters.num_evicted += 1
         return nbytes
 
     # The file goes first: if it cannot, it stays known.
@@ -362,7 +362,7 @@ class RecordStore:
     def _note_left(self, error: OSError) -> None:
         log.warning("A file that was to be cleared is still there: %s", error)
         with self.changed:
-            self.counters.errors += 1
+            self.counters.num_errors += 1
 
     # The books.
 

@@ -96,7 +96,7 @@ class DiskTier:
             return []
         root = self._disk.root(namespace)
         return [
-            StoredRun(name=key.hex(), parent="" if parent == root else parent.hex(), tokens=tokens)
+            StoredRun(name=key.hex(), parent=None if parent == root else parent.hex(), tokens=tokens)
             for key, parent, tokens in self._disk.runs(namespace)
         ]
 
@@ -139,18 +139,4 @@ class DiskTier:
 
     def stats(self) -> OnDisk | None:
         """What is on disk, None without one. May be asked on any thread."""
-        if self._disk is None:
-            return None
-        stats = self._disk.stats()
-        return OnDisk(
-            budget=stats.max_bytes,
-            held=stats.nbytes,
-            others=stats.others_nbytes,
-            files=stats.files,
-            queued=stats.queued_nbytes,
-            written=stats.written_nbytes,
-            read=stats.read_nbytes,
-            evicted=stats.evicted,
-            quarantined=stats.quarantined,
-            errors=stats.errors,
-        )
+        return self._disk.stats() if self._disk is not None else None

@@ -90,14 +90,14 @@ class RecordWriter:
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
             log.warning("Something else lies where a record would be written, which is left out: %s", error)
             with changed:
-                self._store.counters.errors += 1
+                self._store.counters.num_errors += 1
         except OSError as error:
             with changed:
                 self._fail(error)
         except Exception:
             log.exception("a record of the disk cache cannot be written, and is left out")
             with changed:
-                self._store.counters.errors += 1
+                self._store.counters.num_errors += 1
         else:
             if is_written:
                 with changed:
@@ -110,7 +110,7 @@ class RecordWriter:
         """A write failed: what waits is given up, since it would fill the memory meanwhile, and new writes wait."""
         self._drop(list(self.queue.values()))
         self._paused_at = self._store.clock()
-        self._store.counters.errors += 1
+        self._store.counters.num_errors += 1
         if not self._has_warned:
             log.warning(
                 "The disk cache cannot be written (%s): it is still read, and writing is tried again each minute.",

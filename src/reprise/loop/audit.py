@@ -201,9 +201,9 @@ class Audit:
         before = self.totals
         self.totals = replace(
             before,
-            checked=before.checked + 1,
-            different=before.different + (verdict is Verdict.DIFFERENT),
-            near_ties=before.near_ties + (verdict is Verdict.NEAR_TIE),
+            num_checked=before.num_checked + 1,
+            num_different=before.num_different + (verdict is Verdict.DIFFERENT),
+            num_near_ties=before.num_near_ties + (verdict is Verdict.NEAR_TIE),
             worst=max(before.worst, worst),
             verdicts=dict(self._verdicts),
         )
@@ -241,10 +241,10 @@ def _report_of(finding: AuditFinding, loaded: LoadedModel, *, with_text: bool) -
         "prompt_tokens": len(job.prompt),
         "prompt_sha256": sha256(job.prompt.tokens.tobytes()).hexdigest(),
         "answer_tokens": len(answer.tokens),
-        "reused": outcome.reused,
-        "settled": outcome.settled,
-        "loaded": outcome.loaded,
-        "awaited": outcome.awaited,
+        "reused": outcome.num_reused,
+        "settled": outcome.num_settled,
+        "loaded": outcome.num_loaded,
+        "awaited": outcome.num_awaited,
         "boundaries": [[boundary.position, str(boundary.kind)] for boundary in job.prompt.boundaries],
         "worst": finding.worst,
         "rounding": finding.rounding,

@@ -94,7 +94,7 @@ def _look(engine: Watched, after_s: float) -> Callable[[], None]:
             log.error(
                 "the engine has made no progress for %.0f s (%d requests queued, %d in prefill, %d in decode). "
                 "Its thread is here:\n%s",
-                status.stalled_s, status.queued, status.prefilling, status.decoding, engine.stack(),
+                status.stalled_s, status.num_waiting, status.num_prefilling, status.num_decoding, engine.stack(),
             )  # fmt: skip
             due_s = 2 * status.stalled_s
         elif due_s > after_s and status.stalled_s < after_s:

@@ -171,9 +171,9 @@ class RequestPrefixes:
         computing_s = speed.prefill_s(0, found) if speed.by_depth else 0.0
         return Admission(
             at_s=self._clock(),
-            reused=resume_at,
-            settled=self._settled.within(request.prompt.tokens, resume_at),
-            loaded=loaded,
+            num_reused=resume_at,
+            num_settled=self._settled.within(request.prompt.tokens, resume_at),
+            num_loaded=loaded,
             saved_s=max(0.0, computing_s - request.loading_s),
         )
 
@@ -237,7 +237,7 @@ class RequestPrefixes:
             stable_at=request.job.prompt.stable_at,
         )
         self.keep_pins(request)
-        request.num_stored += committed.tokens
+        request.num_stored += committed.num_tokens
         request.stored = min(position, len(request.job.prompt))
         row, end = live.prompt_row, len(request.job.prompt)
         if row is not None and position >= end:

@@ -70,7 +70,7 @@ class RequestTable:
     def add(self, request: RunningRequest) -> None:
         self._by_id[request.id] = request
         if not request.is_settle:
-            self.counts.update(requests=1)
+            self.counts.update(num_requests=1)
 
     def relate(self, request: RunningRequest) -> None:
         """Note what the request's prompt has in common with those whose computed prefixes it could use."""
@@ -143,11 +143,11 @@ class RequestTable:
             self.saved_s += outcome.saved_s
         if not request.is_settle:
             self.counts.update(
-                prompt=outcome.prompt if request.admission is not None else 0,
-                reused=outcome.reused,
-                finished=int(error is None and reason is not FinishReason.CANCELLED),
-                cancelled=int(reason is FinishReason.CANCELLED),
-                failed=int(error is not None),
+                num_prompt=outcome.num_prompt if request.admission is not None else 0,
+                num_reused=outcome.num_reused,
+                num_finished=int(error is None and reason is not FinishReason.CANCELLED),
+                num_cancelled=int(reason is FinishReason.CANCELLED),
+                num_failed=int(error is not None),
             )
         self._gate.ended(request.id)
         self.emit(request, Finished(reason=reason, outcome=outcome, error=error))

@@ -88,10 +88,10 @@ class Admission:
     """What was found when the request was admitted first."""
 
     at_s: float
-    reused: int
+    num_reused: int
     """Where prefill started."""
-    settled: int
-    loaded: int
+    num_settled: int
+    num_loaded: int
     saved_s: float
 
 
@@ -292,21 +292,21 @@ class RunningRequest:
     def outcome(self, now_s: float) -> Outcome:
         prompt, first_s, admission = len(self.job.prompt), self.first_token_s, self.admission
         computed = min(max(self.position, self.reached) if self.is_running else self.reached, prompt)
-        reused = admission.reused if admission is not None else 0
-        loaded = admission.loaded if admission is not None else self.loaded
+        reused = admission.num_reused if admission is not None else 0
+        loaded = admission.num_loaded if admission is not None else self.loaded
         admitted_s = admission.at_s if admission is not None else now_s
         return Outcome(
-            prompt=prompt,
-            matched=self.matched,
-            reused=reused,
-            prefilled=max(0, computed - reused) if admission is not None else 0,
-            settled=admission.settled if admission is not None else 0,
-            loaded=loaded,
-            awaited=max(0, reused - self.first_resume_at - loaded),
-            generated=len(self.generated),
+            num_prompt=prompt,
+            num_matched=self.matched,
+            num_reused=reused,
+            num_prefilled=max(0, computed - reused) if admission is not None else 0,
+            num_settled=admission.num_settled if admission is not None else 0,
+            num_loaded=loaded,
+            num_awaited=max(0, reused - self.first_resume_at - loaded),
+            num_generated=len(self.generated),
             num_drafted=self.drafts.num_drafted if self.drafts is not None else 0,
             num_accepted=self.drafts.num_accepted if self.drafts is not None else 0,
-            stored=self.num_stored,
+            num_stored=self.num_stored,
             reason=self.reason,
             stored_next=self.continues,
             checkpoints=self.checkpoints,

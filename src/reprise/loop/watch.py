@@ -63,7 +63,7 @@ class _Follower:
         self._bound = bound
         self._read = read
         self._measure = measure
-        most = engine.status().held.budget
+        most = engine.status().held.budget_nbytes
         self._by_machine = Budget(nbytes=most, least=most // _LEAST_SHARE, most=most)
         # Nothing is promised to requests that the bound does not allow.
         self._by_bound = Budget(nbytes=most, least=0, most=most)
@@ -73,7 +73,7 @@ class _Follower:
     def look(self) -> None:
         """Read once, and say what follows."""
         held, now_s = self._engine.status().held, time.monotonic()
-        layers = held.kv + held.snapshots + held.live + held.logits
+        layers = held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes + held.logits_nbytes
         before = self._by_machine, self._by_bound
         reading = self._read()
         self._by_machine = self._by_machine.after(reading, now_s=now_s, held=layers)

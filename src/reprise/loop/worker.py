@@ -215,7 +215,7 @@ class Worker:
 
     def _note_admission(self, request: RunningRequest, resume_at: int) -> None:
         request.admission = self.prefixes.admission_of(request, resume_at, self.executor.speed)
-        self.requests.counts.update(loaded=request.admission.loaded)
+        self.requests.counts.update(num_loaded=request.admission.num_loaded)
 
     # Prefill.
 
@@ -237,7 +237,7 @@ class Worker:
         self._gate.speed = self.executor.speed
         self.sequences.measure()
         for piece in slices:
-            self.requests.counts.update({"settled" if by_id[piece.id].is_settle else "prefilled": len(piece)})
+            self.requests.counts.update({"num_settled" if by_id[piece.id].is_settle else "num_prefilled": len(piece)})
             yield by_id[piece.id], piece
 
     def _after_slice(self, request: RunningRequest, piece: Slice) -> None:
@@ -303,12 +303,12 @@ class Worker:
             assert isinstance(request.phase, Decoding), request.phase
             request.first_token_s = now_s
             # The prompt's last token is fed with the pass that samples the first of the answer.
-            self.requests.counts.update(prefilled=0 if request.phase.plan.has_row else 1)
+            self.requests.counts.update(num_prefilled=0 if request.phase.plan.has_row else 1)
         tokens = [sampled.token for sampled in result.sampled]
         request.generated += tokens
         if request.drafts is not None:
             request.drafts.accept(tokens)
-        self.requests.counts.update(generated=len(tokens))
+        self.requests.counts.update(num_generated=len(tokens))
         for sampled in result.sampled:
             self.requests.emit(request, sampled)
         context, length = self._gate.context, len(request.job.prompt) + len(request.generated)
@@ -367,7 +367,7 @@ class Worker:
             preempted = Preempted(prompt=prompt, sampler=sampler)
         self.requests.release(request, Waiting(preempted=preempted))
         request.stored = 0
-        self.requests.counts.update(paused=1)
+        self.requests.counts.update(num_preemptions=1)
 
     def _is_context_full(self, request: RunningRequest) -> bool:
         """Whether nothing else is there to give way, and its next token has no room: its memory is its context."""

@@ -119,10 +119,10 @@ def usage_body(usage: Usage, *, num_stored: int) -> dict[str, Any]:
 
     The prompt's last token is always computed, so it never comes from the cache and counts as neither.
     """
-    created = max(0, min(num_stored, usage.prompt - usage.cached - 1))
+    created = max(0, min(num_stored, usage.num_prompt - usage.num_cached - 1))
     return {
-        "input_tokens": usage.prompt - usage.cached - created,
+        "input_tokens": usage.num_prompt - usage.num_cached - created,
         "cache_creation_input_tokens": created,
-        "cache_read_input_tokens": usage.cached,
-        "output_tokens": usage.completion,
+        "cache_read_input_tokens": usage.num_cached,
+        "output_tokens": usage.num_completion,
     }

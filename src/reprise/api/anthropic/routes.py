@@ -102,7 +102,7 @@ async def _whole(context: Context, body: MessagesBody, namespace: str) -> dict[s
                 blocks.take(event.deltas)
     blocks.finish()
     (ended,) = reply.ended
-    usage = usage_body(reply.usage, num_stored=reply.usage.stored)
+    usage = usage_body(reply.usage, num_stored=reply.usage.num_stored)
     return message(reply.request.id, context.service.served.id, usage, content=blocks.content, ended=ended)
 
 
@@ -125,7 +125,7 @@ async def _tell(context: Context, reply: Reply) -> AsyncGenerator[str, None]:
             case AnswerEnd():
                 for told in blocks.finish():
                     yield _lines(told)
-                yield _lines(message_delta(event, usage_body(reply.usage, num_stored=reply.usage.stored)))
+                yield _lines(message_delta(event, usage_body(reply.usage, num_stored=reply.usage.num_stored)))
                 yield _lines({"type": "message_stop"})
 
 

@@ -55,10 +55,10 @@ def last(kind: Kind, model: str, ended: AnswerEnd, usage: Usage, speech: Speech)
         "done_reason": "length" if ended.reason is EndReason.LENGTH else "stop",
         "total_duration": int(outcome.total_s * _NS),
         "load_duration": 0,
-        "prompt_eval_count": usage.prompt,
+        "prompt_eval_count": usage.num_prompt,
         "prompt_eval_duration": int(outcome.prefill_s * _NS),
-        "prompt_cached_count": usage.cached,
-        "eval_count": usage.completion,
+        "prompt_cached_count": usage.num_cached,
+        "eval_count": usage.num_completion,
         "eval_duration": int(decode_s * _NS),
     }
 

@@ -22,12 +22,12 @@ class Head:
 
 def usage_body(usage: Usage) -> dict[str, Any]:
     return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.total,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "prompt_tokens": usage.num_prompt,
+        "completion_tokens": usage.num_completion,
+        "total_tokens": usage.num_total,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached},
         "completion_tokens_details": {
-            "reasoning_tokens": usage.reasoning,
+            "reasoning_tokens": usage.num_reasoning,
             "accepted_prediction_tokens": usage.num_accepted,
             "rejected_prediction_tokens": usage.num_rejected,
         },

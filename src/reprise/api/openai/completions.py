@@ -224,10 +224,10 @@ def _joined(tokens: Sequence[Sampled], decode: Decode) -> str:
 def _usage(batch: Batch) -> Usage:
     usages = [reply.usage for reply in batch.replies]
     return Usage(
-        prompt=sum(usage.prompt for usage in usages),
-        cached=sum(usage.cached for usage in usages),
-        stored=sum(usage.stored for usage in usages),
-        completion=sum(usage.completion for usage in usages),
+        num_prompt=sum(usage.num_prompt for usage in usages),
+        num_cached=sum(usage.num_cached for usage in usages),
+        num_stored=sum(usage.num_stored for usage in usages),
+        num_completion=sum(usage.num_completion for usage in usages),
         num_accepted=sum(usage.num_accepted for usage in usages),
         num_rejected=sum(usage.num_rejected for usage in usages),
     )

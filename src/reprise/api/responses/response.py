@@ -63,13 +63,13 @@ def status_of(ended: AnswerEnd) -> str:
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    written = max(0, min(usage.stored, usage.prompt - usage.cached))
+    written = max(0, min(usage.num_stored, usage.num_prompt - usage.num_cached))
     return {
-        "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": written},
-        "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
-        "total_tokens": usage.total,
+        "input_tokens": usage.num_prompt,
+        "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": written},
+        "output_tokens": usage.num_completion,
+        "output_tokens_details": {"reasoning_tokens": usage.num_reasoning},
+        "total_tokens": usage.num_total,
     }
 
 
