@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from math import ceil, log10
 
 _WIDTH, _HEIGHT = 640, 240
@@ -22,9 +23,8 @@ class Line:
         assert self.band is None or len(self.band) == len(self.points), self.name
 
 
-def bar_lines(rows: Sequence[tuple[str, float, str]], *, width: int = 40) -> list[str]:
-    """Bars for a terminal: label, value and the text behind the bar of each row."""
-    most = max((value for _, value, _ in rows), default=0.0)
+def bar_lines(rows: Sequence[tuple[str, float, str]], *, most: float, width: int = 30) -> list[str]:
+    """Bars for a terminal: label, value and the text behind the bar of each row. `most` is as long as `width`."""
     labels = max((len(label) for label, _, _ in rows), default=0)
     return [
         f"{label:>{labels}} {_bar(value / most * width if most > 0 else 0.0)} {text}" for label, value, text in rows
@@ -122,15 +122,16 @@ def _figure(title: str, y: str, names: Sequence[str], parts: str, *, height: int
     )
 
 
-def html_page(title: str, style: str, content: str) -> str:
-    """A page with everything in it: no script, no font, no picture from elsewhere. `style`: the look of the server's
-    own page; the colours of lines are set here."""
+def report_page(title: str, about: str, content: str) -> str:
+    """A page with everything in it, in the look of the server's own: no script, font or picture from elsewhere."""
+    style = (files("reprise") / "page" / "style.css").read_text(encoding="utf-8")
+    hero = f'<div class="hero"><div><h1>{escape(title)}</h1><p class="sub">{escape(about)}</p></div></div>'
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}\n{_STYLE}</style>\n</head>\n"
-        f'<body>\n<main id="content">\n{content}\n</main>\n</body>\n</html>\n'
+        f'<body>\n<main id="content">\n{hero}\n{content}\n</main>\n</body>\n</html>\n'
     )
 
 

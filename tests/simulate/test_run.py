@@ -1,6 +1,7 @@
 """Whole simulations: bounds, policies against each other, the command."""
 
 import json
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from reprise.simulate.workloads import (
     uniform_documents,
     zipf_chats,
 )
+from tests.api.real_server import real_server
 from tests.matrix import examples, now_and_later
 
 SHAPE = Shape(system=400, user=60, answer=80)
@@ -246,6 +248,28 @@ def test_a_plot_that_fails_to_be_written_is_one_sentence(trace: Path, tmp_path: 
     done = CliRunner().invoke(app, ["simulate", str(trace), "--tokens", "2k", "--plot", str(to)])
     assert done.exit_code == 2
     assert "cannot be written" in done.stderr and "2000" in done.stdout
+
+
+def test_a_recorded_trace_says_what_more_memory_would_save(tmp_path: Path) -> None:
+    trace, page = tmp_path / "requests.jsonl", tmp_path / "more.html"
+    with real_server("qwen3_5", record_file=str(trace), settles=False) as client:
+        for turn in (0, 1, 0, 1):
+            system = {"role": "system", "content": f"Case {turn}. " + "Answer in plain words. " * 30}
+            messages = [system, {"role": "user", "content": "Hello!"}]
+            client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 2}).raise_for_status()
+    first = json.loads(trace.read_text().splitlines()[0])
+    # One prompt with its snapshots, and then some; both of them.
+    one = first["token_nbytes"] * first["input_length"] + 3 * first["snapshot_nbytes"]
+    budgets = f"{one},{4 * one}"
+    arguments = ["simulate", str(trace), "--budgets", budgets, "--plot", str(page)]
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
+    assert done.exit_code == 0, done.output
+    bars = [line for line in done.stdout.splitlines() if "if the future were known" in line]
+    shares = [float(line.split("%")[0].split()[-1]) for line in bars]
+    assert len(shares) == 2 and shares[0] > shares[1] > 40
+    assert "no bound" in done.stdout
+    text = page.read_text()
+    assert text.count("<polyline") == 4 and not re.search(r"<script|<link|src=|href=|url\(|https?:", text)
 
 
 @pytest.mark.parametrize("layout", ["full", "hybrid", "window"])

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from rich import box
@@ -11,7 +10,7 @@ from rich.markup import escape as plain
 from rich.table import Table
 
 from reprise.benchmark.results import BenchResult, Run, Spread, Summary
-from reprise.charts import Line, bar_chart, html_page, line_chart
+from reprise.charts import Line, bar_chart, line_chart, report_page
 
 
 def table_of(result: BenchResult) -> Table:
@@ -139,13 +138,11 @@ def _run_json(run: Run) -> dict[str, Any]:
 
 def as_html(result: BenchResult) -> str:
     """The report as one file that needs nothing else, in the look of the server's own page, light and dark."""
-    style = (files("reprise") / "page" / "style.css").read_text(encoding="utf-8")
     head = result.head
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in head.items() if value)
     said = "".join(f"<li>{escape(line)}</li>" for line in summary_lines(result))
     notes = "".join(f'<li class="error">{escape(note)}</li>' for note in result.notes)
     parts = [
-        f'<div class="hero"><div><h1>reprise bench</h1><p class="sub">{escape(str(head["model"]))}</p></div></div>',
         _panel("In short", f"<ul>{said}{notes}</ul>"),
         _panel("What was measured, and where", f'<dl class="facts">{facts}</dl>'),
         _panel("Figures", _html_table(result)),
@@ -163,7 +160,7 @@ def as_html(result: BenchResult) -> str:
     if memory:
         chart = line_chart(memory, title="Memory of the processes", x="seconds", y="GB")
         parts.append(_panel("Memory over time", chart))
-    return html_page("reprise bench", style, "\n".join(parts))
+    return report_page("reprise bench", str(head["model"]), "\n".join(parts))
 
 
 def _panel(title: str, content: str) -> str:

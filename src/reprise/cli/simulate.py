@@ -14,6 +14,7 @@ from reprise.core.sizes import Bytes, parse_amount
 from reprise.simulate import Granularity
 from reprise.simulate.payloads import Sizes
 
+_KV_BYTES = 20480
 _LAYOUTS = ("full", "hybrid", "window")
 _SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9}
 
@@ -27,12 +28,18 @@ def simulate(
         ),
     ],
     tokens: Annotated[str, Option(help="Cache budgets in tokens of KV, separated by commas.")] = "0.25M,1M,3M,10M",
-    cache_bytes: Annotated[str | None, Option(help="Cache budgets in bytes instead, such as 2GB,8GB.")] = None,
+    budgets: Annotated[
+        str | None, Option("--budgets", "--cache-bytes", help="Cache budgets in bytes instead, such as 2GB,8GB,32GB.")
+    ] = None,
     policy: Annotated[
         str, Option(help="Eviction policies to compare, separated by commas.")
     ] = "lru,cost,infinite,belady",
-    layout: Annotated[str, Option(help=f"Layer kinds of the model: {', '.join(_LAYOUTS)}.")] = "full",
-    kv_bytes: Annotated[int, Option(min=2, help="Bytes of KV per token.")] = 20480,
+    layout: Annotated[
+        str | None, Option(help=f"Layer kinds of the model: {', '.join(_LAYOUTS)}. Default: as recorded, or full.")
+    ] = None,
+    kv_bytes: Annotated[
+        int | None, Option(min=2, help=f"Bytes of KV per token. Default: as recorded, or {_KV_BYTES}.")
+    ] = None,
     snapshot_tokens: Annotated[
         int, Option(min=1, help="Size of a hybrid model's snapshot, in tokens of its KV.")
     ] = 3100,
@@ -44,37 +51,43 @@ def simulate(
     ] = Granularity.BLOCK,
     block_tokens: Annotated[int, Option(min=1, help="Prompt tokens per block hash.")] = 512,
     limit: Annotated[int | None, Option(min=1, help="Stop after this many requests.")] = None,
-    plot: Annotated[Path | None, Option(dir_okay=False, help="Plot hit share against bytes to this PNG file.")] = None,
+    plot: Annotated[
+        Path | None, Option(dir_okay=False, help="Plot the shares against bytes to this file: .png or .html.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print results as JSON.")] = False,
 ) -> None:
     """Replay request traces against the prefix cache, without a model.
 
-    A trace is a file of JSON lines, one request each, in order: {"input_length": 700, "hash_ids": [0, 7]} with one hash
-    for 512 tokens, or {"tokens": [1, 2, 3], "answer": [4, 5]}; or one JSON list of dialogues, {"messages": [{"role":
-    "user", "content": "…"}, …]}. docs/simulate.md describes them. `belady` is an upper bound for all policies.
+    `reprise simulate requests.jsonl --budgets 2GB,8GB,32GB` says what more memory would save a server that recorded its
+    requests (`reprise serve --record`). A trace is a file of JSON lines, one request each, in order: {"input_length":
+    700, "hash_ids": [0, 7]} with one hash for 512 tokens, or {"tokens": [1, 2, 3], "answer": [4, 5]}; or one JSON list
+    of dialogues, {"messages": [{"role": "user", "content": "…"}, …]}. docs/simulate.md describes them. `belady` is an
+    upper bound for all policies.
     """
     from rich.console import Console  # noqa: PLC0415 - quick start
 
     from reprise.cli.simulate_progress import ProgressLine  # noqa: PLC0415
-    from reprise.simulate.report import check_plot, draw, table_of  # noqa: PLC0415
+    from reprise.simulate.report import check_plot, computed_lines, draw, table_of  # noqa: PLC0415
     from reprise.simulate.run import run_simulation  # noqa: PLC0415
-    from reprise.simulate.traces import read_trace  # noqa: PLC0415
+    from reprise.simulate.traces import read_trace, recorded_sizes  # noqa: PLC0415
 
     if plot is not None and len(traces) > 1:
         refuse("--plot takes a single trace.")
-    budgets = _byte_budgets(cache_bytes) if cache_bytes is not None else _token_budgets(tokens, kv_bytes)
-    sizes = _sizes(layout, kv_bytes, snapshot_tokens, window)
     policies = tuple(name.strip() for name in policy.split(","))
     progress = ProgressLine(Console(stderr=True))
     with refusals():
         if plot is not None:
             check_plot(plot)
         for trace in traces:
+            recorded = recorded_sizes(trace) if kv_bytes is None and layout is None else None
+            sizes = recorded or _sizes(layout or "full", kv_bytes or _KV_BYTES, snapshot_tokens, window)
+            token_nbytes = sizes.full + sizes.window
+            limits = _byte_budgets(budgets) if budgets is not None else _token_budgets(tokens, token_nbytes)
             with progress.of(trace.name):
                 results = run_simulation(
                     trace.name,
                     islice(read_trace(trace, granularity=granularity, block_length=block_tokens), limit),
-                    budgets=budgets,
+                    budgets=limits,
                     policies=policies,
                     sizes=sizes,
                     on_progress=lambda done: progress.tell(f"{done:,} requests"),
@@ -83,7 +96,9 @@ def simulate(
             if as_json:
                 typer.echo(json.dumps([asdict(result) | {"hit_share": result.hit_share} for result in results]))
             else:
-                Console().print(table_of(results, bytes_per_token=kv_bytes))
+                Console().print(table_of(results, bytes_per_token=token_nbytes))
+                for line in computed_lines(results):
+                    Console().print(line, highlight=False)
             if plot is not None:
                 draw(results, plot)
 

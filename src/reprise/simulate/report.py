@@ -8,9 +8,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from reprise.charts import Line, bar_lines, line_chart, report_page
 from reprise.core.errors import RepriseError
 from reprise.core.sizes import nbytes_text
-from reprise.simulate.run import BELADY, Result
+from reprise.simulate.run import BELADY, UNBOUNDED, Result
 
 
 class PlotUnavailable(RepriseError):
@@ -48,9 +49,31 @@ def count_text(num: int) -> str:
     return f"{num / 1000:.1f}k" if num < 1_000_000 else f"{num / 1_000_000:.2f}M"
 
 
+def computed_lines(results: Sequence[Result]) -> list[str]:
+    """What more memory would save, as bars: the share of prompt tokens computed within each budget.
+
+    Of the server's own policy, where it is among the results, with the bound of who knows the future beside it.
+    """
+    policies = [r.policy for r in results if r.budget is not None and r.policy != BELADY]
+    if not policies:
+        return []
+    policy = "cost" if "cost" in policies else policies[0]
+    rows: list[tuple[str, float, str]] = []
+    for result in results:
+        if result.policy not in (policy, UNBOUNDED):
+            continue
+        best = _peer(results, result, BELADY)
+        oracle = f", {1 - best.hit_share:.1%} if the future were known" if best is not None else ""
+        label = "no bound" if result.budget is None else nbytes_text(result.budget)
+        share = 1 - result.hit_share
+        rows.append((label, share, f"{share:.1%}, {count_text(result.computed)} tokens{oracle}"))
+    return [f"Prompt tokens computed, policy {policy}:", *bar_lines(rows, most=1.0)]
+
+
 def check_plot(path: Path) -> None:
     """Whether `draw` can write there, asked before a long simulation. Raises PlotUnavailable with a sentence."""
-    _matplotlib_figure()
+    if path.suffix != ".html":
+        _matplotlib_figure()
     if not path.absolute().parent.is_dir():
         raise PlotUnavailable(f"The plot cannot be written: there is no directory {path.absolute().parent}.")
 
@@ -63,7 +86,13 @@ def _matplotlib_figure() -> Any:
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """Write a PNG of hit share against bytes. Raises PlotUnavailable without matplotlib or room for the file."""
+    """Write the shares of prompt tokens that are computed against bytes, as a page (`.html`), or those reused as a PNG.
+
+    Raises PlotUnavailable without room for the file, or for a PNG without matplotlib.
+    """
+    if path.suffix == ".html":
+        _draw_page(results, path)
+        return
     figure = _matplotlib_figure().Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     bounded = [r for r in results if r.budget is not None]
@@ -79,6 +108,35 @@ def draw(results: Sequence[Result], path: Path) -> None:
     axes.legend()
     try:
         figure.savefig(path, format="png")
+    except OSError as error:
+        raise PlotUnavailable(f"The plot cannot be written: {error}") from error
+
+
+def _draw_page(results: Sequence[Result], path: Path) -> None:
+    bounded = [r for r in results if r.budget is not None]
+    budgets = [r.budget / 1e9 for r in bounded if r.budget is not None]
+    lines = [
+        Line(
+            name=policy,
+            points=tuple(
+                sorted(
+                    (r.budget / 1e9, 100 * (1 - r.hit_share))
+                    for r in bounded
+                    if r.policy == policy and r.budget is not None
+                )
+            ),
+        )
+        for policy in dict.fromkeys(r.policy for r in bounded)
+    ]
+    for result in results:
+        if result.budget is None and budgets:
+            share = 100 * (1 - result.hit_share)
+            lines.append(Line(name=result.policy, points=tuple((at, share) for at in (min(budgets), max(budgets)))))
+    first = results[0]
+    chart = line_chart(lines, title="Prompt tokens computed", x="GB for the cache", y="% of all", is_log_x=True)
+    text = f"{first.requests:,} requests, {first.prompt:,} prompt tokens; belady knows the future"
+    try:
+        path.write_text(report_page(f"{first.trace}: what more memory would save", text, chart), encoding="utf-8")
     except OSError as error:
         raise PlotUnavailable(f"The plot cannot be written: {error}") from error
 

@@ -16,12 +16,16 @@ from reprise.core.errors import BadRequest
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.simulate import Granularity
+from reprise.simulate.payloads import Sizes
 
 BLOCK_TOKENS = 512
 """Prompt tokens that one hash of a Mooncake trace stands for."""
 
 _CHARACTERS = 4
 """Characters of a dialogue's text that make one pseudo-token."""
+
+_LONGEST_LINE = 1 << 24
+"""Characters of a first line that is looked at."""
 
 _MALFORMED = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
 """What reading something raises that is JSON of another shape, or none: numbers too large and endless nesting, too."""
@@ -91,6 +95,17 @@ def read_trace(
                 needs = f"it needs `hash_ids`, one for {block_length} tokens, and `input_length`; or `tokens`"
                 raise BadRequest(f"{path}, line {number}, is no request of a trace: {needs}.") from error
             yield request
+
+
+def recorded_sizes(path: Path) -> Sizes | None:
+    """What a model's state takes, where the trace was recorded by a server that wrote it down."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        first = file.readline(_LONGEST_LINE)
+    try:
+        line = json.loads(first)
+        return Sizes(full=max(1, int(line["token_nbytes"])), snapshot=max(0, int(line["snapshot_nbytes"])))
+    except _MALFORMED:
+        return None
 
 
 def _request(line: Mapping[str, Any], granularity: Granularity, block_length: int) -> Request:
