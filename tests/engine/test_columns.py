@@ -9,7 +9,7 @@ import pytest
 from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.spans import Span
-from reprise.engine.columns import Column, Columns, as_words
+from reprise.engine.columns import Column, as_words, columns_of
 from reprise.engine.layers import FullLayer, QuantizedLayer
 from reprise.engine.payloads import MovedSegment, pack
 from reprise.engine.windows import SinkWindowLayer, WindowLayer
@@ -81,9 +81,9 @@ def test_one_part_owns_its_bytes(memory: Callable[[], tuple[int, int]], room: in
 
 def test_layers_take_their_planes_in_turn() -> None:
     planes = [plane(9, seed=seed) for seed in range(6)]
-    columns = Columns(restore_of(Full(), planes, (4, 9)))
-    assert columns.spans(Full()) == [Span(0, 4), Span(4, 9)]
-    taken = [columns.take(Full(), 2) for _ in range(3)]
+    parts = restore_of(Full(), planes, (4, 9)).slices[Full()]
+    assert [part.span for part in parts] == [Span(0, 4), Span(4, 9)]
+    taken = [columns_of(parts, range(first, first + 2)) for first in (0, 2, 4)]
     joined = [column.joined(room=1) for pair in taken for column in pair]
     assert [bits(one[:, :, :9, :]) for one in joined] == [bits(one) for one in planes]
 
@@ -97,8 +97,8 @@ def test_a_restored_layer_copies_each_entry_once_and_goes_on_in_its_buffers(
     del made
     stored, _ = memory()
     mx.reset_peak_memory()
-    columns = Columns(restore)
-    layer.load(columns.take(layer.kind, layer.num_planes), columns.spans(layer.kind), 1500)
+    parts = restore.slices[layer.kind]
+    layer.load(columns_of(parts, range(layer.num_planes)), [part.span for part in parts], 1500)
     mx.eval(layer.state)
     held, most = memory()
     assert held - stored == layer.nbytes
@@ -120,9 +120,8 @@ def test_kept_positions_are_told_from_recent_ones() -> None:
     restore = restore_of(kind, made, (1, 4, 8))
     needs = kind.needs(50)
     assert [len(need) for need in needs] == [4, 4]
-    columns = Columns(restore)
     spans = [Span(0, 1), Span(1, 4), needs[1]]
-    layer.load(columns.take(kind, 2), spans, 50)
+    layer.load(columns_of(restore.slices[kind], range(2)), spans, 50)
     assert [bits(sink) for sink in layer.sinks] == [bits(p[:, :, :4, :]) for p in made]
     assert [bits(p) for p in layer.read(0, needs[1])] == [bits(p[:, :, 4:, :]) for p in made]
 
@@ -137,10 +136,10 @@ def test_a_column_of_kept_positions_alone_leaves_no_entries() -> None:
 def test_entries_are_handed_over_once() -> None:
     segment = pack([plane(9), plane(9, seed=1)]).unstacked()
     passing = MovedSegment(segment)
-    read = passing.words(2, 5)
+    read = [*passing.words(2, 5, range(1)), *passing.words(2, 5, range(1, 2))]
     assert [bits(one) for one in read] == [bits(segment.plane(i, 2, 5)) for i in range(2)]
     with pytest.raises(AssertionError, match="once"):
-        passing.words(2, 5)
+        passing.words(2, 5, range(1))
 
 
 def test_what_is_packed_together_cannot_be_handed_over() -> None:

@@ -25,13 +25,14 @@ def adoptions(engine: Engine) -> list[int]:
     seen: list[int] = []
 
     def watch(worker) -> None:
-        adopt = worker.runner.reopen
+        begin = worker.runner.begin_restore
 
-        def noted(live, restore, *, reserve: int) -> None:
-            seen.append(restore.position)
-            adopt(live, restore, reserve=reserve)
+        def noted(live, position: int, *, reserve: int, keeps_full: bool = False) -> None:
+            if keeps_full:
+                seen.append(position)
+            begin(live, position, reserve=reserve, keeps_full=keeps_full)
 
-        worker.runner.reopen = noted
+        worker.runner.begin_restore = noted
 
     engine.ask(watch)
     return seen
@@ -264,13 +265,13 @@ def test_a_parked_sequence_that_cannot_be_adopted_stays_parked(engine: Engine) -
     longer = [*prompt, *answer.tokens, *words(531, 10)]
 
     def break_once(worker) -> None:
-        adopt = worker.runner.reopen
+        begin = worker.runner.begin_restore
 
-        def broken(live, restore, *, reserve: int) -> None:
-            worker.runner.reopen = adopt
+        def broken(live, position: int, *, reserve: int, keeps_full: bool = False) -> None:
+            worker.runner.begin_restore = begin
             raise RuntimeError("the buffers cannot be used")
 
-        worker.runner.reopen = broken
+        worker.runner.begin_restore = broken
 
     engine.ask(break_once)
     assert engine.run(longer).end.error is not None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from reprise.cache.lookup import Restore
+from reprise.core import allowance
 from reprise.core.errors import EngineFailed
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
@@ -14,7 +15,6 @@ from reprise.core.spans import Span
 from reprise.disk import read_ahead, tier
 from reprise.disk.directory import ModelDirectory
 from reprise.disk.read_ahead import ReadAhead
-from reprise.disk.record import DiskRecord
 from reprise.engine import records
 from reprise.engine.records import RestoringSequence
 from reprise.engine.runner import Runner
@@ -230,14 +230,14 @@ def test_a_large_path_is_taken_over_in_small_steps_and_copied_once(
     start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     monkeypatch.setattr(sequences, "LARGE_NBYTES", 0)
-    monkeypatch.setattr(read_ahead, "DECODED_AT_ONCE", 1)
+    monkeypatch.setattr(allowance, "TAKEN_AT_ONCE", 1)
     monkeypatch.setattr(records, "COPIED_TOGETHER", 1)
     engine = start(model)
     turn = next_turn(engine, words(11, 400))
     engine = start(model)
     each = engine.ask(lambda worker: worker.runner.footprint.full)
     steps: list[int] = []
-    advance, work, add = ReadAhead.advance, RestoringSequence.work, RestoringSequence.add
+    advance, work = ReadAhead.advance, RestoringSequence.work
 
     def advancing(reading: ReadAhead) -> list[str]:
         steps.append(0)
@@ -248,13 +248,8 @@ def test_a_large_path_is_taken_over_in_small_steps_and_copied_once(
         steps[-1] += nbytes
         return nbytes
 
-    def adding(target: RestoringSequence, record: DiskRecord) -> None:
-        steps[-1] += record.nbytes
-        add(target, record)
-
     monkeypatch.setattr(ReadAhead, "advance", advancing)
     monkeypatch.setattr(RestoringSequence, "work", working)
-    monkeypatch.setattr(RestoringSequence, "add", adding)
     restored: list[int] = []
     start_at = Runner.start
 
@@ -279,7 +274,7 @@ def test_what_follows_a_part_in_memory_is_joined_a_part_at_a_time(
     turn = next_turn(engine, [*shared, *words(13, 400)])
     engine = start("llama")
     engine.run([*shared, 1])
-    monkeypatch.setattr(read_ahead, "DECODED_AT_ONCE", 1)
+    monkeypatch.setattr(read_ahead, "COMMITTED_AT_ONCE", 1)
     joined: list[int] = []
     segment = records.RecordSource.segment
 

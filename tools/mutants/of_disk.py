@@ -10,6 +10,7 @@ _FAULTS = ("tests/disk/test_faults.py", "tests/disk/test_disk_machine.py")
 _CLEAR = ("tests/disk/test_clear.py",)
 _PROCESSES = ("tests/disk/test_processes.py",)
 _READ_AHEAD = ("tests/loop/test_read_ahead.py",)
+_RESTORE_STEPS = ("tests/loop/test_restore_steps.py",)
 _WRITE_BEHIND = ("tests/loop/test_write_behind.py",)
 _RESTARTS = ("tests/loop/test_disk.py", "-k", "read_again or restart")
 
@@ -227,9 +228,16 @@ DISK_MUTANTS = (
     _mutant(
         "ReadAhead._decode",
         "what was read is decoded at once, however much",
-        "taken < DECODED_AT_ONCE and (taken == 0 or time.monotonic() < until_s)",
+        "self._allowance.has_room",
         "True",
         (*_READ_AHEAD, "-k", "small_steps"),
+    ),
+    _mutant(
+        "ReadAhead._commit_to",
+        "what was read in parts is joined in one step",
+        "read.target.seams",
+        "None",
+        _RESTORE_STEPS,
     ),
     _mutant(
         "ReadAhead._take",

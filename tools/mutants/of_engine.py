@@ -96,17 +96,17 @@ PAYLOADS = (
         _PAYLOADS,
     ),
     _mutant(
-        "Columns.take",
+        "Restoration._load",
         "wrong layer: all are restored from the first",
-        "left.popleft()",
-        "left[0]",
-        _COLUMNS,
+        "self._planes[layer.kind] += layer.num_planes",
+        "pass",
+        _PAYLOADS,
     ),
     _mutant(
         "PackedSegment.words",
         "a part is restored from the segment's first entry on",
-        "as_words(stack)[:, :, start:stop, :]",
-        "as_words(stack)[:, :, 0 : stop - start, :]",
+        "as_words(self.stacks[stack])[run.start : run.stop, :, start:stop, :]",
+        "as_words(self.stacks[stack])[run.start : run.stop, :, 0 : stop - start, :]",
         _COLUMNS,
     ),
     _mutant(
@@ -140,8 +140,8 @@ PAYLOADS = (
     _mutant(
         "MovedSegment.words",
         "what is moved stays held",
-        "segment, self._segment = self._segment, None",
-        "segment = self._segment",
+        "self._planes[planes.start : planes.stop] = [None] * len(planes)",
+        "pass",
         _COLUMNS,
     ),
     _mutant(
@@ -176,10 +176,10 @@ PAYLOADS = (
 
 FILING = (
     _mutant(
-        "RecordSource.segment",
+        "RecordSource._slices",
         "what was read begins at the record, and not at the position",
-        "found.append((segment, both.start - own.start, both.stop - own.start))",
-        "found.append((segment, 0, len(both)))",
+        "found.append(SegmentSlice(segment, both.start - own.start, both.stop - own.start, both))",
+        "found.append(SegmentSlice(segment, 0, len(both), both))",
         _RESTARTS,
     ),
     _mutant(

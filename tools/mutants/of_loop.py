@@ -89,7 +89,7 @@ LOOP_MUTANTS = (
     _mutant(
         "Worker._complete",
         "a chat on a busy server is never compacted",
-        "self.cache.compact_path(tokens, namespace=request.namespace)",
+        "self.cache.compact_path(tokens, namespace=request.namespace, max_entries=self._max_compacted)",
         "pass",
         ("tests/loop/test_busy.py",),
     ),

@@ -1,7 +1,8 @@
 """Lookups in the tree: how far it agrees with a prompt, where a request can resume, and from what. Change nothing."""
 
+import sys
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reprise.cache.payload import SegmentPayload, SharedPayload, SnapshotPayload
@@ -124,11 +125,14 @@ def stored_runs(layout: Layout, walked: Walk) -> dict[KvKind, tuple[Span, ...]]:
     return {kind: _runs_of(kind, walked) for kind in layout.kinds}
 
 
-def missing(layout: Layout, walked: Walk, position: int, longest: int) -> list[tuple[KvKind, Span]]:
-    """The spans that a commit at `position` has to copy, cut at the edges and at `longest` tokens."""
+def missing(
+    layout: Layout, walked: Walk, position: int, longest: int, seams: Mapping[KvKind, Sequence[int]] | None = None
+) -> list[tuple[KvKind, Span]]:
+    """The spans that a commit at `position` has to copy, cut at edges, a kind's `seams` and `longest` tokens."""
     edges = [*(Span(n.start, min(n.stop, walked.length)) for n in walked.nodes), Span(walked.length, position)]
     found: list[tuple[KvKind, Span]] = []
     for kind in layout.kinds:
+        cuts = seams.get(kind, ()) if seams is not None else ()
         for hole in subtract(kind.needs(position), _runs_of(kind, walked)):
             first = bisect_right(edges, hole.start, key=lambda edge: edge.start) - 1
             for edge in edges[first:]:
@@ -136,10 +140,16 @@ def missing(layout: Layout, walked: Walk, position: int, longest: int) -> list[t
                     break
                 span = hole.clip(edge.start, edge.stop)
                 while span is not None:
-                    stop = min(span.stop, span.start + longest)
+                    stop = min(span.stop, span.start + longest, _next_of(cuts, span.start))
                     found.append((kind, Span(span.start, stop)))
                     span = span.clip(stop, span.stop)
     return found
+
+
+def _next_of(cuts: Sequence[int], position: int) -> int:
+    """The first of these ascending positions behind `position`, or one behind them all."""
+    at = bisect_right(cuts, position)
+    return cuts[at] if at < len(cuts) else sys.maxsize
 
 
 def _runs_of(kind: KvKind, walked: Walk) -> tuple[Span, ...]:

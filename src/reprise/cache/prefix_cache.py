@@ -5,8 +5,9 @@ charged to. Lookups change nothing; a commit adds only what is not there yet; ev
 `check()` recomputes the books. Used by one thread.
 """
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reprise.cache.eviction import EvictionOrder
@@ -40,7 +41,7 @@ from reprise.cache.tree import (
 )
 from reprise.core.clock import Clock, monotonic
 from reprise.core.inspection import LastUse
-from reprise.core.kinds import Full, Layout
+from reprise.core.kinds import Full, KvKind, Layout
 from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
@@ -220,6 +221,7 @@ class PrefixCache:
         is_auxiliary: bool = False,
         overrides_admission: bool = False,
         stable_at: int | None = None,
+        seams: Mapping[KvKind, Sequence[int]] | None = None,
     ) -> Committed:
         """Make the position ``len(tokens)`` resumable: copy from `source` what the tree does not have yet.
 
@@ -227,6 +229,7 @@ class PrefixCache:
         resumable: the result says so. If `source` raises, nothing was added; what was evicted to make room stays
         evicted. `overrides_admission`: a client asked to keep something of this path, so it may take the place of
         whatever may be evicted. `stable_at`: from there on the next turn may have something else (None: not known).
+        `seams`: positions at which the entries of a kind are cut, since `source` has them in these parts.
         """
         position = len(tokens)
         if position == 0:
@@ -235,7 +238,7 @@ class PrefixCache:
         # Evicting must not take away the path that is about to be extended.
         guard = self.tree.protect(walk, walk.length)
         try:
-            wanted = missing(self.layout, walk, position, self.tree.sizes.longest)
+            wanted = missing(self.layout, walk, position, self.tree.sizes.longest, seams)
             needs_snapshot = self.layout.has_snapshots and checkpoint_at(walk, position) is None
             nbytes = sum(source.segment_nbytes(k, len(span)) for k, span in wanted)
             nbytes += source.snapshot_nbytes() if needs_snapshot else 0
@@ -249,7 +252,7 @@ class PrefixCache:
                 if position == walk.length:
                     return Committed(num_tokens=0, nbytes=0, is_resumable=False)
                 tokens, kind = tokens[:position], BoundaryKind.INTERVAL
-                wanted = missing(self.layout, walk, position, self.tree.sizes.longest)
+                wanted = missing(self.layout, walk, position, self.tree.sizes.longest, seams)
             segments = [(k, Segment(span, source.segment(k, span))) for k, span in wanted]
             snapshot = source.snapshot() if needs_snapshot else None
 
@@ -635,13 +638,13 @@ class PrefixCache:
         self.is_compact = copied == 0
         return copied
 
-    def compact_path(self, tokens: Tokens, *, namespace: str = "") -> int:
+    def compact_path(self, tokens: Tokens, *, namespace: str = "", max_entries: int = sys.maxsize) -> int:
         """The same for the end of one path, which grows: for busy times.
 
         So a conversation that grows while the server is never idle is restored from few segments as well. Copies at
         most a segment of each layer kind at a time. O(edges of the path) if there is nothing to do.
         """
-        return self.tree.compact_path(tokens, namespace)
+        return self.tree.compact_path(tokens, namespace, max_entries=max_entries)
 
     # Integrity.
 

@@ -580,7 +580,7 @@ class RadixTree:
                     num_copied += self._join(node, *run)
         return num_merged + num_copied
 
-    def compact_path(self, tokens: Tokens, namespace: str) -> int:
+    def compact_path(self, tokens: Tokens, namespace: str, *, max_entries: int) -> int:
         """The same for what the end of one path is made of: its edges, and segments with others as long.
 
         The segments that are left grow like powers of two, so they are few, and an entry is copied a few times in all
@@ -592,9 +592,10 @@ class RadixTree:
         if node.parent is None:
             return 0
         done = self._merge_chain(node) if node is not last else 0
-        while (run := _joinable(node, self.sizes.longest, is_growing=True)) is not None:
-            done += self._join(node, *run)
-        return done
+        copied = 0
+        while copied < max_entries and (run := _joinable(node, self.sizes.longest, is_growing=True)) is not None:
+            copied += self._join(node, *run)
+        return done + copied
 
     def _merge_chain(self, top: Node) -> int:
         """Make one edge of `top` and the only children below it. `top` stays; gives how many nodes went."""

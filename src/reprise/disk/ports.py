@@ -111,16 +111,31 @@ class RestoreTarget(Protocol):
         """The kind of position that the last record is for; None if it is for none."""
         ...
 
-    def add(self, record: DiskRecord) -> object:
-        """Decode a record. Raises ValueError or KeyError if it is not what an encoder writes."""
+    def add(self, record: DiskRecord) -> None:
+        """Take over a record, with the next calls of `work`.
+
+        Raises ValueError or KeyError, and so does `work`, if it is not what an encoder writes.
+        """
         ...
 
     def work(self) -> int:
         """Copy the next part of what was added. Gives the bytes copied and made room for."""
         ...
 
+    def finish(self, position: int) -> None:
+        """Nothing more is added: have it stand at `position`, with the next calls of `work`.
+
+        Raises LookupError if the records lack something.
+        """
+        ...
+
+    @property
+    def seams(self) -> Mapping[KvKind, Sequence[int]]:
+        """The positions between its parts. What is cut there is given as it is, without a copy."""
+        ...
+
     def source(self, position: int) -> Source:
-        """All of it, for a commit at `position`. Raises LookupError if the records lack something."""
+        """All of it, for a commit at `position`. Asking it for what the records lack raises LookupError."""
         ...
 
     def give_up(self) -> None:

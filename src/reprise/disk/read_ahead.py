@@ -3,9 +3,10 @@
 A request whose prompt goes further on disk than in memory is not admitted until its records have been read. What was
 read is committed like anything that was computed, under the same budget, and the request resumes from the cache.
 
-A step decodes no more than keeps it within a part of the longest gap that other streams are to have. A large path is
+A step takes over no more than keeps it within a part of the longest gap that other streams are to have. A large path is
 copied straight into the buffers of a sequence, which the cache then shares and the request goes on in: so it is never
-copied as a whole, neither into the cache nor out of it.
+copied as a whole, neither into the cache nor out of it. What joins a part in memory is committed in the parts in which
+it was read: joining them would be a copy of all of it in one step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from reprise.cache.prefix_cache import Committed, PrefixCache
+from reprise.core.allowance import StepAllowance
 from reprise.core.inspection import InspectedRead
 from reprise.core.kinds import Full
 from reprise.core.prompt import BoundaryKind
@@ -33,11 +35,8 @@ WORTH = 64
 _MOST_LOADS = 3
 """How often one request is sent to the disk, should what was read be gone again before it is admitted."""
 
-_SHARE_OF_STALL = 0.25
-"""A step decodes what was read for this part of the longest gap between two tokens that is aimed at."""
-
-DECODED_AT_ONCE = 32 << 20
-"""Bytes. More than about this is not decoded in one step."""
+COMMITTED_AT_ONCE = 32 << 20
+"""Bytes. Where every position is resumable, what was read is committed whenever it is about so much."""
 
 STALLED_S = 15.0
 """When no record has come for so long the disk hangs: what was to be read is computed."""
@@ -64,6 +63,8 @@ class _PathRead:
     """Those for which there is no room beside it."""
     is_void: bool = False
     """The cache was cleared meanwhile: what is read is not to come back."""
+    is_finished: bool = False
+    """The target has all that it gets."""
     is_kept: bool = False
     """The target's sequence is the loop's now."""
 
@@ -78,7 +79,7 @@ class ReadAhead:
         *,
         sizes: StateSizes,
         sequences: TierSequences,
-        max_stall_s: float,
+        allowance: StepAllowance,
         wake: Callable[[], None],
     ) -> None:
         """`wake` is called on another thread when something was read: `advance` has something to do then."""
@@ -86,7 +87,7 @@ class ReadAhead:
         self._cache = cache
         self._sizes = sizes
         self._sequences = sequences
-        self._step_s = max_stall_s * _SHARE_OF_STALL
+        self._allowance = allowance
         self._wake = wake
         self._reads: list[_PathRead] = []
         self._admissible: list[str] = []
@@ -170,35 +171,41 @@ class ReadAhead:
         return max(0.0, min(heard_s) + STALLED_S - time.monotonic()) if heard_s else None
 
     def advance(self) -> list[str]:
-        """Decode what was read for a while, and commit what is complete.
+        """Decode what was read, as far as this step may, and commit what is complete.
 
         Gives the ids of the requests that wait for the disk no more.
         """
-        until_s = time.monotonic() + self._step_s
         for read in list(self._reads):
             if read.is_void or all(request.has_ended for request in read.requests):
                 self._end(read)
                 continue
             try:
-                self._take(read, until_s)
+                self._take(read)
             except Exception:
                 log.exception("what was read from the disk could not be used: it is computed")
                 self._end(read)
         admissible, self._admissible = self._admissible, []
         return admissible
 
-    def _take(self, read: _PathRead, until_s: float) -> None:
+    def _take(self, read: _PathRead) -> None:
         # Asked for before the records are taken: those that come in between are for the next time.
         is_done = read.fetch.is_done
-        taken = self._decode(read, until_s)
-        self._count()
+        taken = self._decode(read)
         now_s = time.monotonic()
-        if is_done and not read.fetch.has_more and not read.target.is_busy:
+        has_more = read.fetch.has_more
+        if is_done and not has_more and not read.target.is_busy and not read.is_finished:
+            read.is_finished = True
+            self._finish(read)
+            self._decode(read)
+        self._count()
+        if is_done and not has_more and not read.target.is_busy:
             self._commit(read)
             self._end(read)
-        elif taken > 0:
+        elif taken > 0 or has_more or read.target.is_busy:
+            # What others leave no time for in this step is there all the same.
             read.heard_s = now_s
-            if self._cache.layout.resumes_anywhere and read.target.nbytes >= DECODED_AT_ONCE:
+            is_large = read.target.nbytes >= COMMITTED_AT_ONCE and not read.target.is_busy
+            if self._cache.layout.resumes_anywhere and is_large:
                 self._commit_part(read)
         elif now_s - read.heard_s >= STALLED_S:
             log.warning(
@@ -207,18 +214,19 @@ class ReadAhead:
             self._rests_until_s = now_s + _REST_S
             self._end(read)
 
-    def _decode(self, read: _PathRead, until_s: float) -> int:
-        """Decode what was read until then, or until as much is decoded as one step may; gives the bytes."""
+    def _decode(self, read: _PathRead) -> int:
+        """Decode what was read, as far as this step may; gives the bytes."""
         taken = 0
-        while taken < DECODED_AT_ONCE and (taken == 0 or time.monotonic() < until_s):
+        while self._allowance.has_room:
             if read.target.is_busy:
-                taken += read.target.work()
+                nbytes = read.target.work()
+                self._allowance.take(nbytes)
+                taken += max(1, nbytes)
                 continue
             records = read.fetch.take(1)
             if not records:
                 break
             read.target.add(records[0])
-            taken += records[0].nbytes
         return taken
 
     def reads(self) -> tuple[InspectedRead, ...]:
@@ -248,15 +256,26 @@ class ReadAhead:
         if committed is not None and not committed.is_resumable:
             self._end(read)
 
+    def _end_of(self, read: _PathRead) -> int:
+        """How far what has come can be resumed."""
+        if not read.fetch.failed:
+            return len(read.tokens)
+        # What came before it is as good as ever where every position is resumable.
+        return min(read.target.stop, len(read.tokens)) if self._cache.layout.resumes_anywhere else 0
+
+    def _finish(self, read: _PathRead) -> None:
+        try:
+            read.target.finish(self._end_of(read))
+        except LookupError as error:
+            log.debug("the records of a path lack something: %s", error)
+            read.is_void = True
+
     def _commit(self, read: _PathRead) -> None:
         """Commit all that has come."""
-        position, kind = len(read.tokens), BoundaryKind.INTERVAL
-        if read.fetch.failed:
-            # What came before it is as good as ever where every position is resumable.
-            position = min(read.target.stop, position) if self._cache.layout.resumes_anywhere else 0
-        elif read.target.kind is not None:
+        position, kind = self._end_of(read), BoundaryKind.INTERVAL
+        if not read.fetch.failed and read.target.kind is not None:
             kind = read.target.kind
-        if self._commit_to(read, position, kind) is not None:
+        if not read.is_void and self._commit_to(read, position, kind) is not None:
             read.is_kept = True
             self._sequences.keep_restored(read.target, read.tokens[:position], namespace=read.namespace)
 
@@ -270,9 +289,14 @@ class ReadAhead:
         waiting = [request for request in (*read.requests, *read.next) if request.is_waiting]
         before = [self._resume_at(request) for request in waiting]
         try:
-            source = read.target.source(position)
+            source, seams = read.target.source(position), read.target.seams
             committed = self._cache.commit(
-                tokens, source, kind=kind, namespace=read.namespace, overrides_admission=True
+                tokens,
+                source,
+                kind=kind,
+                namespace=read.namespace,
+                overrides_admission=True,
+                seams=seams,
             )
         except LookupError as error:
             log.debug("what was not read again since the memory had it has gone: %s", error)

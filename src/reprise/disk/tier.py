@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.allowance import StepAllowance
 from reprise.core.backend import StoredRun
 from reprise.core.inspection import InspectedRead, OnDisk
 from reprise.core.prompt import BoundaryKind
@@ -35,7 +36,7 @@ class DiskTier:
         sizes: StateSizes,
         sequences: TierSequences,
         new_encoder: NewEncoder,
-        max_stall_s: float,
+        allowance: StepAllowance,
         wake: Callable[[], None],
     ) -> None:
         """`wake` has the loop take a step; it is called on another thread."""
@@ -43,9 +44,7 @@ class DiskTier:
         self._read_ahead: ReadAhead | None = None
         self._write_behind: WriteBehind | None = None
         if disk is not None:
-            self._read_ahead = ReadAhead(
-                disk, cache, sizes=sizes, sequences=sequences, max_stall_s=max_stall_s, wake=wake
-            )
+            self._read_ahead = ReadAhead(disk, cache, sizes=sizes, sequences=sequences, allowance=allowance, wake=wake)
             self._write_behind = WriteBehind(disk, cache, sizes=sizes, new_encoder=new_encoder)
 
     # Reading.

@@ -33,6 +33,9 @@ _BEHIND_S = 0.05
 COPIED_AT_ONCE = 32 << 20
 """Bytes. More than about this is not copied between two steps, but for a snapshot."""
 
+SECTION_NBYTES = 8 << 20
+"""Entries are written in parts of about so many bytes at most: one of them is the least that is read at a time."""
+
 _MOST_NOTED = 1024
 """Paths that may wait to be written. Of more, the oldest are not."""
 
@@ -212,7 +215,7 @@ class WriteBehind:
                 spans = (own,) if len(own) > 0 else ()
             else:
                 spans = layers.needs(position) if plan.is_tail else ()
-            most = max(1, COPIED_AT_ONCE // self._sizes.by_kind[layers])
+            most = max(1, SECTION_NBYTES // self._sizes.by_kind[layers])
             for span in spans:
                 cuts = range(span.start, span.stop, most)
                 left += [(layers, Span(start, min(span.stop, start + most))) for start in cuts]

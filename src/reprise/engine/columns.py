@@ -4,16 +4,13 @@ They travel as machine words. What a copy costs goes by the number of elements a
 an entry is a run of bytes: eight 16-bit numbers are two 64-bit words, in which they are copied four times as fast.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 import mlx.core as mx
 
-from reprise.cache.lookup import Restore, SegmentSlice
-from reprise.core.kinds import KvKind
-from reprise.core.spans import Span
+from reprise.cache.lookup import SegmentSlice
 
 _WORDS = ((8, mx.uint64), (4, mx.uint32), (2, mx.uint16), (1, mx.uint8))
 
@@ -26,8 +23,8 @@ class Planes(Protocol):
         """The type of each plane."""
         ...
 
-    def words(self, start: int, stop: int) -> Sequence[mx.array]:
-        """The entries ``[start, stop)`` of each plane, shape ``(1, heads, length, words)``: views, see `as_words`."""
+    def words(self, start: int, stop: int, planes: range) -> Sequence[mx.array]:
+        """The entries ``[start, stop)`` of these planes, each ``(1, heads, length, words)``: views, see `as_words`."""
         ...
 
 
@@ -64,27 +61,9 @@ class Column:
         return Column(parts=first, dtype=self.dtype), Column(parts=rest, dtype=self.dtype)
 
 
-class Columns:
-    """The planes of a restore, handed out layer by layer. What was handed out is held here no more."""
-
-    def __init__(self, restore: Restore) -> None:
-        self._restore = restore
-        self._left: dict[KvKind, deque[Column]] = {}
-
-    def spans(self, kind: KvKind) -> list[Span]:
-        return [part.span for part in self._restore.slices[kind]]
-
-    def take(self, kind: KvKind, num_planes: int) -> list[Column]:
-        """The planes of the next layer of this kind."""
-        if kind not in self._left:
-            self._left[kind] = deque(columns_of(self._restore.slices[kind]))
-        left = self._left[kind]
-        return [left.popleft() for _ in range(num_planes)]
-
-
-def columns_of(parts: Sequence[SegmentSlice]) -> list[Column]:
-    """One column for each plane of these parts, which are in order."""
+def columns_of(parts: Sequence[SegmentSlice], planes: range) -> list[Column]:
+    """One column for each of these planes of the parts, which are in order."""
     payloads = [cast(Planes, part.payload) for part in parts]
-    read = [payload.words(part.start, part.stop) for payload, part in zip(payloads, parts, strict=True)]
-    planes = zip(*read, strict=True)
-    return [Column(parts=plane, dtype=dtype) for plane, dtype in zip(planes, payloads[0].dtypes, strict=True)]
+    read = [payload.words(part.start, part.stop, planes) for payload, part in zip(payloads, parts, strict=True)]
+    dtypes = [payloads[0].dtypes[plane] for plane in planes]
+    return [Column(parts=words, dtype=dtype) for words, dtype in zip(zip(*read, strict=True), dtypes, strict=True)]

@@ -72,26 +72,34 @@ class PackedSegment:
     def dtypes(self) -> tuple[mx.Dtype, ...]:
         return tuple(self.stacks[stack].dtype for stack, _ in self.places)
 
-    def words(self, start: int, stop: int) -> list[mx.array]:
-        """The entries ``[start, stop)`` of all planes, as words; views."""
+    def words(self, start: int, stop: int, planes: range) -> list[mx.array]:
+        """The entries ``[start, stop)`` of these planes, as words; views."""
+        wanted = [self.places[plane] for plane in planes]
+        cuts: dict[tuple[int, int], mx.array] = {}
         # Few operations for many planes: each stack is cut once and split once.
-        cuts = [mx.split(as_words(stack)[:, :, start:stop, :], stack.shape[0]) for stack in self.stacks]
-        return [cuts[stack][place] for stack, place in self.places]
+        for stack in {stack for stack, _ in wanted}:
+            places = [place for of, place in wanted if of == stack]
+            run = range(min(places), max(places) + 1)
+            cut = as_words(self.stacks[stack])[run.start : run.stop, :, start:stop, :]
+            cuts |= {(stack, place): each for place, each in zip(run, mx.split(cut, len(run)), strict=True)}
+        return [cuts[place] for place in wanted]
 
 
 class MovedSegment:
-    """The entries of an unstacked segment on their way elsewhere: they can be read once, and whoever reads has them."""
+    """The entries of an unstacked segment on their way elsewhere: each plane is read once, and whoever reads has it."""
 
     def __init__(self, segment: PackedSegment) -> None:
         assert len(segment.stacks) == len(segment.places), "planes of a packed segment cannot be given up one by one"
         self.length = segment.length
         self.dtypes = segment.dtypes
-        self._segment: PackedSegment | None = segment
+        self._planes: list[mx.array | None] = [segment.stacks[stack] for stack, _ in segment.places]
 
-    def words(self, start: int, stop: int) -> list[mx.array]:
-        segment, self._segment = self._segment, None
-        assert segment is not None, "moved entries are read once"
-        return segment.words(start, stop)
+    def words(self, start: int, stop: int, planes: range) -> list[mx.array]:
+        moved = [self._planes[plane] for plane in planes]
+        self._planes[planes.start : planes.stop] = [None] * len(planes)
+        given = [as_words(plane)[:, :, start:stop, :] for plane in moved if plane is not None]
+        assert len(given) == len(planes), "moved entries are read once"
+        return given
 
 
 def pack(planes: Sequence[mx.array]) -> PackedSegment:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import mlx.core as mx
@@ -17,13 +17,13 @@ import mlx_lm
 import numpy as np
 
 from reprise.cache.lookup import Restore, SegmentSlice
-from reprise.cache.payload import SnapshotPayload, Source
+from reprise.cache.payload import SegmentPayload, SnapshotPayload, Source
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.spans import Span
 from reprise.disk.record import DiskRecord, Section
 from reprise.engine.blueprint import Blueprint, OpaqueSpec
-from reprise.engine.columns import as_words, columns_of
+from reprise.engine.columns import Planes, as_words, columns_of
 from reprise.engine.layers import KvLayer
 from reprise.engine.payloads import PackedSegment, Snapshot, count_bytes, pack
 from reprise.engine.runner import Runner
@@ -113,7 +113,8 @@ def _packed(parts: Sequence[SegmentSlice], span: Span) -> PackedSegment:
             low = part.start + both.start - part.span.start
             clipped.append(replace(part, start=low, stop=low + len(both), span=both))
     assert sum(len(part.span) for part in clipped) == len(span), (span, [part.span for part in clipped])
-    return pack([column.joined(room=0) for column in columns_of(clipped)])
+    num_planes = len(cast(Planes, clipped[0].payload).dtypes)
+    return pack([column.joined(room=0) for column in columns_of(clipped, range(num_planes))])
 
 
 def _section(array: mx.array) -> Section:
@@ -165,14 +166,16 @@ class RestoringSequence:
         self._runner = runner
         self.live = runner.begin()
         self._length = length
-        self._rest = RecordSource()
+        self._records = RecordSource(keeps_full=False)
         self._work: deque[tuple[KvLayer, PackedSegment, int]] = deque()
         """Layers that lack a segment, and the number of their first plane in it."""
+        self._restore: Restore | None = None
+        """What the layers without full attention are made of, when all records are there."""
 
     @property
     def nbytes(self) -> int:
         """What is held beside the sequence."""
-        return self._rest.nbytes
+        return self._records.nbytes
 
     @property
     def buffer_nbytes(self) -> int:
@@ -181,29 +184,45 @@ class RestoringSequence:
     @property
     def is_busy(self) -> bool:
         """Whether something that was added is not in the sequence yet."""
-        return len(self._work) > 0
+        return len(self._work) > 0 or self._records.is_busy or self.live.restoration is not None
 
     @property
     def stop(self) -> int:
         """Where the last record that was added ends."""
-        return self._rest.stop
+        return self._records.stop
 
     @property
     def kind(self) -> BoundaryKind | None:
         """As `RecordSource.kind`."""
-        return self._rest.kind
+        return self._records.kind
+
+    @property
+    def seams(self) -> Mapping[KvKind, Sequence[int]]:
+        """As `RecordSource.seams`."""
+        return self._records.seams
 
     def add(self, record: DiskRecord) -> None:
-        """Take over what a record holds, with the next calls of `work`. Raises as `RecordSource.add` does."""
-        layers = self.live.rows.layers(Full())
-        for segment in self._rest.add(record, keeps_full=False):
-            at = 0
-            for layer in layers:
-                self._work.append((layer, segment, at))
-                at += layer.num_planes
+        """As `RecordSource.add`."""
+        self._records.add(record)
 
     def work(self) -> int:
-        """Copy the next part, of one layer or of several small ones: gives the bytes copied and made room for."""
+        """Copy the next part: of a record, of one layer, or of several small ones. Gives the bytes."""
+        if self._work:
+            return self._extend()
+        if self._records.is_busy:
+            nbytes = self._records.work()
+            layers = self.live.rows.layers(Full())
+            for segment in self._records.take_full():
+                at = 0
+                for layer in layers:
+                    self._work.append((layer, segment, at))
+                    at += layer.num_planes
+            return nbytes
+        assert self._restore is not None, "nothing is left to do"
+        return self._runner.restore_part(self.live, self._restore, at_once=COPIED_TOGETHER)
+
+    def _extend(self) -> int:
+        """Copy a segment into the buffers of the next layers; gives the bytes copied and made room for."""
         nbytes = 0
         pending: list[mx.array] = []
         while self._work and nbytes < COPIED_TOGETHER:
@@ -218,127 +237,228 @@ class RestoringSequence:
         mx.eval(pending)
         return nbytes
 
+    def finish(self, position: int) -> None:
+        """Have it stand at `position`, with the next calls of `work`. Raises LookupError if something is lacking."""
+        if position > 0:
+            self._restore = self._records.restore(self._runner.loaded.blueprint.layout, position)
+            self._runner.begin_restore(self.live, position, reserve=self._length, keeps_full=True)
+
     def source(self, position: int) -> Source:
-        """The sequence as a source; it stands at `position` now. Raises LookupError if the records lack something."""
-        assert not self._work
-        restore = self._rest.restore(self._runner.loaded.blueprint.layout, position)
-        self._runner.reopen(self.live, restore, reserve=self._length)
-        self._rest = RecordSource()
-        return self._runner.source(self.live, shares=True)
+        """The sequence, which stands at `position` now, and what else the records have."""
+        assert not self.is_busy and self.live.position == position, (self.live.position, position)
+        self._restore = None
+        return _RestoredSource(self._runner.source(self.live, shares=True), self._records)
 
     def give_up(self) -> None:
         """Nothing of it is needed any more."""
         self._work.clear()
+        self._restore = None
+        self._records.give_up()
         self._runner.drop(self.live)
+
+
+@dataclass(frozen=True, slots=True)
+class _RestoredSource:
+    """The entries of full attention of a sequence that was filled from records, and the rest from those: no copies."""
+
+    sequence: Source
+    records: RecordSource
+
+    def segment_nbytes(self, kind: KvKind, length: int) -> int:
+        return self._of(kind).segment_nbytes(kind, length)
+
+    def snapshot_nbytes(self) -> int:
+        return self.records.snapshot_nbytes()
+
+    def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
+        return self._of(kind).segment(kind, span)
+
+    def snapshot(self) -> Snapshot:
+        return self.records.snapshot()
+
+    def _of(self, kind: KvKind) -> Source:
+        return self.sequence if isinstance(kind, Full) else self.records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EncodedSegment:
+    """Entries of one layer kind that stand in sections, which are not decoded yet."""
+
+    kind: KvKind
+    span: Span
+    places: tuple[tuple[int, int], ...]
+    sections: tuple[Section, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EncodedState:
+    """An array of a snapshot that is not decoded yet, and its place there."""
+
+    layer: int
+    index: int
+    section: Section
 
 
 class RecordSource:
     """A position read from files, as a source for a commit (`reprise.cache.payload.Source`).
 
-    Records (`RecordEncoder` makes them) are added in the order of their positions. Every entry is given once: it is
-    not held here as well then.
+    Records (`RecordEncoder` makes them) are added in the order of their positions, and decoded a segment at a time.
+    Every entry is given once: it is not held here as well then.
     """
 
-    def __init__(self) -> None:
-        self._segments: dict[KvKind, list[tuple[Span, PackedSegment]]] = {}
+    def __init__(self, *, keeps_full: bool = True) -> None:
+        """`keeps_full`: what is of full attention is given by `segment` like the rest, else by `take_full`."""
+        self._keeps_full = keeps_full
+        self._encoded: deque[_EncodedSegment | _EncodedState] = deque()
+        self._segments: dict[KvKind, deque[tuple[Span, PackedSegment]]] = {}
+        self._full: list[PackedSegment] = []
         self._nbytes_each: dict[KvKind, int] = {}
-        self._snapshot: Snapshot | None = None
+        self._states: tuple[list[mx.array | None], ...] | None = None
         self.kind: BoundaryKind | None = None
         """The kind of position that the last record is for; None if it is for none."""
         self.stop = 0
         """Where the last record ends."""
-        self.is_busy = False
         self.buffer_nbytes = 0
 
-    def work(self) -> int:
-        """There is nothing left to copy when a record was added."""
-        return 0
+    def finish(self, position: int) -> None:
+        """There is nothing to do: the parts are committed as they are."""
 
     def source(self, position: int) -> Source:
-        assert position <= self.stop, (position, self.stop)
+        assert position <= self.stop and not self.is_busy, (position, self.stop)
         return self
 
     def give_up(self) -> None:
         """Nothing of it is needed any more."""
+        self._encoded.clear()
         self._segments.clear()
-        self._snapshot = None
+        self._states = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something that was added is not decoded yet."""
+        return len(self._encoded) > 0
 
     @property
     def nbytes(self) -> int:
         """What is held here."""
+        left = sum(section.nbytes for each in self._encoded for section in _sections_of(each))
         held = sum(segment.nbytes for each in self._segments.values() for _, segment in each)
-        return held + (self._snapshot.nbytes if self._snapshot is not None else 0)
+        return left + held + sum(segment.nbytes for segment in self._full) + self.snapshot_nbytes()
 
-    def add(self, record: DiskRecord, *, keeps_full: bool = True) -> list[PackedSegment]:
-        """Take over what a record holds. Raises ValueError or KeyError if it is not what `RecordEncoder` writes.
+    @property
+    def seams(self) -> Mapping[KvKind, Sequence[int]]:
+        """The positions at which its segments end."""
+        return {kind: [span.stop for span, _ in each] for kind, each in self._segments.items()}
 
-        What is of full attention is given back instead unless it is kept.
+    def add(self, record: DiskRecord) -> None:
+        """Take over what a record holds, with the next calls of `work`.
+
+        Raises ValueError or KeyError, and so does `work`, if it is not what `RecordEncoder` writes.
         """
-        given: list[PackedSegment] = []
-        arrays: list[mx.array] = [_array(section) for section in record.sections]
-        mx.eval(arrays)
         about = record.about
         described: list[dict[str, Any]] = about["segments"]
         for each in described:
-            kind, span = _kind(each["layers"]), Span(*each["span"])
             places = tuple((int(stack), int(index)) for stack, index in each["places"])
             stacks: list[int] = each["stacks"]
-            segment = PackedSegment(tuple(arrays[i] for i in stacks), places)
-            if segment.length != len(span):
-                raise ValueError(f"{segment.length} entries do not fill {span}")
-            if isinstance(kind, Full) and not keeps_full:
-                given.append(segment)
-                continue
-            self._segments.setdefault(kind, []).append((span, segment))
-            self._nbytes_each[kind] = segment.nbytes // len(span)
+            sections = tuple(record.sections[i] for i in stacks)
+            kind, span = _kind(each["layers"]), Span(*each["span"])
+            self._encoded.append(_EncodedSegment(kind=kind, span=span, places=places, sections=sections))
         if about["states"] is not None:
             layers: list[list[int | None]] = about["states"]
-            states = tuple([None if i is None else arrays[i] for i in numbers] for numbers in layers)
-            self._snapshot = Snapshot(states=states, nbytes=count_bytes(states))
+            self._states = tuple([None] * len(numbers) for numbers in layers)
+            self._encoded += [
+                _EncodedState(layer=layer, index=index, section=record.sections[number])
+                for layer, numbers in enumerate(layers)
+                for index, number in enumerate(numbers)
+                if number is not None
+            ]
         self.kind = BoundaryKind(about["kind"]) if about["kind"] is not None else None
         self.stop = record.start + len(record.tokens)
-        return given
+
+    def work(self) -> int:
+        """Decode the next part: a segment, an array of a snapshot, or several small ones. Gives the bytes."""
+        nbytes = 0
+        pending: list[mx.array] = []
+        while self._encoded and nbytes < COPIED_TOGETHER:
+            each = self._encoded.popleft()
+            arrays = tuple(_array(section) for section in _sections_of(each))
+            pending += arrays
+            nbytes += sum(array.nbytes for array in arrays)
+            if isinstance(each, _EncodedState):
+                assert self._states is not None
+                self._states[each.layer][each.index] = arrays[0]
+            else:
+                self._keep(each, PackedSegment(arrays, each.places))
+        mx.eval(pending)
+        return nbytes
+
+    def _keep(self, encoded: _EncodedSegment, segment: PackedSegment) -> None:
+        kind, span = encoded.kind, encoded.span
+        if segment.length != len(span):
+            raise ValueError(f"{segment.length} entries do not fill {span}")
+        if isinstance(kind, Full) and not self._keeps_full:
+            self._full.append(segment)
+            return
+        self._segments.setdefault(kind, deque()).append((span, segment))
+        self._nbytes_each[kind] = segment.nbytes // len(span)
+
+    def take_full(self) -> list[PackedSegment]:
+        """The segments of full attention that were decoded since the last call, in order."""
+        taken, self._full = self._full, []
+        return taken
 
     def restore(self, layout: Layout, position: int) -> Restore:
         """All but the entries of full attention, as a restore reads it. LookupError if something is not there."""
         slices: dict[KvKind, tuple[SegmentSlice, ...]] = {}
         for kind in layout.kinds:
             needs = () if isinstance(kind, Full) else kind.needs(position)
-            segments = [(span, self.segment(kind, span)) for span in needs]
-            slices[kind] = tuple(SegmentSlice(segment, 0, len(span), span) for span, segment in segments)
+            slices[kind] = tuple(piece for span in needs for piece in self._slices(kind, span))
         return Restore(position=position, slices=slices, snapshot=self.snapshot() if layout.has_snapshots else None)
 
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
         return self._nbytes_each.get(kind, 0) * length
 
     def snapshot_nbytes(self) -> int:
-        return self._snapshot.nbytes if self._snapshot is not None else 0
+        return count_bytes(self._states) if self._states is not None else 0
 
     def segment(self, kind: KvKind, span: Span) -> PackedSegment:
-        found: list[tuple[PackedSegment, int, int]] = []
-        kept: list[tuple[Span, PackedSegment]] = []
+        pieces = self._slices(kind, span)
+        segments = self._segments[kind]
+        while segments and segments[0][0].stop <= span.stop:
+            segments.popleft()
+        first, *others = [cast(PackedSegment, piece.payload) for piece in pieces]
+        if others:
+            views = [_view(piece) for piece in pieces]
+            return views[0].join(views[1:])
+        (piece,) = pieces
+        # A view would keep the whole record alive.
+        return first if (piece.start, piece.stop) == (0, first.length) else first.cut(piece.start, piece.stop)
+
+    def _slices(self, kind: KvKind, span: Span) -> list[SegmentSlice]:
+        """What the entries of `span` are made of, in order."""
+        found: list[SegmentSlice] = []
         at = span.start
         for own, segment in self._segments.get(kind, ()):
+            if own.start >= span.stop:
+                break
             both = own.clip(span.start, span.stop)
             if both is not None and both.start == at:
-                found.append((segment, both.start - own.start, both.stop - own.start))
+                found.append(SegmentSlice(segment, both.start - own.start, both.stop - own.start, both))
                 at = both.stop
-            if own.stop > span.stop:
-                kept.append((own, segment))
         if at != span.stop or not found:
             raise LookupError(f"the files lack entries of {span} behind {at}")
-        self._segments[kind] = kept
-        (first, start, stop), *others = found
-        if not others:
-            # A view would keep the whole record alive.
-            return first if (start, stop) == (0, first.length) else first.cut(start, stop)
-        return _view(first, start, stop).join([_view(*each) for each in others])
+        return found
 
     def snapshot(self) -> Snapshot:
-        if self._snapshot is None:
+        if self._states is None:
             raise LookupError("the files lack a snapshot")
-        return self._snapshot
+        return Snapshot(states=self._states, nbytes=self.snapshot_nbytes())
 
 
-def _view(segment: PackedSegment, start: int, stop: int) -> PackedSegment:
-    return PackedSegment(tuple(stack[:, :, start:stop, :] for stack in segment.stacks), segment.places)
+def _sections_of(encoded: _EncodedSegment | _EncodedState) -> tuple[Section, ...]:
+    return (encoded.section,) if isinstance(encoded, _EncodedState) else encoded.sections
+
+
+def _view(piece: SegmentSlice) -> PackedSegment:
+    segment = cast(PackedSegment, piece.payload)
+    return PackedSegment(tuple(stack[:, :, piece.start : piece.stop, :] for stack in segment.stacks), segment.places)

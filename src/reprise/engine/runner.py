@@ -23,7 +23,7 @@ from reprise.engine.load import LoadedModel
 from reprise.engine.payloads import PackedSegment
 from reprise.engine.sample_batch import Choices, accept, sample_along, sample_batch
 from reprise.engine.score import SCORED_AT_ONCE, PromptScorer
-from reprise.engine.sequence_batch import COPIED_AT_ONCE, SequenceBatch, SequenceSource
+from reprise.engine.sequence_batch import COPIED_AT_ONCE, Restoration, SequenceBatch, SequenceSource
 from reprise.engine.shared_segment import SharedSegment
 from reprise.engine.token_sampler import TokenSampler
 
@@ -52,6 +52,8 @@ class LiveSequence:
         self.scorer: PromptScorer | None = None
         """Who takes the log-probabilities of the prompt, where a job wants them."""
         self.shared: WeakSet[SharedSegment] = WeakSet()
+        self.restoration: Restoration | None = None
+        """What of its position it lacks still: it cannot run before."""
 
     @property
     def row(self) -> int:
@@ -87,9 +89,16 @@ class LiveSequence:
         """The type of each plane of all layers of this kind."""
         return [plane.dtype for layer in self.rows.layers(kind) for plane in layer.planes]
 
-    def words(self, kind: KvKind, span: Span) -> list[mx.array]:
-        """The entries of `span` in all planes of all layers of this kind, as words; views."""
-        return [words for layer in self.rows.layers(kind) for words in layer.words(self.row, span)]
+    def words(self, kind: KvKind, span: Span, planes: range) -> list[mx.array]:
+        """The entries of `span` in these planes, of all that the layers of this kind have, as words; views."""
+        found: list[mx.array] = []
+        at = 0
+        for layer in self.rows.layers(kind):
+            wanted = range(max(planes.start - at, 0), min(planes.stop - at, layer.num_planes))
+            if len(wanted) > 0:
+                found += layer.words(self.row, span)[wanted.start : wanted.stop]
+            at += layer.num_planes
+        return found
 
     def copy(self, kind: KvKind, span: Span) -> PackedSegment:
         return SequenceSource(self.rows, self.row).copy(kind, span)
@@ -224,7 +233,9 @@ class Runner:
         """A sequence that stands where `restore` says and will grow to about `reserve` positions."""
         live = self.begin()
         try:
-            self.fill(live, restore, reserve=reserve)
+            self.begin_restore(live, restore.position, reserve=reserve)
+            while live.restoration is not None:
+                self.restore_part(live, restore)
         except Exception:
             self.drop(live)
             raise
@@ -236,10 +247,23 @@ class Runner:
         self._lives.append(live)
         return live
 
-    def fill(self, live: LiveSequence, restore: Restore, *, reserve: int, at_once: int = COPIED_AT_ONCE) -> None:
-        """Put a sequence that holds nothing where `restore` says. `at_once`: see `SequenceBatch.restored`."""
-        live.rows = SequenceBatch.restored(self.loaded.blueprint, restore, reserve=reserve, at_once=at_once)
-        live.rows.owners = [live]
+    def begin_restore(self, live: LiveSequence, position: int, *, reserve: int, keeps_full: bool = False) -> None:
+        """Put a sequence at `position`, where it can run when `restore_part` has copied all that it lacks there.
+
+        `keeps_full`: it comes from further on, so that it has the entries of full attention. Nothing of it is shared
+        behind that position.
+        """
+        live.rows.reserve(reserve)
+        restoration = Restoration(live.rows, position, keeps_full=keeps_full)
+        live.restoration = None if restoration.is_over else restoration
+
+    def restore_part(self, live: LiveSequence, restore: Restore, *, at_once: int = COPIED_AT_ONCE) -> int:
+        """Copy the next layers' share of `restore`: see `Restoration.advance`. Gives the bytes."""
+        assert live.restoration is not None, live
+        nbytes = live.restoration.advance(restore, at_once=at_once)
+        if live.restoration.is_over:
+            live.restoration = None
+        return nbytes
 
     def share(self, live: LiveSequence, kind: KvKind, span: Span) -> SharedSegment:
         """The entries of `span`, which the sequence holds or is about to be filled with, as a shared segment."""
@@ -280,12 +304,8 @@ class Runner:
     def keep_idle(self, live: LiveSequence) -> None:
         """The sequence has ended, and keeps its buffers for what the cache shares, and for its next turn."""
         live.rows.step_back()
-        live.sampler = live.prompt_row = None
-
-    def reopen(self, live: LiveSequence, restore: Restore, *, reserve: int) -> None:
-        """An idle sequence goes on from where `restore` says. Nothing of it is shared behind that position."""
-        live.rows.reserve(reserve)
-        live.rows.rewind(restore)
+        # What it lacks of other layers than full attention is made anew in any case when it is reopened.
+        live.sampler = live.prompt_row = live.restoration = None
 
     def pause(self, live: LiveSequence) -> TokenSampler | None:
         """What the sequence decodes with, for `go_on`; None if it does not decode yet. It is to be stopped then."""

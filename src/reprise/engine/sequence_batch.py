@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from reprise.cache.payload import SegmentPayload
 from reprise.core.kinds import KvKind
 from reprise.core.spans import Span
 from reprise.engine.blueprint import Blueprint, leaf_states, with_leaves
-from reprise.engine.columns import Columns
+from reprise.engine.columns import columns_of
 from reprise.engine.layers import FullLayer, KvLayer
 from reprise.engine.opaque import look_into
 from reprise.engine.payloads import MovedSegment, PackedSegment, Snapshot, arrays_of, count_bytes, pack, save
@@ -157,50 +158,10 @@ class SequenceBatch:
         """
         rows = cls(blueprint)
         rows.reserve(reserve)
-        if restore.position == 0:
-            return rows
-        saved = _Saved(restore)
-        columns = Columns(restore)
-        pending: list[mx.array] = []
-        leaves: list[Any] = []
-        for state in rows.states():
-            if not isinstance(state, KvLayer):
-                leaves.append(saved.give(state))
-                continue
-            _load(state, columns, restore.position)
-            leaves.append(state)
-            pending += state.state
-            if sum(array.nbytes for array in pending) > at_once:
-                mx.eval(pending)
-                pending = []
-        rows.caches = with_leaves(rows.caches, iter(leaves))
-        rows.lengths = [restore.position]
-        mx.eval(rows.arrays())
+        restoration = Restoration(rows, restore.position)
+        while not restoration.is_over:
+            restoration.advance(restore, at_once=at_once)
         return rows
-
-    def rewind(self, restore: Restore) -> None:
-        """Take one sequence back to an earlier position of its own.
-
-        Its full-attention buffers stay as they are, with what is behind the position to be overwritten; all other
-        layers are made anew from `restore`.
-        """
-        position = restore.position
-        saved = _Saved(restore)
-        columns = Columns(restore)
-        leaves: list[Any] = []
-        for state, fresh in zip(self.states(), SequenceBatch(self.blueprint).states(), strict=True):
-            if isinstance(state, FullLayer):
-                state.rewind(position)
-                leaves.append(state)
-                continue
-            if isinstance(fresh, KvLayer):
-                _load(fresh, columns, position)
-                leaves.append(fresh)
-            else:
-                leaves.append(saved.give(fresh))
-        self.caches = with_leaves(self.caches, iter(leaves))
-        self.lengths = [position]
-        mx.eval(self.arrays())
 
     # Joining and leaving.
 
@@ -237,6 +198,75 @@ class SequenceBatch:
         return twin
 
 
+class Restoration:
+    """One sequence on its way to a position, some layers at a time, so that nobody waits for all of it.
+
+    It counts as standing there from the start, and can run when this is over. Where it breaks off, the entries of full
+    attention that were kept are as good as before.
+    """
+
+    def __init__(self, rows: SequenceBatch, position: int, *, keeps_full: bool = False) -> None:
+        """`keeps_full`: the sequence comes from further on. Its full-attention buffers stay as they are, with what is
+        behind the position to be overwritten; all other layers are made anew.
+        """
+        self._rows = rows
+        self._position = position
+        self._keeps_full = keeps_full
+        self._fresh = SequenceBatch(rows.blueprint).states() if keeps_full else rows.states()
+        self._next = 0 if position > 0 else len(self._fresh)
+        """The first layer that lacks its state."""
+        self._planes: Counter[KvKind] = Counter()
+        """How many planes of each kind the layers before it have."""
+        if keeps_full:
+            for state in rows.states():
+                if isinstance(state, FullLayer):
+                    state.rewind(position)
+        rows.lengths = [position]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every layer has its state."""
+        return self._next == len(self._fresh)
+
+    def advance(self, restore: Restore, *, at_once: int) -> int:
+        """Give the next layers their state, until more than `at_once` bytes are there: one layer at least.
+
+        Gives the bytes of entries, with the room to grow beside them. `restore` is read anew each time: what stood in
+        the buffers of another sequence may be somewhere else by now.
+        """
+        assert restore.position == self._position, (restore.position, self._position)
+        leaves = self._rows.states()
+        pending: list[mx.array] = []
+        nbytes = 0
+        while not self.is_over and nbytes <= at_once:
+            layer = self._fresh[self._next]
+            if isinstance(layer, KvLayer) and not (self._keeps_full and isinstance(layer, FullLayer)):
+                self._load(layer, restore)
+                leaves[self._next] = layer
+                pending += layer.state
+                nbytes += layer.nbytes
+            self._next += 1
+        if self.is_over:
+            saved = _Saved(restore)
+            for i, fresh in enumerate(self._fresh):
+                if not isinstance(fresh, KvLayer):
+                    leaves[i] = saved.give(fresh)
+        self._rows.caches = with_leaves(self._rows.caches, iter(leaves))
+        mx.eval(self._rows.arrays() if self.is_over else pending)
+        return nbytes
+
+    def _load(self, layer: KvLayer, restore: Restore) -> None:
+        """Make a fresh layer stand there with the next planes of its kind."""
+        parts = restore.slices[layer.kind]
+        if len(parts) == 0:
+            layer.lengths = [self._position]
+            return
+        first = self._planes[layer.kind]
+        self._planes[layer.kind] += layer.num_planes
+        columns = columns_of(parts, range(first, first + layer.num_planes))
+        layer.load(columns, [part.span for part in parts], self._position)
+
+
 class _Saved:
     """The states of a snapshot, handed out layer by layer."""
 
@@ -252,15 +282,6 @@ class _Saved:
         # Another object for the same bytes: a model may write into the one it has, and the snapshot stays as it is.
         fresh.arrays = [copy.copy(array) for array in next(self._recurrent)]
         return fresh
-
-
-def _load(layer: KvLayer, columns: Columns, position: int) -> None:
-    """Make a fresh layer stand at `position` with the next planes of its kind."""
-    spans = columns.spans(layer.kind)
-    if len(spans) == 0:
-        layer.lengths = [position]
-        return
-    layer.load(columns.take(layer.kind, layer.num_planes), spans, position)
 
 
 def moving(restore: Restore, segments: Sequence[PackedSegment]) -> Restore:

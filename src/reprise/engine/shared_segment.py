@@ -60,10 +60,10 @@ class SharedSegment(SharedPayload):
     def dtypes(self) -> list[mx.Dtype]:
         return self._live.dtypes(self.kind)
 
-    def words(self, start: int, stop: int) -> list[mx.array]:
+    def words(self, start: int, stop: int, planes: range) -> list[mx.array]:
         """As `PackedSegment.words`: views into the live buffers."""
         at = self.span.start
-        return self._live.words(self.kind, Span(at + start, at + stop))
+        return self._live.words(self.kind, Span(at + start, at + stop), planes)
 
     def owned(self) -> PackedSegment:
         """A copy that owns its bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from reprise.cache.lookup import Match
-from reprise.cache.payload import LogitsRow
+from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock
 from reprise.core.job import Purpose
 from reprise.core.prompt import BoundaryKind
@@ -122,11 +122,8 @@ class RequestPrefixes:
         request.loading_s, request.loading_since_s = request.loading_s + seconds, None
         return seconds
 
-    def start(self, request: RunningRequest) -> LogitsRow | None:
-        """Start the sequence of a request that waited, where the cache can resume it.
-
-        Gives the logits behind its whole prompt where those are kept: then nothing is left to compute.
-        """
+    def start(self, request: RunningRequest) -> None:
+        """Start the sequence of a request that waited, where the cache can resume it. It can run after `restore`."""
         match, waiting = self.match(request), request.phase
         assert isinstance(waiting, Waiting), waiting
         resume_at, row = waiting.resume_at, waiting.row
@@ -143,11 +140,24 @@ class RequestPrefixes:
             self._cache.release(lease)
             raise
         live.scorer = _scorer(request)
-        request.enter(Prefilling(live=live, lease=lease, plan=plan, preempted=waiting.preempted))
+        request.enter(Prefilling(live=live, lease=lease, plan=plan, row=row, preempted=waiting.preempted))
         request.checkpoints = plan.positions
         self._sequences.measure()
         self.keep_pins(request)
-        return row
+
+    def restore(self, request: RunningRequest, allowance: StepAllowance) -> bool:
+        """Copy what a request resumes from, as far as this step may. Whether all is there."""
+        phase = request.phase
+        assert isinstance(phase, Prefilling), phase
+        if request.is_restoring and phase.lease is None:
+            # The cache was reset, and what it lacks with it: it is looked up anew.
+            self._requests.release(request, Waiting(preempted=phase.preempted))
+            request.stored = 0
+            return False
+        tokens = request.prompt.tokens[: phase.plan.resume_at]
+        is_there = self._sequences.restore(phase.live, tokens, namespace=request.namespace, allowance=allowance)
+        self._sequences.measure()
+        return is_there
 
     def _plan(self, request: RunningRequest, match: Match, resume_at: int, *, has_row: bool) -> Plan:
         is_branch = match.continues is not None and match.length < len(request.prompt)

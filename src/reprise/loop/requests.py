@@ -55,9 +55,11 @@ class _Running:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Prefilling(_Running):
-    """Its prompt is being computed. `preempted`: it was decoding before, and goes on with that."""
+    """Its prompt is being restored or computed. `preempted`: it was decoding before, and goes on with that."""
 
     preempted: Preempted | None = None
+    row: LogitsRow | None = None
+    """The logits behind its whole prompt: it samples from them as soon as that is restored."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -174,6 +176,11 @@ class RunningRequest:
     def live(self) -> LiveSequence | None:
         """Its sequence, while it runs."""
         return self.phase.live if isinstance(self.phase, _Running) else None
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether it is admitted, and what it resumes from is still being copied."""
+        return self.live is not None and self.live.restoration is not None
 
     @property
     def is_running(self) -> bool:

@@ -82,7 +82,8 @@ def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout) -> P
     return PrefillingJob(
         id=request.id,
         arrived_s=request.arrived_s,
-        position=request.position,
+        # What is restored whole has nothing left to compute, but cannot decode before it is there.
+        position=min(request.position, request.end - 1) if request.is_restoring else request.position,
         end=request.end,
         checkpoints=phase.plan.positions,
         stored=request.stored,
@@ -90,6 +91,7 @@ def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout) -> P
         can_batch=_can_batch(request.position, layout),
         is_auxiliary=request.is_auxiliary,
         is_settle=request.is_settle,
+        is_restoring=request.is_restoring,
     )
 
 

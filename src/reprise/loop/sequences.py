@@ -15,6 +15,7 @@ from weakref import WeakMethod
 from reprise.cache.lookup import Match
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.cache.tree import SegmentRef
+from reprise.core.allowance import StepAllowance
 from reprise.core.job import Job, Purpose
 from reprise.core.tokens import Tokens, own_tokens
 from reprise.disk.ports import RestoreTarget
@@ -31,6 +32,9 @@ INITIAL_DECODE_SLOTS = 256
 
 LARGE_NBYTES = 32 << 20
 """A path of more bytes is read from the disk straight into a sequence."""
+
+RESTORED_TOGETHER = 8 << 20
+"""Bytes. Layers are restored together up to so many."""
 
 _MOST_IDLE = 4
 """How many sequences stay idle. Each has room to grow that nobody else can use."""
@@ -169,7 +173,10 @@ class SequencePool:
     # Starting.
 
     def start(self, match: Match, position: int, *, reserve: int) -> LiveSequence:
-        """A sequence that stands at `position` of the matched path, which is leased, and grows to about `reserve`."""
+        """A sequence at `position` of the matched path, which is leased, that grows to about `reserve`.
+
+        It can run when `restore` has copied what it lacks.
+        """
         live = self._reopen(match, position, reserve=reserve)
         if live is not None:
             return live
@@ -177,16 +184,28 @@ class SequencePool:
         needed = self.runner.footprint.live(reserve, chunk=self._chunk)
         is_long = position >= self.runner.shares_from
         if self.memory.fits(needed) or (not is_long and self.memory.reserve(needed)):
-            live = self.runner.start(self.cache.read(match, position), reserve=reserve)
-            if is_long:
-                self._duplicates[live] = path
+            live = self.runner.begin()
+            self.runner.begin_restore(live, position, reserve=reserve)
             return live
         # A second copy on the way costs less than what would have to be evicted for having the path twice.
         self.memory.reserve(needed - self._owned_nbytes(path))
         return self._start_with(path, match, reserve=reserve)
 
+    def restore(self, live: LiveSequence, tokens: Tokens, *, namespace: str, allowance: StepAllowance) -> bool:
+        """Copy what a sequence lacks of `tokens`, as far as this step may. Whether it can run."""
+        restoration = live.restoration
+        if restoration is None:
+            return True
+        # Looked up in each step: others end in between, and what stood in their buffers is elsewhere.
+        restore = self.cache.read(self.cache.match(tokens, namespace=namespace), len(tokens))
+        while not restoration.is_over and allowance.has_room:
+            allowance.take(self.runner.restore_part(live, restore, at_once=RESTORED_TOGETHER))
+        if restoration.is_over and len(tokens) >= self.runner.shares_from and len(live.shared) == 0:
+            self._duplicates[live] = _Path(tokens, namespace)
+        return restoration.is_over
+
     def _reopen(self, match: Match, position: int, *, reserve: int) -> LiveSequence | None:
-        """The idle sequence that holds the matched path up to `position`, now standing there; None if none does."""
+        """The idle sequence that holds the matched path up to `position`, to be restored; None if none does."""
         if not self._idle or position == 0:
             return None
         live = self.cache.sharing_sequence(match, position)
@@ -196,7 +215,7 @@ class SequencePool:
         # What comes behind the position will be overwritten, and may be on somebody else's path.
         self.cache.split_shared(live, path.tokens, namespace=path.namespace, position=position)
         self._copy_shared(live, path, start=position)
-        self.runner.reopen(live, self.cache.read(match, position), reserve=reserve)
+        self.runner.begin_restore(live, position, reserve=reserve, keeps_full=True)
         # Only now: if it cannot be taken back to the position, it is idle as before, and can still be closed.
         del self._idle[live]
         return live
@@ -217,7 +236,10 @@ class SequencePool:
         # The tree refers to the sequence now, and `restore` alone still holds the entries.
         del refs
         try:
-            self.runner.fill(live, restore, reserve=reserve, at_once=0)
+            # At once: the tree refers to what is not there yet.
+            self.runner.begin_restore(live, restore.position, reserve=reserve)
+            while live.restoration is not None:
+                self.runner.restore_part(live, restore, at_once=0)
         except Exception:
             self.is_broken = True
             self.runner.drop(live)

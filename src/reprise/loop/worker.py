@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from reprise.cache.prefix_cache import PrefixCache
+from reprise.cache.tree import SegmentSizes
+from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import OutOfMemory, RepriseError
 from reprise.core.events import Event, FinishReason, Progress, Started
@@ -39,7 +42,10 @@ from reprise.schedule.step import Group, Slice, Step
 log = logging.getLogger("reprise.loop")
 
 _COMPACT_ENTRIES = 8192
-"""Entries that one idle step copies at most, so that an arrival waits for little."""
+"""Entries that one step joins at most, so that others wait for little."""
+
+_SEGMENT_NBYTES, _LEAST_SEGMENT = 32 << 20, 64
+"""Bytes of a stored segment at most, which is what cutting or joining it copies in one step; and tokens at least."""
 
 _LONGEST_NAP_S = 3600.0
 """A clock may be told to wait for so long on every platform."""
@@ -78,19 +84,24 @@ class Worker:
         chunk = self.limits.prefill_chunk
         least = footprint.live(_LEAST_TOKENS, chunk=min(chunk, _LEAST_TOKENS))
         self.memory = Memory(device_memory.cache_budget(settings, loaded, least=least))
-        self.cache = PrefixCache(loaded.blueprint.layout, memory=self.memory, clock=clock)
+        largest = max(footprint.by_kind.values(), default=1)
+        sizes = SegmentSizes()
+        sizes = replace(sizes, longest=max(_LEAST_SEGMENT, min(sizes.longest, _SEGMENT_NBYTES // largest)))
+        self._max_compacted = max(1, min(_COMPACT_ENTRIES, _SEGMENT_NBYTES // largest))
+        self.cache = PrefixCache(loaded.blueprint.layout, memory=self.memory, sizes=sizes, clock=clock)
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
         self.requests = RequestTable(self.sequences, gate, clock=clock)
         self.executor = Executor(self.sequences, context=context, clock=clock)
         self.drafts = make_drafts(self.runner, settings.drafts)
         """None: nothing is drafted."""
+        self._allowance = StepAllowance(self.limits.max_stall_s, clock=clock)
         self.disk = DiskTier(
             open_disk(settings, loaded, footprint, block=disk_block),
             self.cache,
             sizes=footprint,
             sequences=self.sequences,
             new_encoder=RecordEncoder,
-            max_stall_s=self.limits.max_stall_s,
+            allowance=self._allowance,
             wake=wake,
         )
         self.prefixes = RequestPrefixes(
@@ -112,8 +123,11 @@ class Worker:
         """Ask the scheduler what to do next, do it, store what was computed, and finish what is complete."""
         if self.sequences.is_broken:
             self.requests.reset_cache()
+        self._allowance.renew()
         for request, seconds in self.prefixes.take_loaded():
             self.executor.note_load(request.loaded, seconds)
+        for request in [request for request in self.requests.values() if request.is_restoring]:
+            self.requests.run_isolated(request, self._restore)
         step = self._schedule()
         if step is None:
             self._tidy()
@@ -130,7 +144,7 @@ class Worker:
             return None
         state = scheduler_state(present, self.sequences, self.executor.speed, self.cache.layout, now_s=self._clock())
         step = decide(state, self.limits)
-        assert not step.is_idle, "requests are there, and nothing runs"
+        assert not step.is_idle or any(r.is_restoring for r in present), "requests are there, and nothing runs"
         return step
 
     def _come_and_go(self, step: Step) -> None:
@@ -167,7 +181,7 @@ class Worker:
         """There is nothing to do: join small segments, and audit answers when none is left."""
         if len(self.requests) > 0:
             return  # Those that are there wait for the disk.
-        if self.cache.compact(max_entries=_COMPACT_ENTRIES) > 0:
+        if self.cache.compact(max_entries=self._max_compacted) > 0:
             return
         device_memory.give_back()
         if log.isEnabledFor(logging.DEBUG):
@@ -201,15 +215,23 @@ class Worker:
         """Start a request that waited, where the cache can resume it."""
         if self.prefixes.is_on_disk(request):
             return  # It is admitted when what the disk has of it is there.
-        row = self.prefixes.start(request)
+        self.prefixes.start(request)
         resume_at = request.position
         if request.admission is None:
             self._note_admission(request, resume_at)
             self._gate.admitted(request.id)
             self.requests.emit(request, Started(reused=resume_at, total=len(request.prompt)))
-        if row is not None:
-            self._take(request, self.executor.sample_from(request, row, is_audited=self.audit.draw()))
-        elif resume_at >= request.end:
+        self._restore(request)
+
+    def _restore(self, request: RunningRequest) -> None:
+        """Copy what the request resumes from, as far as this step may; when all is there, it goes on."""
+        if not self.prefixes.restore(request, self._allowance):
+            return
+        phase = request.phase
+        assert isinstance(phase, Prefilling), phase
+        if phase.row is not None:
+            self._take(request, self.executor.sample_from(request, phase.row, is_audited=self.audit.draw()))
+        elif request.position >= request.end:
             # Where it samples nothing, another request has computed all of it while this one waited.
             self._begin_decode(request) if request.samples else self.requests.finish(request, FinishReason.DONE)
 
@@ -331,7 +353,7 @@ class Worker:
         self.requests.finish(request, reason)
         try:
             # However busy the server is: its next turn is restored from few segments.
-            self.cache.compact_path(tokens, namespace=request.namespace)
+            self.cache.compact_path(tokens, namespace=request.namespace, max_entries=self._max_compacted)
         except Exception:
             # The answer is there, and each step leaves the books right: it stays as it is.
             log.exception("what a chat has stored could not be joined")

@@ -52,7 +52,7 @@ def _settle(state: SchedulerState, limits: SchedulerLimits) -> Step:
     """One job at a time, in chunks so short that a request that comes meanwhile hardly notices."""
     if state.prefilling:
         job = min(state.prefilling, key=lambda job: rank(job, state, limits))
-        return Step(prefill=_slices((job,), {}, state, limits, must_be_short=True))
+        return Step() if job.is_restoring else Step(prefill=_slices((job,), {}, state, limits, must_be_short=True))
     if state.waiting:
         job = min(state.waiting, key=lambda job: rank(job, state, limits))
         return Step(admit=(job.id,))
@@ -70,7 +70,8 @@ def _serve(state: SchedulerState, limits: SchedulerLimits) -> Step:
     if sharing.commit:
         return Step(commit=sharing.commit)
     admissible = _admissible(sharing.ready, ranks, num_free, state, limits)
-    candidates = _in_order((*state.prefilling, *(_admitted(job) for job in admissible)), ranks, sharing.waits)
+    runnable = [job for job in state.prefilling if not job.is_restoring]
+    candidates = _in_order((*runnable, *(_admitted(job) for job in admissible)), ranks, sharing.waits)
     if not candidates:
         return Step(decode=decode)
     # A model that resumes anywhere need not pause where others leave it.

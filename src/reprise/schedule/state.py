@@ -40,7 +40,7 @@ class WaitingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillingJob:
-    """An admitted job whose live state stands at `position`; ``[position, end)`` is still to be prefilled.
+    """An admitted job whose live state stands at `position`, or will; ``[position, end)`` is still to be prefilled.
 
     `end` is the prompt's length, or one less if the loop gives the last prompt token to the decode. A job that has
     reached its end is no longer prefilling.
@@ -58,6 +58,8 @@ class PrefillingJob:
     can_batch: bool = True
     is_auxiliary: bool = False
     is_settle: bool = False
+    is_restoring: bool = False
+    """What it resumes from is still being copied: nothing of it can run."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.position < self.end, self
