@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
-from reprise.drafts.history import NGRAMS, Tail, TokenHistory
+from reprise.drafts.history import NGRAMS, TextEnd, TokenHistory
 
 _CAPACITY = 1024
 
@@ -30,7 +30,7 @@ def test_what_is_found_followed_the_same_tokens(pieces: list[tuple[Tokens, bool]
         text += run.tolist() if follows or not text else [None, *run.tolist()]
         history.append(run, follows=follows)
         history.check()
-    found = history.find(Tail(tail.tolist()), num=4)
+    found = history.find(TextEnd(tail.tolist()), num=4)
     held = text[-_CAPACITY:]
     if found is None:
         # The newest occurrence may have been at the end of a piece; with few tokens hashes do not collide.
@@ -47,7 +47,7 @@ def test_a_repeat_is_found_at_any_distance_within_the_capacity() -> None:
     history = TokenHistory(_CAPACITY)
     history.append(as_tokens(words))
     for at in (10, 300, 890):
-        found = history.find(Tail(words[at - 9 : at].tolist()), num=5)
+        found = history.find(TextEnd(words[at - 9 : at].tolist()), num=5)
         assert found is not None and found.match == 9
         assert found.tokens.tolist() == words[at : at + 5].tolist()
 
@@ -57,8 +57,8 @@ def test_the_newest_occurrence_and_the_longest_match_win() -> None:
     history.append(as_tokens([1, 2, 3, 4, 50]))
     history.append(as_tokens([9, 9, 3, 4, 60]))
     history.append(as_tokens([7, 7, 3, 4]), follows=False)
-    long = history.find(Tail([1, 2, 3, 4]), num=1)
-    short = history.find(Tail([8, 8, 3, 4]), num=1)
+    long = history.find(TextEnd([1, 2, 3, 4]), num=1)
+    short = history.find(TextEnd([8, 8, 3, 4]), num=1)
     assert long is not None and (long.match, long.tokens.tolist()) == (4, [50])
     assert short is not None and (short.match, short.tokens.tolist()) == (2, [60])
 
@@ -66,9 +66,9 @@ def test_the_newest_occurrence_and_the_longest_match_win() -> None:
 def test_what_follows_the_end_is_not_known_yet() -> None:
     history = TokenHistory(_CAPACITY)
     history.append(as_tokens([1, 2, 3]))
-    assert history.find(Tail([2, 3]), num=4) is None
+    assert history.find(TextEnd([2, 3]), num=4) is None
     history.append(as_tokens([4]), follows=True)
-    found = history.find(Tail([2, 3]), num=4)
+    found = history.find(TextEnd([2, 3]), num=4)
     assert found is not None and found.tokens.tolist() == [4]
 
 
@@ -79,7 +79,7 @@ def test_old_tokens_give_way_and_are_not_found() -> None:
     history.append(first)
     for _ in range(3):
         history.append(as_tokens(rng.integers(0, 100_000, 512)))
-    assert history.find(Tail(first[:20].tolist()), num=4) is None
+    assert history.find(TextEnd(first[:20].tolist()), num=4) is None
     assert history.nbytes <= 4 * _CAPACITY + 16 * _CAPACITY * len(NGRAMS)
     history.check()
 
@@ -88,7 +88,7 @@ def test_a_run_longer_than_the_capacity_leaves_its_end() -> None:
     tokens = as_tokens(np.random.default_rng(2).integers(0, 100_000, 5000))
     history = TokenHistory(_CAPACITY)
     history.append(tokens)
-    found = history.find(Tail(join_tokens(tokens[4000:4990]).tolist()), num=10)
+    found = history.find(TextEnd(join_tokens(tokens[4000:4990]).tolist()), num=10)
     assert found is not None and found.tokens.tolist() == tokens[4990:].tolist()
-    assert history.find(Tail(tokens[:100].tolist()), num=4) is None
+    assert history.find(TextEnd(tokens[:100].tolist()), num=4) is None
     history.check()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from reprise.core.backend import DraftSource, DraftStatus
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, PassCosts, best_length
-from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, Tail, TokenHistory
+from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, TextEnd, TokenHistory
 
 MOST_NBYTES = 64 << 20
 """Bytes of what all namespaces said together; the namespace that was used least recently goes first."""
@@ -217,7 +217,7 @@ class RequestDrafts:
         if forced:
             return Draft(as_tokens(forced[:most]), DraftSource.GRAMMAR, 0)
         self._read_answer()
-        tail = Tail(self._tail)
+        tail = TextEnd(self._tail)
         num = min(most, max(self._drafts.sizes))
         own = self._own.find(tail, num=num)
         said = self._drafts.namespace(self._namespace).history.find(tail, num=num)

@@ -42,7 +42,7 @@ class Continuation:
     at: int
 
 
-class Tail:
+class TextEnd:
     """The end of a text that is to be looked up. Made once a step and looked up in several histories: in plain Python,
     because an array of so few numbers costs more than it saves."""
 
@@ -95,7 +95,7 @@ class TokenHistory:
         first, self.end = self.end, self.end + len(run)
         self._note(first if follows else first + 1)
 
-    def find(self, tail: Tail, *, num: int) -> Continuation | None:
+    def find(self, tail: TextEnd, *, num: int) -> Continuation | None:
         """Up to `num` tokens that followed the newest occurrence of the end of `tail`; None if it never stood here."""
         last = tail.tokens[-1]
         for n, slot in tail.slots(_SLOTS * len(self._ring)):
