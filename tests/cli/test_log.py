@@ -6,6 +6,7 @@ import sys
 import time
 
 import httpx
+import pytest
 
 from tests.models.tiny import tiny_model
 
@@ -41,6 +42,7 @@ def test_a_log_of_json_lines_begins_with_the_banner() -> None:
     assert any("4 tokens" in message or "answered" in message or "chatcmpl" in message for message in messages)
 
 
+@pytest.mark.matrix
 def test_a_quiet_server_says_where_it_is_and_no_more() -> None:
     line, log = serve("--quiet")
     assert line.startswith("Serving qwen3_5 at ")
