@@ -61,6 +61,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "freeze_template_date": ("true", True, True),
     "audit_rate": ("0.5", 0.5, 0.5),
     "is_audit_off": ("true", True, True),
+    "record_file": ("/a/trace.jsonl", "/a/trace.jsonl", "/a/trace.jsonl"),
     "records_text": ("true", True, True),
     "kv_bits": ("8", 8, 8),
     "kv_group_size": ("32", 32, 32),

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from reprise.benchmark.server_process import ServerFailed
 from reprise.cli.refuse import refuse
 
 
@@ -17,6 +16,7 @@ def demo(
     """Watch a small model that remembers what it is told, with reuse and without."""
     from rich.console import Console  # noqa: PLC0415 (quick start)
 
+    from reprise.benchmark.server_process import ServerFailed  # noqa: PLC0415 (imports HTTP)
     from reprise.demo.client import DemoFailed  # noqa: PLC0415 (imports NumPy and HTTP)
     from reprise.demo.report import all_turns, as_json, totals  # noqa: PLC0415
     from reprise.demo.show import hold_chats, show_chats  # noqa: PLC0415
