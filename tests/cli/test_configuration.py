@@ -15,6 +15,7 @@ from reprise.core.settings import OPTIONS, Settings
 from tools.options_page import PAGE, page
 
 FILE = str(Path(__file__).resolve())
+RECORD = str(Path(__file__).with_name("trace.jsonl"))
 
 VALUES: dict[str, tuple[str, object, object]] = {
     # Field: as text, in TOML, and the setting.
@@ -61,7 +62,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "freeze_template_date": ("true", True, True),
     "audit_rate": ("0.5", 0.5, 0.5),
     "is_audit_off": ("true", True, True),
-    "record_file": ("/a/trace.jsonl", "/a/trace.jsonl", "/a/trace.jsonl"),
+    "record_file": (RECORD, RECORD, RECORD),
     "records_text": ("true", True, True),
     "kv_bits": ("8", 8, 8),
     "kv_group_size": ("32", 32, 32),
