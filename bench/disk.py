@@ -27,8 +27,7 @@ from reprise.core.kinds import Full
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
-from reprise.core.spans import Span
-from reprise.core.tokens import Tokens, as_tokens
+from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.demo.tiny.build import build_model
 from reprise.disk.record import DiskRecord
 from reprise.engine.load import load_model

@@ -19,8 +19,7 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.cache.tree import Lease
 from reprise.core.kinds import Full, KvKind, Layout, Window
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
-from reprise.core.spans import Span
-from reprise.core.tokens import Tokens, as_tokens
+from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.plan.checkpoints import Plan, make_plan
 
 LAYOUTS = {

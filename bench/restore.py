@@ -24,8 +24,7 @@ import numpy as np
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.prompt import BoundaryKind
-from reprise.core.spans import Span
-from reprise.core.tokens import Tokens, as_tokens
+from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.engine.blueprint import Blueprint, FullSpec, Spec, StateSpec, WindowSpec, leaf_states
 from reprise.engine.layers import KvLayer
 from reprise.engine.payloads import PackedSegment, Snapshot

@@ -27,7 +27,7 @@ from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
 from reprise.demo.tiny.build import thinking_template, write_tokenizer
 from reprise.demo.tiny.tokenizer import train_tokenizer
-from reprise.engine.text_only import load_text_model
+from reprise.engine.load import load_text_model
 
 VOCABULARY = 16_384
 MEDIAN_THOUGHT = 150

@@ -1,6 +1,7 @@
 """The house rules that a machine can keep."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,36 @@ def test_a_class_name_has_one_meaning() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(f"{path.relative_to(_ROOT)}:{node.lineno}")
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_the_map_of_the_house_names_what_is_there() -> None:
+    """Every file and every `Class.member` of ARCHITECTURE.md exists."""
+    text = (_ROOT / "ARCHITECTURE.md").read_text()
+    paths = set(re.findall(r"`((?:\w+/)+\w+\.\w+|\w+\.py)[`:]", text))
+    folders = [_ROOT / folder for folder in ("src", "tests", "bench", "tools", "docs")]
+    files = [str(path.relative_to(_ROOT)) for folder in folders for path in folder.rglob("*")]
+    assert [path for path in sorted(paths) if not any(f"/{file}".endswith(f"/{path}") for file in files)] == []
+    members = _members()
+    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)(?:\(\))?`", text))
+    assert {name for name in named if not name[0].isupper() and name[1] not in members.get(name[0], ())} == set()
+
+
+def _members() -> dict[str, set[str]]:
+    """What the classes of the source have: methods, fields, and attributes that their methods set."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in (_ROOT / "src").rglob("*.py"):
+        for cls in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(cls) if isinstance(cls, ast.ClassDef) else ():
+                match node:
+                    case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                        found[cls.name].add(name)
+                    case ast.AnnAssign(target=ast.Name(id=name) | ast.Attribute(attr=name)):
+                        found[cls.name].add(name)
+                    case ast.Assign(targets=[ast.Attribute(attr=name)]):
+                        found[cls.name].add(name)
+                    case _:
+                        pass
+    return found
 
 
 def _private_names() -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import httpx
 
 from reprise.api.app import create_app
-from reprise.api.clock import Clock
+from reprise.api.inbox import Clock
 from reprise.api.limits import Limits
 from reprise.api.run import ServerThread
 from reprise.api.served import Served

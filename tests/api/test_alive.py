@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.api.clock import Clock
 from reprise.api.exchange import StillWaiting
+from reprise.api.inbox import Clock
 from tests.api.servers import Api, api
 from tests.api.test_controls import REQUESTS
 

@@ -5,8 +5,7 @@ from itertools import count
 from typing import Any
 
 from reprise.api.prometheus import families
-from reprise.core.audit import AuditTotals
-from reprise.core.backend import Counts, DraftStatus, Held, Status
+from reprise.core.backend import AuditTotals, Counts, DraftStatus, Held, Status
 from reprise.core.inspection import OnDisk
 from reprise.core.metrics import METRICS, health_fields, totals_line
 from tools.metrics_page import PAGE, page

@@ -16,7 +16,7 @@ from reprise.cli.main import app
 from reprise.core.backend import Status
 from reprise.core.record import Outcome, Reason
 from reprise.core.settings import Settings
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from tests.api.real_server import real_server
 from tests.api.servers import MODEL, api
 

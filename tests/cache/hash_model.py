@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakSet
 
 from reprise.core.kinds import KvKind
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 
 ENTRY_NBYTES = 10
 SNAPSHOT_NBYTES = 70

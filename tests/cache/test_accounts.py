@@ -9,7 +9,7 @@ import pytest
 from reprise.cache.payload import SegmentPayload, SharedPayload
 from reprise.cache.tree import RadixTree, Segment, SegmentSizes
 from reprise.core.kinds import Full, Layout
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from reprise.memory import Account, Memory
 
 

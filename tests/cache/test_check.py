@@ -8,8 +8,7 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.cache.tree import Checkpoint, Lease, Node, Segment
 from reprise.core.kinds import Chunk, Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
-from reprise.core.spans import Span
-from reprise.core.tokens import as_tokens
+from reprise.core.tokens import Span, as_tokens
 from reprise.memory import Account
 from tests.cache.hash_model import HashSource
 from tests.cache.trial import SIZES

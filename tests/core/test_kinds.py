@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window, best_position
-from reprise.core.spans import Span, union
+from reprise.core.tokens import Span, union
 
 
 def is_seen(kind: KvKind, token_at: int, position: int) -> bool:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.core.spans import Span, covers, subtract, union
+from reprise.core.tokens import Span, covers, subtract, union
 
 spans = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda pair: Span(pair[0], sum(pair))), max_size=6

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.core.kinds import Chunk, Full, KvKind, Window
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from reprise.engine.layers import KvLayer, QuantizedLayer
 from reprise.engine.windows import ChunkLayer
 

@@ -8,7 +8,7 @@ import pytest
 
 from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import Full, KvKind, Window
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from reprise.engine.columns import Column, as_words, columns_of
 from reprise.engine.layers import FullLayer, QuantizedLayer
 from reprise.engine.payloads import MovedSegment, pack

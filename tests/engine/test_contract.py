@@ -33,8 +33,7 @@ from reprise.engine.blueprint import (
     blueprint_of,
     leaf_states,
 )
-from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer
-from reprise.engine.state import StateLayer
+from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer, StateLayer
 from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 from tests.zoo.build import build
 from tests.zoo.caches import build_any, make_caches

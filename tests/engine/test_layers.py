@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.core.kinds import Chunk, Window
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from reprise.engine.columns import Column, as_words
-from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer
-from reprise.engine.state import StateLayer
+from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer, StateLayer
 from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 from tests.engine.sight import Numbers, Story, check_reads, entries, feed
 from tests.holding import active_memory

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.prompt import BoundaryKind
-from reprise.core.spans import Span
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import Span, Tokens
 from reprise.engine.blueprint import blueprint_of
-from reprise.engine.layers import KvLayer
+from reprise.engine.layers import KvLayer, StateLayer
 from reprise.engine.opaque import look_into
 from reprise.engine.payloads import PackedSegment, Snapshot, pack, save
 from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
-from reprise.engine.state import StateLayer
 from tests.holding import active_memory
 from tests.matrix import examples
 from tests.zoo.caches import build_any

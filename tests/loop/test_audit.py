@@ -12,10 +12,10 @@ import pytest
 
 from reprise.cache.payload import SegmentPayload, SnapshotPayload, Source
 from reprise.cache.tree import subtree
-from reprise.core.audit import AuditTotals
+from reprise.core.backend import AuditTotals
 from reprise.core.job import Sampling
 from reprise.core.kinds import KvKind
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from reprise.engine.payloads import PackedSegment, Snapshot
 from reprise.engine.records import RecordSource
 from reprise.engine.sequence_batch import SequenceBatch

@@ -11,7 +11,7 @@ from reprise.core import allowance
 from reprise.core.errors import EngineFailed
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from reprise.disk import read_ahead, tier
 from reprise.disk.directory import ModelDirectory
 from reprise.disk.read_ahead import ReadAhead

@@ -7,7 +7,7 @@ import pytest
 from reprise.core.events import Event, FinishReason, Progress
 from reprise.core.job import Purpose
 from reprise.core.tokens import as_tokens
-from reprise.loop.settled import SettledSpans
+from reprise.loop.prefixes import SettledSpans
 from tests.loop.driving import Engine, Running
 from tests.loop.test_reuse import words
 

@@ -9,8 +9,7 @@ from reprise.core.job import Purpose
 from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
-from reprise.core.spans import Span
-from reprise.core.tokens import as_tokens
+from reprise.core.tokens import Span, as_tokens
 from reprise.disk import write_behind
 from reprise.engine.records import RecordEncoder
 from reprise.loop import disk

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from reprise.schedule.buckets import group_rows
 from reprise.schedule.limits import SchedulerLimits
-from reprise.schedule.state import DecodingJob
-from reprise.schedule.step import Group
+from reprise.schedule.state import DecodingJob, Group
 
 LIMITS = SchedulerLimits(max_batch=32, free_padding=100)
 

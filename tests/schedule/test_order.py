@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from reprise.schedule.decide import decide
-from reprise.schedule.limits import SchedulerLimits, Speed
-from reprise.schedule.order import is_auxiliary_request, rank
-from reprise.schedule.queue_bound import LONGEST_RETRY_S, retry_after_s
+from reprise.schedule.decide import decide, is_auxiliary_request, rank
+from reprise.schedule.limits import LONGEST_RETRY_S, SchedulerLimits, Speed, retry_after_s
 from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
 
 SPEED = Speed(prefill_tokens_per_s=1000)

@@ -5,19 +5,8 @@ from random import Random
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from reprise.demo.facts import NAMES, OTHER, SYSTEM_PROMPT, VALUES, WEATHER, random_chat
+from reprise.demo.tiny.tokenizer import MARKUP
 from tools.train_demo.render import TOOLS
-
-MARKUP = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-)
 
 # What a fact is about is one token: a memory then has one place to look at. Other words take the space behind them, not
 # the one before, so that they are the same token at the start of a message as within it.

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import reprise
-from reprise.api import events, lookup, metrics, overview, page, pins, prefill, server_routes, tokenize, tree
+from reprise.api import lookup, overview, page, pins, prefill, server_routes, tokenize, tree
 from reprise.api.anthropic import routes as messages
 from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.auth import ApiKeys, Authentication
@@ -108,8 +108,8 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         background=background,
     )
     apis = (chat, completions, messages, responses, ollama, models)
-    watching = (page, lookup, tree, events, overview)
-    routes = (*apis, prefill, tokenize, pins, *watching, server_routes, metrics)
+    watching = (page, lookup, tree, overview)
+    routes = (*apis, prefill, tokenize, pins, *watching, server_routes)
     for module in routes:
         app.include_router(module.router)
     install_error_handlers(app, shapes)

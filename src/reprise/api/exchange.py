@@ -8,7 +8,7 @@ from typing import Any
 from reprise.chat.answer import Answer, Delta
 from reprise.chat.grammar import Grammar
 from reprise.chat.request import ChatRequest
-from reprise.core.defaults import Origin
+from reprise.core.defaults import REPORTED, Origin
 from reprise.core.events import Sampled
 from reprise.core.job import Sampling
 from reprise.core.prompt import BoundaryKind
@@ -155,3 +155,23 @@ class AnswerEnd:
 
 
 ReplyEvent = Began | StillWaiting | AnswerDelta | AnswerEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """One parameter."""
+
+    value: float | int
+    origin: Origin
+
+
+def used_of(request: ServiceRequest, *, max_tokens: int, has_flag: bool) -> dict[str, Used]:
+    """The parameters of a request by name. `max_tokens` is what it may write; `has_flag`: the server has a bound."""
+    names = dict.fromkeys((*REPORTED, *request.origins))
+    used = {
+        name: Used(value=getattr(request.sampling, name), origin=request.origins.get(name, Origin.DEFAULT))
+        for name in names
+    }
+    unsaid = Origin.FLAG if has_flag else Origin.DEFAULT
+    origin = unsaid if request.max_tokens is None else Origin.REQUEST
+    return used | {"max_tokens": Used(value=max_tokens, origin=origin)}

@@ -1,12 +1,26 @@
 """From the engine thread to the event loop: events in order, without blocking the one or flooding the other."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
-from reprise.api.clock import Clock
 from reprise.core.events import Event, Sampled
+
+
+class Clock:
+    """Seconds that only go forward, and waiting by them."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    async def wait(self, event: asyncio.Event, timeout_s: float) -> None:
+        """Return when the event is set, or when so much time has passed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
 
 
 class Inbox:

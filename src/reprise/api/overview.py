@@ -1,15 +1,18 @@
-"""`GET /v1/cache/overview` and what belongs to it: savings, memory, what breaks prefixes, and other budgets."""
+"""`GET /v1/cache/overview` and what belongs to it: savings, memory, what breaks prefixes, other budgets, events."""
 
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response
 
 from reprise.api.context import InContext, Namespace
-from reprise.api.errors import ErrorBody
+from reprise.api.errors import ErrorBody, Problem, openai_shape
 from reprise.api.ledger import Ledger, Savings, breaker_bodies
 from reprise.api.off_loop import Stage
 from reprise.api.replay import replay
+from reprise.api.service import new_request_id
+from reprise.api.sse import EventStream, event_lines
 from reprise.core.inspection import InspectedMemory, OnDisk, TreePart
 from reprise.core.metrics import health_fields
 
@@ -18,6 +21,22 @@ router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX
 _GIB = 1 << 30
 _MOST_EVICTIONS = 64
 _MOST_REPLAYED = 500
+
+
+@router.get("/v1/events", response_model=None)
+async def events(
+    context: InContext, namespace: Namespace, last_event_id: Annotated[str | None, Header(max_length=64)] = None
+) -> Response:
+    """What happens, as server-sent events: requests, the tree, counters. See docs/events.md.
+
+    Goes on behind the event that `Last-Event-ID` names, where that is known still; else it begins with a snapshot.
+    """
+    telling = context.events.tell(namespace, last_event_id)
+    return EventStream(context.events, telling, request_id=new_request_id("events"), on_error=_last_event)
+
+
+def _last_event(problem: Problem) -> str:
+    return event_lines("error", openai_shape(problem))
 
 
 @router.get("/v1/cache/overview")

@@ -7,10 +7,9 @@ from fastapi import APIRouter, Request
 from reprise.api.body_route import BodyRoute
 from reprise.api.context import InContext, Namespace
 from reprise.api.errors import ErrorBody
-from reprise.api.prefill_body import PrefillBody
 from reprise.api.service import new_request_id
 from reprise.api.sse import while_connected
-from reprise.api.warm import prefix_of
+from reprise.api.warm import PrefillBody, prefix_of
 from reprise.chat.request import ChatRequest
 from reprise.core.record import Outcome
 

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reprise.api.exchange import RawPrompt
+from reprise.api.exchange import RawPrompt, Used
 from reprise.api.replay import PromptBlocks, blocks_of
 from reprise.api.reply import Reply
-from reprise.api.used import Used
 from reprise.chat.explain import Explanation
-from reprise.core.audit import Verdict
+from reprise.core.backend import Verdict
 from reprise.core.errors import NotFound, RequestCancelled
 from reprise.core.prompt import Prompt
 from reprise.core.record import Outcome

@@ -9,12 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from reprise.api.choice import Choice
-from reprise.api.clock import Clock
-from reprise.api.exchange import AnswerEnd, Began, ReplyEvent, ServiceRequest, StillWaiting, Usage
-from reprise.api.inbox import Inbox
+from reprise.api.exchange import AnswerEnd, Began, ReplyEvent, ServiceRequest, StillWaiting, Usage, Used
+from reprise.api.inbox import Clock, Inbox
 from reprise.api.limits import Limits
 from reprise.api.progress import PrefillProgress
-from reprise.api.used import Used
 from reprise.chat.rendered import Rendered
 from reprise.core.backend import Backend
 from reprise.core.errors import RepriseError, RequestCancelled

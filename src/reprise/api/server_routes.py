@@ -1,10 +1,11 @@
-"""The server about itself: `GET /health`, past requests, cancelling, and the prefix cache."""
+"""The server about itself: `GET /health` and `/metrics`, past requests, cancelling, and the prefix cache."""
 
 import asyncio
 from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from reprise.api.context import Context, InContext, Namespace
@@ -74,6 +75,12 @@ async def health(context: InContext) -> JsonResponse:
     health = health_of(status, stall_after_s=context.settings.stall_after_s)
     body = {"status": health, "model": context.service.served.id, **health_fields(status)}
     return JsonResponse(body, status_code=503 if health in _ILL else 200)
+
+
+@router.get("/metrics", response_class=Response)
+async def get_metrics(context: InContext) -> Response:
+    """The server's metrics in Prometheus' text format."""
+    return Response(context.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 @router.get("/v1/cache/requests")

@@ -19,9 +19,8 @@ from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from reprise.api.choice import Choice
-from reprise.api.clock import Clock
-from reprise.api.exchange import EndReason, RawPrompt, ServiceRequest
-from reprise.api.inbox import Inbox
+from reprise.api.exchange import EndReason, RawPrompt, ServiceRequest, used_of
+from reprise.api.inbox import Clock, Inbox
 from reprise.api.jobs import cut_at, job_of, running_of
 from reprise.api.limits import Limits
 from reprise.api.off_loop import OffLoop, Stage
@@ -32,7 +31,6 @@ from reprise.api.renderers import Renderers
 from reprise.api.reply import Reply
 from reprise.api.served import Served
 from reprise.api.settling import Settling
-from reprise.api.used import used_of
 from reprise.chat.answer_grammar import answer_grammar
 from reprise.chat.explain import Explanation
 from reprise.chat.long_text import encode_long

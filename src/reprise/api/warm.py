@@ -13,15 +13,28 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from reprise.api.body import Body
 from reprise.api.exchange import RawPrompt
-from reprise.api.openai.chat_body import ChatMessage
+from reprise.api.openai.chat_body import ChatMessage, ToolSpec
 from reprise.api.openai.chat_request import chat_of
 from reprise.api.openai.completions_body import prompts_of
-from reprise.api.prefill_body import PrefillBody
 from reprise.api.service import ChatService, new_request_id
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest, LoadFailed, RepriseError
 from reprise.core.prompt import BoundaryKind
+
+
+class PrefillBody(Body):
+    """A chat (a system prompt and tools alone will do), or a plain prompt."""
+
+    model: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[ToolSpec] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prompt: str | list[int] | None = None
+    partial: bool | None = None
+    """The last user message is still being typed: computed is what cannot change any more."""
+
 
 log = logging.getLogger(__name__)
 

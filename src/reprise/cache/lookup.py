@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from reprise.cache.payload import SegmentPayload, SharedPayload, SnapshotPayload
 from reprise.cache.tree import Checkpoint, Node, Segment, Walk
 from reprise.core.kinds import Full, KvKind, Layout, best_position
-from reprise.core.spans import Span, covers, subtract, union
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import Span, Tokens, covers, subtract, union
 
 _CONTINUATION = 32
 """How many tokens of the stored path a match shows behind the divergence."""

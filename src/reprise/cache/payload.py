@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from reprise.core.kinds import KvKind
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 
 
 class SegmentPayload(Protocol):

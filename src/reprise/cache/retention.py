@@ -6,7 +6,7 @@ from itertools import pairwise
 from reprise.cache.tree import Checkpoint, Node, Segments, cut_segments, subtree
 from reprise.core.kinds import Chunk, Full, Window
 from reprise.core.prompt import BoundaryKind
-from reprise.core.spans import Span, covers, union
+from reprise.core.tokens import Span, covers, union
 
 IsPinned = Callable[[Checkpoint], bool]
 

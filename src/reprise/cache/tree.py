@@ -16,8 +16,7 @@ from reprise.core.clock import Clock, monotonic
 from reprise.core.inspection import LastUse
 from reprise.core.kinds import Full, KvKind, Layout
 from reprise.core.prompt import BoundaryKind
-from reprise.core.spans import Span, covers, union
-from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens, own_tokens
+from reprise.core.tokens import Span, Tokens, as_tokens, common_prefix, covers, join_tokens, own_tokens, union
 from reprise.memory import Account, Memory
 
 

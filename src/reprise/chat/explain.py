@@ -7,8 +7,7 @@ from reprise.chat.divergence import Divergence, classify
 from reprise.chat.rendered import PromptPart, Rendered
 from reprise.chat.text_model import TextModel
 from reprise.core.record import Outcome, Reason
-from reprise.core.spans import Span
-from reprise.core.tokens import Tokens, common_prefix
+from reprise.core.tokens import Span, Tokens, common_prefix
 
 _NUM_SHOWN = 32
 """How many tokens of each side an explanation shows."""

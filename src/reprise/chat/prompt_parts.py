@@ -12,7 +12,7 @@ from reprise.chat.piecewise_tokenizer import TokenizedText
 from reprise.chat.probe_turns import head_length
 from reprise.chat.rendered import PartKind, PromptPart
 from reprise.chat.request import ChatRequest, Message
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from reprise.chat.piecewise_tokenizer import TokenizedText
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.template import RenderContext
 from reprise.core.prompt import Prompt
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 
 
 class PartKind(StrEnum):

@@ -63,7 +63,7 @@ def _foresight(model: str, first: Path, second: Path) -> dict[str, Any]:
     from reprise.api.records import explanation_body  # noqa: PLC0415
     from reprise.api.request_file import chat_in  # noqa: PLC0415
     from reprise.chat.compare_requests import compare_requests  # noqa: PLC0415
-    from reprise.engine.text_only import load_text_model  # noqa: PLC0415 (imports MLX)
+    from reprise.engine.load import load_text_model  # noqa: PLC0415 (imports MLX)
 
     text_model = load_text_model(model)
     comparison = compare_requests(text_model, chat_in(first, text_model), chat_in(second, text_model))

@@ -1,4 +1,4 @@
-"""What the API may ask of the engine side: the seam between HTTP and the loop."""
+"""What the API may ask of the engine side, and the records that it is answered with: the seam between HTTP and loop."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -6,13 +6,32 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from reprise.core.audit import AuditTotals
 from reprise.core.events import Event
 from reprise.core.inspection import WHOLE_TREE, EdgeTokens, InspectedEviction, Inspection, OnDisk, TreePart
 from reprise.core.job import Job
 from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import Tokens
+
+
+class Verdict(StrEnum):
+    SAME = "same"
+    NEAR_TIE = "near tie"
+    """Another token came, and rounding explains it: the two were about equally likely, or stood at a filter's edge."""
+    DIFFERENT = "different"
+    """Beyond rounding: what was reused was not what a cold run computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditTotals:
+    """Answers that were audited since the start. `worst`: the largest difference of a token's log-probability."""
+
+    num_checked: int = 0
+    num_different: int = 0
+    num_near_ties: int = 0
+    worst: float = 0.0
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict[str, Verdict])
+    """Of the latest jobs, by id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ the entries it needs at p; kinds that cannot be cut into entries need a snapshot
 
 from dataclasses import dataclass
 
-from reprise.core.spans import Span, covers
+from reprise.core.tokens import Span, covers
 
 
 @dataclass(frozen=True, slots=True)

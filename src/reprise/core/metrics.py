@@ -53,30 +53,34 @@ def _gauge(field: str, family: str | None, unit: str, text: str, read: Callable[
     return Metric(kind=MetricKind.GAUGE, unit=unit, help=text, read=read, field=field, family=family)
 
 
-def _phase(field: str, phase: str, read: Callable[[Status], Reading]) -> Metric:
-    return Metric(
-        kind=MetricKind.GAUGE,
-        unit="requests",
-        help="Requests at the engine, by phase.",
-        read=read,
-        field=field,
-        family="running_requests",
-        label="phase",
-        series=phase,
-    )
+def _series(family: str, unit: str, label: str, text: str) -> Callable[[str, str, Callable[[Status], Reading]], Metric]:
+    """Makes the gauges of one family: of a field, a value of the label, and what reads it."""
+
+    def gauge(field: str, series: str, read: Callable[[Status], Reading]) -> Metric:
+        return Metric(
+            kind=MetricKind.GAUGE,
+            unit=unit,
+            help=text,
+            read=read,
+            field=field,
+            family=family,
+            label=label,
+            series=series,
+        )
+
+    return gauge
 
 
-def _state(field: str, use: str, read: Callable[[Status], Reading]) -> Metric:
-    return Metric(
-        kind=MetricKind.GAUGE,
-        unit="bytes",
-        help="Memory by use: KV, snapshots and logits of the cache, live state of running requests, the index.",
-        read=read,
-        field=field,
-        family="state_bytes",
-        label="use",
-        series=use,
-    )
+_phase = _series("running_requests", "requests", "phase", "Requests at the engine, by phase.")
+_state = _series(
+    "state_bytes",
+    "bytes",
+    "use",
+    "Memory by use: KV, snapshots and logits of the cache, live state of running requests, the index.",
+)
+_disk_bytes = _series(
+    "disk_bytes", "bytes", "model", "Bytes on disk: of this model, and of others in the same directory."
+)
 
 
 def _by_source(field: str, family: str, text: str, read: Callable[[DraftStatus], Mapping[str, int]]) -> Metric:
@@ -94,19 +98,6 @@ def _by_source(field: str, family: str, text: str, read: Callable[[DraftStatus],
 
 def _on_disk(read: Callable[[OnDisk], int]) -> Callable[[Status], Reading]:
     return lambda status: None if status.disk is None else read(status.disk)
-
-
-def _disk_bytes(field: str, model: str, read: Callable[[OnDisk], int]) -> Metric:
-    return Metric(
-        kind=MetricKind.GAUGE,
-        unit="bytes",
-        help="Bytes on disk: of this model, and of others in the same directory.",
-        read=_on_disk(read),
-        field=field,
-        family="disk_bytes",
-        label="model",
-        series=model,
-    )
 
 
 METRICS: Sequence[Metric] = (
@@ -260,8 +251,8 @@ METRICS: Sequence[Metric] = (
         "Disk space that may be used.",
         _on_disk(lambda d: d.budget_nbytes),
     ),
-    _disk_bytes("disk.bytes_held", "this", lambda d: d.nbytes),
-    _disk_bytes("disk.bytes_of_other_models", "others", lambda d: d.others_nbytes),
+    _disk_bytes("disk.bytes_held", "this", _on_disk(lambda d: d.nbytes)),
+    _disk_bytes("disk.bytes_of_other_models", "others", _on_disk(lambda d: d.others_nbytes)),
     _gauge(
         "disk.bytes_queued",
         "disk_queued_bytes",

@@ -11,8 +11,7 @@ from reprise.cache.payload import SnapshotPayload, Source
 from reprise.core.job import Job
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import BoundaryKind, Prompt
-from reprise.core.spans import Span
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import Span, Tokens
 from reprise.disk.record import DiskRecord, Section
 
 

@@ -16,8 +16,7 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.cache.tree import Checkpoint, subtree
 from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import BoundaryKind
-from reprise.core.spans import Span
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import Span, Tokens
 from reprise.disk.cache import DiskCache
 from reprise.disk.ports import NewEncoder, StateEncoder, StateSizes, TierRequest
 from reprise.disk.record import DiskRecord

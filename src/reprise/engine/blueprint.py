@@ -23,9 +23,8 @@ from mlx_lm.models.cache import (
 )
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
-from reprise.engine.layers import FullLayer, QuantizedLayer
+from reprise.engine.layers import FullLayer, QuantizedLayer, StateLayer
 from reprise.engine.opaque import look_into
-from reprise.engine.state import StateLayer
 from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 
 

@@ -1,4 +1,4 @@
-"""The live layers of attention that a model works on: rows of entries, for one or more sequences.
+"""The live layers that a model works on: rows of entries or of state, for one or more sequences.
 
 They follow the small contract that mlx-lm's models share: attention layers are asked for `update_and_fetch`, `offset`
 and `make_mask` (`tests/engine/test_contract.py` notices a change). A layer holds `num_rows` sequences. Rows are
@@ -8,8 +8,9 @@ what stands before is padding and is masked.
 Buffers have the shape ``(rows, heads, capacity, width)``; a layer has one buffer for each of its planes (keys and
 values; for quantised entries the words, scales and biases of each).
 
-Here are what all of them share and full attention; `reprise.engine.windows` has those that drop what no token will see
-again, `reprise.engine.state` recurrent state.
+Here are what all of them share, full attention, and recurrent state (one row for each sequence, without padding: models
+ask it for `[i]`, `make_mask`, `lengths` and `advance`); `reprise.engine.windows` has those that drop what no token will
+see again.
 """
 
 # ruff: noqa: N803 -- the name of the argument is part of the contract.
@@ -18,9 +19,10 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import ArraysCache
 
 from reprise.core.kinds import Full, KvKind
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from reprise.engine.columns import Column, as_words
 
 STEP = 256
@@ -343,3 +345,43 @@ class QuantizedLayer(FullLayer):
     def keys_and_values(self):  # type: ignore[override]
         views = [plane[..., self._last_low : self.end, :] for plane in self.planes]
         return tuple(views[:3]), tuple(views[3:])
+
+
+class StateLayer(ArraysCache):
+    """Recurrent state: arrays with one row for each sequence. mlx-lm's class, with rows that join and leave.
+
+    It derives from `ArraysCache` because some models ask for that class by name.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+
+    @property
+    def arrays(self) -> list[mx.array | None]:
+        return self.cache
+
+    @arrays.setter
+    def arrays(self, value: list[mx.array | None]) -> None:
+        self.cache = value
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.cache if array is not None)
+
+    def take(self, row: int) -> None:
+        """Keep this row only, in arrays of its own."""
+        self.cache = [None if a is None else mx.array(a[row : row + 1]) for a in self.cache]
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        picked = mx.array(list(rows))
+        self.cache = [None if a is None else a[picked] for a in self.cache]
+
+    def join(self, others: Sequence["StateLayer"]) -> None:
+        """Add the rows of `others` behind these. All are fresh, or none is."""
+        columns = zip(self.cache, *(other.cache for other in others), strict=True)
+        joined: list[mx.array | None] = []
+        for column in columns:
+            present = [a for a in column if a is not None]
+            assert len(present) in (0, len(column)), "fresh rows join fresh rows only"
+            joined.append(mx.concatenate(present, axis=0) if present else None)
+        self.cache = joined

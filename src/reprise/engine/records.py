@@ -20,7 +20,7 @@ from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.cache.payload import SegmentPayload, SnapshotPayload, Source
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from reprise.disk.record import DiskRecord, Section
 from reprise.engine.blueprint import Blueprint, OpaqueSpec
 from reprise.engine.columns import Planes, as_words, columns_of

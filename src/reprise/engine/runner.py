@@ -15,8 +15,7 @@ from reprise.cache.payload import LogitsRow, SegmentPayload, Source
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job
 from reprise.core.kinds import Full, KvKind
-from reprise.core.spans import Span
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import Span, Tokens
 from reprise.engine.batching import TOKEN_BY_TOKEN
 from reprise.engine.growth import growth, most_entries
 from reprise.engine.load import LoadedModel

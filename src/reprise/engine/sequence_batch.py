@@ -14,14 +14,13 @@ from mlx import nn
 from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.cache.payload import SegmentPayload
 from reprise.core.kinds import KvKind
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from reprise.engine.blueprint import Blueprint, leaf_states, with_leaves
 from reprise.engine.columns import columns_of
-from reprise.engine.layers import FullLayer, KvLayer
+from reprise.engine.layers import FullLayer, KvLayer, StateLayer
 from reprise.engine.opaque import look_into
 from reprise.engine.payloads import MovedSegment, PackedSegment, Snapshot, arrays_of, count_bytes, pack, save
 from reprise.engine.sample_batch import Choices
-from reprise.engine.state import StateLayer
 
 COPIED_AT_ONCE = 32 << 20
 """Bytes. Evaluating costs as much as copying a megabyte or two, so small layers are restored together."""

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from reprise.cache.payload import SegmentPayload, SharedPayload
 from reprise.core.kinds import KvKind
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from reprise.engine.payloads import PackedSegment
 
 if TYPE_CHECKING:

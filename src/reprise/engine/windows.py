@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
 from reprise.core.kinds import Chunk, Window
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 from reprise.engine.columns import Column
 from reprise.engine.layers import STEP, KvLayer
 

@@ -10,8 +10,7 @@ from reprise.core.backend import Status
 from reprise.core.errors import BadRequest, ContextTooLong, QueueFull, ShuttingDown, prompt_too_long
 from reprise.core.job import Job, Purpose
 from reprise.loop.sequences import initial_decode_slots
-from reprise.schedule.limits import SchedulerLimits, Speed
-from reprise.schedule.queue_bound import retry_after_s
+from reprise.schedule.limits import SchedulerLimits, Speed, retry_after_s
 
 
 class Gate:

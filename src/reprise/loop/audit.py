@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from importlib.metadata import version
 
-from reprise.core.audit import AuditTotals, Verdict
+from reprise.core.backend import AuditTotals, Verdict
 from reprise.core.clock import Clock
 from reprise.core.record import Outcome
 from reprise.core.settings import Settings

@@ -13,7 +13,7 @@ from reprise.engine.runner import LiveSequence, Runner, TokenFailure, TokenResul
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.sequences import SequencePool
 from reprise.schedule.limits import Speed
-from reprise.schedule.step import Slice
+from reprise.schedule.state import Slice
 
 log = logging.getLogger("reprise.loop")
 

@@ -30,7 +30,7 @@ from reprise.engine.runner import Footprint, LiveSequence
 from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, Waiting
 from reprise.loop.worker import Worker
 from reprise.memory import Account, Memory
-from reprise.schedule.queue_bound import queue_wait_s
+from reprise.schedule.limits import queue_wait_s
 
 _NUM_FIRST_TOKENS = 24
 """So many tokens of an edge are shown: enough to read how it begins."""

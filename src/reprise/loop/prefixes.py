@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections import deque
+from dataclasses import dataclass
 
 from reprise.cache.lookup import Match
 from reprise.core.allowance import StepAllowance
@@ -10,15 +13,50 @@ from reprise.core.clock import Clock
 from reprise.core.job import Purpose
 from reprise.core.prompt import BoundaryKind
 from reprise.core.record import Reason
+from reprise.core.tokens import Span, Tokens, union
 from reprise.disk.tier import DiskTier
 from reprise.engine.score import PromptScorer
 from reprise.loop.request_table import RequestTable
 from reprise.loop.requests import Admission, Decoding, Prefilling, RunningRequest, Waiting
 from reprise.loop.sequences import SequencePool, initial_decode_slots
-from reprise.loop.settled import SettledSpans
 from reprise.plan.checkpoints import Plan, interval_tokens, make_plan
+from reprise.schedule.decide import is_auxiliary_request
 from reprise.schedule.limits import Speed
-from reprise.schedule.order import is_auxiliary_request
+
+_MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    span: Span
+    digest: bytes
+
+
+class SettledSpans:
+    """The latest 64 settles: the span that each computed, and a digest of the tokens up to its end."""
+
+    def __init__(self) -> None:
+        self._latest: deque[_Settled] = deque(maxlen=_MOST)
+
+    def add(self, tokens: Tokens, start: int, stop: int) -> None:
+        """The tokens ``[start, stop)`` were computed while idle."""
+        self._latest.append(_Settled(Span(start, stop), _digest(tokens, stop)))
+
+    def within(self, tokens: Tokens, position: int) -> int:
+        """How many of the tokens ``[0, position)`` of this prompt were computed while idle."""
+        digests: dict[int, bytes] = {}
+        spans: list[Span] = []
+        for settled in self._latest:
+            stop = settled.span.stop
+            if stop <= position and digests.setdefault(stop, _digest(tokens, stop)) == settled.digest:
+                spans.append(settled.span)
+        # One that goes on after it was given up may begin before the end of its first try.
+        return sum(map(len, union(spans)))
+
+
+def _digest(tokens: Tokens, stop: int) -> bytes:
+    return hashlib.blake2b(tokens[:stop].tobytes(), digest_size=16).digest()
+
 
 log = logging.getLogger("reprise.loop")
 

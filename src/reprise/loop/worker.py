@@ -37,7 +37,7 @@ from reprise.loop.scheduler_state import scheduler_limits, scheduler_state
 from reprise.loop.sequences import SequencePool
 from reprise.memory import Account, Memory
 from reprise.schedule.decide import decide
-from reprise.schedule.step import Group, Slice, Step
+from reprise.schedule.state import Group, Slice, Step
 
 log = logging.getLogger("reprise.loop")
 

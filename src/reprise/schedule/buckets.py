@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from reprise.schedule.limits import SchedulerLimits
-from reprise.schedule.state import DecodingJob
-from reprise.schedule.step import Group
+from reprise.schedule.state import DecodingJob, Group
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from reprise.cache.payload import SegmentPayload
 from reprise.core.kinds import Full, KvKind, Layout, Window
-from reprise.core.spans import Span
+from reprise.core.tokens import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
