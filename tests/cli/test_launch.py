@@ -5,7 +5,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,33 @@ def test_running_printing_writing_and_undoing(tmp_path: Path) -> None:
         else:
             assert (file.read_bytes(), file.stat().st_mode & 0o777) == (FILES[name].encode(), 0o640)
         assert here(home, name, "--undo") == 2
+
+
+def test_a_server_that_loads_its_model_is_waited_for(tmp_path: Path) -> None:
+    """Until it has, with what it says of how far it is; then the agent has its model's name."""
+    loading = {"status": "loading", "loading": {"seconds": 3.2, "bytes_read": 10**9, "bytes_total": 4 * 10**9}}
+    answers: list[tuple[int, object]] = [(503, loading)] * 3 + [(200, {"tokens_held": 0})]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+            if not self.path.startswith("/health"):
+                status, body = 200, {"data": [{"id": "late"}]}
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    fake = tmp_path / "aider"
+    fake.write_text("#!/bin/sh\necho $AIDER_MODEL\n")
+    fake.chmod(0o755)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        ran = launch(tmp_path, "--url", f"127.0.0.1:{server.server_port}", "aider", path=str(tmp_path))
+        server.shutdown()
+    assert (ran.returncode, ran.stdout) == (0, "openai/late\n"), ran.stderr
+    assert "1.0 GB of 4.0 GB loaded, 3 s" in ran.stderr and len(answers) == 1
 
 
 def test_a_server_is_started_for_the_agent_and_ends_with_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from reprise.cli.chat_model import ChatModel, LocalModel, remote_model
 from reprise.cli.configuration import COMMAND_LINE, Configuration, with_options
 from reprise.cli.process_limits import check_process_limits
 from reprise.cli.refuse import refusals
-from reprise.cli.server_url import DEFAULT_URL, is_reprise_at, looks_like_url, server_url
+from reprise.cli.server_url import DEFAULT_URL, is_reprise_at, looks_like_url, server_url, wait_while_loading
 from reprise.core.settings import ENGINE_OPTIONS
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def _model(configuration: Configuration, name: str | None, api_key: str | None) 
     if configuration.chosen["model"].source != COMMAND_LINE and is_reprise_at(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:
+        wait_while_loading(url)
         options = {field: configuration[option] for option, field in _SENT.items()}
         sent = {field: value for field, value in options.items() if value not in (None, {})}
         return remote_model(url, api_key=api_key.split()[0] if api_key else None, model=name, options=sent)

@@ -18,7 +18,7 @@ import typer
 
 from reprise.cli.agents import AGENTS, Agent, AgentCommand, ServerAddress
 from reprise.cli.refuse import refusals, refuse
-from reprise.cli.server_url import DEFAULT_URL, asked, is_reprise_at, server_url
+from reprise.cli.server_url import DEFAULT_URL, asked, is_reprise_at, server_url, wait_while_loading
 from reprise.cli.settings_files import SettingsBackups
 
 _POLL_S = 0.2
@@ -108,6 +108,7 @@ def _run(agent: Agent, command: AgentCommand) -> int:
 def _server(url: str, *, model: str | None, may_start: bool) -> Generator[str]:
     """The server there; if there is none and a model was named, one of our own until the block is left."""
     if is_reprise_at(url):
+        wait_while_loading(url)
         yield url
         return
     if model is None or not may_start:
@@ -129,6 +130,7 @@ def _server(url: str, *, model: str | None, may_start: bool) -> Generator[str]:
                 lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
                 refuse(f"The server did not start: {(lines or ['it said nothing.'])[-1]}")
             time.sleep(_POLL_S)
+        wait_while_loading(url)
         yield url
     finally:
         server.terminate()

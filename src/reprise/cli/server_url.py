@@ -1,6 +1,7 @@
 """Asking a running server: its address as people write it, and one request with a sentence for whatever fails."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -10,6 +11,9 @@ from reprise.cli.refuse import refuse
 DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT_S = 30.0
 _HERE_S = 2.0
+_POLL_S = 0.2
+_LINE_S = 5.0
+"""Where no line can change in place there is one every so many seconds."""
 
 
 def server_url(text: str) -> str:
@@ -34,14 +38,44 @@ def looks_like_url(text: str) -> bool:
 
 
 def is_reprise_at(url: str) -> bool:
-    """Whether a Reprise server answers there."""
+    """Whether a Reprise server answers there, or loads its model."""
+    return (body := _health_at(url)) is not None and ("tokens_held" in body or "loading" in body)
+
+
+def loading_at(url: str) -> str | None:
+    """How far a Reprise server has loaded its model, in words; None where there is none, or it has loaded it."""
+    told = (_health_at(url) or {}).get("loading")
+    if told is None:
+        return None
+    share = f" of {told['bytes_total'] / 1e9:.1f} GB" if told["bytes_total"] > 0 else ""
+    return f"{told['bytes_read'] / 1e9:.1f} GB{share} loaded, {told['seconds']:.0f} s"
+
+
+def wait_while_loading(url: str) -> None:
+    """Say on stderr how far the server there has loaded its model, until it has or is gone."""
+    if (told := loading_at(url)) is None:
+        return
+    from rich.console import Console  # noqa: PLC0415 (slow to import)
+
+    console = Console(stderr=True)
+    due_s = 0.0
+    with console.status(f"{url}: {told}") as status:
+        while told is not None:
+            status.update(f"{url}: {told}")
+            if not console.is_terminal and time.monotonic() >= due_s:
+                due_s = time.monotonic() + _LINE_S
+                console.print(f"Waiting for the server at {url}: {told}", highlight=False, soft_wrap=True)
+            time.sleep(_POLL_S)
+            told = loading_at(url)
+
+
+def _health_at(url: str) -> dict[str, Any] | None:
     import httpx  # noqa: PLC0415
 
     try:
-        body = _json_object(httpx.get(f"{url}/health", timeout=_HERE_S).text)
+        return _json_object(httpx.get(f"{url}/health", timeout=_HERE_S).text)
     except (httpx.HTTPError, httpx.InvalidURL):
-        return False
-    return body is not None and "tokens_held" in body
+        return None
 
 
 def asked(url: str, path: str, *, api_key: str | None, **query: str | int) -> dict[str, Any]:
