@@ -100,6 +100,11 @@ class FakeBackend:
         found.set_result(())
         return found
 
+    def read_note(self, namespace: str) -> str | None:
+        return None
+
+    def keep_note(self, namespace: str, text: str) -> None: ...
+
     def hurry(self) -> None:
         self.is_hurried = True
 

@@ -12,9 +12,26 @@ from tests.chat.text_models import text_model
 CHAT = ChatRequest(messages=({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}))
 
 
+class Stored:
+    """What an earlier server has left."""
+
+    def __init__(self, **runs: Sequence[StoredRun]) -> None:
+        self.runs = runs
+        self.notes: dict[str, str] = {}
+
+    def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
+        return self.runs.get(namespace, ())
+
+    def read_note(self, namespace: str) -> str | None:
+        return self.notes.get(namespace)
+
+    def keep_note(self, namespace: str, text: str) -> None:
+        self.notes[namespace] = text
+
+
 def test_every_key_is_served_with_the_settings_of_the_server() -> None:
     settings = RenderSettings(normalizes=False, sorts_tools=True, freezes_date=True)
-    renderers = Renderers(text_model(), shared=Renderer(text_model(), settings), stored_runs=lambda _: ())
+    renderers = Renderers(text_model(), shared=Renderer(text_model(), settings), stored=Stored())
     assert renderers.of("one").settings == settings
     assert renderers.of("one") is renderers.of("one") is not renderers.of("")
 
@@ -28,14 +45,11 @@ def test_what_is_on_disk_is_known_to_its_own_namespace() -> None:
     odd += canonical[at + len(answer) :]
     assert odd != canonical
 
-    def stored(namespace: str) -> Sequence[StoredRun]:
-        runs = (
-            StoredRun(name="a", parent=None, tokens=as_tokens(odd[:7])),
-            StoredRun(name="b", parent="a", tokens=as_tokens(odd[7:])),
-        )
-        return runs if namespace == "one" else ()
-
-    renderers = Renderers(model, shared=Renderer(model), stored_runs=stored)
+    runs = (
+        StoredRun(name="a", parent=None, tokens=as_tokens(odd[:7])),
+        StoredRun(name="b", parent="a", tokens=as_tokens(odd[7:])),
+    )
+    renderers = Renderers(model, shared=Renderer(model), stored=Stored(one=runs))
     assert renderers.of("one").render(CHAT).prompt.tokens.tolist() == odd
     assert renderers.of("two").render(CHAT).prompt.tokens.tolist() == canonical
     assert renderers.of("").render(CHAT).prompt.tokens.tolist() == canonical

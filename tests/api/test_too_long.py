@@ -39,7 +39,7 @@ def never_tokenize_long(served: Api) -> None:
     text = replace(served.service.served.text, encode=guarded, extent=extent_of(backend_tokenizer().to_str()))
     renderer = Renderer(text, RenderSettings(context=CONTEXT))
     served.service.served = replace(served.service.served, text=text, renderer=renderer)
-    served.service.renderers = Renderers(text, shared=renderer, stored_runs=lambda _: ())
+    served.service.renderers = Renderers(text, shared=renderer, stored=served.backend)
 
 
 @pytest.mark.parametrize("name", REQUESTS)

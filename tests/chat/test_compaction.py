@@ -1,5 +1,7 @@
 """What is learnt of a chat that goes on after a summary, and what is not mistaken for one."""
 
+import pytest
+
 from reprise.chat.compaction import Answered, Compactions
 from reprise.chat.request import ChatRequest, Message
 
@@ -75,3 +77,54 @@ def test_what_is_no_summary() -> None:
         assert learnt(request, answered=first).predict(asked(user("two"), text=OTHER)) is None
     short = asked(user("one"), text="Yes.")
     assert learnt(chat(user("Yes.")), answered=short).predict(asked(user("two"), text=OTHER)) is None
+
+
+def apart(told: str, *, text: str) -> Answered:
+    """A request for a summary that has a system prompt of its own, and the chat as text."""
+    system: Message = {"role": "system", "content": "You write summaries."}
+    return Answered(
+        request=ChatRequest(messages=(system, user(f"<chat>{told}</chat> Sum it up."))), previous=None, text=text
+    )
+
+
+def test_a_summary_that_is_asked_for_apart_from_its_chat() -> None:
+    goes_on = (user("What did we do?"), assistant(TEXT), user("Go on."))
+    one = chat(user("mend the parser"), assistant("It is mended."), user("and test it"), tools=READ)
+    other = chat(user("another thing"), assistant("Yes, I see what it is."), user("well then"), tools=READ)
+    memory = Compactions()
+    memory.observe(one)
+    memory.observe(other)
+    memory.note(apart("[User]: mend the parser [You]: It is mended. [User]: and test it", text=TEXT))
+    memory.observe(chat(*goes_on, tools=READ))
+    asked_again = apart("[User]: another thing [You]: Yes, I see what it is. [User]: well then", text=OTHER)
+    predicted = memory.predict(asked_again)
+    assert predicted is not None and predicted.request.tools == READ
+    assert predicted.request.messages == (SYSTEM, user("What did we do?"), assistant(OTHER), user(""))
+    # A chat that was never seen is not guessed at.
+    assert memory.predict(apart("[User]: who are you?", text=OTHER)) is None
+    # What was right goes on being expected, whatever of it the chat has in it by now.
+    memory.observe(predicted.request)
+    memory.note(apart(f"What did we do? {TEXT} Go on.", text=OTHER))
+    memory.observe(chat(user("What did we do?"), assistant(OTHER), user("Next."), tools=READ))
+    again = memory.predict(apart(f"What did we do? {OTHER} Next.", text=TEXT))
+    assert again is not None and again.request.messages[1:3] == (user("What did we do?"), assistant(TEXT))
+
+
+def test_what_was_learnt_is_saved_once_and_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    memory = Compactions()
+    assert memory.save() is None
+    first = asked(user("one"), assistant("1"), user("two"), assistant("2"), text=f"<summary>{TEXT}</summary>")
+    told = user(f"So far: {TEXT} Go on.")
+    after = chat(user("one"), user("two"), told, assistant("2"), user("<note>n</note>\nthree"), tools=READ)
+    memory = learnt(after, answered=first)
+    saved = memory.save()
+    assert saved is not None and memory.save() is None
+    restarted = Compactions()
+    restarted.restore(saved)
+    second = asked(user("five"), assistant("5"), user("six"), assistant("6"), text=f"<summary>{OTHER}</summary>")
+    one, same = memory.predict(second), restarted.predict(second)
+    assert one is not None and same is not None and same.request == one.request
+    assert restarted.save() is None
+    for text in ("", "{", "[1]", '[["x", true, [{"odd": 1}]]]', saved[:-20]):
+        Compactions().restore(text)
+    assert caplog.text.count("is learnt again") == 5

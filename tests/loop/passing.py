@@ -37,6 +37,12 @@ class Passing:
     def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
         return self.loop.next_evictions(nbytes, most=most)
 
+    def read_note(self, namespace: str) -> str | None:
+        return self.loop.read_note(namespace)
+
+    def keep_note(self, namespace: str, text: str) -> None:
+        self.loop.keep_note(namespace, text)
+
     def hurry(self) -> None:
         self.loop.hurry()
 

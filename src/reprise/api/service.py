@@ -81,7 +81,7 @@ class ChatService:
         self.settings = settings
         self.limits = Limits() if limits is None else limits
         self.clock = Clock() if clock is None else clock
-        self.renderers = Renderers(served.text, shared=served.renderer, stored_runs=backend.stored_runs)
+        self.renderers = Renderers(served.text, shared=served.renderer, stored=backend)
         self._settling = Settling(backend, max_tokens=settings.max_settle)
         self.records = Records(limit=self.limits.max_records)
         self.is_closing = False
@@ -344,6 +344,8 @@ class ChatService:
         try:
             await reply.drain(_DRAIN_S)
             await self._settle(reply)
+            namespace = self.cache_namespace(reply.request.namespace)
+            await self.threads.run(Stage.AFTER, lambda: self.renderers.save(namespace))
             return await self._record(reply)
         finally:
             self._open.pop(reply.request.id, None)

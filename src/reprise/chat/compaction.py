@@ -3,23 +3,33 @@
 An agent whose chat grows too long asks for a summary, and goes on from its system prompt, the summary and what it keeps
 of the chat. Where all of that stands is learnt from what it sent the last time: when the next summary is written, the
 next prompt is known up to the user's words. Nothing here knows an agent by name.
+
+Some agents ask at the chat's end. Others ask apart: another system prompt, and the chat as text in the instruction.
 """
 
+import json
+import logging
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Literal, cast
 
 from reprise.chat.message_format import joined_text
-from reprise.chat.probe_turns import HEAD_ROLES, last_user_at
+from reprise.chat.probe_turns import HEAD_ROLES, head_length, last_user_at
 from reprise.chat.request import ChatRequest, Cut, Message
+
+log = logging.getLogger(__name__)
 
 _LEAST_CHARS = 40
 """A shorter text is too common to be a summary that is found again."""
 _NUM_ANSWERS = 8
 _NUM_SHAPES = 64
+_NUM_REQUESTS = 16
+"""The latest requests, among which the chat is found that a request for a summary tells as text."""
+_SAVED_CHARS = 1 << 18
+"""Of what is kept over a restart; the shapes used last come first."""
 _KEY_CHARS = 200
 """Of the instruction to summarise: what people add stands at its end."""
 
@@ -74,6 +84,15 @@ class Answered:
     request: ChatRequest
     previous: ChatRequest | None
     text: str
+    is_apart: bool = False
+    """The chat is that of `previous`, and `request` tells it as text."""
+
+    @property
+    def chat(self) -> Sequence[Message]:
+        """The messages that were summarised, without the instruction."""
+        if self.is_apart and self.previous is not None:
+            return self.previous.messages
+        return self.request.messages[: last_user_at(self.request.messages)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,6 +110,8 @@ class Compactions:
         self._lock = Lock()
         self._answers: OrderedDict[int, Answered] = OrderedDict()
         self._shapes: OrderedDict[str, CompactionShape] = OrderedDict()
+        self._requests: deque[ChatRequest] = deque(maxlen=_NUM_REQUESTS)
+        self._is_saved = True
 
     def note(self, answered: Answered) -> None:
         """An answer that may turn out to be a summary."""
@@ -106,27 +127,90 @@ class Compactions:
         with self._lock:
             answers = tuple(self._answers.values())
         for answered in reversed(answers):
-            shape = shape_of(answered, request)
-            key = _key(answered.request)
-            if shape is None or key is None:
+            found = self._shape_of(answered, request)
+            if found is None:
                 continue
+            key, shape = found
             with self._lock:
                 self._answers.pop(id(answered), None)
+                self._is_saved = self._is_saved and self._shapes.get(key) == shape
                 self._shapes[key] = shape
                 self._shapes.move_to_end(key)
                 while len(self._shapes) > _NUM_SHAPES:
                     self._shapes.popitem(last=False)
-            return
+            break
+        with self._lock:
+            self._requests.append(request)
 
     def predict(self, answered: Answered) -> Predicted | None:
         """What the next request will be; None if that is not known."""
-        key = _key(answered.request)
+        for key, is_apart in ((_key(answered.request), False), (_head_key(answered.request), True)):
+            with self._lock:
+                shape = self._shapes.get(key) if key is not None else None
+            if shape is None:
+                continue
+            told = self._with_its_chat(answered) if is_apart else answered
+            request = None if told is None else next_request(shape, told)
+            if request is not None:
+                return Predicted(request=request, is_whole=shape.ends_with_summary)
+        return None
+
+    def save(self) -> str | None:
+        """The shapes as JSON, if there are others than at the last time."""
         with self._lock:
-            shape = self._shapes.get(key) if key is not None else None
-        request = None if shape is None else next_request(shape, answered)
-        if shape is None or request is None:
+            if self._is_saved:
+                return None
+            self._is_saved = True
+            shapes = list(self._shapes.items())
+        saved: list[str] = []
+        num_left = _SAVED_CHARS
+        for key, shape in reversed(shapes):
+            text = json.dumps([key, shape.has_own_tools, [_place_body(place) for place in shape.places]])
+            num_left -= len(text)
+            if num_left < 0:
+                break
+            saved.append(text)
+        return f"[{', '.join(reversed(saved))}]"
+
+    def restore(self, text: str) -> None:
+        """Learn what `save` gave. What cannot be read is left out, and logged."""
+        try:
+            shapes = {
+                str(key): CompactionShape(places=tuple(map(_place_of, places)), has_own_tools=bool(has_own_tools))
+                for key, has_own_tools, places in json.loads(text)
+            }
+        except (ValueError, TypeError, KeyError) as error:
+            log.warning("what was learnt of summaries cannot be read, and is learnt again: %s", error)
+            return
+        with self._lock:
+            self._shapes = OrderedDict(shapes)
+
+    def _shape_of(self, answered: Answered, request: ChatRequest) -> tuple[str, CompactionShape] | None:
+        """What is learnt from a request that goes on from this answer, and what the instruction is known by."""
+        shape, key = shape_of(answered, request), _key(answered.request)
+        if shape is not None and key is not None:
+            return key, shape
+        key = _head_key(answered.request)
+        if (
+            key is None
+            or _find(answered.text, request.messages) is None
+            or (told := self._with_its_chat(answered)) is None
+        ):
             return None
-        return Predicted(request=request, is_whole=shape.ends_with_summary)
+        with self._lock:
+            known = self._shapes.get(key)
+        if known is not None and _is_as_expected(next_request(known, told), request):
+            # Of two shapes that fit, the one that was right before goes on being so.
+            return key, known
+        shape = shape_of(told, request)
+        return None if shape is None else (key, shape)
+
+    def _with_its_chat(self, answered: Answered) -> Answered | None:
+        """The same after the latest chat that the request tells as text; None if it tells none."""
+        with self._lock:
+            requests = tuple(self._requests)
+        chat = next((one for one in reversed(requests) if _tells(answered.request, one)), None)
+        return None if chat is None else replace(answered, previous=chat, is_apart=True)
 
 
 def shape_of(answered: Answered, request: ChatRequest) -> CompactionShape | None:
@@ -140,9 +224,9 @@ def shape_of(answered: Answered, request: ChatRequest) -> CompactionShape | None
         return None
     at, told = found
     # A chat that goes on with the answer as an answer is no news, however its history was rewritten.
-    if told.message.get("role") == "assistant" and len(now) >= len(before):
+    if not answered.is_apart and told.message.get("role") == "assistant" and len(now) >= len(before):
         return None
-    kept = _by_kind(before, told)
+    kept = _by_kind(answered.chat, told)
     places: list[_Kept | _Given | _Told] = []
     for index, message in enumerate(now[: last + 1]):
         if index == at:
@@ -160,7 +244,7 @@ def shape_of(answered: Answered, request: ChatRequest) -> CompactionShape | None
 def next_request(shape: CompactionShape, answered: Answered) -> ChatRequest | None:
     """The request that follows this answer if it is like the last time, up to the user's words."""
     told = next(place for place in shape.places if isinstance(place, _Told))
-    kept = _by_kind(answered.request.messages, told)
+    kept = _by_kind(answered.chat, told)
     piece = dict(_pieces(answered.text)).get(told.tag)
     base = answered.request if shape.has_own_tools else answered.previous
     if piece is None or base is None:
@@ -195,6 +279,54 @@ def _key(request: ChatRequest) -> str | None:
     return None if at is None else joined_text(request.messages[at].get("content")).strip()[:_KEY_CHARS]
 
 
+def _head_key(request: ChatRequest) -> str | None:
+    """The system prompt by which a request for a summary is known again that stands apart from its chat."""
+    head = _head_text(request)
+    return None if head == "" else f"system: {head[:_KEY_CHARS]}"
+
+
+def _head_text(request: ChatRequest) -> str:
+    return "\n".join(joined_text(m.get("content")) for m in request.messages[: head_length(request.messages)])
+
+
+def _tells(request: ChatRequest, chat: ChatRequest) -> bool:
+    """Whether a request with another system prompt has most of what was said in a chat within its last message."""
+    at = last_user_at(request.messages)
+    if at is None or _head_text(request) == _head_text(chat):
+        return False
+    told = joined_text(request.messages[at].get("content"))
+    said = [joined_text(m.get("content")) for m in chat.messages if m.get("role") in ("user", "assistant")]
+    return sum(len(text) for text in said if text in told) * 2 > sum(map(len, said))
+
+
+def _is_as_expected(expected: ChatRequest | None, request: ChatRequest) -> bool:
+    """Whether the request begins as was expected, up to the user's words in its last user message."""
+    if expected is None or expected.tools != request.tools or len(request.messages) < len(expected.messages):
+        return False
+    *before, last = expected.messages
+    came = request.messages[len(before)]
+    words = joined_text(came.get("content")).startswith(joined_text(last.get("content")))
+    return list(request.messages[: len(before)]) == before and words and came.get("role") == last.get("role")
+
+
+def _place_body(place: _Kept | _Given | _Told) -> dict[str, Any]:
+    match place:
+        case _Kept():
+            return {"kept": place.kind, "start": place.start, "stop": place.stop}
+        case _Given():
+            return {"given": place.message}
+        case _Told():
+            return {"told": place.message, "before": place.before, "after": place.after, "tag": place.tag}
+
+
+def _place_of(body: Mapping[str, Any]) -> _Kept | _Given | _Told:
+    if "kept" in body:
+        return _Kept(kind=body["kept"], start=body["start"], stop=body["stop"])
+    if "given" in body:
+        return _Given(message=dict(body["given"]))
+    return _Told(message=dict(body["told"]), before=body["before"], after=body["after"], tag=body["tag"])
+
+
 def _pieces(text: str) -> Iterator[tuple[str | None, str]]:
     """What of an answer may be handed on: what a tag holds, by its name, and all of it (None)."""
     yield None, text.strip()
@@ -219,9 +351,9 @@ def _find(text: str, messages: Sequence[Message]) -> tuple[int, _Told] | None:
 
 
 def _by_kind(messages: Sequence[Message], told: _Told) -> Mapping[_Kind, list[Message]]:
-    """The messages of a summarised chat, without the instruction at its end and without an older summary."""
+    """The messages of a summarised chat, without an older summary."""
     kept: dict[_Kind, list[Message]] = {"context": [], "turn": [], "answer": []}
-    for message in messages[: last_user_at(messages)]:
+    for message in messages:
         text = joined_text(message.get("content"))
         role = message.get("role")
         if len(told.before) >= _LEAST_CHARS and text.startswith(told.before[:_KEY_CHARS]):

@@ -82,7 +82,7 @@ class Renderer:
         self._prompt_texts: Memo[str, str] = Memo(
             nbytes=_GENERATION_PROMPTS_NBYTES, size=lambda key, text: 200 + 2 * (len(key) + len(text))
         )
-        self._compactions = Compactions()
+        self.compactions = Compactions()
         self._recent: Memo[int, Rendered] = Memo(nbytes=self.settings.recent_nbytes, size=_rendered_nbytes)
 
     def render(self, request: ChatRequest, *, is_final: bool = True) -> Rendered:
@@ -135,7 +135,7 @@ class Renderer:
         )
         if is_final:
             self._keep(rendered)
-            self._compactions.observe(_as_sent(rendered))
+            self.compactions.observe(_as_sent(rendered))
         return rendered
 
     def recall(self, runs: Iterable[StoredRun]) -> None:
@@ -153,7 +153,7 @@ class Renderer:
         """A request was answered with these tokens, which mean this answer. Call it before `next_turn`."""
         self._tokenizer.learn(rendered.tokenized, sampled)
         if answer is not None and answer.content is not None:
-            self._compactions.note(_answered(rendered, answer.content))
+            self.compactions.note(_answered(rendered, answer.content))
         if answer is not None and self.settings.restores_reasoning:
             self._reasoning.remember(rendered.history, as_message(answer))
 
@@ -189,7 +189,7 @@ class Renderer:
         """What a chat goes on with after this answer, if it is a summary and the client did so before."""
         if answer.content is None:
             return None
-        predicted = self._compactions.predict(_answered(rendered, answer.content))
+        predicted = self.compactions.predict(_answered(rendered, answer.content))
         if predicted is None:
             return None
         try:

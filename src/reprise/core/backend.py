@@ -209,6 +209,14 @@ class Backend(Protocol):
         """
         ...
 
+    def read_note(self, namespace: str) -> str | None:
+        """What was kept with `keep_note`, by an earlier server too; None: nothing. Waits for a file."""
+        ...
+
+    def keep_note(self, namespace: str, text: str) -> None:
+        """Keep a text of this namespace over a restart, where anything is kept on disk. Waits for a file."""
+        ...
+
     def hurry(self) -> None:
         """The server is about to end: write to the disk now what would be written soon."""
         ...

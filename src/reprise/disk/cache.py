@@ -126,6 +126,19 @@ class DiskCache:
                 num_errors=store.counters.num_errors,
             )
 
+    # Notes. These wait for a file, and may be asked on any thread but the loop's.
+
+    def read_note(self, namespace: str) -> str | None:
+        """What `keep_note` kept last, by this process or one before it; None: nothing."""
+        return self._store.read_note(self.root(namespace))
+
+    def keep_note(self, namespace: str, text: str) -> None:
+        """Keep this text, which goes when the namespace is cleared. Says so in the log where it cannot."""
+        try:
+            self._store.write_note(self.root(namespace), text.encode())
+        except OSError as error:
+            log.warning("A note cannot be written to the disk cache: %s", error)
+
     # Changes. What they ask of the disk is done by other threads.
 
     def put(self, record: DiskRecord) -> bool:

@@ -28,11 +28,13 @@ _QUARANTINE = "quarantine"
 _LOCK = "lock"
 _RECORD_ENDING = ".kv"
 _TEMPORARY_ENDING = ".tmp"
+_NOTES = "notes"
+_NOTE_ENDING = ".json"
 _POLL_S = 0.005
 """How often a lock that another server holds for a moment is asked for."""
 
 _MODEL_NAME = re.compile(r"[0-9a-f]{16}")
-_RECORD_NAME = re.compile(r"[0-9a-f]{64}(\.kv|\.tmp)")
+_RECORD_NAME = re.compile(r"[0-9a-f]{64}(\.kv|\.tmp|\.json)")
 
 # A folder that changed within so long before it was listed could change again and show the same time.
 _SETTLED_NS = 2_000_000_000
@@ -59,6 +61,7 @@ class ModelDirectory:
     directory/quarantine/               files that did not verify
     directory/<16 hex of the model>/lock
     directory/<16 hex of the model>/<2 hex of the key>/<key>.kv, and <key>.tmp while it is written
+    directory/<16 hex of the model>/notes/<key of a namespace's root>.json
     """
 
     def __init__(self, directory: Path, *, fingerprint: str) -> None:
@@ -130,6 +133,15 @@ class ModelDirectory:
     def temporary_of(self, key: bytes) -> Path:
         return self.path_of(key).with_suffix(_TEMPORARY_ENDING)
 
+    def note_path(self, root: bytes) -> Path:
+        """Where what was learnt of a namespace's chats is kept, by the key of its root."""
+        return self.folder / _NOTES / (root.hex() + _NOTE_ENDING)
+
+    def root_of_note(self, path: Path) -> bytes | None:
+        """The other way; None if it is no note."""
+        is_note = path.parent == self.folder / _NOTES and _RECORD_NAME.fullmatch(path.name) is not None
+        return bytes.fromhex(path.stem) if is_note and path.suffix == _NOTE_ENDING else None
+
     def is_place_of_record(self, path: Path) -> bool:
         """Whether a record could lie there, as far as folders tell."""
         return self.folder in (path.parent, path.parent.parent)
@@ -182,6 +194,20 @@ class ModelDirectory:
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
+
+    def write_note(self, path: Path, content: bytes) -> None:
+        """The note is this one afterwards, or the one that it was."""
+        _make_private(path.parent)
+        temporary = path.with_suffix(_TEMPORARY_ENDING)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            self.remove(temporary)
 
     def set_time(self, path: Path, at_ns: int) -> None:
         """Have the file say that it was used at this time."""

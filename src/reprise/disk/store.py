@@ -4,7 +4,7 @@ import errno
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition
 
@@ -15,6 +15,9 @@ from reprise.disk.index import DiskIndex, IndexEntry, UnusableFile, entry_of
 from reprise.disk.record import DiskRecord
 
 log = logging.getLogger(__name__)
+
+_NEVER_NS = 1 << 62
+"""A time of use behind all others."""
 
 
 @dataclass(slots=True)
@@ -96,6 +99,9 @@ class RecordStore:
         for info in list(self.directory.files()):
             if info.is_unfinished:
                 self.directory.remove(info.path)
+                continue
+            if (root := self.directory.root_of_note(info.path)) is not None:
+                self._add_note(info, root)
                 continue
             if not self.directory.is_place_of_record(info.path):
                 # Below a folder that somebody has made here: it counts, and nobody looks into it.
@@ -183,6 +189,41 @@ class RecordStore:
         with self.changed:
             self.counters.num_quarantined += 1
             self.index.has_met_damage = True
+
+    # Notes: a small file for each namespace, which counts and goes with its records.
+
+    def read_note(self, root: bytes) -> str | None:
+        try:
+            return self.directory.note_path(root).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("A note of the disk cache cannot be read, and is left out: %s", error)
+            return None
+
+    def write_note(self, root: bytes, content: bytes) -> None:
+        """Keep it, if there is room for it and the old one together. Raises OSError."""
+        path = self.directory.note_path(root)
+        with self.directory.names:
+            with self.changed:
+                if self.is_closing:
+                    return
+            with self.directory.locked() as now_ns:
+                has_room = self._make_room(len(content), beside=b"", now_ns=now_ns)
+                with self.changed:
+                    # What went for it has changed times of use, which the writer writes.
+                    self.changed.notify_all()
+                if not has_room:
+                    return
+                self.directory.write_note(path, content)
+            with self.changed:
+                if path in self.index.unusable:
+                    self.index.remove_unusable(path)
+                self._add_note(FileInfo(path=path, nbytes=len(content), mtime_ns=0), root)
+
+    def _add_note(self, info: FileInfo, root: bytes) -> None:
+        # It is no record. Whatever the bound takes, it takes last.
+        self.index.add_unusable(UnusableFile(info=replace(info, mtime_ns=_NEVER_NS), root=root))
 
     # Writing.
 

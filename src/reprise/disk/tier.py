@@ -99,6 +99,14 @@ class DiskTier:
             for key, parent, tokens in self._disk.runs(namespace)
         ]
 
+    def read_note(self, namespace: str) -> str | None:
+        """See `Backend.read_note`. On any thread but the loop's, like `keep_note`."""
+        return None if self._disk is None else self._disk.read_note(namespace)
+
+    def keep_note(self, namespace: str, text: str) -> None:
+        if self._disk is not None:
+            self._disk.keep_note(namespace, text)
+
     @property
     def cache(self) -> DiskCache | None:
         """The records themselves; None: nothing is kept on disk."""

@@ -175,6 +175,13 @@ class EngineLoop:
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return self._disk.runs(namespace) if self._disk is not None else ()
 
+    def read_note(self, namespace: str) -> str | None:
+        return self._disk.read_note(namespace) if self._disk is not None else None
+
+    def keep_note(self, namespace: str, text: str) -> None:
+        if self._disk is not None:
+            self._disk.keep_note(namespace, text)
+
     def hurry(self) -> None:
         self.call(lambda worker: worker.disk.hurry())
 
