@@ -20,6 +20,7 @@ from reprise.chat.answer_grammar import answer_grammar
 from reprise.chat.call_format import KeyedArguments, ModelCalls
 from reprise.chat.call_learning import learn_calls
 from reprise.chat.grammar import Grammar, Grammars
+from reprise.chat.grammar_trial import GrammarTrial, TrialProcesses, TrialVerdict
 from reprise.chat.parse import AnswerParser
 from reprise.chat.text_model import TextModel
 from reprise.chat.tool_grammar import call_grammar
@@ -292,6 +293,25 @@ def test_what_is_too_large_is_told_in_a_sentence(make: Callable[[], Any]) -> Non
         make()
     assert len(str(caught.value)) < 600
     assert "backtrace" not in str(caught.value)
+
+
+def test_a_grammar_that_was_refused_costs_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[str] = []
+    judge = TrialProcesses.judge
+
+    def judging(processes: TrialProcesses, trial: GrammarTrial) -> TrialVerdict:
+        judged.append(trial.text)
+        return judge(processes, trial)
+
+    monkeypatch.setattr(TrialProcesses, "judge", judging)
+    grammars = Grammars(MODEL)
+    bomb = grammar.context_free("start: A\nA: /(.*a.{500})/ & /.*b.{500}c/ & ~/x.*y{3,500}/")
+    sentences: list[str] = []
+    for _ in range(3):
+        with pytest.raises(BadRequest) as caught:
+            grammars.constraint(bomb)
+        sentences.append(str(caught.value))
+    assert len(judged) == 1 and len(set(sentences)) == 1
 
 
 def test_what_is_too_large_for_its_first_step_is_told_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:

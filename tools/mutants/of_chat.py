@@ -184,6 +184,20 @@ CHAT_MUTANTS = (
         _LEARNT,
     ),
     _mutant(
+        "GrammarCompiler._compile",
+        "a grammar that was refused costs as much again",
+        "self._refused[_digest(text)] = refusal",
+        "pass",
+        (*_GRAMMARS, "-k", "refused_costs_nothing"),
+    ),
+    _mutant(
+        "Renderer.render",
+        "arguments that are longer than the context are written before they are refused",
+        "refuse_if_parts_too_long(argument_texts(request.messages), self._text_model, context=self.settings.context)",
+        "pass",
+        ("tests/api/test_body_memory.py", "-k", "arguments"),
+    ),
+    _mutant(
         "_Rules._text",
         "text before a special token is no part of what ends a value",
         "self._terminal(f'{text} {before}') if before else text",

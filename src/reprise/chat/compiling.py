@@ -6,12 +6,14 @@ be ended. llguidance recurses as deeply as rules refer to one another, and a sta
 longer than it bears is refused.
 """
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from cachetools import TTLCache
 from llguidance import LLMatcher, LLTokenizer
 
 from reprise.chat.grammar_trial import STACKS, GrammarTrial, TrialProcesses, compile_grammar
@@ -26,6 +28,11 @@ _MAX_COMPILED = 64
 _MAX_COMPILED_CHARACTERS = 4 * 2**20
 _MAX_COMPILED_NBYTES = 512 * 2**20
 """What the compiled grammars hold, as far as their trials showed it; one is kept whatever it holds."""
+
+_MAX_REFUSED = 1024
+_REFUSED_S = 300.0
+"""So many refusals are remembered for so long: what costs most to try is sent again most. Not for ever, since a busy
+machine may have been to blame."""
 
 MAX_CHARACTERS = STACKS[0] // _STACK_PER_CHARACTER
 """A longer grammar is refused."""
@@ -66,17 +73,22 @@ class GrammarCompiler:
         self._tokenizer_lock = threading.Lock()
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
+        self._refused = TTLCache[bytes, str](_MAX_REFUSED, _REFUSED_S)
+        """Sentences, by the hash of the grammar. Under the lock."""
         self._pool: ThreadPoolExecutor | None = None
         self._stack = STACKS[0]
 
     def compiled(self, text: str, *, param: str) -> Future[Compiled]:
         """The matcher of a grammar, at once if it is known. Do not cancel it: others may wait for the same.
 
-        Its errors are BadRequest; raises QueueFull if too many wait already.
+        Its errors are BadRequest. Raises BadRequest if it was refused lately, and QueueFull if too many wait already.
         """
         check_length(text, param=param)
         with self._lock:
             known = self._compiled.pop(text, None)
+            refusal = self._refused.get(_digest(text)) if known is None else None
+            if refusal is not None:
+                raise BadRequest(refusal, param=param)
             if known is None:
                 if sum(not future.done() for future in self._compiled.values()) >= _MAX_WAITING:
                     raise QueueFull("Too many grammars are being compiled. Try again in a moment.", retry_after_s=5)
@@ -134,4 +146,10 @@ class GrammarCompiler:
             matcher, refusal = compile_grammar(self._tokenizer, text, LIMITS)
             if refusal is None:
                 return Compiled(matcher=matcher, nbytes=verdict.nbytes)
+        with self._lock:
+            self._refused[_digest(text)] = refusal
         raise BadRequest(refusal, param=param)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

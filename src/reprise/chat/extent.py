@@ -97,7 +97,7 @@ def _counted(text: str) -> tuple[int, int, int]:
     letters = numbers = others = 0
     for start in range(0, len(text), _BLOCK):
         # A block at a time: each count makes a copy.
-        encoded = text[start : start + _BLOCK].encode()
+        encoded = text[start : start + _BLOCK].encode("utf-8", "replace")
         rest = encoded.translate(None, _LETTERS)
         last = len(rest.translate(None, _DIGITS))
         letters, numbers, others = letters + len(encoded) - len(rest), numbers + len(rest) - last, others + last

@@ -4,7 +4,7 @@ What is done here depends on the messages alone and not on the template, and eac
 chat that grows keeps its prefix.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -41,6 +41,27 @@ def mended(messages: Sequence[Message]) -> Mended:
     mender = _Mender()
     out = tuple(mender.mend(index, message) for index, message in enumerate(messages))
     return Mended(messages=out, notes=mender.notes())
+
+
+def argument_texts(messages: Sequence[Message]) -> Iterator[str]:
+    """Every text in the arguments of the calls of mended messages: a prompt has all of each."""
+    for message in messages:
+        for call in cast(Sequence[Any], message.get("tool_calls") or ()):
+            function: object = cast(Any, call).get("function") if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping):
+                yield from _texts_in(cast(Mapping[str, Any], function).get("arguments"))
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, Mapping):
+            left += cast(Mapping[str, Any], part).values()
+        elif isinstance(part, list):
+            left += cast(list[Any], part)
 
 
 class _Mender:

@@ -10,7 +10,7 @@ from reprise.chat.answer import Answer
 from reprise.chat.boundaries import find_boundaries
 from reprise.chat.compaction import Answered, Compactions
 from reprise.chat.explain import Explanation, explain
-from reprise.chat.history import mended
+from reprise.chat.history import argument_texts, mended
 from reprise.chat.markup import is_harmony
 from reprise.chat.memo import Memo
 from reprise.chat.message_format import joined_text
@@ -22,7 +22,7 @@ from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.system_placement import Placement
 from reprise.chat.template import ChatTemplate, RenderContext
-from reprise.chat.text_model import TextModel, refuse_if_too_long
+from reprise.chat.text_model import TextModel, refuse_if_parts_too_long, refuse_if_too_long
 from reprise.chat.volatile_prefix import normalize, reordered_tools
 from reprise.core.backend import StoredRun
 from reprise.core.errors import BadRequest
@@ -93,6 +93,8 @@ class Renderer:
         """
         whole = mended(request.messages)
         request = replace(request, messages=whole.messages)
+        # Now: a call is written several times on the way to a prompt.
+        refuse_if_parts_too_long(argument_texts(request.messages), self._text_model, context=self.settings.context)
         notes = [*request.notes, *whole.notes, *(_tool_notes(self._text_model) if request.tools else ())]
         if self.settings.normalizes:
             normalized = normalize(request, sorts_tools=self.settings.sorts_tools)

@@ -4,7 +4,7 @@ The engine's loader makes one from mlx-lm's `TokenizerWrapper`; tests make one f
 here imports MLX.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,3 +78,14 @@ def refuse_if_too_long(text: str, text_model: TextModel, *, context: int | None,
     if least > context:
         note = f" It has {len(text)} characters, and was not tokenized: it is at least so many tokens."
         raise prompt_too_long(least, context, note=note, param=param)
+
+
+def refuse_if_parts_too_long(texts: Iterable[str], text_model: TextModel, *, context: int | None) -> None:
+    """The same for a prompt that is not rendered yet, and has all of these texts one day."""
+    if context is None or text_model.extent is None:
+        return
+    # A token may reach over each end of a text.
+    least = sum(max(0, text_model.extent.least_tokens(text) - 2) for text in texts)
+    if least > context:
+        note = " The arguments of its tool calls alone are at least so many tokens."
+        raise prompt_too_long(least, context, note=note)
