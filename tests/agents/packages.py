@@ -24,15 +24,24 @@ def installed(name: str, packages: Mapping[str, str]) -> Path:
     return _made(project, wanted, [command], files={"package.json": wanted})
 
 
-def python_with(name: str, packages: Sequence[str]) -> Path:
-    """The interpreter of an environment of its own with these PyPI packages; skips where they cannot be had."""
+def python_with(name: str, packages: Sequence[str], *, without: Sequence[str] = ()) -> Path:
+    """The interpreter of an environment of its own with these PyPI packages; skips where they cannot be had.
+
+    `without`: what they depend on and do not need for what is tested, such as gigabytes of PyTorch.
+    """
     project = _directory(name)
     python = project / "venv" / "bin" / "python"
-    commands = [
-        [sys.executable, "-m", "venv", "--clear", str(project / "venv")],
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages],
-    ]
-    _made(project, json.dumps([*sys.version_info[:2], *packages]), commands, files={})
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    commands = [[sys.executable, "-m", "venv", "--clear", str(project / "venv")]]
+    files: dict[str, str] = {}
+    if without:
+        # Unlike pip, uv can leave something out.
+        files["left_out.txt"] = "".join(f"{package} ; python_version < '3'\n" for package in without)
+        uv = [str(python), "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
+        commands += [[*install, "uv"], [*uv, "--override", "left_out.txt", *packages]]
+    else:
+        commands.append([*install, *packages])
+    _made(project, json.dumps([*sys.version_info[:2], *packages, *without]), commands, files=files)
     return python
 
 
