@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reprise.cache.node import Lease
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import Lease
 from reprise.core.kinds import Full, KvKind, Layout, Window
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Span, Tokens, as_tokens

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from bench.restore import TURN, Filler, Gates, prompt_of, runner_for, seconds
+from reprise.cache.node import Lease
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import Lease
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 from reprise.engine.blueprint import FullSpec

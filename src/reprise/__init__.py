@@ -17,8 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from reprise.cache.node import SegmentSizes
     from reprise.cache.prefix_cache import CacheStats, PrefixCache
-    from reprise.cache.tree import SegmentSizes
     from reprise.chat.answer import ToolCall, ToolCallDelta
     from reprise.core.backend import Status
     from reprise.core.errors import (
@@ -83,7 +83,7 @@ __all__ = [
 
 _HOMES = {
     "reprise.cache.prefix_cache": ("CacheStats", "PrefixCache"),
-    "reprise.cache.tree": ("SegmentSizes",),
+    "reprise.cache.node": ("SegmentSizes",),
     "reprise.chat.answer": ("ToolCall", "ToolCallDelta"),
     "reprise.core.backend": ("Status",),
     "reprise.core.errors": (

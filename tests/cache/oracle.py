@@ -5,8 +5,8 @@ Written apart from the cache: no spans, no tree, no `needs`; a kind is here whic
 
 from collections.abc import Iterator, Sequence
 
+from reprise.cache.node import Node
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import Node
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 
 Prefix = tuple[int, ...]

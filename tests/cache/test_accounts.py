@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from reprise.cache.node import Segment, SegmentSizes
 from reprise.cache.payload import SegmentPayload, SharedPayload
-from reprise.cache.tree import RadixTree, Segment, SegmentSizes
+from reprise.cache.tree import RadixTree
 from reprise.core.kinds import Full, Layout
 from reprise.core.tokens import Span
 from reprise.memory import Account, Memory

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from reprise.cache.node import Checkpoint, Lease, Node, Segment
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import Checkpoint, Lease, Node, Segment
 from reprise.core.kinds import Chunk, Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, as_tokens

@@ -2,8 +2,8 @@
 
 import pytest
 
+from reprise.cache.node import SegmentSizes
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import SegmentSizes
 from reprise.core.kinds import Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens

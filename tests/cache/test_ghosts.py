@@ -1,4 +1,4 @@
-from reprise.cache.ghosts import Ghosts, join_ghosts
+from reprise.cache.node import Ghosts, join_ghosts
 
 
 def test_few_are_remembered_and_the_oldest_go_first() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from reprise.cache.node import SegmentSizes, subtree
 from reprise.cache.policy import ExpectedSaving, Facts
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import SegmentSizes, subtree
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.memory import Memory

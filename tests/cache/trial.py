@@ -6,9 +6,9 @@ Driven by Hypothesis (`test_laws.py`, `test_machine.py`) and by a random generat
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from reprise.cache.node import Lease, SegmentSizes
 from reprise.cache.policy import Policy
 from reprise.cache.prefix_cache import Committed, PrefixCache
-from reprise.cache.tree import Lease, SegmentSizes
 from reprise.core.kinds import KvKind, Layout
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens

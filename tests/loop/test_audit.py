@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from reprise.cache.node import subtree
 from reprise.cache.payload import SegmentPayload, SnapshotPayload, Source
-from reprise.cache.tree import subtree
 from reprise.core.backend import AuditTotals
 from reprise.core.job import Sampling
 from reprise.core.kinds import KvKind

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reprise.cache.tree import subtree
+from reprise.cache.node import subtree
 from reprise.core.events import Event, Sampled
 from reprise.core.job import Purpose
 from reprise.core.pin import pin_id

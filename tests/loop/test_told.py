@@ -1,7 +1,7 @@
 """What the cache's policy is told of a request."""
 
+from reprise.cache.node import subtree
 from reprise.cache.policy import ExpectedSaving
-from reprise.cache.tree import subtree
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.loop.worker import Worker
 from tests.loop.driving import Engine

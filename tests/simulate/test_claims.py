@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from reprise.cache.tree import Checkpoint, subtree
+from reprise.cache.node import Checkpoint, subtree
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.simulate.payloads import Sizes

@@ -11,10 +11,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from itertools import count
 
+from reprise.cache.node import Checkpoint, Node, Segment, Walk
 from reprise.cache.pins import Pins
 from reprise.cache.policy import Facts, Policy
 from reprise.cache.retention import evicted_from, is_tail, superseded_kinds
-from reprise.cache.tree import Checkpoint, Node, RadixTree, Segment, Walk
+from reprise.cache.tree import RadixTree
 from reprise.core.kinds import Full
 from reprise.core.prompt import BoundaryKind
 

@@ -7,8 +7,8 @@ What is lost with a row is one token: the position before the last one stays as 
 
 from collections.abc import Collection
 
+from reprise.cache.node import Checkpoint
 from reprise.cache.payload import LogitsRow
-from reprise.cache.tree import Checkpoint
 from reprise.memory import Account, Memory
 
 _MOST = 32

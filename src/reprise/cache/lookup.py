@@ -5,8 +5,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from reprise.cache.node import Checkpoint, Node, Segment, Walk
 from reprise.cache.payload import SegmentPayload, SharedPayload, SnapshotPayload
-from reprise.cache.tree import Checkpoint, Node, Segment, Walk
 from reprise.core.kinds import Full, KvKind, Layout, best_position
 from reprise.core.tokens import Span, Tokens, covers, subtract, union
 

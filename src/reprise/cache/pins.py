@@ -9,7 +9,7 @@ would end first; of those that end together, the newest.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from reprise.cache.tree import Checkpoint, Node, path_to
+from reprise.cache.node import Checkpoint, Node, path_to
 from reprise.core.clock import Clock
 
 

@@ -23,22 +23,12 @@ from reprise.cache.lookup import (
     sharing_sequence,
     was_lost,
 )
+from reprise.cache.node import Checkpoint, Lease, Node, Segment, SegmentRef, SegmentSizes, Walk, path_to, subtree
 from reprise.cache.payload import LogitsRow, SegmentPayload, SnapshotPayload, Source
 from reprise.cache.pins import Pins
 from reprise.cache.policy import ExpectedSaving, Facts, Policy
 from reprise.cache.retention import end_of_use, evicted_from, superseded_beside, superseded_on, trimmed
-from reprise.cache.tree import (
-    Checkpoint,
-    Lease,
-    Node,
-    RadixTree,
-    Segment,
-    SegmentRef,
-    SegmentSizes,
-    Walk,
-    path_to,
-    subtree,
-)
+from reprise.cache.tree import RadixTree
 from reprise.core.clock import Clock, monotonic
 from reprise.core.inspection import LastUse
 from reprise.core.kinds import Full, KvKind, Layout

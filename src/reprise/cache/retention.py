@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from reprise.cache.tree import Checkpoint, Node, Segments, cut_segments, subtree
+from reprise.cache.node import Checkpoint, Node, Segments, cut_segments, subtree
 from reprise.core.kinds import Chunk, Full, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, covers, union

@@ -12,8 +12,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from reprise.cache.lookup import Match
+from reprise.cache.node import Checkpoint, subtree
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import Checkpoint, subtree
 from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens

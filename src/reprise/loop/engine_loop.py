@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from reprise.core.backend import Lookup, Status, StoredRun
@@ -39,33 +39,8 @@ log = logging.getLogger("reprise.loop")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    job: Job
-    sink: Callable[[Event], None]
-    arrived_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    job_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Do:
-    """Run something between two steps."""
-
-    action: Callable[[Worker], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    """Stop when all that runs has ended; at once if `now`."""
-
-    now: bool
-
-
-_Command = _Submit | _Cancel | _Do | _Close
+Command = Callable[[Worker], None]
+"""What the engine thread does between two steps."""
 
 
 class EngineLoop:
@@ -98,7 +73,7 @@ class EngineLoop:
                 trusts_remote_code=settings.trusts_remote_code,
             )
         )
-        self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._is_ready = threading.Event()
         self._failure: Exception | None = None
@@ -107,7 +82,8 @@ class EngineLoop:
         self._gate = Gate()
         self._status = Status()
         self._heartbeat = Heartbeat()
-        self._close: _Close | None = None
+        self._is_ending = False
+        self._ends_now = False
         self._asking = threading.Lock()
         self._is_closed = False
 
@@ -125,7 +101,7 @@ class EngineLoop:
         self._gate.close()
         with self._asking:
             self._is_closed = True
-            self._inbox.put(_Close(now))
+            self.call(lambda worker: self._end_soon(now=now))
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -133,12 +109,13 @@ class EngineLoop:
 
     def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
         self._gate.enter(job)
-        self._inbox.put(_Submit(job, sink, time.monotonic()))
+        arrived_s = time.monotonic()
+        self.call(lambda worker: worker.arrive(job, sink, arrived_s))
 
     def cancel(self, job_id: str) -> bool:
         if not self._gate.is_inside(job_id):
             return False
-        self._inbox.put(_Cancel(job_id))
+        self.call(lambda worker: worker.cancel(job_id))
         return True
 
     def status(self) -> Status:
@@ -198,9 +175,9 @@ class EngineLoop:
         """Keep layer state within `nbytes` from now on. `returns_buffers`: give the system idle buffers back, too."""
         self.call(lambda worker: worker.set_budget(nbytes, returns_buffers=returns_buffers))
 
-    def call(self, action: Callable[[Worker], None]) -> None:
-        """Run `action` on the engine thread between two steps."""
-        self._inbox.put(_Do(action))
+    def call(self, command: Command) -> None:
+        """Have the engine thread do this between two steps."""
+        self._inbox.put(command)
 
     def _ask(self, question: Callable[[Worker], T]) -> Future[T]:
         """What the engine thread answers between two steps. Raises ShuttingDown."""
@@ -222,7 +199,7 @@ class EngineLoop:
         with self._asking:
             if self._is_closed:
                 raise ShuttingDown("The server is shutting down. Try again when it is back.")
-            self._inbox.put(_Do(give))
+            self.call(give)
         return answer
 
     # The engine thread.
@@ -278,7 +255,7 @@ class EngineLoop:
 
     def _may_end(self, worker: Worker) -> bool:
         is_all_here = self._gate.num_inside == len(worker.requests)
-        return self._close is not None and is_all_here and (self._close.now or worker.is_empty)
+        return self._is_ending and is_all_here and (self._ends_now or worker.is_empty)
 
     def _receive(self, worker: Worker) -> None:
         """Take all commands; wait for one if there is nothing to do and nothing to tell."""
@@ -294,21 +271,14 @@ class EngineLoop:
             self._heartbeat.wake()
             block = False
             try:
-                self._take(worker, command)
+                command(worker)
             except Exception:
-                log.exception("a command failed: %r", command)
+                log.exception("a command failed")
             self._publish(worker)
 
-    def _take(self, worker: Worker, command: _Command) -> None:
-        match command:
-            case _Submit(job=job, sink=sink, arrived_s=arrived_s):
-                worker.arrive(job, sink, arrived_s)
-            case _Cancel(job_id=job_id):
-                worker.cancel(job_id)
-            case _Do(action=action):
-                action(worker)
-            case _Close():
-                self._close = command
+    def _end_soon(self, *, now: bool) -> None:
+        """End when all that runs has ended; `now`: at once. The last one who asked for it is heard."""
+        self._is_ending, self._ends_now = True, now
 
     def _publish(self, worker: Worker) -> None:
         self._status = status_of(worker)

@@ -6,8 +6,8 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
+from reprise.cache.node import Node, subtree
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import Node, subtree
 from reprise.core.backend import Counts, Held, Lookup, Status
 from reprise.core.inspection import (
     EdgeTokens,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from dataclasses import dataclass
 
 from reprise.cache.lookup import Match
 from reprise.core.allowance import StepAllowance
@@ -23,45 +22,37 @@ from reprise.plan.checkpoints import Plan, interval_tokens, make_plan
 from reprise.schedule.decide import is_auxiliary_request
 from reprise.schedule.limits import Speed
 
-_MOST = 64
+log = logging.getLogger("reprise.loop")
 
+_PINNED_SHARE = 2
+"""Pins keep this part of the budget at most, so that there is always room for what nobody pinned."""
 
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    span: Span
-    digest: bytes
+_MOST_SETTLED = 64
 
 
 class SettledSpans:
     """The latest 64 settles: the span that each computed, and a digest of the tokens up to its end."""
 
     def __init__(self) -> None:
-        self._latest: deque[_Settled] = deque(maxlen=_MOST)
+        self._latest: deque[tuple[Span, bytes]] = deque(maxlen=_MOST_SETTLED)
 
     def add(self, tokens: Tokens, start: int, stop: int) -> None:
         """The tokens ``[start, stop)`` were computed while idle."""
-        self._latest.append(_Settled(Span(start, stop), _digest(tokens, stop)))
+        self._latest.append((Span(start, stop), _digest(tokens, stop)))
 
     def within(self, tokens: Tokens, position: int) -> int:
         """How many of the tokens ``[0, position)`` of this prompt were computed while idle."""
         digests: dict[int, bytes] = {}
         spans: list[Span] = []
-        for settled in self._latest:
-            stop = settled.span.stop
-            if stop <= position and digests.setdefault(stop, _digest(tokens, stop)) == settled.digest:
-                spans.append(settled.span)
+        for span, digest in self._latest:
+            if span.stop <= position and digests.setdefault(span.stop, _digest(tokens, span.stop)) == digest:
+                spans.append(span)
         # One that goes on after it was given up may begin before the end of its first try.
         return sum(map(len, union(spans)))
 
 
 def _digest(tokens: Tokens, stop: int) -> bytes:
     return hashlib.blake2b(tokens[:stop].tobytes(), digest_size=16).digest()
-
-
-log = logging.getLogger("reprise.loop")
-
-_PINNED_SHARE = 2
-"""Pins keep this part of the budget at most, so that there is always room for what nobody pinned."""
 
 
 class RequestPrefixes:

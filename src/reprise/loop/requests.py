@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from reprise.cache.node import Lease
 from reprise.cache.payload import LogitsRow
-from reprise.cache.tree import Lease
 from reprise.core.events import Event
 from reprise.core.job import Job, Purpose
 from reprise.core.pin import Pin

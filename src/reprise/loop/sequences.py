@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from weakref import WeakMethod
 
 from reprise.cache.lookup import Match
+from reprise.cache.node import SegmentRef
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import SegmentRef
 from reprise.core.allowance import StepAllowance
 from reprise.core.job import Job, Purpose
 from reprise.core.tokens import Tokens, own_tokens

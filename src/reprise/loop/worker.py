@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from reprise.cache.node import SegmentSizes
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import SegmentSizes
 from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import OutOfMemory, RepriseError

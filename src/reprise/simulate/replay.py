@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from reprise.cache.node import SegmentSizes
 from reprise.cache.policy import ExpectedSaving, Policy
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.cache.tree import SegmentSizes
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.memory import Memory
