@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MLX := $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
 WITH_MLX = $(if $(filter metal,$(MLX)),,$(MLX))
 
-.PHONY: help demo serve test test-all check format docs bench mutants matrix clean
+.PHONY: help demo serve test test-all check format docs bench bench-device mutants matrix clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -46,6 +46,9 @@ docs: $(VENV)/.can-test ## the documentation with a search, in site/
 
 bench: $(VENV)/.can-test ## replay workloads, with exact counts and ratios of times
 	$(BIN)/python -m bench
+
+bench-device: $(VENV)/.can-test ## where a GPU or Apple silicon is at hand: speeds against mlx-lm on real dimensions, in 8 minutes
+	$(BIN)/python -m bench.device
 
 mutants: $(VENV)/.can-test ## plant bugs and see each one turn a test red
 	$(BIN)/python -m tools.mutants

@@ -44,7 +44,11 @@ def line_chart(lines: Sequence[Line], *, title: str, x: str, y: str, is_log_x: b
     tops = [high for line in lines for _, high in line.band or ()]
     ticks_y = _ticks(0.0, max(*(value for _, value in points), *tops, 1e-9))
     first, last = min(at for at, _ in points), max(at for at, _ in points)
-    ticks_x = sorted({at for at, _ in points}) if is_log_x else [t for t in _ticks(first, last) if first <= t <= last]
+    numbers = sorted({at for at, _ in points})
+    # What is counted has no halves.
+    least_step = 1.0 if all(at == round(at) for at in numbers) else 0.0
+    ticks = numbers if is_log_x else _ticks(first, last, least_step=least_step)
+    ticks_x = [tick for tick in ticks if first <= tick <= last]
 
     def across(at: float) -> float:
         span = log10(last / first) if is_log_x else last - first
@@ -137,7 +141,7 @@ def report_page(title: str, about: str, content: str) -> str:
 
 _STYLE = """
 :root { --s0: var(--accent); --s1: var(--work); --s2: #b5662f; --s3: #6a5cb8; --s4: #3f78b5; --s5: #a34a78; }
-figure { margin: 0; min-width: 0; } figure svg { display: block; width: 100%; height: auto; font-size: 12px; }
+figure { margin: 0; min-width: 0; max-width: 60rem; } .facts dd { text-align: left !important; } figure svg { display: block; width: 100%; height: auto; font-size: 12px; }
 figure text { fill: var(--soft); } figure .grid { stroke: var(--line); } figcaption { margin-bottom: .4rem; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; } .band { opacity: .16; } .whisker { stroke: var(--ink); }
 .line.s0 { stroke: var(--s0); } .line.s1 { stroke: var(--s1); } .line.s2 { stroke: var(--s2); }
@@ -157,10 +161,10 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 20 or value == round(value) else f"{value:.3g}"
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Four to nine round numbers from `low` (rounded down) to `high` (rounded up)."""
+def _ticks(low: float, high: float, *, least_step: float = 0.0) -> list[float]:
+    """Nine round numbers at most, from `low` (rounded down) to `high` (rounded up)."""
     span = max(high - low, 1e-9)
     step = 10.0 ** int(log10(span) // 1)
-    step = next(s for s in (step / 5, step / 2, step, step * 2) if span / s <= 8)
+    step = max(least_step, next(s for s in (step / 5, step / 2, step, step * 2) if span / s <= 8))
     start = int(low // step)
     return [round(index * step, 10) for index in range(start, ceil(high / step) + 1)]

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import as_file, files
@@ -116,6 +117,8 @@ def bench(
                 takes_turns=_fit_together(path, num_local) if one_at_a_time is None else not one_at_a_time,
             )
             result = _held(plan, sides, again, tell=progress.tell)
+    if model is None:
+        result = replace(result, head={**result.head, "model": "the demonstration's, which comes with Reprise"})
     _show(result, html, numbers)
 
 
