@@ -107,7 +107,7 @@ EXPERTS: Mapping[str, Any] = {
     "vocab_size": 151936,
     "tie_word_embeddings": False,
 }
-MODELS: Mapping[str, Mapping[str, Any]] = {"dense 1B": LLAMA, "hybrid 4B": HYBRID, "experts 2B": EXPERTS}
+MODELS: Mapping[str, Mapping[str, Any]] = {"dense 1B": LLAMA, "hybrid 4B": HYBRID, "experts 3B": EXPERTS}
 
 _SMALL: Mapping[str, Any] = {
     "hidden_size": 64,

@@ -141,7 +141,8 @@ def report_page(title: str, about: str, content: str) -> str:
 
 _STYLE = """
 :root { --s0: var(--accent); --s1: var(--work); --s2: #b5662f; --s3: #6a5cb8; --s4: #3f78b5; --s5: #a34a78; }
-figure { margin: 0; min-width: 0; max-width: 60rem; } .facts dd { text-align: left !important; } figure svg { display: block; width: 100%; height: auto; font-size: 12px; }
+figure { margin: 0; min-width: 0; max-width: 60rem; } .facts dd { text-align: left !important; }
+figure svg { display: block; width: 100%; height: auto; font-size: 12px; }
 figure text { fill: var(--soft); } figure .grid { stroke: var(--line); } figcaption { margin-bottom: .4rem; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; } .band { opacity: .16; } .whisker { stroke: var(--ink); }
 .line.s0 { stroke: var(--s0); } .line.s1 { stroke: var(--s1); } .line.s2 { stroke: var(--s2); }

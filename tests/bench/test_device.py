@@ -13,15 +13,15 @@ def test_every_line_is_measured_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "device.json"
-    monkeypatch.setattr(sys, "argv", ["device", "--tiny", "--model", "experts 2B", "--json", str(file)])
+    monkeypatch.setattr(sys, "argv", ["device", "--tiny", "--model", "experts 3B", "--json", str(file)])
     device.main()
     told = json.loads(file.read_text())
     lines = {(line["model"], line["what"]): line for line in told["lines"]}
     experts = ["prefill of 256", "decode", "host time of a decode step", "restore", "store"]
-    assert list(lines) == [("no size", "decode step"), *(("experts 2B", what) for what in experts)]
+    assert list(lines) == [("no size", "decode step"), *(("experts 3B", what) for what in experts)]
     assert all(line["ours"] > 0 and line["theirs"] > 0 for line in lines.values()), lines
     assert told["head"]["tiny"] is True and told["head"]["device"] in ("cpu", "gpu")
-    assert "experts 2B   decode" in capsys.readouterr().out
+    assert "experts 3B   decode" in capsys.readouterr().out
 
 
 def test_what_does_not_fit_into_the_memory_or_the_time_is_said(
