@@ -25,7 +25,7 @@ from reprise.chat.parse import AnswerParser
 from reprise.chat.text_model import TextModel
 from reprise.chat.tool_grammar import call_grammar
 from reprise.core.errors import BadRequest, QueueFull
-from reprise.core.job import Constraint, Thinking
+from reprise.core.job import Constraint, ForcingConstraint, Thinking
 from tests.chat.pieces import WEATHER, tool, tool_fields
 from tests.chat.test_tool_formats import SAMPLES
 from tests.chat.text_models import backend_tokenizer, make_text_model, text_model
@@ -141,6 +141,21 @@ def test_other_grammars(wanted: Grammar, is_valid: Callable[[str], Any]) -> None
         patience = 5 if wanted.param == "guided_grammar" else 60
         tokens = random_answer(MODEL, GRAMMARS.constraint(wanted), seed=seed, patience=patience * 4)
         assert is_valid(MODEL.decode(tokens))
+
+
+def test_what_a_grammar_forces_is_allowed() -> None:
+    make = GRAMMARS.constraint(grammar.regex("(Ada|Bob) goes home"), thinking=THINKING)
+    constraint = make()
+    assert isinstance(constraint, ForcingConstraint)
+    assert list(constraint.forced()) == []
+    for token in THINKING.end:
+        constraint.accept(token)
+    constraint.accept(MODEL.encode("A")[0])
+    forced = constraint.forced()
+    for token in forced:
+        assert token in (allowed_tokens(constraint) or [])
+        constraint.accept(token)
+    assert MODEL.decode(forced).startswith("da goes ")
 
 
 def test_the_constraints_of_two_sequences_do_not_meet() -> None:

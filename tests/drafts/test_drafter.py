@@ -149,3 +149,16 @@ def test_drafts_that_are_wrong_are_no_longer_made() -> None:
             tries += 1
             request.note(draft, num_fed=1, num_tokens=1, seconds=0.015)
     assert 3 < tries < 60
+
+
+def test_what_a_grammar_forces_is_drafted_unless_more_is_known_that_begins_with_it() -> None:
+    drafts = free_drafts()
+    other = begin(drafts, [1, 2, 3, 4, 50, 51, 52, 53, 77, *words(10)])
+    other.end()
+    request = begin(drafts, [*words(20), 1, 2, 3, 4])
+    known = request.propose(num_fed=1, most=4, forced=[50, 51])
+    assert known is not None and (known.tokens.tolist(), known.source) == ([50, 51, 52, 53], DraftSource.HISTORY)
+    for forced in ((50, 60), [60, 61, 62], [50, 51, 52, 53, 77, 80]):
+        draft = request.propose(num_fed=1, most=6, forced=forced)
+        assert draft is not None and draft.source == DraftSource.GRAMMAR
+        assert draft.tokens.tolist() == list(forced)

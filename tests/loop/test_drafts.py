@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
+from reprise.core.backend import DraftSource
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Sampling, Thinking
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
@@ -126,6 +129,32 @@ def test_requests_that_come_and_go_have_the_answers_that_they_have_alone(pair: t
             assert answers[number].tokens == expected[number]
         assert answers[2].tokens == expected[2][: len(answers[2].tokens)]
     drafting.check()
+
+
+class OneText:
+    """A grammar that allows one text alone, and foretells it but for a token in five."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.rest = list(text)
+
+    def allowed(self) -> npt.NDArray[np.uint32]:
+        mask = np.zeros(16, dtype=np.uint32)
+        mask[self.rest[0] // 32] = np.uint32(1) << np.uint32(self.rest[0] % 32)
+        return mask
+
+    def accept(self, token: int) -> None:
+        assert token == self.rest.pop(0)
+
+    def forced(self) -> list[int]:
+        return [token if len(self.rest) % 5 else 3 for token in self.rest[:7]]
+
+
+def test_what_a_grammar_forces_is_drafted(pair: tuple[Engine, Engine]) -> None:
+    drafting, _ = pair
+    text = words(791, 40)
+    answer = drafting.run(words(790, 30), num=len(text), constraint=lambda: OneText(text))
+    assert answer.tokens == text
+    assert drafting.ask(lambda worker: worker.drafts.num_accepted[DraftSource.GRAMMAR]) > 15  # type: ignore[union-attr]
 
 
 @pytest.mark.every_model

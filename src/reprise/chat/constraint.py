@@ -1,7 +1,7 @@
 """Constraints of one sequence: llguidance's matcher, and the wait for the end of thinking."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import Enum, auto
 from time import thread_time
 
@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from reprise.chat.grammar_trial import sentence_of
 from reprise.core.errors import BadRequest
-from reprise.core.job import Constraint, Thinking
+from reprise.core.job import Constraint, ForcingConstraint, Thinking
 
 Mask = npt.NDArray[np.uint32]
 """A bit a token, 32 tokens a word, lowest bit first."""
@@ -48,6 +48,9 @@ class MatcherConstraint:
     def accept(self, token: int) -> None:
         if not self._matcher.consume_token(token):
             raise self._error()
+
+    def forced(self) -> Sequence[int]:
+        return self._matcher.compute_ff_tokens()
 
     def _error(self) -> Exception:
         # The first line is the sentence, what follows is the parser's state.
@@ -115,6 +118,11 @@ class AfterThinking:
             self._phase = _Phase.AFTER
         else:
             raise ValueError("the tokens that start thinking are not complete")
+
+    def forced(self) -> Sequence[int]:
+        if self._phase is _Phase.AFTER and isinstance(self._inner, ForcingConstraint):
+            return self._inner.forced()
+        return self._start[len(self._recent) :] if self._phase is _Phase.STARTING else ()
 
 
 def _allow(mask: Mask, token: int) -> None:

@@ -1,9 +1,9 @@
 """What the engine thread is asked to do: one job for one sequence."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,15 @@ class Constraint(Protocol):
 
     def accept(self, token: int) -> None:
         """The token was chosen. Raises ValueError if the grammar does not allow it."""
+        ...
+
+
+@runtime_checkable
+class ForcingConstraint(Constraint, Protocol):
+    """A grammar that also knows where it leaves no choice of text: in keys, names and markup."""
+
+    def forced(self) -> Sequence[int]:
+        """How that text is usually cut into tokens, from the next one on; other cuts of it may be allowed as well."""
         ...
 
 

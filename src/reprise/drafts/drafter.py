@@ -175,7 +175,7 @@ class RequestDrafts:
     def propose(self, *, num_fed: int, most: int, forced: Sequence[int] = ()) -> Draft | None:
         """What comes next, if that is worth a pass; at most `most` tokens.
 
-        `num_fed`: tokens that the pass takes anyway. `forced`: what a grammar allows alone.
+        `num_fed`: tokens that the pass takes anyway. `forced`: what a grammar leaves no choice about.
         """
         drafts = self._drafts
         if most < 1 or not drafts.costs.is_known:
@@ -214,8 +214,13 @@ class RequestDrafts:
         self.num_accepted += accepted
 
     def _find(self, most: int, forced: Sequence[int]) -> Draft | None:
-        if forced:
-            return Draft(as_tokens(forced[:most]), DraftSource.GRAMMAR, 0)
+        found = self._look_up(most)
+        forced = list(forced[:most])
+        if forced and (found is None or found.tokens[: len(forced)].tolist() != forced):
+            return Draft(as_tokens(forced), DraftSource.GRAMMAR, 0)
+        return found
+
+    def _look_up(self, most: int) -> Draft | None:
         self._read_answer()
         tail = TextEnd(self._tail)
         num = min(most, max(self._drafts.sizes))

@@ -18,7 +18,7 @@ from mlx_lm.sample_utils import make_logits_processors
 
 from reprise.core.errors import BadRequest, EngineFailed
 from reprise.core.events import FinishReason, Sampled
-from reprise.core.job import Constraint, Job, Sampling
+from reprise.core.job import Constraint, ForcingConstraint, Job, Sampling
 from reprise.engine import filters
 
 _NEG_INF = -float("inf")
@@ -102,6 +102,10 @@ class TokenSampler:
     def forced(self) -> int | None:
         """The token that has to come next whatever the model says, or None."""
         return self._budget.forced() if self._budget is not None else None
+
+    def foretold(self) -> Sequence[int]:
+        """The tokens that the grammar leaves hardly a choice about, from the next one on."""
+        return self._constraint.forced() if isinstance(self._constraint, ForcingConstraint) else ()
 
     def _holds_back(self, num_pending: int) -> bool:
         """Whether the answer may not end with the token behind `num_pending` that are chosen but not accepted."""

@@ -89,7 +89,7 @@ class Executor:
         if self._context is not None:
             most = min(most, self._context - len(request.job.prompt) - len(request.generated) - 1)
         num_fed = 1 + len(live.unfed)
-        draft = drafts.propose(num_fed=num_fed, most=most)
+        draft = drafts.propose(num_fed=num_fed, most=most, forced=live.ready.foretold())
         if draft is None or not self._sequences.fits_draft(live, num_fed + len(draft.tokens)):
             return None
         return draft
