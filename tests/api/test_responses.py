@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from reprise.api.reasoning_signature import encode_reasoning
 from reprise.api.responses.body import Item
 from reprise.api.responses.items import MessageWriter
 from reprise.api.responses.store import ResponseStore, stored
-from reprise.api.seals import seal
 from reprise.api.unread import UnreadParts
 from reprise.core.errors import NotFound
 from reprise.core.job import Job, Purpose
@@ -159,7 +159,7 @@ async def test_reasoning_as_a_summary():
     ]
     reasoning = events[-1]["response"]["output"][0]
     assert reasoning["summary"] == [{"type": "summary_text", "text": "Hm."}]
-    assert reasoning["encrypted_content"] == seal("Hm.")
+    assert reasoning["encrypted_content"] == encode_reasoning("Hm.")
     assert "content" not in reasoning
 
 
@@ -167,7 +167,13 @@ async def test_items_reach_the_template():
     items = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
         {"role": "user", "content": [{"type": "input_text", "text": "One"}, {"type": "input_text", "text": "two"}]},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": seal("Hm.")},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": None,
+            "encrypted_content": encode_reasoning("Hm."),
+        },
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
         {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": '{"city": "Rome"}'},
         {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "*** End"},

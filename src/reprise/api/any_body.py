@@ -37,23 +37,23 @@ def prompt_in(
         return model.model_validate(body)
 
     if "input" in body:
-        asked = response_request_of(
+        request = response_request_of(
             known(ResponsesBody), tuple(earlier), request_id="", namespace=namespace, served=served, limits=limits
         )
     elif _is_anthropic(body):
         return asked_of(known(CountBody), served=served, limits=limits, namespace=namespace).chat
     elif _OLLAMA_FIELDS.intersection(body):
         ollama = known(OllamaChatBody if "messages" in body else GenerateBody)
-        asked = ollama_request_of(ollama, request_id="", namespace=namespace, served=served, limits=limits)
+        request = ollama_request_of(ollama, request_id="", namespace=namespace, served=served, limits=limits)
     elif "messages" in body:
-        asked = chat_request_of(known(ChatBody), request_id="", namespace=namespace, served=served, limits=limits)
+        request = chat_request_of(known(ChatBody), request_id="", namespace=namespace, served=served, limits=limits)
     elif "prompt" in body:
-        asked = completion_requests_of(
+        request = completion_requests_of(
             known(CompletionsBody), request_id="", namespace=namespace, served=served, limits=limits
         )[0]
     else:
         raise BadRequest("Send the body of a chat request: `messages`, `input` or `prompt`.", param="messages")
-    return asked.prompt
+    return request.prompt
 
 
 def _is_anthropic(body: Mapping[str, Any]) -> bool:

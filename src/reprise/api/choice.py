@@ -64,11 +64,11 @@ class Choice:
         self.tokens.append(event.token)
         if self._wants_logprobs and (self._tells_end or not event.is_stop):
             self._untold.append(event)
-        said = self._piece(self.parser.feed(event.token, is_stop=event.is_stop))
+        deltas = self._piece(self.parser.feed(event.token, is_stop=event.is_stop))
         if not self._allows_parallel_calls and self.parser.num_calls_begun > 1:
             # A call that is held until it is whole need not be waited for.
             self.wants_stop = True
-        return said
+        return deltas
 
     def _piece(self, deltas: Sequence[Delta], *, is_last: bool = False) -> Sequence[ReplyEvent]:
         allowed = tuple(delta for delta in deltas if self._is_allowed(delta))

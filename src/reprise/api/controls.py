@@ -120,8 +120,8 @@ def stop_tokens_of(controls: AnswerControls, served: Served) -> frozenset[int]:
 
 def thinking_options(*switches: bool | None) -> dict[str, Any]:
     """The template options for thinking on or off: the last switch that is set. Templates know one of two names."""
-    said = [switch for switch in switches if switch is not None]
-    return {} if not said else {"enable_thinking": said[-1], "thinking": said[-1]}
+    given = [switch for switch in switches if switch is not None]
+    return {} if not given else {"enable_thinking": given[-1], "thinking": given[-1]}
 
 
 def is_on(thinking: ThinkingSwitch | bool | None) -> bool | None:

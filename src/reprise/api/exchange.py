@@ -125,7 +125,7 @@ class StillWaiting:
     total: int
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """How far it is, in words for a comment in a stream."""
         return f"prefill {self.position}/{self.total}" if self.total > 0 else "queued"
 

@@ -39,8 +39,8 @@ async def pinned_prefix(body: PrefillBody, service: ChatService, *, namespace: s
     prompt: all of it.
     """
     service.served.check_name(body.model)
-    asked, until = await service.off_loop(lambda: prefix_of(body, service))
-    prompt = await service.prefix(asked, namespace=namespace, until=until)
+    prefix, until = await service.off_loop(lambda: prefix_of(body, service))
+    prompt = await service.prefix(prefix, namespace=namespace, until=until)
     ends = [b.position for b in prompt.boundaries if b.kind is BoundaryKind.STABLE and b.position > 0]
     end = max(ends, default=len(prompt)) if until is None else len(prompt)
     inside = (boundary for boundary in prompt.boundaries if boundary.position <= end)

@@ -189,21 +189,21 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
 
 def explanation_lines(body: Mapping[str, Any]) -> list[str]:
     """The `explanation` of a body, if it has one, and its `notes`, in lines for people."""
-    told = body.get("explanation")
+    explanation = body.get("explanation")
     lines: list[str] = []
-    if told is not None:
-        for account in told["accounts"] if len(told["accounts"]) > 1 else ():
+    if explanation is not None:
+        for account in explanation["accounts"] if len(explanation["accounts"]) > 1 else ():
             lines.append(f"  tokens [{account['start']:,}, {account['stop']:,}): {account['reason']}")
-        if told["diverged_at"] is not None:
-            where = f" in {told['part']}" if told["part"] is not None else ""
+        if explanation["diverged_at"] is not None:
+            where = f" in {explanation['part']}" if explanation["part"] is not None else ""
             lines += [
-                f"parted at token {told['diverged_at']:,}{where}",
-                f"  after    {told['shared_text']!r}",
-                f"  expected {told['expected_text']!r}",
-                f"  came     {told['actual_text']!r}",
+                f"parted at token {explanation['diverged_at']:,}{where}",
+                f"  after    {explanation['shared_text']!r}",
+                f"  expected {explanation['expected_text']!r}",
+                f"  came     {explanation['actual_text']!r}",
             ]
-        if told["advice"] != "":
-            lines.append(told["advice"])
+        if explanation["advice"] != "":
+            lines.append(explanation["advice"])
     return [*lines, *(f"note: {note}" for note in body["notes"])]
 
 
@@ -229,9 +229,9 @@ def record_of(reply: Reply, *, model: str, explanation: Explanation | None) -> R
 
 
 def _prompt_of(reply: Reply) -> Prompt:
-    asked = reply.request.prompt
-    if isinstance(asked, RawPrompt):
-        return Prompt(tokens=asked.tokens)
+    prompt = reply.request.prompt
+    if isinstance(prompt, RawPrompt):
+        return Prompt(tokens=prompt.tokens)
     assert reply.rendered is not None
     return reply.rendered.prompt
 

@@ -44,11 +44,11 @@ class Refusals:
         await self._app({**scope, PROBLEMS: problems}, receive, send)
         for problem, inner in problems:
             if _is_refusal(problem):
-                self._tell(problem, inner, asked=f"{scope['method']} {scope['path'][:_PATH_SHOWN]}")
+                self._tell(problem, inner, request_line=f"{scope['method']} {scope['path'][:_PATH_SHOWN]}")
 
-    def _tell(self, problem: Problem, scope: Scope, *, asked: str) -> None:
+    def _tell(self, problem: Problem, scope: Scope, *, request_line: str) -> None:
         path: str = scope["path"]
-        log.warning("refused with %d (%s): %s: %s", problem.status, problem.code, asked, problem.message)
+        log.warning("refused with %d (%s): %s: %s", problem.status, problem.code, request_line, problem.message)
         if path.startswith(_ABOUT_THE_SERVER):
             return
         self._service.note_refusal(
@@ -62,7 +62,7 @@ class Refusals:
                 outcomes=(),
                 error=problem.message,
                 status=problem.status,
-                notes=(asked,),
+                notes=(request_line,),
             )
         )
 

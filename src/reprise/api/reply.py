@@ -154,7 +154,7 @@ class Reply:
                 self._note_gap(index)
             run = self.running[index]
             try:
-                told = run.choice.take(event)
+                reply_events = run.choice.take(event)
             except RequestCancelled as error:
                 self.error = self._cancelled()
                 raise self.error from error
@@ -163,17 +163,17 @@ class Reply:
                 raise
             if run.choice.wants_stop and not run.choice.is_over:
                 self._backend.cancel(run.job_id)
-            for said in told:
+            for reply_event in reply_events:
                 due_s = self._clock.now_s() + self._keep_alive_s
-                match said:
+                match reply_event:
                     case Began():
-                        self._cached[index] = said.num_cached
+                        self._cached[index] = reply_event.num_cached
                     case AnswerEnd():
                         await self._before_end(self, run.choice)
-                        self.ended.append(said)
+                        self.ended.append(reply_event)
                     case _:
                         pass
-                yield said
+                yield reply_event
 
     def _log_progress(self, event: Progress) -> None:
         line = self._progress.line(position=event.position, total=event.total, now_s=time.monotonic())

@@ -78,9 +78,9 @@ def question_of(content: str | Sequence[ReadablePart] | None) -> Question:
         for part in content
         if part.text is None
     )
-    said = "".join(part.text or "" for part in content) if others else ""
+    text = "".join(part.text or "" for part in content) if others else ""
     # Not `split`: a list of the words takes ten times as much as the text.
-    return Question(text=said.translate(_WHITE_SPACE), parts=others)
+    return Question(text=text.translate(_WHITE_SPACE), parts=others)
 
 
 _WHITE_SPACE = {number: None for number in range(0x3001) if chr(number).isspace()}

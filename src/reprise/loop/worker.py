@@ -17,7 +17,6 @@ from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import OutOfMemory, RepriseError
 from reprise.core.events import Event, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
-from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens, join_tokens
 from reprise.disk.tier import DiskTier
@@ -25,14 +24,15 @@ from reprise.engine import memory as device_memory
 from reprise.engine.batching import reason_to_run_alone
 from reprise.engine.load import LoadedModel
 from reprise.engine.records import RecordEncoder
-from reprise.engine.runner import SHARES_FROM, LiveSequence, Runner, TokenFailure, TokenResult
+from reprise.engine.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
 from reprise.loop.admission import Gate
 from reprise.loop.audit import Audit
 from reprise.loop.disk import open_disk
 from reprise.loop.executor import Executor, make_drafts
+from reprise.loop.preemption import Preemption
 from reprise.loop.prefixes import RequestPrefixes
 from reprise.loop.request_table import RequestTable
-from reprise.loop.requests import Decoding, Preempted, Prefilling, RunningRequest, Waiting
+from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.scheduler_state import scheduler_limits, scheduler_state
 from reprise.loop.sequences import SequencePool
 from reprise.memory import Account, Memory
@@ -107,6 +107,7 @@ class Worker:
         self.prefixes = RequestPrefixes(
             self.requests, self.sequences, self.disk, is_on=settings.has_prefix_cache, clock=clock
         )
+        self.preemption = Preemption(self.requests, self.prefixes, self.sequences)
         self.audit = Audit(self.runner, self.memory, settings, chunk=chunk, clock=clock)
         self.memory.reclaim_from(self.audit.give_up, *self.sequences.reclaimers, self.prefixes.unpin_first)
         device_memory.bound_free_buffers(self.memory.budget)
@@ -244,7 +245,7 @@ class Worker:
     def _prefill(self, slices: Sequence[Slice]) -> Iterator[tuple[RunningRequest, Result]]:
         """One pass over slices of one length, as far as there is room."""
         num = len(slices[0])
-        fitting = self._preempt_until_fit(
+        fitting = self.preemption.until_fit(
             [self.requests[piece.id] for piece in slices], lambda lives: self.sequences.reserve_to_prefill(lives, num)
         )
         by_id = {request.id: request for request in fitting}
@@ -298,8 +299,8 @@ class Worker:
         # A prefill slice of the same step may have failed one of them, or have preempted it.
         there = [self.requests[job_id] for job_id in group.ids if self.requests.get(job_id) is not None]
         decoding = [request for request in there if isinstance(request.phase, Decoding)]
-        decoding = self._preempt_until_fit(decoding, self.sequences.reserve_to_decode)
-        if len(decoding) == 1 and self._is_context_full(decoding[0]):
+        decoding = self.preemption.until_fit(decoding, self.sequences.reserve_to_decode)
+        if len(decoding) == 1 and self.preemption.is_context_full(decoding[0], budget=self._gate.budget):
             self.requests.run_isolated(decoding[0], self._stop_for_memory)
             return
         if not decoding:
@@ -357,48 +358,6 @@ class Worker:
         except Exception:
             # The answer is there, and each step leaves the books right: it stays as it is.
             log.exception("what a chat has stored could not be joined")
-
-    # Too little memory.
-
-    def _preempt_until_fit(
-        self, requests: Sequence[RunningRequest], reserve: Callable[[list[LiveSequence]], bool]
-    ) -> list[RunningRequest]:
-        """Those of `requests` that can take their next step: the youngest of all that run wait where there is no room.
-
-        The last one that runs goes on whatever it takes.
-        """
-        going = list(requests)
-        while going and not reserve([request.live for request in going if request.live is not None]):
-            running = self.requests.running
-            if len(running) == 1:
-                break
-            youngest = max(running, key=lambda request: (request.is_settle, request.arrived_s))
-            self.requests.run_isolated(youngest, self._preempt)
-            going = [request for request in going if request.is_running]
-        return going
-
-    def _preempt(self, request: RunningRequest) -> None:
-        """Give the request's state up, to be computed again when there is room; what the cache can keep is kept."""
-        assert request.live is not None
-        log.info("request %s waits for memory at token %d", request.id, request.position)
-        self.prefixes.store_progress(request)
-        sampler = self.runner.pause(request.live)
-        preempted = request.preempted
-        if sampler is not None:
-            prompt = Prompt(tokens=request.tokens, boundaries=request.job.prompt.boundaries)
-            preempted = Preempted(prompt=prompt, sampler=sampler)
-        self.requests.release(request, Waiting(preempted=preempted))
-        request.stored = 0
-        self.requests.counts.update(num_preemptions=1)
-
-    def _is_context_full(self, request: RunningRequest) -> bool:
-        """Whether nothing else is there to give way, and its next token has no room: its memory is its context."""
-        # Of the configured budget: what other programs need at this moment ends no answer.
-        return (
-            request.live is not None
-            and self.requests.running == [request]
-            and not self.sequences.fits_next_token(request.live, budget=self._gate.budget)
-        )
 
     def _stop_for_memory(self, request: RunningRequest) -> None:
         """What it has is an answer, if any."""

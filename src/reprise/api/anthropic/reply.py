@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reprise.api.exchange import AnswerEnd, EndReason, Usage
-from reprise.api.seals import signature_of
+from reprise.api.reasoning_signature import signature_of
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from reprise.chat.tools import begun_object
 

@@ -79,8 +79,8 @@ def service_request_of(
     body: MessagesBody, *, request_id: str, namespace: str, served: Served, limits: Limits
 ) -> ServiceRequest:
     """The request that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
-    asked = asked_of(body, namespace=namespace, served=served, limits=limits)
-    last = asked.chat.messages[-1]
+    common = asked_of(body, namespace=namespace, served=served, limits=limits)
+    last = common.chat.messages[-1]
     if "tool_calls" in last:
         raise BadRequest("The chat ends with a tool use: send its tool result.", param="messages")
     grammar = grammar_of(body, (_grammar(body),))
@@ -89,7 +89,7 @@ def service_request_of(
     return ServiceRequest(
         id=request_id,
         api="messages",
-        prompt=asked.chat,
+        prompt=common.chat,
         sampling=chosen.sampling,
         origins=chosen.origins,
         max_tokens=answer_bound(body.max_tokens),
@@ -99,13 +99,13 @@ def service_request_of(
         stop_tokens=stop_tokens_of(body, served),
         stops=_stops(body, limits),
         thinking_budget=None if body.thinking is None else body.thinking.budget_tokens,
-        tool_choice=asked.tool_choice,
+        tool_choice=common.tool_choice,
         streams_calls=body.stream is True,
         allows_parallel_calls=choice is None or choice.disable_parallel_tool_use is not True,
         grammar=grammar,
         namespace=namespace,
-        pin_for_s=asked.pin_for_s,
-        notes=asked.notes,
+        pin_for_s=common.pin_for_s,
+        notes=common.notes,
     )
 
 

@@ -67,7 +67,7 @@ async def create_message(
 
 async def _start_reply(context: Context, body: MessagesBody, namespace: str) -> Reply:
     service = context.service
-    asked = await service.off_loop(
+    service_request = await service.off_loop(
         lambda: service_request_of(
             body,
             request_id=f"msg_{uuid4().hex}",
@@ -76,7 +76,7 @@ async def _start_reply(context: Context, body: MessagesBody, namespace: str) -> 
             limits=service.limits,
         )
     )
-    return await service.start(asked)
+    return await service.start(service_request)
 
 
 @router.post(f"{PREFIX}/count_tokens")
@@ -85,10 +85,10 @@ async def count_tokens(body: CountBody, request: Request, context: InContext, na
     service = context.service
 
     async def count() -> int:
-        asked = await service.off_loop(
+        service_request = await service.off_loop(
             lambda: asked_of(body, served=service.served, limits=service.limits, namespace=namespace)
         )
-        return len((await service.render(asked.chat, namespace=namespace, is_final=False)).prompt)
+        return len((await service.render(service_request.chat, namespace=namespace, is_final=False)).prompt)
 
     return {"input_tokens": await while_connected(request.receive, count())}
 
@@ -120,11 +120,11 @@ async def _tell(context: Context, reply: Reply) -> AsyncGenerator[str, None]:
             case StillWaiting():
                 yield _lines(PING)
             case AnswerDelta():
-                for told in blocks.take(event.deltas):
-                    yield _lines(told)
+                for sent in blocks.take(event.deltas):
+                    yield _lines(sent)
             case AnswerEnd():
-                for told in blocks.finish():
-                    yield _lines(told)
+                for sent in blocks.finish():
+                    yield _lines(sent)
                 yield _lines(message_delta(event, usage_body(reply.usage, num_stored=reply.usage.num_stored)))
                 yield _lines({"type": "message_stop"})
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from reprise.api.anthropic.body import AnthropicMessage, Block, CacheControl
 from reprise.api.anthropic.content import block_text, content_text
-from reprise.api.seals import is_signed
+from reprise.api.reasoning_signature import is_signed
 from reprise.api.unread import Speaker, UnreadParts
 from reprise.chat.request import Cut, Message
 from reprise.core.errors import BadRequest

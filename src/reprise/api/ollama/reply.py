@@ -71,8 +71,8 @@ def loaded(kind: Kind, model: str, *, is_unload: bool) -> dict[str, Any]:
 
 def with_logprobs(body: dict[str, Any], tokens: Sequence[Sampled], decode: Decode) -> dict[str, Any]:
     """The object with the log-probabilities of these tokens, if there are any."""
-    told = logprobs_body(tokens, decode)
-    return body if told is None else body | {"logprobs": told["content"]}
+    logprobs = logprobs_body(tokens, decode)
+    return body if logprobs is None else body | {"logprobs": logprobs["content"]}
 
 
 def ollama_shape(problem: Problem) -> dict[str, Any]:

@@ -74,10 +74,10 @@ def _of_generate(
 def _chat(
     body: AnswerBody, fields: dict[str, Any], *, request_id: str, namespace: str, served: Served, limits: Limits
 ) -> ServiceRequest:
-    asked = service_request_of(
+    request = service_request_of(
         ChatBody.model_validate(fields), request_id=request_id, namespace=namespace, served=served, limits=limits
     )
-    return replace(asked, api=API, notes=(*_notes(body), *asked.notes))
+    return replace(request, api=API, notes=(*_notes(body), *request.notes))
 
 
 def _raw(body: GenerateBody, *, request_id: str, namespace: str, served: Served, limits: Limits) -> ServiceRequest:
@@ -87,10 +87,10 @@ def _raw(body: GenerateBody, *, request_id: str, namespace: str, served: Served,
     fields = _fields(body)
     kept = {name: value for name, value in fields.items() if name in CompletionsBody.model_fields}
     kept |= {"prompt": body.prompt or "", "logprobs": body.top_logprobs or 0 if body.logprobs is True else None}
-    (asked,) = service_requests_of(
+    (request,) = service_requests_of(
         CompletionsBody.model_validate(kept), request_id=request_id, namespace=namespace, served=served, limits=limits
     )
-    return replace(asked, api=API, notes=(*_notes(body), *asked.notes))
+    return replace(request, api=API, notes=(*_notes(body), *request.notes))
 
 
 def _fields(body: AnswerBody) -> dict[str, Any]:

@@ -157,7 +157,7 @@ async def _answer(
 
 async def _start(context: Context, body: OllamaChatBody | GenerateBody, namespace: str) -> Reply:
     service = context.service
-    asked = await service.off_loop(
+    service_request = await service.off_loop(
         lambda: request_of(
             body,
             request_id=new_request_id("ollama"),
@@ -166,7 +166,7 @@ async def _start(context: Context, body: OllamaChatBody | GenerateBody, namespac
             limits=service.limits,
         )
     )
-    return await service.start(asked)
+    return await service.start(service_request)
 
 
 async def _whole(kind: Kind, context: Context, body: OllamaChatBody | GenerateBody, namespace: str) -> dict[str, Any]:

@@ -57,7 +57,7 @@ async def create_chat_completion(
 
 async def _start(context: Context, body: ChatBody, namespace: str) -> Reply:
     service = context.service
-    asked = await service.off_loop(
+    service_request = await service.off_loop(
         lambda: service_request_of(
             body,
             request_id=new_request_id("chatcmpl"),
@@ -66,7 +66,7 @@ async def _start(context: Context, body: ChatBody, namespace: str) -> Reply:
             limits=service.limits,
         )
     )
-    return await service.start(asked)
+    return await service.start(service_request)
 
 
 async def _whole(context: Context, body: ChatBody, namespace: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ async def _tell(context: Context, reply: Reply, *, includes_usage: bool) -> Asyn
                 for choice in sorted(unsaid):
                     yield data_line(role_chunk(head, choice))
                 unsaid.clear()
-                yield comment_line(event.told) + data_line(waiting_chunk(head))
+                yield comment_line(event.text) + data_line(waiting_chunk(head))
             case AnswerDelta():
                 for chunk in piece_chunks(head, event, decode):
                     yield data_line(chunk)

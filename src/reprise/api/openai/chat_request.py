@@ -248,8 +248,8 @@ def response_grammar(wanted: ResponseFormat | None) -> Grammar | None:
 
 
 def _answer_bound(body: ChatBody) -> int | None:
-    said = (body.max_completion_tokens, body.max_tokens, body.n_predict)
-    return answer_bound(next((bound for bound in said if bound is not None), None))
+    bounds = (body.max_completion_tokens, body.max_tokens, body.n_predict)
+    return answer_bound(next((bound for bound in bounds if bound is not None), None))
 
 
 def _thinking_budget(body: ChatBody) -> int | None:

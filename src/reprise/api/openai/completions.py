@@ -57,14 +57,14 @@ async def create_completion(
 
 async def _start(context: Context, request_id: str, body: CompletionsBody, namespace: str) -> Batch:
     service = context.service
-    asked = await service.off_loop(
+    requests = await service.off_loop(
         lambda: service_requests_of(
             body, request_id=request_id, namespace=namespace, served=service.served, limits=service.limits
         )
     )
     # As many answers at a time as one prompt may have.
-    num_at_once = max(1, service.limits.max_choices // asked[0].num_choices)
-    return await start_batch(service, asked, num_at_once=num_at_once)
+    num_at_once = max(1, service.limits.max_choices // requests[0].num_choices)
+    return await start_batch(service, requests, num_at_once=num_at_once)
 
 
 async def _whole(
@@ -72,26 +72,26 @@ async def _whole(
 ) -> dict[str, Any]:
     decode = context.service.served.text.decode
     batch = await _start(context, request_id, body, namespace)
-    asked = batch.requests
+    requests = batch.requests
     tokens: dict[int, list[Sampled]] = {}
-    prompts = [_first_of(one) for one in asked]
+    prompts = [_first_of(one) for one in requests]
     ended: dict[int, tuple[int, AnswerEnd]] = {}
     async with batch:
         async for number, event in batch.events():
             match event:
                 case AnswerDelta():
                     prompts[number].extend(event.prompt)
-                    tokens.setdefault(_index(asked, number, event.choice), []).extend(event.tokens)
+                    tokens.setdefault(_index(requests, number, event.choice), []).extend(event.tokens)
                 case AnswerEnd():
-                    ended[_index(asked, number, event.choice)] = (number, event)
+                    ended[_index(requests, number, event.choice)] = (number, event)
                 case _:
                     pass
     choices: list[dict[str, Any]] = []
-    for index in _best(body, asked, tokens, sorted(ended)):
+    for index in _best(body, requests, tokens, sorted(ended)):
         number, end = ended[index]
-        text = _echo(asked[number], decode, echoes=echoes) + (end.answer.content or "")
-        told = [*prompts[number], *tokens.get(index, [])] if body.logprobs is not None else []
-        choices.append(_choice(len(choices), text, logprobs=_logprobs(told, decode), finish_reason=str(end.reason)))
+        text = _echo(requests[number], decode, echoes=echoes) + (end.answer.content or "")
+        shown = [*prompts[number], *tokens.get(index, [])] if body.logprobs is not None else []
+        choices.append(_choice(len(choices), text, logprobs=_logprobs(shown, decode), finish_reason=str(end.reason)))
     return _body(context, request_id, batch, choices) | {"usage": usage_body(_usage(batch))}
 
 
@@ -102,10 +102,13 @@ def _first_of(request: ServiceRequest) -> list[Sampled]:
 
 
 def _best(
-    body: CompletionsBody, asked: Sequence[ServiceRequest], tokens: Mapping[int, Sequence[Sampled]], indices: list[int]
+    body: CompletionsBody,
+    requests: Sequence[ServiceRequest],
+    tokens: Mapping[int, Sequence[Sampled]],
+    indices: list[int],
 ) -> list[int]:
     """Which answers are given: of each prompt the `n` whose tokens are likeliest on average, best first."""
-    num_sampled, num_given = asked[0].num_choices, body.n or 1
+    num_sampled, num_given = requests[0].num_choices, body.n or 1
     if num_sampled == num_given:
         return indices
 
@@ -123,19 +126,19 @@ async def _tell(
     context: Context, request_id: str, batch: Batch, *, echoes: bool, includes_usage: bool
 ) -> AsyncGenerator[str, None]:
     decode = context.service.served.text.decode
-    asked = batch.requests
+    requests = batch.requests
     # Where the next token's text begins within its answer.
     offsets: dict[int, int] = {}
 
     def echoed(number: int, text: str, scored: Sequence[Sampled]) -> Iterator[str]:
         """A piece of a prompt, to all its answers."""
-        for choice in range(asked[number].num_choices):
-            index = _index(asked, number, choice)
+        for choice in range(requests[number].num_choices):
+            index = _index(requests, number, choice)
             logprobs = _logprobs(scored, decode, offset=offsets.get(index, 0))
             offsets[index] = offsets.get(index, 0) + len(text)
             yield data_line(_body(context, request_id, batch, [_choice(index, text, logprobs=logprobs)]))
 
-    for number, one in enumerate(asked if echoes else ()):
+    for number, one in enumerate(requests if echoes else ()):
         first = _first_of(one)
         text = _joined(first, decode) if first else _echo(one, decode, echoes=True)
         for line in echoed(number, text, first):
@@ -144,20 +147,20 @@ async def _tell(
         match event:
             case StillWaiting():
                 # Clients that give up on a silent stream count chunks, and not comments.
-                waiting = _choice(_index(asked, number, 0), "")
-                yield comment_line(event.told) + data_line(_body(context, request_id, batch, [waiting]))
+                waiting = _choice(_index(requests, number, 0), "")
+                yield comment_line(event.text) + data_line(_body(context, request_id, batch, [waiting]))
             case AnswerDelta() if event.prompt:
                 for line in echoed(number, _joined(event.prompt, decode), event.prompt):
                     yield line
             case AnswerDelta():
                 text = "".join(delta.text for delta in event.deltas if isinstance(delta, ContentDelta))
-                index = _index(asked, number, event.choice)
+                index = _index(requests, number, event.choice)
                 logprobs = _logprobs(event.tokens, decode, offset=offsets.get(index, 0))
                 offsets[index] = offsets.get(index, 0) + sum(len(decode([token.token])) for token in event.tokens)
                 made = _choice(index, text, logprobs=logprobs)
                 yield data_line(_body(context, request_id, batch, [made]))
             case AnswerEnd():
-                made = _choice(_index(asked, number, event.choice), "", finish_reason=str(event.reason))
+                made = _choice(_index(requests, number, event.choice), "", finish_reason=str(event.reason))
                 yield data_line(_body(context, request_id, batch, [made]))
             case _:
                 pass
@@ -166,9 +169,9 @@ async def _tell(
     yield DONE
 
 
-def _index(asked: Sequence[ServiceRequest], number: int, choice: int) -> int:
+def _index(requests: Sequence[ServiceRequest], number: int, choice: int) -> int:
     """The index of a choice in the response: all answers of the first prompt, then those of the second."""
-    return number * asked[0].num_choices + choice
+    return number * requests[0].num_choices + choice
 
 
 def _echo(request: ServiceRequest, decode: Decode, *, echoes: bool) -> str:

@@ -33,10 +33,10 @@ def retained_for_s(retention: Retention | None, options: CacheOptions | None = N
 
     The two fields do not interact: where both ask for something, the longer one has what it asks for.
     """
-    asked = [None if retention is None else _SECONDS[retention]]
+    wanted = [None if retention is None else _SECONDS[retention]]
     if options is not None and options.ttl is not None and options.mode != "explicit":
-        asked.append(_TTL_S[options.ttl])
-    return max((seconds for seconds in asked if seconds is not None), default=None)
+        wanted.append(_TTL_S[options.ttl])
+    return max((seconds for seconds in wanted if seconds is not None), default=None)
 
 
 def prewarms(options: CacheOptions | None) -> bool:

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from reprise.api.reasoning_signature import decode_reasoning
 from reprise.api.responses.body import Item, ItemPart
 from reprise.api.responses.tools import custom_arguments, full_name
-from reprise.api.seals import unseal
 from reprise.api.unread import Speaker, UnreadParts
 from reprise.chat.request import Message
 from reprise.core.errors import BadRequest
@@ -118,9 +118,9 @@ class MessageWriter:
         """The text of a reasoning item: its own, the sealed one, or else the summary."""
         if item.content:
             return self._text(item.content, f"{where}.content", joiner="\n")
-        sealed = None if item.encrypted_content is None else unseal(item.encrypted_content)
-        if sealed is not None:
-            return sealed
+        decoded = None if item.encrypted_content is None else decode_reasoning(item.encrypted_content)
+        if decoded is not None:
+            return decoded
         return self._text(item.summary, f"{where}.summary", joiner="\n") if item.summary else None
 
     def _text(self, content: str | Sequence[ItemPart], where: str, *, joiner: str) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
+from reprise.api.reasoning_signature import encode_reasoning
 from reprise.api.responses.tools import Callee, custom_input
-from reprise.api.seals import seal
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 
 Event = dict[str, Any]
@@ -76,7 +76,7 @@ class Output:
         self._key, self._text = key, ""
         self.items.append({"id": f"{prefix}_{uuid4().hex}", "status": "in_progress", **item})
         # A copy: the item grows, and the event is the item as it was.
-        events.append(self._told("response.output_item.added", {"item": dict(self._item)}))
+        events.append(self._item_event("response.output_item.added", {"item": dict(self._item)}))
         match self._item["type"]:
             case "message":
                 events.append(self._part("response.content_part.added"))
@@ -94,11 +94,11 @@ class Output:
             return []
         match self._item["type"]:
             case "message":
-                told: Event = {**self._place, "content_index": 0, "delta": text, "logprobs": []}
-                return [{"type": "response.output_text.delta", **told}]
+                fields: Event = {**self._place, "content_index": 0, "delta": text, "logprobs": []}
+                return [{"type": "response.output_text.delta", **fields}]
             case "reasoning" if self._has_summary:
-                told = {**self._place, "summary_index": 0, "delta": text}
-                return [{"type": "response.reasoning_summary_text.delta", **told}]
+                fields = {**self._place, "summary_index": 0, "delta": text}
+                return [{"type": "response.reasoning_summary_text.delta", **fields}]
             case "reasoning":
                 return [{"type": "response.reasoning_text.delta", **self._place, "content_index": 0, "delta": text}]
             case "function_call":
@@ -115,9 +115,9 @@ class Output:
         events: list[Event] = []
         match item["type"]:
             case "message":
-                told: Event = {**self._place, "content_index": 0, "text": text, "logprobs": []}
+                fields: Event = {**self._place, "content_index": 0, "text": text, "logprobs": []}
                 events = [
-                    {"type": "response.output_text.done", **told},
+                    {"type": "response.output_text.done", **fields},
                     self._part("response.content_part.done"),
                 ]
                 item["content"] = [self._part_body()]
@@ -125,21 +125,21 @@ class Output:
                 events = self._close_reasoning(item, text)
             case "function_call":
                 item["arguments"] = text
-                told = {**self._place, "name": item["name"], "arguments": text}
-                events = [{"type": "response.function_call_arguments.done", **told}]
+                fields = {**self._place, "name": item["name"], "arguments": text}
+                events = [{"type": "response.function_call_arguments.done", **fields}]
             case _:
                 item["input"] = custom_input(text)
                 events = [
                     {"type": "response.custom_tool_call_input.delta", **self._place, "delta": item["input"]},
                     {"type": "response.custom_tool_call_input.done", **self._place, "input": item["input"]},
                 ]
-        events.append(self._told("response.output_item.done", {"item": dict(item)}))
+        events.append(self._item_event("response.output_item.done", {"item": dict(item)}))
         self._key = _CLOSED
         return events
 
     def _close_reasoning(self, item: dict[str, Any], text: str) -> list[Event]:
         if self._has_seals:
-            item["encrypted_content"] = seal(text)
+            item["encrypted_content"] = encode_reasoning(text)
         if self._has_summary:
             item["summary"] = [self._part_body()]
             return [
@@ -161,5 +161,5 @@ class Output:
         index = "summary_index" if "summary" in kind else "content_index"
         return {"type": kind, **self._place, index: 0, "part": self._part_body()}
 
-    def _told(self, kind: str, told: dict[str, Any]) -> Event:
-        return {"type": kind, "output_index": len(self.items) - 1, **told}
+    def _item_event(self, kind: str, fields: dict[str, Any]) -> Event:
+        return {"type": kind, "output_index": len(self.items) - 1, **fields}

@@ -33,7 +33,7 @@ def response_body(
     problem: Problem | None = None,
 ) -> dict[str, Any]:
     """The response to a request. `created` in Unix seconds; `status` is OpenAI's."""
-    asked = body.model_dump(by_alias=True, exclude_unset=True)
+    given = body.model_dump(by_alias=True, exclude_unset=True)
     return {
         "id": response_id,
         "object": "response",
@@ -44,17 +44,17 @@ def response_body(
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "model": model,
         "output": [dict(item) for item in output],
-        **{name: asked.get(name) for name in _ECHOED},
-        "metadata": asked.get("metadata") or {},
+        **{name: given.get(name) for name in _ECHOED},
+        "metadata": given.get("metadata") or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "reasoning": {"effort": None, "summary": None, **(asked.get("reasoning") or {})},
+        "reasoning": {"effort": None, "summary": None, **(given.get("reasoning") or {})},
         "store": body.store is not False,
-        "text": {"format": {"type": "text"}, **plain(asked.get("text") or {})},
-        "tool_choice": asked.get("tool_choice") or "auto",
-        "tools": asked.get("tools") or [],
+        "text": {"format": {"type": "text"}, **plain(given.get("text") or {})},
+        "tool_choice": given.get("tool_choice") or "auto",
+        "tools": given.get("tools") or [],
         "truncation": "disabled",
         "usage": None if usage is None else usage_body(usage),
-        "user": asked.get("user"),
+        "user": given.get("user"),
     }
 
 

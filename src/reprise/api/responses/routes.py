@@ -38,7 +38,7 @@ class _Exchange:
 
     context: Context
     body: ResponsesBody
-    asked: ServiceRequest
+    request: ServiceRequest
     previous: Stored | None
     output: Output
     created: int
@@ -46,7 +46,7 @@ class _Exchange:
     def response(self, status: str, *, reply: Reply | None = None, problem: Problem | None = None) -> dict[str, Any]:
         return response_body(
             self.body,
-            response_id=self.asked.id,
+            response_id=self.request.id,
             created=self.created,
             model=self.context.service.served.id,
             status=status,
@@ -60,7 +60,7 @@ class _Exchange:
         made = self.response(status_of(ended), reply=reply)
         if self.body.store is not False:
             items = [item.model_dump(exclude_unset=True) for item in input_items(self.body)]
-            entry = stored(made, self.previous, items, namespace=self.asked.namespace)
+            entry = stored(made, self.previous, items, namespace=self.request.namespace)
             self.context.responses.add(entry)
         return made
 
@@ -77,9 +77,9 @@ async def create_response(
         made = await while_connected(request.receive, _whole(body, context, namespace))
         return JsonResponse(made, headers={"x-request-id": made["id"]})
     exchange = await while_connected(request.receive, _prepare(body, context, namespace))
-    response_id, stream = exchange.asked.id, _Stream(exchange)
+    response_id, stream = exchange.request.id, _Stream(exchange)
     try:
-        reply = await while_connected(request.receive, context.service.start(exchange.asked))
+        reply = await while_connected(request.receive, context.service.start(exchange.request))
     except ContextTooLong as error:
         if body.stream is not True:
             raise
@@ -179,7 +179,7 @@ async def _prepare(body: ResponsesBody, context: Context, namespace: str) -> _Ex
 def _exchange(body: ResponsesBody, context: Context, previous: Stored | None, namespace: str) -> _Exchange:
     service = context.service
     earlier = () if previous is None else tuple(Item.model_validate(item) for item in previous.chat)
-    asked = service_request_of(
+    request = service_request_of(
         body,
         earlier,
         request_id=f"resp_{uuid4().hex}",
@@ -192,7 +192,7 @@ def _exchange(body: ResponsesBody, context: Context, previous: Stored | None, na
     return _Exchange(
         context=context,
         body=body,
-        asked=asked,
+        request=request,
         previous=previous,
         output=Output(
             callees=callees(body.tools or ()),
@@ -205,7 +205,7 @@ def _exchange(body: ResponsesBody, context: Context, previous: Stored | None, na
 
 async def _whole(body: ResponsesBody, context: Context, namespace: str) -> dict[str, Any]:
     exchange = await _prepare(body, context, namespace)
-    reply = await context.service.start(exchange.asked)
+    reply = await context.service.start(exchange.request)
     async with reply:
         async for event in reply.events():
             if isinstance(event, AnswerDelta):
@@ -247,27 +247,27 @@ class _Stream:
                         yield self._lines({"type": "response.in_progress", "response": begun})
                 case StillWaiting():
                     # Clients that give up on a silent stream count events, and not comments.
-                    yield comment_line(event.told) + self._lines(
+                    yield comment_line(event.text) + self._lines(
                         {"type": f"response.{begun['status']}", "response": begun}
                     )
                 case AnswerDelta():
-                    for told in exchange.output.take(event.deltas):
-                        yield self._lines(told)
+                    for line in exchange.output.take(event.deltas):
+                        yield self._lines(line)
                 case AnswerEnd():
-                    for told in _finish(exchange, event):
-                        yield self._lines(told)
+                    for line in _finish(exchange, event):
+                        yield self._lines(line)
                     made = self._made = exchange.end(reply, event)
                     yield self._lines({"type": f"response.{made['status']}", "response": made})
 
     def refused(self, problem: Problem) -> str:
         """All events of a response that does not begin."""
         begun = self._exchange.response("in_progress")
-        told = [
+        lines = [
             self._lines({"type": "response.created", "response": begun}),
             self._lines({"type": "response.in_progress", "response": begun}),
             self._lines({"type": "error", **openai_shape(problem)}),
         ]
-        return "".join([*told, self.failed(problem)])
+        return "".join([*lines, self.failed(problem)])
 
     def failed(self, problem: Problem) -> str:
         """The last event of a stream that broke off."""

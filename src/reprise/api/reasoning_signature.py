@@ -22,19 +22,19 @@ def is_signed(reasoning: str, signature: str) -> bool:
     return signature == signature_of(reasoning)
 
 
-def seal(reasoning: str) -> str:
+def encode_reasoning(reasoning: str) -> str:
     """The reasoning as one opaque word, for clients that keep it without reading it."""
     return f"{signature_of(reasoning)}.{_encoded(reasoning.encode())}"
 
 
-def unseal(sealed: str) -> str | None:
+def decode_reasoning(encoded: str) -> str | None:
     """The reasoning in a sealed word, or None if it is not of this server's making."""
     try:
-        _, _, text = sealed.removeprefix(_PREFIX).partition(".")
+        _, _, text = encoded.removeprefix(_PREFIX).partition(".")
         reasoning = base64.b64decode(text.encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError):
         return None
-    return reasoning if sealed == seal(reasoning) else None
+    return reasoning if encoded == encode_reasoning(reasoning) else None
 
 
 def _digest(reasoning: str) -> bytes:
