@@ -1,6 +1,8 @@
 """How few tokens a text can be: never more than it is, and close to it where a text is made of the longest tokens."""
 
 import json
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.chat.extent import TokenExtent, extent_of
+from reprise.chat.render import Renderer, RenderSettings
+from reprise.chat.request import ChatRequest
+from reprise.core.errors import ContextTooLong
 from tests.chat.text_models import backend_tokenizer, text_model
 
 EXTENT = extent_of(backend_tokenizer().to_str())
@@ -63,3 +68,21 @@ def test_pieces_with_bytes_to_fall_back_on() -> None:
     model = {"type": "BPE", "vocab": pieces, "byte_fallback": True}
     found = extent_of(definition(model=model, normalizer=normalizer, pre_tokenizer=None, added_tokens=[]))
     assert found == TokenExtent(most=(3, 2, 4))
+
+
+@pytest.mark.parametrize("num_texts", [1, 100])
+def test_arguments_longer_than_the_context_are_refused_before_they_are_written(num_texts: int) -> None:
+    renderer = Renderer(replace(text_model(), extent=EXTENT), RenderSettings(context=1000))
+    arguments = json.dumps({"of": ["word " * (200_000 // num_texts)] * num_texts})
+    call = {"id": "call0", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    ask, asked = {"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}
+    request = ChatRequest(messages=(ask, asked, {"role": "tool", "tool_call_id": "call0", "content": "x"}))
+    with pytest.raises(ContextTooLong, match="arguments of its tool calls"):
+        renderer.render(request)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ContextTooLong):
+            renderer.render(request)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(arguments)
+    finally:
+        tracemalloc.stop()

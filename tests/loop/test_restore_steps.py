@@ -111,7 +111,7 @@ def test_a_step_takes_over_one_part_whatever_the_kind_of_layers(
     footprint = engine.ask(lambda worker: worker.runner.footprint)
     steps = count_bytes_of_steps(monkeypatch)
     answer = engine.run(turn)
-    assert (answer.computed, answer.end.outcome.reused) == (3, len(turn) - 3)
+    assert (answer.computed, answer.end.outcome.num_reused) == (3, len(turn) - 3)
     # One layer's entries with its room to grow, its recurrent state, or the stored segment that is cut where the paths
     # part; beside it a few sections.
     layer = max((nbytes * (len(turn) + 2 * 256) for nbytes in footprint.each.values()), default=0)

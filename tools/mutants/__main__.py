@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from tools.mutants.mutant import Mutant
+from tools.mutants.of_api import API_MUTANTS
 from tools.mutants.of_cache import CACHE_MUTANTS
 from tools.mutants.of_chat import CHAT_MUTANTS
 from tools.mutants.of_core import CORE_MUTANTS
@@ -29,6 +30,7 @@ from tools.mutants.place import Place, Unplaced, placed
 from tools.mutants.source import functions_below
 
 MUTANTS = (
+    *API_MUTANTS,
     *CORE_MUTANTS,
     *SCHEDULE_MUTANTS,
     *CACHE_MUTANTS,

@@ -195,7 +195,7 @@ CHAT_MUTANTS = (
         "arguments that are longer than the context are written before they are refused",
         "refuse_if_parts_too_long(argument_texts(request.messages), self._text_model, context=self.settings.context)",
         "pass",
-        ("tests/api/test_body_memory.py", "-k", "arguments"),
+        ("tests/chat/test_extent.py",),
     ),
     _mutant(
         "_Rules._text",

@@ -1,0 +1,121 @@
+"""Planted bugs in what keeps one client from others: bodies, connections, threads, signals, the machine's memory."""
+
+from tools.mutants.mutant import Mutant
+
+_CONNECTIONS = ("tests/api/test_hostile_connections.py",)
+_LARGE_BODIES = ("tests/api/test_large_bodies.py",)
+_OFF_LOOP = ("tests/api/test_off_loop.py",)
+_STOPPING = ("tests/api/test_stopping.py",)
+_STRICT_JSON = ("tests/api/test_strict_json.py",)
+_EXTREMES = ("tests/engine/test_extremes.py",)
+_MACHINE = ("tests/loop/test_following_machine.py",)
+
+
+def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
+    return Mutant(name=name, function=function, old=old, new=new, tests=tests)
+
+
+API_MUTANTS = (
+    _mutant(
+        "_check_shape",
+        "values are parsed before they are counted",
+        "shape.num_commas > max_commas",
+        "False",
+        _LARGE_BODIES,
+    ),
+    _mutant(
+        "_check_shape",
+        "lists and objects are parsed before they are counted",
+        "shape.num_containers > limits.max_containers",
+        "False",
+        _LARGE_BODIES,
+    ),
+    _mutant(
+        "_read",
+        "a large body is parsed on the event loop",
+        "len(raw) <= _MAX_ON_LOOP_NBYTES",
+        "True",
+        _LARGE_BODIES,
+    ),
+    _mutant(
+        "BodyLimits._read",
+        "large bodies together fill the memory",
+        "self.num_held + len(chunk) > _MAX_TOGETHER * self._max_bytes",
+        "False",
+        _LARGE_BODIES,
+    ),
+    _mutant("OffLoop.run", "what nobody waits for runs on", "given_up.set()", "pass", _OFF_LOOP),
+    _mutant(
+        "Connection.why_overdue",
+        "half a body holds its connection for ever",
+        "now_s - self._quiet_since_s > allowed_s",
+        "False",
+        _CONNECTIONS,
+    ),
+    _mutant(
+        "Connection.why_overdue",
+        "an answer that nobody reads is written to its end",
+        "self._unread.waited_s(self.transport.get_write_buffer_size(), now_s) > limits.unread_s",
+        "False",
+        _CONNECTIONS,
+    ),
+    _mutant(
+        "Connection.connection_made",
+        "connections take the last descriptor",
+        "len(self.connections) > self._limits.max_connections",
+        "False",
+        _CONNECTIONS,
+    ),
+    _mutant(
+        "Connection.forgive",
+        "a client pays for the time in which the server did not look",
+        "min(now_s, self._quiet_since_s + late_s)",
+        "self._quiet_since_s",
+        _CONNECTIONS,
+    ),
+    _mutant(
+        "OncePerSecond.filter",
+        "a log says the same thing as often as it is told",
+        "last_s is not None and now_s - last_s < 1.0",
+        "False",
+        _CONNECTIONS,
+    ),
+    _mutant(
+        "Ending._handle",
+        "clients that never finish keep the server",
+        "self._end_within(self._grace_s, status=1)",
+        "pass",
+        _STOPPING,
+    ),
+    _mutant(
+        "sampled_with",
+        "what the grammar forbids is among the likeliest tokens",
+        "math.isfinite(value)",
+        "True",
+        (*_EXTREMES, *_STRICT_JSON),
+    ),
+    _mutant(
+        "check_sampling",
+        "a number that is none is taken",
+        "math.isfinite(value)",
+        "True",
+        (*_EXTREMES, *_STRICT_JSON),
+    ),
+    _mutant(
+        "Budget.after",
+        "pressure without a figure takes nothing",
+        "self.nbytes // 10 if reading.is_pressed else 0",
+        "0",
+        _MACHINE,
+    ),
+    _mutant(
+        "Budget.after",
+        "a budget that was reduced never grows again",
+        "min(self.most, self.nbytes + spare // 2)",
+        "self.nbytes",
+        _MACHINE,
+    ),
+    _mutant(
+        "_is_pressed", "what macOS says of pressure is not read", "_macos_level() >= _MACOS_WARNING", "False", _MACHINE
+    ),
+)
