@@ -283,6 +283,38 @@ def test_calls_that_begin_with_a_word() -> None:
         assert (answer.content, answer.tool_calls, parser.notes) == (words, (), ())
 
 
+ADDRESSED = (
+    "{{ tools }}{% for m in messages %}<|role|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% if m.content %}>>>all\n{{ m.content }}{% endif %}"
+    "{% for t in m.tool_calls or () %}>>>{{ t.function.name }}\n{{ t.function.arguments | tojson }}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}<|eos|>{% endfor %}"
+    "{% if add_generation_prompt %}<|role|>assistant\n>>>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("all\nHello.", "Hello.", []),
+        ("all\n>>> 1 + 1\n2", ">>> 1 + 1\n2", []),
+        ('look-up\n{"n": 3}>>>other\n{}', None, TWO_CALLS),
+        ('all\nI look.\n>>>look-up\n{"n": 3}', "I look.", TWO_CALLS[:1]),
+        # To nobody, and what no call follows.
+        ('nobody\n{"n": 3}', '>>>nobody\n{"n": 3}', []),
+        ("Hello.", ">>>Hello.", []),
+    ],
+)
+def test_words_that_are_addressed_like_calls(text: str, content: str | None, calls: list[tuple[str, str]]) -> None:
+    model = model_with(ADDRESSED, ("<|role|>",))
+    for cuts in ((1,), (4,)):
+        answer = read(model, text, tools=TOOLS, cuts=cuts)[0]
+        assert (answer.content, [(call.name, call.arguments) for call in answer.tool_calls]) == (content, calls)
+    if not calls:
+        assert read(model, text)[0].content == content
+    # An answer that is continued stands within its words.
+    assert read(model, "and so on", is_content_open=True)[0].content == "and so on"
+
+
 def test_a_section_that_is_ended_only_behind_several_calls() -> None:
     alone = source("sections").replace("<|/calls|>", "{% if m.tool_calls | length > 1 %}<|/calls|>{% endif %}")
     form = model_with(alone, ("<|role|>", *FORMATS["sections"][0])).calls.format

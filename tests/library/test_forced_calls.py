@@ -9,7 +9,7 @@ import pytest
 
 import reprise
 from reprise.demo.tiny.build import build_model
-from tests.chat.test_learnt_calls import ACTION, FORMATS, PLAIN, STATED, source
+from tests.chat.test_learnt_calls import ACTION, ADDRESSED, FORMATS, PLAIN, STATED, source
 from tests.models.tiny import CONFIGS
 
 SCHEMA: dict[str, Any] = {
@@ -43,6 +43,7 @@ CONFIG = {**CONFIGS["llama"], "num_hidden_layers": 1, "hidden_size": 32, "interm
 
 TEMPLATES = {
     **{name: source(name) for name in FORMATS},
+    "addressed": ADDRESSED,
     "begins with a word": ACTION + "<|role|>assistant\n",
     "only described": STATED + PLAIN + "<|role|>assistant\n",
 }
@@ -52,7 +53,7 @@ TEMPLATES = {
 def test_a_forced_call_fits_its_schema(name: str, tmp_path: Path) -> None:
     markup = ("<|eos|>", "<|role|>", *(FORMATS[name][0] if name in FORMATS else ()))
     build_model(tmp_path, CONFIG, template=TEMPLATES[name], markup=markup, eos="<|eos|>", vocab_size=512)
-    with reprise.Engine(tmp_path, settles=False) as engine:
+    with reprise.Engine(tmp_path, settles=False, thinking_budget=8) as engine:
         answer = engine.chat(tools=[TOOL]).send(
             "Look!", tool_choice="required", parallel_tool_calls=False, seed=1, max_tokens=2000
         )
@@ -60,3 +61,11 @@ def test_a_forced_call_fits_its_schema(name: str, tmp_path: Path) -> None:
     (call,) = answer.tool_calls
     assert call.name == "look-up"
     jsonschema_rs.validate(SCHEMA, json.loads(call.arguments))
+
+
+def test_an_output_is_addressed_to_the_user_where_the_template_addresses_words(tmp_path: Path) -> None:
+    build_model(tmp_path, CONFIG, template=ADDRESSED, markup=("<|eos|>", "<|role|>"), eos="<|eos|>", vocab_size=512)
+    output = {"type": "json_schema", "json_schema": {"name": "o", "schema": {"enum": [{"n": 1}]}}}
+    with reprise.Engine(tmp_path, settles=False, thinking_budget=8) as engine:
+        answer = engine.chat().send("Look!", response_format=output, seed=1, max_tokens=200)
+    assert json.loads(answer.text) == {"n": 1}

@@ -60,7 +60,7 @@ CHAT_MUTANTS = (
     _mutant(
         "_tool_edges",
         "an answer is held back behind a word that calls begin with",
-        "end or start[0].isalpha()",
+        "end or is_plain",
         "end",
         _LEARNT,
     ),
@@ -77,6 +77,27 @@ CHAT_MUTANTS = (
         "last_of_two if last_of_two.startswith(last.rstrip()) else last",
         "last",
         _LEARNT,
+    ),
+    _mutant(
+        "CallReader._call",
+        "a call of nobody is a call where words are addressed like calls",
+        "(form.is_bare or form.words_name) and name not in self._schemas",
+        "form.is_bare and name not in self._schemas",
+        _LEARNT,
+    ),
+    _mutant(
+        "markup_of",
+        "an answer that is continued begins like a new one",
+        "form is not None and is_addressed and not (is_content_open or is_thinking_open)",
+        "form is not None and is_addressed",
+        _LEARNT,
+    ),
+    _mutant(
+        "_lead",
+        "an output is not addressed to the user",
+        "form is not None and form.words_name",
+        "False",
+        ("tests/library/test_forced_calls.py",),
     ),
     _mutant(
         "ChatTemplate._reads",

@@ -171,7 +171,9 @@ def _learn(probes: _CallProbes) -> CallFormat:
     name_at = _common_length(one, other)
     if not one.startswith(_NAME, name_at) or not other.startswith(_OTHER, name_at):
         raise _NotLearnt
-    lead = _lead(probes, one[:name_at])
+    lead, begun = _lead(probes, one[:name_at]), ""
+    if lead == "":
+        lead = begun = _begun(probes)
     arguments, middle, final = _arguments(probes, one[name_at + len(_NAME) :], name_at)
     two = _two_calls(probes, name_at, middle, arguments)
     last = _until_turn_end(probes, final)
@@ -192,7 +194,26 @@ def _learn(probes: _CallProbes) -> CallFormat:
         between=between,
         ending=ending,
         arguments=arguments,
+        words_name=_words_name(probes, begun, middle) if begun else "",
     )
+
+
+def _begun(probes: _CallProbes) -> str:
+    """What begins a call, where the generation prompt has it already; "" if it does not."""
+    prompt, _ = probes.instructions()
+    before = _before_name(probes)
+    start = before[before.rfind(_WORDS) + len(_WORDS) :].strip() if _WORDS in before else ""
+    return start if prompt.endswith(start) else ""
+
+
+def _words_name(probes: _CallProbes, begun: str, middle: str) -> str:
+    """The name to which the model addresses what it says to the user."""
+    words = probes.words()
+    said = words[: words.rfind(_WORDS)]
+    name = said[said.rfind(begun) + len(begun) :].removesuffix(middle)
+    if begun + name + middle != said[said.rfind(begun) :] or not name.isidentifier():
+        raise _NotLearnt
+    return name
 
 
 def _lead(probes: _CallProbes, before: str) -> str:
@@ -419,10 +440,12 @@ def _whole(
     between: str | None,
     ending: str,
     arguments: JsonArguments | KeyedArguments,
+    words_name: str,
 ) -> CallFormat:
     """The format, with the markers at which content ends and begins again taken out of what is around the calls."""
     has_own = opening.strip() == "" and between is not None
-    start, lead = _call_start(probes, (opening + head).lstrip())
+    whole_lead = (opening + head).lstrip()
+    start, lead = (whole_lead, whole_lead) if words_name else _call_start(probes, whole_lead)
     opening = lead[: len(lead) - len(head)] if len(lead) > len(head) else ""
     if has_own or between is None:
         head, opening = lead[len(start) :], ""
@@ -448,7 +471,8 @@ def _whole(
         end=end,
         has_own_section=has_own,
         is_bare=not _is_marker(start, probes.splitters),
-        follows_words=_WORDS in _before_name(probes),
+        follows_words=_WORDS in _before_name(probes) and words_name == "",
+        words_name=words_name,
     )
     ends = [probes.text_model.decode([token]) for token in probes.text_model.eos]
     if any(end in text for end in ends if end for text in found.texts()):

@@ -77,6 +77,8 @@ class CallReader:
         self._text = ""
         self._at = 0
         self._is_final = self._is_ended = False
+        self._is_said = False
+        """What follows is said to the user."""
         self._events: list[CallEvent] = []
         self._raw: list[str] = []
         self._num_dropped = self.num_told = 0
@@ -141,6 +143,8 @@ class CallReader:
         yield from self._literal(form.opening)
         while True:
             yield from self._call()
+            if self._is_said:
+                return
             if form.has_own_section:
                 yield from self._close_section()
                 return
@@ -180,7 +184,10 @@ class CallReader:
         name = yield from self._name()
         middle = yield from self._literal(form.middle)
         self._id = self._id_between(head, middle)
-        if form.is_bare and name not in self._schemas:
+        if name == form.words_name:
+            self._is_said = True
+            return
+        if (form.is_bare or form.words_name) and name not in self._schemas:
             raise NotACall
         if isinstance(form.arguments, JsonArguments):
             yield from self._json_begins()

@@ -203,6 +203,9 @@ def _lead(text_model: TextModel, grammar: Grammar, rules: dict[str, str], *, thi
     if is_harmony(text_model):
         rules["ANALYSIS"] = ANALYSIS
         return f"{harmony_lead(text_model)} {lark_markup(text_model, '<|channel|>final<|message|>')}"
+    form = text_model.calls.format
+    if form is not None and form.words_name:
+        return lark_text(form.words_name + form.middle)
     opening = text_model.structural_markers[:1]
     lead = f"({lark_markup(text_model, opening[0])})? " if opening else ""
     if thinking is None:

@@ -72,6 +72,8 @@ class Markup:
     """The format of the calls, with atoms; None: a call is whatever stands between the tool markers."""
     needs_tool_end: bool = True
     """Whether a call that has no end is cut short."""
+    begun: str = ""
+    """What the prompt has written of the answer's first marker."""
 
     def spell(self, text: str) -> str:
         """The text with its atoms written out."""
@@ -92,7 +94,8 @@ def markup_of(text_model: TextModel, *, has_tools: bool, is_thinking_open: bool,
     if is_harmony(text_model):
         table, initial, needs_tool_end = _harmony_edges(), HEADER, False
     else:
-        table = _tag_edges(text_model, has_tools=has_tools)
+        known = text_model.calls.format
+        table = _tag_edges(text_model, has_tools=has_tools or (known is not None and known.words_name != ""))
         initial = text_model.initial_state or NORMAL
         needs_tool_end = _tool_markers(text_model)[1] != ""
     if is_content_open:
@@ -101,7 +104,9 @@ def markup_of(text_model: TextModel, *, has_tools: bool, is_thinking_open: bool,
         initial = REASONING
 
     starts = ("to=", "<|channel|>", "<|start|>", *(edge.marker for edge in table.get(initial, ())))
-    calls = text_model.calls.format if has_tools and not is_harmony(text_model) else None
+    form = None if is_harmony(text_model) else text_model.calls.format
+    is_addressed = form is not None and form.words_name != ""
+    calls = form if has_tools or is_addressed else None
     texts = {edge.marker for edges in table.values() for edge in edges} | set(starts)
     texts |= set() if calls is None else set(calls.texts())
     tokens = _atomic_tokens(text_model, texts)
@@ -114,6 +119,7 @@ def markup_of(text_model: TextModel, *, has_tools: bool, is_thinking_open: bool,
         header_starts=tuple(_to_atoms(start, atoms) for start in starts),
         calls=None if calls is None else calls.mapped(lambda text: _to_atoms(text, atoms)),
         needs_tool_end=needs_tool_end,
+        begun=form.start if form is not None and is_addressed and not (is_content_open or is_thinking_open) else "",
     )
 
 
@@ -152,11 +158,13 @@ def _tool_edges(text_model: TextModel) -> dict[str, list[Edge]]:
     """How a call ends: with its end marker, and where there is none or it was forgotten, with the next start."""
     start, end = _tool_markers(text_model)
     assert start, "only for models with tool markup"
+    form = text_model.calls.format
+    is_plain = start[0].isalpha() or (form is not None and form.words_name != "")
     table: dict[str, list[Edge]] = {}
     for state, outside in ((TOOL, NORMAL), (TOOL_IN_REASONING, REASONING)):
         table[state] = [Edge(marker=end, to=outside)] if end else []
-        # A start that is no token of its own can stand in an argument; a word that no call follows is text.
-        if start in text_model.splitters or not (end or start[0].isalpha()):
+        # A start that is no token of its own can stand in an argument; plain text that no call follows is text.
+        if start in text_model.splitters or not (end or is_plain):
             table[state].append(Edge(marker=start, to=state))
     return table
 

@@ -122,7 +122,7 @@ class Reader:
         # Calls that begin like any text are calls only where the answer begins.
         self._awaits_call = markup.calls is not None and markup.calls.is_bare
         self._specials = [text for text in text_model.splitters if text] if self._awaits_call else []
-        self._pending = ""
+        self._pending = markup.begun
         self._is_line_begun = True
         """Whether the next character is the first of a line, or of a part."""
         self._header = ""

@@ -7,6 +7,7 @@ since a call that is only asked for may not come.
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from reprise.chat.call_format import ID, ID_START, ID_STOP, INDEX, CallFormat, JsonArguments, KeyedArguments
@@ -80,7 +81,8 @@ def call_grammar(
         raise BadRequest(f"{reason} tool_choice can only be 'auto' or 'none'.", param="tool_choice")
     is_repeated = parallel and tool_choice == "required" and form.is_parallel
     has_words = after_words and form.follows_words and not form.is_bare
-    return _grammar(text_model, form, functions, is_repeated=is_repeated, has_words=has_words)
+    grammar = _grammar(text_model, form, functions, is_repeated=is_repeated, has_words=has_words)
+    return replace(grammar, is_whole=form.words_name != "")
 
 
 def _chosen(functions: Sequence[dict[str, Any]], tool_choice: str | Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -118,7 +120,10 @@ def _grammar(
     more = ""
     if is_repeated:
         more = f"({between} {start} call {end})*" if form.has_own_section else f"({between} call)*"
-    first = f"({start} | {rules.words(form.start)} {rules.literal(form.opening)})" if has_words else start
+    if has_words:
+        first = f"({start} | {rules.words(form.start)} {rules.literal(form.opening)})"
+    else:
+        first = rules.literal(form.opening) if form.words_name else start
     body = f"{first} call {end} {more}" if form.has_own_section else f"{first} call {more} {end}"
     return rules.grammar(start=body, call=" | ".join(calls))
 
