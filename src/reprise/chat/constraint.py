@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Sequence
-from enum import Enum, auto
 from time import thread_time
 
 import numpy as np
@@ -11,7 +10,7 @@ from llguidance import LLMatcher
 
 from reprise.chat.grammar_trial import sentence_of
 from reprise.core.errors import BadRequest
-from reprise.core.job import Constraint, ForcingConstraint, Thinking
+from reprise.core.job import Constraint, ForcingConstraint, Thinking, ThinkingTracker
 
 Mask = npt.NDArray[np.uint32]
 """A bit a token, 32 tokens a word, lowest bit first."""
@@ -62,15 +61,6 @@ class MatcherConstraint:
         return ValueError(sentence)
 
 
-class _Phase(Enum):
-    BEFORE = auto()
-    """The model may think or begin with its answer."""
-    STARTING = auto()
-    """Inside the tokens that start thinking."""
-    THINKING = auto()
-    AFTER = auto()
-
-
 class AfterThinking:
     """Holds the answer to `inner`, and lets thinking be anything.
 
@@ -81,48 +71,46 @@ class AfterThinking:
     def __init__(self, inner: Constraint, thinking: Thinking, *, eos: Collection[int]) -> None:
         self._inner = inner
         self._start = thinking.start
-        self._end = thinking.end
         self._eos = eos
-        self._recent: tuple[int, ...] = ()
-        self._phase = _Phase.THINKING if thinking.is_open else _Phase.BEFORE
+        self._tracker = ThinkingTracker(thinking)
+        self._num_started = 0
+        """How many of the tokens that start thinking have come."""
+        self._is_answering = False
 
     def allowed(self) -> Mask | None:
         inner = self._inner.allowed()
-        if self._phase is _Phase.AFTER or inner is None:
+        if self._is_answering or inner is None:
             return inner
-        if self._phase is _Phase.THINKING:
+        if self._tracker.is_open:
             mask = np.full(inner.shape, 0xFFFFFFFF, dtype=np.uint32)
             for token in self._eos:
                 _forbid(mask, token)
             return mask
         # What the grammar allows besides is an answer without thinking; inside the start there is no way back.
-        mask = inner.copy() if self._phase is _Phase.BEFORE else np.zeros_like(inner)
+        mask = inner.copy() if self._num_started == 0 else np.zeros_like(inner)
         if len(self._start) > 0:
-            _allow(mask, self._start[len(self._recent)])
+            _allow(mask, self._start[self._num_started])
         return mask
 
     def accept(self, token: int) -> None:
-        if self._phase is _Phase.AFTER:
+        if self._is_answering:
             self._inner.accept(token)
-        elif self._phase is _Phase.THINKING:
-            self._recent = (*self._recent, token)[-len(self._end) :]
-            if self._recent == self._end:
-                self._phase = _Phase.AFTER
-        elif len(self._start) > 0 and token == self._start[len(self._recent)]:
-            self._recent = (*self._recent, token)
-            self._phase = _Phase.STARTING
-            if self._recent == self._start:
-                self._phase, self._recent = _Phase.THINKING, ()
-        elif self._phase is _Phase.BEFORE:
+        elif self._tracker.is_open:
+            self._tracker.saw(token)
+            self._is_answering = not self._tracker.is_open
+        elif len(self._start) > 0 and token == self._start[self._num_started]:
+            self._num_started += 1
+            self._tracker.saw(token)
+        elif self._num_started == 0:
             self._inner.accept(token)
-            self._phase = _Phase.AFTER
+            self._is_answering = True
         else:
             raise ValueError("the tokens that start thinking are not complete")
 
     def forced(self) -> Sequence[int]:
-        if self._phase is _Phase.AFTER and isinstance(self._inner, ForcingConstraint):
+        if self._is_answering and isinstance(self._inner, ForcingConstraint):
             return self._inner.forced()
-        return self._start[len(self._recent) :] if self._phase is _Phase.STARTING else ()
+        return self._start[self._num_started :] if self._num_started > 0 else ()
 
 
 def _allow(mask: Mask, token: int) -> None:

@@ -60,6 +60,27 @@ class Thinking:
     is_open: bool = False
 
 
+class ThinkingTracker:
+    """Follows the tokens of one sequence: whether it is inside thinking, and how many tokens of that there were."""
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._thinking = thinking
+        self._tail: tuple[int, ...] = ()
+        """Tokens since thinking began or ended, as many as its end or its start has."""
+        self.is_open = thinking.is_open
+        self.num_tokens = 0
+
+    def saw(self, token: int) -> None:
+        """The sequence goes on with this token. Thinking that has ended may begin again."""
+        self.num_tokens += int(self.is_open)
+        run = self._thinking.end if self.is_open else self._thinking.start
+        if len(run) == 0:
+            return
+        self._tail = (*self._tail, token)[-len(run) :]
+        if self._tail == run:
+            self.is_open, self._tail = not self.is_open, ()
+
+
 class Constraint(Protocol):
     """A grammar that says which token may come next. Made for one sequence; used on the engine thread only."""
 

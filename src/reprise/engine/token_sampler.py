@@ -18,7 +18,7 @@ from mlx_lm.sample_utils import make_logits_processors
 
 from reprise.core.errors import BadRequest, EngineFailed
 from reprise.core.events import FinishReason, Sampled
-from reprise.core.job import Constraint, ForcingConstraint, Job, Sampling
+from reprise.core.job import Constraint, ForcingConstraint, Job, Sampling, Thinking, ThinkingTracker
 from reprise.engine import filters
 
 _NEG_INF = -float("inf")
@@ -50,7 +50,7 @@ class TokenSampler:
         )
         self._history = [int(t) for t in job.prompt.tokens[-self._context :]] if self._processors else []
         self._constraint: Constraint | None = job.constraint() if job.constraint is not None else None
-        self._budget = _ThinkingBudget(job) if job.thinking is not None else None
+        self._budget = _ThinkingBudget(job.thinking) if job.thinking is not None else None
         self.tokens: list[int] = []
         self.is_audited = False
         self.logprobs: list[float] = []
@@ -183,47 +183,30 @@ def sample(logprobs: mx.array, sampling: Sampling, keys: Sequence[mx.array]) -> 
 
 
 class _ThinkingBudget:
-    """Counts reasoning tokens, and forces the end of thinking when the budget is spent."""
+    """Forces the end of thinking when its budget is spent."""
 
-    def __init__(self, job: Job) -> None:
-        assert job.thinking is not None
-        self._thinking = job.thinking
-        self._is_open = job.thinking.is_open
-        self._num = 0
-        self._tail: list[int] = []
+    def __init__(self, thinking: Thinking) -> None:
+        self._thinking = thinking
+        self._tracker = ThinkingTracker(thinking)
         self._queue: list[int] = []
 
     def is_within(self, num: int) -> bool:
         """Whether one of the `num` tokens after the next will be forced, if thinking does not end before."""
-        budget = self._thinking.budget
-        return len(self._queue) > 0 or (self._is_open and budget is not None and self._num + num >= budget)
+        budget, tracker = self._thinking.budget, self._tracker
+        return len(self._queue) > 0 or (tracker.is_open and budget is not None and tracker.num_tokens + num >= budget)
 
     def forced(self) -> int | None:
-        thinking = self._thinking
-        if self._queue:
-            return self._queue[0]
-        if self._is_open and thinking.budget is not None and self._num >= thinking.budget and thinking.end:
-            self._queue = list(thinking.end)
-            return self._queue[0]
-        return None
+        # Reasoning that begins again goes on with what is left of the budget.
+        if not self._queue and self.is_within(0):
+            self._queue = list(self._thinking.end)
+        return self._queue[0] if self._queue else None
 
     def saw(self, token: int) -> None:
-        thinking = self._thinking
         if self._queue and token == self._queue[0]:
             self._queue.pop(0)
-        longest = max(len(thinking.start), len(thinking.end), 1)
-        self._tail = [*self._tail, token][-longest:]
-        if self._is_open:
-            self._num += 1
-            if _ends_with(self._tail, thinking.end):
-                self._is_open, self._queue = False, []
-        elif _ends_with(self._tail, thinking.start):
-            # Reasoning that begins again goes on with what is left of the budget.
-            self._is_open = True
-
-
-def _ends_with(tail: list[int], run: tuple[int, ...]) -> bool:
-    return len(run) > 0 and tuple(tail[-len(run) :]) == run
+        self._tracker.saw(token)
+        if not self._tracker.is_open:
+            self._queue = []
 
 
 def _processors(sampling: Sampling) -> list[Callable[[mx.array, mx.array], mx.array]]:
