@@ -96,3 +96,19 @@ def test_what_cannot_be_is_one_sentence(words: list[str], sentence: str) -> None
     assert told.exit_code == 2
     assert sentence in told.output
     assert "Traceback" not in told.output
+
+
+@pytest.mark.soak
+def test_the_whole_command_beside_mlx_lm(tmp_path: Path) -> None:
+    words = ["bench", "--size", "0.06", "--repeats", "1", "--minutes", "10", "--vs", "mlx-lm"]
+    files = ["--html", str(tmp_path / "bench.html"), "--json", str(tmp_path / "bench.json")]
+    told = CliRunner().invoke(app, [*words, *files])
+    assert told.exit_code == 0, told.output
+    numbers = json.loads((tmp_path / "bench.json").read_text())
+    assert numbers["sides"] == [ON, OFF, "mlx-lm"]
+    computed = {(row["workload"], row["side"]): row["num_computed"]["middle"] for row in numbers["summary"]}
+    assert len(computed) == 21
+    assert all(computed[workload, ON] <= num for (workload, _), num in computed.items())
+    assert all(numbers["memory"][side] for side in numbers["sides"])
+    assert numbers["head"]["layers"] == "2 × recurrent state, 2 × full attention"
+    assert "reprise bench --minutes 10 --vs mlx-lm --size 0.06 --repeats 1 --seed 0" in told.output

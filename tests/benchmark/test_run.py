@@ -150,8 +150,12 @@ class Paced(Side):
         super().__init__(name)
         self._clock, self._slower = clock, slower
 
-    def _connect(self, running: ExitStack) -> httpx.Client:
+    def start(self) -> None:
+        super().start()
         self._clock.now_s += SPEED.start_s
+        self.start_s = SPEED.start_s
+
+    def _connect(self, running: ExitStack) -> httpx.Client:
         return running.enter_context(httpx.Client())
 
     def ask(self, posts: Sequence[Post], *, timeout_s: float) -> list[ClientReply]:

@@ -41,15 +41,6 @@ class _HttpCall:
     body: bytearray | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _EndedCall:
-    """A request whose line is to be written, and when it ended."""
-
-    record: Record
-    call: _HttpCall | None
-    at_s: float
-
-
 _CALL: ContextVar[_HttpCall | None] = ContextVar("reprise_recorded_call", default=None)
 """The HTTP request that the current task, and what follows its answer, belong to."""
 
@@ -75,7 +66,7 @@ class Recorder:
         self._sizes = dict(sizes or {})
         self._max_waiting, self._max_waiting_nbytes = max_waiting, max_waiting_nbytes
         self._file, self._is_regular = _open(path)
-        self._waiting: deque[_EndedCall] = deque()
+        self._waiting: deque[tuple[Record, _HttpCall | None]] = deque()
         self._waiting_nbytes = 0
         self._change = threading.Condition()
         self._is_closing = False
@@ -100,7 +91,7 @@ class Recorder:
             if self._is_closing or is_full:
                 self._drop()
             else:
-                self._waiting.append(_EndedCall(record=record, call=call, at_s=time.time()))
+                self._waiting.append((record, call))
                 self._waiting_nbytes += nbytes
                 self._change.notify()
                 return
@@ -143,15 +134,15 @@ class Recorder:
                     self._change.wait_for(lambda: self._waiting or self._is_closing)
                     if not self._waiting:
                         return
-                    ended = self._waiting.popleft()
-                    self._waiting_nbytes -= _body_nbytes(ended.call)
+                    record, call = self._waiting.popleft()
+                    self._waiting_nbytes -= _body_nbytes(call)
                     num_dropped, self._num_unsaid = self._num_unsaid, 0
-                self._write(ended, num_dropped)
+                self._write(record, call, num_dropped)
         finally:
             os.close(self._file)
 
-    def _write(self, ended: _EndedCall, num_dropped: int) -> None:
-        line = _line(ended, sizes=self._sizes, num_dropped=num_dropped)
+    def _write(self, record: Record, call: _HttpCall | None, num_dropped: int) -> None:
+        line = _line(record, call, sizes=self._sizes, num_dropped=num_dropped)
         try:
             _write_whole(self._file, line, can_undo=self._is_regular)
         except OSError as error:
@@ -188,13 +179,15 @@ class RecordedCalls:
         await self._app(scope, receive if body is None else keep, send)
 
 
-def _line(ended: _EndedCall, *, sizes: Mapping[str, int], num_dropped: int) -> bytes:
-    record, call, blocks = ended.record, ended.call, ended.record.blocks
+def _line(record: Record, call: _HttpCall | None, *, sizes: Mapping[str, int], num_dropped: int) -> bytes:
+    blocks = record.blocks
     assert blocks is not None
     arrived_s = record.created - record.render_s if call is None else call.arrived_s
+    # When the engine was done: a client that goes on asks after that, and maybe before the record was written.
+    ended_s = record.created + max((outcome.total_s for outcome in record.outcomes), default=0.0)
     fields: dict[str, Any] = {
         "arrived_s": round(arrived_s, 4),
-        "took_s": round(ended.at_s - arrived_s, 4),
+        "took_s": round(ended_s - arrived_s, 4),
         "api": record.api,
         "model": record.model,
         "call": None if call is None else call.number,

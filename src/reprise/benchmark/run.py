@@ -23,6 +23,7 @@ _SPEED_WORDS = (300, 1500)
 _TOO_SOON_S = 0.3
 _MEASURED_TOKENS = 16
 _LEAST_TIMEOUT_S = 30.0
+_REPEATS = 3
 _LATER = 1.1
 """A workload's next repeat takes so much longer than the last, at most."""
 
@@ -76,6 +77,9 @@ class Bench:
             with started(group) as sampler:
                 self._hold_group(group)
             self.memory |= sampler.samples
+        self.fit = (
+            replace(self.fit, num_repeats=1 + max((run.repeat for run in self.runs), default=0)) if self.fit else None
+        )
         if not any(run.waves for run in self.runs):
             raise BenchFailed(
                 f"In {self.plan.minutes:g} minutes no workload came to its end. Give more --minutes, or a --size."
@@ -95,7 +99,9 @@ class Bench:
         seconds = {w.name: self._predicted_s(w, group) for w in self.fit.workloads}
         plain = [workload for workload in self.fit.workloads if not workload.restarts]
         restarting = [workload for workload in self.fit.workloads if workload.restarts]
-        reserved_s = sum(seconds[workload.name] for workload in restarting)
+        # With the start of the one that gets a disk for it.
+        starts_s = max((side.start_s for side in group), default=0.0) if restarting else 0.0
+        reserved_s = starts_s + _LATER * self.fit.num_repeats * sum(seconds[workload.name] for workload in restarting)
         self._rounds(plain, group, seconds, reserved_s=reserved_s)
         if restarting:
             for side in group:
@@ -130,14 +136,16 @@ class Bench:
         self, workloads: Sequence[Workload], group: Sequence[Side], seconds: dict[str, float], *, reserved_s: float
     ) -> None:
         assert self.fit is not None
-        for repeat in range(self.fit.num_repeats):
+        # Where the prediction was too long, there is time for more.
+        most = self.fit.num_repeats if self.plan.num_repeats is not None else max(_REPEATS, self.fit.num_repeats)
+        for repeat in range(most):
             for workload in workloads:
                 began_s = self.clock()
                 # A first time is tried even where the prediction says no: it may be wrong, and the clock is not.
                 if self.left_s - reserved_s < seconds[workload.name] * (_LATER if repeat > 0 else 0.0):
                     self._note_short(workload, repeat)
                     continue
-                self.tell(f"{workload.name}, {repeat + 1} of {self.fit.num_repeats}, {self.left_s:.0f} s left")
+                self.tell(f"{workload.name}, {repeat + 1} of {most}, {self.left_s:.0f} s left")
                 try:
                     self._hold_once(workload, repeat, group)
                 except TimeIsOver:
@@ -146,6 +154,8 @@ class Bench:
                 seconds[workload.name] = self.clock() - began_s
 
     def _note_short(self, workload: Workload, repeat: int) -> None:
+        if self.fit is not None and repeat >= self.fit.num_repeats:
+            return
         held = (
             "not held" if repeat == 0 else f"held {repeat} times instead of {self.fit.num_repeats if self.fit else 0}"
         )
