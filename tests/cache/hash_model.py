@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
+from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.kinds import KvKind
-from reprise.core.tokens import Span
+from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import Span, as_tokens
 
 ENTRY_NBYTES = 10
 SNAPSHOT_NBYTES = 70
@@ -100,3 +102,32 @@ class HashSource:
             if self.left == 0:
                 raise SourceFailed
             self.left -= 1
+
+
+class BlankSource:
+    """A live sequence whose entries are all the same, for tests that look at the tree alone."""
+
+    def segment_nbytes(self, kind: KvKind, length: int) -> int:
+        return ENTRY_NBYTES * length
+
+    def snapshot_nbytes(self) -> int:
+        return 0
+
+    def segment(self, kind: KvKind, span: Span) -> HashSegment:
+        return HashSegment((0,) * len(span))
+
+    def snapshot(self) -> HashSnapshot:
+        raise AssertionError("full attention needs no snapshot")
+
+
+def fill_with_chats(cache: PrefixCache, *, num_chats: int, num_turns: int, names: int = 400) -> None:
+    """Chats that share a system prompt, with a regenerated answer at every turn: two edges a turn.
+
+    A chat begins with two tokens that name it, below `names`.
+    """
+    for chat in range(num_chats):
+        path = [*range(5, 45), chat // names + 1, chat % names + 1]
+        for turn in range(num_turns):
+            for end in ([50 + turn], [50 + turn + num_turns, 5, 6]):
+                cache.commit(as_tokens([*path, *end]), BlankSource(), kind=BoundaryKind.STABLE)
+            path += [50 + turn + num_turns, 5, 6]

@@ -18,7 +18,10 @@ router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX
 MOST_NODES = 1000
 """Nodes of one page."""
 
-_SEARCHED = 20_000
+MOST_SKIPPED = 5_000
+"""The engine's thread walks over them: deeper down goes who names an edge with `under`."""
+
+_SEARCHED = 5_000
 """Nodes that a search looks at, those used last."""
 _SEARCH_S = 1.0
 _MOST_FOUND = 50
@@ -37,7 +40,7 @@ async def tree(
     namespace: Namespace,
     limit: Annotated[int, Query(ge=1, le=MOST_NODES)] = 300,
     under: Annotated[int | None, Query(ge=0)] = None,
-    skip: Annotated[int, Query(ge=0, le=200_000)] = 0,
+    skip: Annotated[int, Query(ge=0, le=MOST_SKIPPED)] = 0,
 ) -> dict[str, Any]:
     """The edges of the prefix tree that were used last, parents before children; `under`: those below one edge.
 
@@ -129,7 +132,8 @@ def _search(context: Context, edges: Sequence[EdgeTokens], wanted: str) -> dict[
         if at >= 0:
             around = text[max(0, at - _AROUND) : at + len(wanted) + _AROUND]
             found.append({"id": edge.id, "start": edge.start, "text": around})
-    return {"object": "list", "data": found, "searched": num_searched, "edges": len(edges)}
+    has_more = num_searched < len(edges) or len(edges) == _SEARCHED
+    return {"object": "list", "data": found, "searched": num_searched, "has_more": has_more}
 
 
 @router.get("/v1/cache/tree/{edge}")

@@ -8,8 +8,8 @@ number of the prompt. O(log n) for each push and pop.
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterator
+from itertools import count, islice
 
 from reprise.cache.node import Checkpoint, Node, Segment, Walk
 from reprise.cache.pins import Pins
@@ -103,12 +103,25 @@ class EvictionOrder:
         return found
 
     def first(self, num: int, *, may_evict: Callable[[Checkpoint], bool]) -> list[tuple[Checkpoint, Facts]]:
-        """The `num` checkpoints of least worth that may be evicted, least first. Changes nothing. O(checkpoints)."""
-        there = ((worth, place, c) for worth, place, c in self._heap if self._placed.get(c) == place and may_evict(c))
+        """The `num` checkpoints of least worth that may be evicted, least first. Changes nothing.
+
+        O(num log num), with what is stale or may not be evicted among the first.
+        """
+        there = (c for _, place, c in self._ascending() if self._placed.get(c) == place and may_evict(c))
         # Some are worth more by now: twice as many are looked at again.
-        facts = {checkpoint: self.facts(checkpoint) for _, _, checkpoint in heapq.nsmallest(2 * num, there)}
+        facts = {checkpoint: self.facts(checkpoint) for checkpoint in islice(there, 2 * num)}
         order = sorted(facts, key=lambda checkpoint: self.policy.worth(facts[checkpoint]))
         return [(checkpoint, facts[checkpoint]) for checkpoint in order[:num]]
+
+    def _ascending(self) -> Iterator[tuple[float, int, Checkpoint]]:
+        """The entries of the heap in order, without touching it."""
+        front = [(entry, 0) for entry in self._heap[:1]]
+        while front:
+            entry, at = heapq.heappop(front)
+            yield entry
+            for below in (2 * at + 1, 2 * at + 2):
+                if below < len(self._heap):
+                    heapq.heappush(front, (self._heap[below], below))
 
     def sweep(self) -> None:
         """Drop stale entries when they outnumber the live ones, so that the heaps stay proportional to the tree."""

@@ -136,7 +136,7 @@ class PrefixCache:
         return self.rows.at(checkpoint_at(match.walk, match.length))
 
     def would_evict(self, num: int) -> list[tuple[Checkpoint, Facts]]:
-        """The first `num` items that `evict_one` would take, as things are now. O(checkpoints)."""
+        """The first `num` items that `evict_one` would take, as things are now."""
         return self.order.first(num, may_evict=self._may_evict)
 
     def protected_nbytes(self) -> int:

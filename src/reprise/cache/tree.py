@@ -43,11 +43,19 @@ class RadixTree:
         self._roots: dict[str, Node] = {}
         self.clock = 0
         """Counts uses and commits."""
-        self.num_nodes = 0
+        self._nodes: dict[int, Node] = {}
         self.num_tokens = 0
         self.num_checkpoints = 0
 
     # Looking.
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self._nodes)
+
+    def node(self, serial: int) -> Node | None:
+        """The node of this number; None: it has gone."""
+        return self._nodes.get(serial)
 
     @property
     def roots(self) -> Mapping[str, Node]:
@@ -160,16 +168,14 @@ class RadixTree:
         """Add the tokens that the tree lacks behind the walk; gives the nodes from the root to the end of `tokens`."""
         root, last = walk.nodes[0], walk.last
         if namespace not in self._roots:
-            self._roots[namespace] = root
-            self.num_nodes += 1
+            self._roots[namespace] = self._nodes[root.serial] = root
         if walk.length == len(tokens):
             return walk.nodes
         if walk.length < last.stop:
             last = self._split(last, walk.length)
         child = Node(start=walk.length, tokens=own_tokens(tokens[walk.length :]), parent=last)
         child.last_visit = last.last_visit
-        last.children[int(child.tokens[0])] = child
-        self.num_nodes += 1
+        last.children[int(child.tokens[0])] = self._nodes[child.serial] = child
         self.num_tokens += len(child.tokens)
         return path_to(child)
 
@@ -215,7 +221,7 @@ class RadixTree:
         node.parent, node.start, node.tokens = upper, position, tail
         self._set_segments(node, below)
         self._set_segments(upper, above)
-        self.num_nodes += 1
+        self._nodes[upper.serial] = upper
         return upper
 
     # Checkpoints.
@@ -290,7 +296,7 @@ class RadixTree:
         del parent.children[first]
         self._set_segments(leaf, {})
         self.num_tokens -= len(leaf.tokens)
-        self.num_nodes -= 1
+        del self._nodes[leaf.serial]
         leaf.parent = None
         _ghosts(parent).lose_path(parent.stop, first)
         return parent
@@ -299,8 +305,7 @@ class RadixTree:
         """Forget a namespace that has nothing left and that nobody uses."""
         root = self._roots[namespace]
         if not root.children and root.num_leases == 0:
-            del self._roots[namespace]
-            self.num_nodes -= 1
+            del self._roots[namespace], self._nodes[root.serial]
 
     def reset(self) -> None:
         """Drop everything at once, leases included."""
@@ -309,8 +314,8 @@ class RadixTree:
             for checkpoint in list(node.checkpoints.values()):
                 self.drop_checkpoint(checkpoint)
             self._set_segments(node, {})
-        self._roots = {}
-        self.num_nodes = self.num_tokens = 0
+        self._roots, self._nodes = {}, {}
+        self.num_tokens = 0
 
     # Sharing buffers with sequences.
 
@@ -414,10 +419,10 @@ class RadixTree:
         top.num_uses = max(node.num_uses for node in chain)
         top.ghosts = join_ghosts(node.ghosts for node in chain)
         for node in chain[1:]:
+            del self._nodes[node.serial]
             # Whoever still holds the node must not keep its payloads alive.
             node.parent, node.children, node.segments, node.checkpoints = None, {}, {}, CheckpointMap()
             node.leases, node.tokens = [], as_tokens(())
-        self.num_nodes -= len(chain) - 1
         return len(chain) - 1
 
     def _join(self, node: Node, kind: KvKind, first: int, stop: int) -> int:
@@ -455,7 +460,8 @@ class RadixTree:
 
     def check(self) -> None:
         """Recompute everything from the nodes; AssertionError on any difference. O(size of the tree)."""
-        kv = snapshots = num_tokens = num_nodes = num_checkpoints = 0
+        kv = snapshots = num_tokens = num_checkpoints = 0
+        nodes: dict[int, Node] = {}
         for root in self._roots.values():
             assert root.start == 0 and len(root.tokens) == 0 and root.parent is None
             assert not root.segments and not root.checkpoints
@@ -464,10 +470,11 @@ class RadixTree:
                 kv += node.nbytes
                 snapshots += sum(c.snapshot.nbytes for c in node.checkpoints.values() if c.snapshot is not None)
                 num_tokens += len(node.tokens)
-                num_nodes += 1
+                nodes[node.serial] = node
                 num_checkpoints += len(node.checkpoints)
-        counted = (num_tokens, num_nodes, num_checkpoints)
-        assert counted == (self.num_tokens, self.num_nodes, self.num_checkpoints), (counted, vars(self))
+        counted = (num_tokens, num_checkpoints)
+        assert counted == (self.num_tokens, self.num_checkpoints), (counted, vars(self))
+        assert nodes == self._nodes, nodes.keys() ^ self._nodes.keys()
         self._memory.check({Account.KV: kv, Account.SNAPSHOTS: snapshots})
 
 

@@ -6,7 +6,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from reprise.cache.node import Node, subtree
+from reprise.cache.node import Node, path_to
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.backend import Counts, Held, Lookup, Status
 from reprise.core.inspection import (
@@ -101,7 +101,7 @@ def inspect(worker: Worker, *, max_nodes: int, part: TreePart, num_inside: int, 
         num_inside=num_inside,
         idle=tuple(map(_inspect_idle, worker.sequences.idle)),
         num_sequences=worker.runner.num_sequences,
-        tree=_inspect_tree(worker.cache, worker.disk.cache, requests, max_nodes=max_nodes, now_s=now_s, part=part),
+        tree=inspect_tree(worker.cache, worker.disk.cache, requests, max_nodes=max_nodes, now_s=now_s, part=part),
         memory=_inspect_memory(worker.memory, worker.runner.footprint, weights_nbytes=worker.runner.loaded.nbytes),
         disk=worker.disk.stats(),
         reads=worker.disk.reads(),
@@ -171,7 +171,7 @@ def _inspect_memory(memory: Memory, footprint: Footprint, *, weights_nbytes: int
     )
 
 
-def _inspect_tree(
+def inspect_tree(
     cache: PrefixCache,
     disk: DiskCache | None,
     requests: Iterable[RunningRequest],
@@ -224,27 +224,35 @@ def _inspect_tree(
 
 
 def _tops(cache: PrefixCache, part: TreePart) -> list[tuple[str, Node]]:
-    """Where the part begins, with the namespace. O(size of the trees) where a node is named."""
-    roots = [(name, root) for name, root in cache.tree.roots.items() if part.namespace in (None, name)]
+    """Where the part begins, with the namespace."""
     if part.under is None:
-        return roots
-    return [(name, node) for name, root in roots for node in subtree(root) if node.serial == part.under]
+        return [(name, root) for name, root in cache.tree.roots.items() if part.namespace in (None, name)]
+    node = cache.tree.node(part.under)
+    if node is None:
+        return []
+    root = path_to(node)[0]
+    names = (name for name, known in cache.tree.roots.items() if known is root)
+    return [(name, node) for name in names if part.namespace in (None, name)]
 
 
 def edge_tokens(cache: PrefixCache, *, namespace: str, node: int | None, max_nodes: int) -> list[EdgeTokens]:
     """The tokens of one node of a namespace, or of the `max_nodes` that were used last. Nothing is copied."""
-    if node is not None:
-        part = TreePart(namespace=namespace, under=node)
-        return [EdgeTokens(id=n.serial, start=n.start, tokens=n.tokens) for _, n in _tops(cache, part)]
-    root = cache.tree.roots.get(namespace)
-    nodes = [] if root is None else heapq.nlargest(max_nodes, subtree(root), key=lambda n: n.last_use)
-    return [EdgeTokens(id=n.serial, start=n.start, tokens=n.tokens) for n in nodes]
+    tops = [top for _, top in _tops(cache, TreePart(namespace=namespace, under=node))]
+    found: list[EdgeTokens] = []
+    # No path through a node is newer than the node.
+    left = [(-top.last_use, top.serial, top) for top in tops]
+    while left and len(found) < (max_nodes if node is None else 1):
+        _, _, newest = heapq.heappop(left)
+        found.append(EdgeTokens(id=newest.serial, start=newest.start, tokens=newest.tokens))
+        for child in newest.children.values():
+            heapq.heappush(left, (-child.last_use, child.serial, child))
+    return found
 
 
 def inspect_evictions(cache: PrefixCache, *, nbytes: int, most: int, now_s: float) -> tuple[InspectedEviction, ...]:
     """What would leave the cache, first things first, until `nbytes` are free or `most` are named. Changes nothing.
 
-    Each as if it were the first: what one eviction makes of its neighbours is not followed. O(checkpoints).
+    Each as if it were the first: what one eviction makes of its neighbours is not followed.
     """
     found: list[InspectedEviction] = []
     freed = 0

@@ -181,7 +181,7 @@ export function begin() {
       const told = await get(`/v1/cache/tree/search?q=${encodeURIComponent(query)}`);
       found = new Set(told.data.map((each) => each.id));
       draw();
-      $("tree-note").textContent = `${num(found.size)} ${found.size === 1 ? "part has" : "parts have"} “${query}”${told.searched < told.edges ? `; ${num(told.searched)} of ${num(told.edges)} were searched` : ""}`;
+      $("tree-note").textContent = `${num(found.size)} ${found.size === 1 ? "part has" : "parts have"} “${query}”${told.has_more ? `; the ${num(told.searched)} used last were searched` : ""}`;
       document.querySelector(".edge.found")?.scrollIntoView({ block: "center", inline: "nearest" });
     } catch (error) { $("tree-note").textContent = error.message; }
   });
