@@ -2,13 +2,23 @@
 
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from reprise.api.run import ServerThread
+from reprise.api.served import served_model
+from reprise.api.service import ChatService
+from reprise.core.settings import Settings
+from reprise.loop import EngineLoop
+from tests.agents.packages import installed
 from tests.api.real_server import real_server
+from tests.cache.hash_model import fill_with_chats
+from tests.models.tiny import tiny_model
+from tests.soak.lengths import times
 
 pytestmark = pytest.mark.browser
 
@@ -224,6 +234,80 @@ def test_nothing_sticks_out_at_any_size(browser: Any, server: httpx.Client, widt
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_that_bars_a_screen_reader(browser: Any, server: httpx.Client, scheme: str) -> None:
+    """Roles, names, labels, order of headings and contrast, by the rules of axe-core."""
+    axe = installed("axe", {"axe-core": "4.14.1"}) / "node_modules" / "axe-core" / "axe.min.js"
+    # The page's own policy would refuse the script.
+    context = browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    page.goto(str(server.base_url))
+    page.wait_for_selector(".edge")
+    page.wait_for_selector("#memory-process")
+    page.evaluate(axe.read_text(encoding="utf-8"))
+    for view in ("cache", "chat", "connect"):
+        page.goto(f"{server.base_url}/#{view}")
+        page.wait_for_selector(f"#view-{view}:not([hidden])")
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
+    context.close()
+
+
+def test_a_line_of_a_megabyte_is_text_and_does_not_stop_the_page(browser: Any, server: httpx.Client) -> None:
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    page = context.new_page()
+    page.goto(f"{server.base_url}/#chat")
+    page.fill("#draft", NASTY[0] + "x" * 1_000_000)
+    page.press("#draft", "Enter")
+    page.wait_for_selector(".message.user .said")
+    said = page.text_content(".message.user .said")
+    # As much of it as can be drawn.
+    assert said.startswith(NASTY[0] + "xxx") and said.endswith("…") and len(said) > 100_000
+    page.wait_for_selector(".message .error")
+    assert "context" in page.text_content(".message .error")
+    page.click("a[data-view=cache]")
+    page.wait_for_selector(".edge")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1400
+    context.close()
+
+
+def test_a_thousand_chats_are_drawn_as_far_as_they_can_be(browser: Any) -> None:
+    chosen = Settings(model=str(tiny_model("llama")), settles=False)
+    loop = EngineLoop(chosen)
+    loaded = loop.start()
+    filled = threading.Event()
+
+    def fill(worker: Any) -> None:
+        # Entries that no request ever reads: what is looked at is the tree.
+        fill_with_chats(worker.cache, num_chats=1000, num_turns=times(5))
+        filled.set()
+
+    loop.call(fill)
+    server = ServerThread(ChatService(served=served_model(loaded, chosen), backend=loop, settings=chosen), chosen)
+    try:
+        assert filled.wait(300)
+        told = httpx.get(f"{server.url}/v1/cache/tree?limit=1000", timeout=30)
+        assert told.json()["totals"]["edges"] >= 10_000 * times(1) and len(told.json()["data"]) == 1000
+        assert len(told.content) < 600_000
+        context = browser.new_context(viewport={"width": 1400, "height": 900})
+        page = context.new_page()
+        sizes: list[int] = []
+        page.on("response", lambda response: sizes.append(int(response.headers.get("content-length", "0"))))
+        page.goto(server.url)
+        page.wait_for_selector(".edge", timeout=10_000)
+        assert 100 < page.locator(".edge[data-id]").count() <= 300 and max(sizes) < 300_000
+        assert "used last are drawn" in page.text_content("#tree-note")
+        page.fill("#query", "no such text")
+        page.press("#query", "Enter")
+        says(page, "#tree-note", re.compile("0 parts have.*used last were searched"))
+        page.click("#as-table")
+        assert page.locator("#tree-scroll tbody tr").count() <= 300
+        context.close()
+    finally:
+        server.stop()
+        loop.close(now=True, timeout_s=120)
 
 
 def test_a_key_is_asked_for_and_never_stands_in_an_address(browser: Any) -> None:

@@ -23,7 +23,7 @@ function hero({ savings, health, created }) {
   const since = new Date(created * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
   put($("saved-sub"), savings.saved_s === savings.saved_today_s ? "today, which is all since the server started" : `today; ${seconds(savings.saved_s)} since ${since}`);
   const known = savings.reused + savings.computed;
-  const figure = (id, source, name, value, note) => h("div", {}, h("dt", {}, source ? h("i", { class: `c-${source}`, style: { width: ".6rem", height: ".6rem", "border-radius": "2px" } }) : null, name), h("dd", { id }, num(value)), h("small", {}, note));
+  const figure = (id, source, name, value, note) => h("div", {}, h("dt", {}, source ? h("i", { class: `c-${source}`, style: { width: ".6rem", height: ".6rem", "border-radius": "2px" } }) : null, name), h("dd", { id }, num(value)), h("dd", { class: "figure-note" }, note));
   put($("figures"),
     figure("reused", "memory", "reused", savings.reused, `${share(savings.reused, known)} of all prompt tokens`),
     figure("computed", "computed", "computed", savings.computed, savings.prefill_tokens_per_s ? `at ${rate(savings.prefill_tokens_per_s)} tokens/s` : "while someone waited"),

@@ -96,7 +96,7 @@ function edge({ node, row, from, isFirst, isLeaf, title }, x, y, width) {
   const group = s("g", {
     class: `edge${node.disk_bytes ? " on-disk" : ""}${inMemory ? "" : " disk-only"}${chosen === node.id ? " chosen" : ""}${found.has(node.id) ? " found" : ""}`,
     tabindex: 0, role: "button", id: `edge-${node.id}`, "data-id": node.id,
-    "aria-label": `${num(node.tokens)} tokens from ${num(node.start)}, ${bytes(node.bytes)}${node.disk_bytes ? ", on disk" : ""}, ${USES[node.last_use]}, ${ago(node.age_s)}: ${oneLine(node.text, 60)}`,
+    "aria-label": `${num(node.tokens)} tokens from ${num(node.start)}, ${bytes(node.bytes)}${node.disk_bytes ? ", on disk" : ""}, ${USES[node.last_use]}, ${ago(node.age_s)}: ${isLeaf && title ? title : oneLine(node.text, 60)}`,
   },
   s("rect", { class: "hit", x: left, y: line - ROW / 2, width: isLeaf ? Math.max(1, width - left - 8) : right - left, height: ROW, rx: 4 }));
   if (!isFirst && row !== from) {
