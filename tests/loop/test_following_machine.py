@@ -1,11 +1,15 @@
 """The memory budget gives way to other programs, and comes back; readings are given, and so is the clock."""
 
+import ctypes
 import logging
+import os
+import struct
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +23,7 @@ from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
-from reprise.engine.machine import read_machine
+from reprise.engine.machine import macos_footprint, read_machine
 from reprise.engine.memory import process_nbytes
 from reprise.loop import EngineLoop
 from reprise.loop.watch import following_machine
@@ -128,6 +132,37 @@ def test_what_macos_says(said: str, is_pressed: bool, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "platform", "darwin")
     assert read_machine(tmp_path).is_pressed is is_pressed
     assert asked == [["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]]
+
+
+class LibSystem:
+    """Answers as macOS does: `struct rusage_info_v0` is 16 bytes and ten 64-bit words, of which the eighth counts."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def proc_pid_rusage(self, pid: int, flavor: int, usage: Any) -> int:
+        assert (pid, flavor) == (os.getpid(), 0)
+        words = struct.pack("=16x10Q", *range(1, 8), 3 * 10**12, 9, 10)
+        assert ctypes.sizeof(usage._obj) == len(words)
+        ctypes.memmove(usage, words, len(words))
+        return self._status
+
+
+@pytest.mark.parametrize(("status", "says"), [(0, 3 * 10**12), (-1, None)])
+def test_the_footprint_that_macos_counts(status: int, says: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def library(path: str) -> LibSystem:
+        return LibSystem(status)
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    assert macos_footprint() == says
+    monkeypatch.setattr(sys, "platform", "darwin")
+    if says is not None:
+        assert process_nbytes() == says
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="where there is no such library")
+def test_elsewhere_there_is_no_footprint() -> None:
+    assert macos_footprint() is None
 
 
 def test_an_engine_follows_its_machine(caplog: pytest.LogCaptureFixture) -> None:

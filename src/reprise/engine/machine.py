@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -105,6 +107,35 @@ def _macos_level() -> int:
         return int(subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return 1
+
+
+def macos_footprint() -> int | None:
+    """What macOS counts as this process's own, compressed pages and Metal's buffers too; None where it does not say.
+
+    That is `ri_phys_footprint` of `rusage_info_v0` (sys/resource.h), which Activity Monitor shows as its memory.
+    """
+    usage = _RusageInfo()
+    try:
+        status = ctypes.CDLL("/usr/lib/libSystem.dylib").proc_pid_rusage(os.getpid(), 0, ctypes.byref(usage))
+    except (OSError, AttributeError):
+        return None
+    return int(usage.phys_footprint) if status == 0 else None
+
+
+class _RusageInfo(ctypes.Structure):
+    _fields_ = (
+        ("uuid", ctypes.c_uint8 * 16),
+        ("user_time", ctypes.c_uint64),
+        ("system_time", ctypes.c_uint64),
+        ("pkg_idle_wkups", ctypes.c_uint64),
+        ("interrupt_wkups", ctypes.c_uint64),
+        ("pageins", ctypes.c_uint64),
+        ("wired_size", ctypes.c_uint64),
+        ("resident_size", ctypes.c_uint64),
+        ("phys_footprint", ctypes.c_uint64),
+        ("proc_start_abstime", ctypes.c_uint64),
+        ("proc_exit_abstime", ctypes.c_uint64),
+    )
 
 
 def _text(file: Path) -> str:

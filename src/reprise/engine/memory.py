@@ -12,7 +12,7 @@ from reprise.core.errors import memory_too_small
 from reprise.core.follow import bound_for, budget_within, free_buffers
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel
-from reprise.engine.machine import read_machine
+from reprise.engine.machine import macos_footprint, read_machine
 
 _MARGIN = 0.85
 """The share of what is left beside the model that caches may take; the rest is for activations and others."""
@@ -30,13 +30,14 @@ def device_bytes() -> int:
 def process_nbytes() -> int:
     """All that this process holds, as the system measures it, and on CUDA the device memory that MLX has beside it.
 
-    That is its resident memory on Linux, and on macOS what is its own alone, in which Metal's buffers are.
+    That is its resident memory on Linux, and on macOS its footprint, in which Metal's buffers are.
     """
     process = psutil.Process()
     by_mlx = mx.get_active_memory() + mx.get_cache_memory()
     if sys.platform == "darwin":
+        footprint = macos_footprint()
         # The buffers at least, whether or not the system counts them to the process.
-        return max(int(process.memory_full_info().uss), by_mlx)
+        return max(int(process.memory_full_info().uss) if footprint is None else footprint, by_mlx)
     resident = int(process.memory_info().rss)
     return resident + by_mlx if mx.default_device() == mx.Device(mx.gpu) else resident
 
