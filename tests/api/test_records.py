@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from reprise.api.progress import PrefillProgress
 from reprise.api.records import Record, Records, log_line, record_body
+from reprise.api.reply import PrefillProgress
 from reprise.core.errors import QueueFull
 from reprise.core.record import Outcome, Reason
 from reprise.core.settings import Settings

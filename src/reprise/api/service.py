@@ -24,11 +24,10 @@ from reprise.api.inbox import Clock, Inbox
 from reprise.api.jobs import cut_at, job_of, running_of
 from reprise.api.limits import Limits
 from reprise.api.off_loop import OffLoop, Stage
-from reprise.api.progress import PrefillProgress
 from reprise.api.reading import Reading, reading_of
 from reprise.api.records import Record, Records, log_line, record_of
 from reprise.api.renderers import Renderers
-from reprise.api.reply import Reply
+from reprise.api.reply import PrefillProgress, Reply
 from reprise.api.served import Served
 from reprise.api.settling import Settling
 from reprise.chat.answer_grammar import answer_grammar

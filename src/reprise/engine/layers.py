@@ -293,7 +293,7 @@ class FullLayer(KvLayer):
         return max(self.lengths)
 
     def _reserved_capacity(self) -> int:
-        # SequenceBatch end at the same index: the longest that are held, and as many as the one that has most to come.
+        # Rows end at the same index: the longest that are held, and as many as the one that has most to come.
         to_come = (reserved - length for reserved, length in zip(self.reserved, self.lengths, strict=True))
         return max(self.lengths) + max(to_come)
 

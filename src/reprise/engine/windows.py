@@ -1,6 +1,6 @@
 """Layers whose tokens see a part of what came before: sliding windows, and chunks. What is out of sight is dropped.
 
-SequenceBatch and buffers are those of `reprise.engine.layers`, and so is the contract with mlx-lm's models.
+Rows and buffers are those of `reprise.engine.layers`, and so is the contract with mlx-lm's models.
 """
 
 # ruff: noqa: N803 -- the name of the argument is part of the contract.

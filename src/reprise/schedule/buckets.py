@@ -34,7 +34,7 @@ def group_rows(rows: Sequence[DecodingJob], limits: SchedulerLimits) -> tuple[Gr
     The padded length of all groups is at most ``max_padding`` times the sum of the rows' own lengths, plus
     ``free_padding``. Rows that cannot be batched have a group each. O(n log n) when nobody came or went.
     """
-    # SchedulerState that does not exist yet cannot be joined with state that does.
+    # State that does not exist yet cannot be joined with state that does.
     is_alone = {row.id: row.length == 0 or not (limits.can_batch and row.can_batch) for row in rows}
     together = [row for row in rows if not is_alone[row.id]]
     buckets = _buckets(together)

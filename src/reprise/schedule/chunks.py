@@ -76,5 +76,5 @@ def plan_pass(
 def _fits_beside(job: PrefillingJob, head: PrefillingJob) -> bool:
     # In one pass all rows are as wide as the longest, so rows of very different lengths stay apart.
     low, high = sorted((job.position, head.position))
-    # SchedulerState that does not exist yet cannot be joined with state that does.
+    # State that does not exist yet cannot be joined with state that does.
     return job.can_batch and (low > 0 or high == 0) and high <= 2 * low + 512
