@@ -8,9 +8,6 @@ model's or a template's name. A format counts only if the reader reads all made-
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from datetime import datetime
-from functools import cached_property
 from typing import Any
 
 from reprise.chat.call_format import (
@@ -23,158 +20,58 @@ from reprise.chat.call_format import (
     ModelCalls,
     known_formats,
 )
+from reprise.chat.call_probes import (
+    ASKED,
+    FIRST_KEY,
+    FIRST_VALUE,
+    FORMS,
+    IDS,
+    NAME,
+    OTHER,
+    PROBE_TOOLS,
+    SECOND_KEY,
+    SECOND_VALUE,
+    TYPED,
+    WORDS,
+    CallProbes,
+    MadeCall,
+    NotLearnt,
+    first_markup,
+)
 from reprise.chat.call_reader import CallArguments, CallBegan, CallEnded, CallReader
 from reprise.chat.call_writing import written_section
-from reprise.chat.message_format import REASONING_KEYS, Form
-from reprise.chat.request import ChatRequest, Message
 from reprise.chat.stated_calls import stated_format
-from reprise.chat.template import ChatTemplate, RenderContext
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import make_calls
-from reprise.core.errors import TemplateFailed
-
-_NAME, _OTHER = "turnstile", "quarry"
-_KEY, _SECOND_KEY = "zebra", "yacht"
-_VALUE, _SECOND_VALUE = "Falcon over", "Mango under"
-_WORDS, _ASKED = "Rowboat", "Sycamore"
-_IDS = ("kP3xQ9vL2", "mT7wZ4bN8")
-"""Some templates insist on nine letters or digits."""
-
-_TYPED: Mapping[str, Any] = {
-    "string": _VALUE,
-    "number": 4711,
-    "boolean": True,
-    "null": None,
-    "object": {"inner": [31, "Quince"]},
-    "array": [17, "Quince"],
-}
-_LIST = {"type": "array", "items": {"type": ["integer", "string"]}}
-_SCHEMAS: Mapping[str, Any] = {
-    **{f"{kind}_{_KEY}": {"type": kind} for kind in _TYPED},
-    f"object_{_KEY}": {"type": "object", "properties": {"inner": _LIST}},
-    f"array_{_KEY}": _LIST,
-    _KEY: {"type": "string"},
-    _SECOND_KEY: {"type": "string"},
-}
-
-
-def _probe_tools(schemas: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    parameters: dict[str, Any] = {"type": "object", "properties": schemas, "required": []}
-    return tuple(
-        {"type": "function", "function": {"name": name, "description": "Counts.", "parameters": parameters}}
-        for name in (_NAME, _OTHER)
-    )
-
-
-PROBE_TOOLS = _probe_tools(_SCHEMAS)
-_SHOWN_TOOLS = _probe_tools({key: {"type": "string", "description": "It."} for key in _SCHEMAS})
-"""What templates are shown of them: some know few types, and recurse without end at `null` or a list of types."""
-
-_Call = tuple[str, Mapping[str, Any]]
 
 
 def learn_calls(text_model: TextModel) -> ModelCalls:
     """Find the format of this model's calls. Renders about a dozen small chats."""
-    for form in _FORMS:
-        probes = _CallProbes(text_model, form)
+    for form in FORMS:
+        probes = CallProbes(text_model, form)
         try:
             found = _learn(probes)
-        except _NotLearnt:
+        except NotLearnt:
             continue
         shows = _shows_tools(text_model)
         return ModelCalls(format=found, is_learnt=True, example=_example(probes, found), shows_tools=shows)
     known = _known(text_model)
-    example = "" if known is None else written_section(known, [(_NAME, {_KEY: _VALUE})])
+    example = "" if known is None else written_section(known, [(NAME, {FIRST_KEY: FIRST_VALUE})])
     return ModelCalls(format=known, example=example, shows_tools=_shows_tools(text_model))
 
 
-_FORMS = tuple(
-    Form(has_text_arguments=as_text, fills_content=fills, has_null_content=not fills)
-    for fills in (True, False)
-    for as_text in (False, True)
-)
-
-
-class _NotLearnt(Exception):
-    """The renderings do not show a format."""
-
-
-class _CallProbes:
-    """Renders chats with made-up calls in one form."""
-
-    def __init__(self, text_model: TextModel, form: Form) -> None:
-        self.text_model = text_model
-        self._template = ChatTemplate(text_model)
-        self._form = form
-        self.splitters = sorted((text for text in text_model.splitters if text), key=len, reverse=True)
-
-    def calls(self, calls: Sequence[_Call], *, content: str | None = None, has_results: bool = True) -> str:
-        """The chat in which the model made these calls, and each has its result."""
-        made = [
-            {"id": made_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for made_id, (name, arguments) in zip(_IDS, calls, strict=False)
-        ]
-        results = [
-            {"role": "tool", "content": "seen", "tool_call_id": made_id, "name": name}
-            for made_id, (name, _) in zip(_IDS, calls, strict=False)
-        ]
-        called: Message = {"role": "assistant", "content": content, "tool_calls": made}
-        return self._render((called, *(results if has_results else ())))
-
-    def words(self, *, reasoning: Mapping[str, str] | None = None, has_prompt: bool = False) -> str:
-        """The chat in which the model answered in words."""
-        said: Message = {"role": "assistant", "content": _WORDS, **(reasoning or {})}
-        return self._render((said, {"role": "user", "content": _ASKED}), has_prompt=has_prompt)
-
-    @cached_property
-    def outside(self) -> tuple[str, ...]:
-        """What stands in chats without calls, from the first question on."""
-        texts: list[str] = []
-        for key in dict.fromkeys(("content", *REASONING_KEYS, "tool_plan")):
-            with suppress(_NotLearnt):
-                text = self.words(reasoning={key: _WORDS}, has_prompt=True)
-                texts.append(text[text.find(_ASKED) :])
-        return tuple(texts)
-
-    @cached_property
-    def opens_result(self) -> str:
-        """The special token that the result of a call begins with; "" if it begins with none, or that is not shown."""
-        called = [(_NAME, {_KEY: _VALUE})]
-        try:
-            with_result, without = self.calls(called), self.calls(called, has_results=False).rstrip()
-        except _NotLearnt:
-            return ""
-        markup = _first_markup(with_result.removeprefix(without), self.splitters)
-        return markup if with_result.startswith(without) and markup in self.splitters else ""
-
-    def instructions(self) -> tuple[str, str]:
-        """A question with tools and one without."""
-        return self._render((), has_prompt=True), self._render((), has_tools=False, has_prompt=True)
-
-    def _render(self, messages: tuple[Message, ...], *, has_tools: bool = True, has_prompt: bool = False) -> str:
-        asked: Message = {"role": "user", "content": _ASKED}
-        request = ChatRequest(messages=(asked, *messages), tools=_SHOWN_TOOLS if has_tools else ())
-        if self.text_model.render is None:
-            raise _NotLearnt
-        context = RenderContext(request=request, moment=datetime(2031, 3, 4), form=self._form)
-        try:
-            return self._template.text(context, request.messages, has_prompt=has_prompt)
-        except TemplateFailed as failed:
-            raise _NotLearnt from failed
-
-
-def _learn(probes: _CallProbes) -> CallFormat:
+def _learn(probes: CallProbes) -> CallFormat:
     if probes.text_model.render is None:
-        raise _NotLearnt
-    one = probes.calls([(_NAME, {_KEY: _VALUE})])
-    other = probes.calls([(_OTHER, {_KEY: _VALUE})])
+        raise NotLearnt
+    one = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})])
+    other = probes.calls([(OTHER, {FIRST_KEY: FIRST_VALUE})])
     name_at = _common_length(one, other)
-    if not one.startswith(_NAME, name_at) or not other.startswith(_OTHER, name_at):
-        raise _NotLearnt
+    if not one.startswith(NAME, name_at) or not other.startswith(OTHER, name_at):
+        raise NotLearnt
     lead, begun = _lead(probes, one[:name_at]), ""
     if lead == "":
         lead = begun = _begun(probes)
-    arguments, middle, final = _arguments(probes, one[name_at + len(_NAME) :], name_at)
+    arguments, middle, final = _arguments(probes, one[name_at + len(NAME) :], name_at)
     two = _two_calls(probes, name_at, middle, arguments)
     last = _until_turn_end(probes, final)
     if two is None:
@@ -198,34 +95,34 @@ def _learn(probes: _CallProbes) -> CallFormat:
     )
 
 
-def _begun(probes: _CallProbes) -> str:
+def _begun(probes: CallProbes) -> str:
     """What begins a call, where the generation prompt has it already; "" if it does not."""
     prompt, _ = probes.instructions()
     before = _before_name(probes)
-    start = before[before.rfind(_WORDS) + len(_WORDS) :].strip() if _WORDS in before else ""
+    start = before[before.rfind(WORDS) + len(WORDS) :].strip() if WORDS in before else ""
     return start if prompt.endswith(start) else ""
 
 
-def _words_name(probes: _CallProbes, begun: str, middle: str) -> str:
+def _words_name(probes: CallProbes, begun: str, middle: str) -> str:
     """The name to which the model addresses what it says to the user."""
     words = probes.words()
-    said = words[: words.rfind(_WORDS)]
+    said = words[: words.rfind(WORDS)]
     name = said[said.rfind(begun) + len(begun) :].removesuffix(middle)
     if begun + name + middle != said[said.rfind(begun) :] or not name.isidentifier():
-        raise _NotLearnt
+        raise NotLearnt
     return name
 
 
-def _lead(probes: _CallProbes, before: str) -> str:
+def _lead(probes: CallProbes, before: str) -> str:
     """What stands between the beginning of an answer without words and the first call's name."""
     words = probes.words()
     lead = before[_whole_markup(words, _common_length(before, words), probes.splitters) :]
-    with_words = probes.calls([(_NAME, {_KEY: _VALUE})], content=_WORDS)
-    at = with_words.rfind(_WORDS)
-    name_at = with_words.find(_NAME, at)
+    with_words = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})], content=WORDS)
+    at = with_words.rfind(WORDS)
+    name_at = with_words.find(NAME, at)
     if at >= 0 and name_at > at:
         # Words before a call may close what an answer without them never opened.
-        behind = with_words[at + len(_WORDS) : name_at]
+        behind = with_words[at + len(WORDS) : name_at]
         shared = _common_suffix(lead, behind)
         lead = lead[_whole_markup_back(lead, len(lead) - shared, probes.splitters) :]
     lead = lead.lstrip()
@@ -239,10 +136,10 @@ def _lead(probes: _CallProbes, before: str) -> str:
     return lead
 
 
-def _arguments(probes: _CallProbes, after_name: str, name_at: int) -> tuple[JsonArguments | KeyedArguments, str, str]:
+def _arguments(probes: CallProbes, after_name: str, name_at: int) -> tuple[JsonArguments | KeyedArguments, str, str]:
     """How arguments are written, what stands between the name and them, and what follows them."""
-    full = {f"{kind}_{_KEY}": value for kind, value in _TYPED.items()}
-    text = probes.calls([(_NAME, full)])[name_at + len(_NAME) :]
+    full = {f"{kind}_{FIRST_KEY}": value for kind, value in TYPED.items()}
+    text = probes.calls([(NAME, full)])[name_at + len(NAME) :]
     for match in re.finditer(r"\{", text):
         try:
             value, length = json.JSONDecoder().raw_decode(text[match.start() :])
@@ -253,43 +150,43 @@ def _arguments(probes: _CallProbes, after_name: str, name_at: int) -> tuple[Json
     return _keyed(probes, after_name, name_at)
 
 
-def _keyed(probes: _CallProbes, after_name: str, name_at: int) -> tuple[KeyedArguments, str, str]:
+def _keyed(probes: CallProbes, after_name: str, name_at: int) -> tuple[KeyedArguments, str, str]:
     def rest(arguments: Mapping[str, Any]) -> str:
-        return probes.calls([(_NAME, arguments)])[name_at + len(_NAME) :]
+        return probes.calls([(NAME, arguments)])[name_at + len(NAME) :]
 
     def around(text: str, key: str, value: str) -> tuple[str, str, str]:
         key_at = text.find(key)
         value_at = text.find(value, key_at + len(key))
         if key_at < 0 or value_at < 0:
-            raise _NotLearnt
+            raise NotLearnt
         return text[:key_at], text[key_at + len(key) : value_at], text[value_at + len(value) :]
 
-    lead, opening, last = around(after_name, _KEY, _VALUE)
+    lead, opening, last = around(after_name, FIRST_KEY, FIRST_VALUE)
     # In the order in which templates that sort write them, too.
-    two = rest({_SECOND_KEY: _SECOND_VALUE, _KEY: _VALUE})
-    _, _, behind_first = around(two, _SECOND_KEY, _SECOND_VALUE)
-    inter, _, _ = around(behind_first, _KEY, _VALUE)
+    two = rest({SECOND_KEY: SECOND_VALUE, FIRST_KEY: FIRST_VALUE})
+    _, _, behind_first = around(two, SECOND_KEY, SECOND_VALUE)
+    inter, _, _ = around(behind_first, FIRST_KEY, FIRST_VALUE)
     nothing = rest({})
     ending = _until_turn_end(probes, last)
-    named = re.match(rf"[^{KEY}]*?{KEY}[^\s{KEY}]*?>", inter.replace(_SECOND_KEY, KEY))
+    named = re.match(rf"[^{KEY}]*?{KEY}[^\s{KEY}]*?>", inter.replace(SECOND_KEY, KEY))
     item = ""
     if named is None:
         before, key_opening, value_ending, between, after = _sequence(lead, inter, ending, probes.splitters)
     else:
         # The key stands in what ends its value.
-        value_ending, key_opening, between = named[0], inter[len(named[0].replace(KEY, _SECOND_KEY)) :], ""
-        closed = value_ending.replace(KEY, _KEY)
+        value_ending, key_opening, between = named[0], inter[len(named[0].replace(KEY, SECOND_KEY)) :], ""
+        closed = value_ending.replace(KEY, FIRST_KEY)
         if not lead.endswith(key_opening) or not ending.startswith(closed):
-            raise _NotLearnt
+            raise NotLearnt
         before, after = lead[: len(lead) - len(key_opening)], ending[len(closed) :]
-        item = _item(rest({_KEY: {_OTHER: [_SECOND_VALUE]}}), key_opening, opening)
+        item = _item(rest({FIRST_KEY: {OTHER: [SECOND_VALUE]}}), key_opening, opening)
     # Without arguments what stands around them is still there.
     bare = _until_turn_end(probes, nothing)
     if between is None or not _loosely_equal(bare, before + after):
-        raise _NotLearnt
+        raise NotLearnt
     kinds: dict[str, tuple[str, str]] = {}
-    for kind, value in _TYPED.items():
-        key = f"{kind}_{_KEY}"
+    for kind, value in TYPED.items():
+        key = f"{kind}_{FIRST_KEY}"
         text = rest({key: value})
         written = _written_value(text, key, value)
         if written is not None:
@@ -312,8 +209,8 @@ def _keyed(probes: _CallProbes, after_name: str, name_at: int) -> tuple[KeyedArg
 
 def _item(text: str, key_opening: str, opening: str) -> str:
     """The name under which a list's items are written, as arguments are; "" if lists are not written so."""
-    lead = key_opening + _OTHER + opening + key_opening
-    inside = text[text.find(lead) + len(lead) : text.find(_SECOND_VALUE)] if lead in text else ""
+    lead = key_opening + OTHER + opening + key_opening
+    inside = text[text.find(lead) + len(lead) : text.find(SECOND_VALUE)] if lead in text else ""
     return inside.removesuffix(opening) if inside.endswith(opening) else ""
 
 
@@ -334,19 +231,19 @@ def _quoting(opening: str, ending: str, kinds: Mapping[str, tuple[str, str]]) ->
     """The quotes of text values, and what stands around values apart from them."""
     plain = kinds.get("number")
     if plain is None:
-        raise _NotLearnt
+        raise NotLearnt
     before = plain[0]
     if len(opening) > len(before) and opening.startswith(before):
         quote = opening[len(before) :]
         if quote.strip() and ending.startswith(quote):
             return quote, before, ending[len(quote) :], True
     if ending.strip() == "":
-        raise _NotLearnt
+        raise NotLearnt
     return "", opening, ending, False
 
 
 def _two_calls(
-    probes: _CallProbes, name_at: int, middle: str, arguments: JsonArguments | KeyedArguments
+    probes: CallProbes, name_at: int, middle: str, arguments: JsonArguments | KeyedArguments
 ) -> tuple[str, str, str] | None:
     """What stands between the first call's arguments and the second's name; None where a template has one call only.
 
@@ -354,32 +251,32 @@ def _two_calls(
     the second call's arguments.
     """
     try:
-        text = probes.calls([(_NAME, {_KEY: _VALUE}), (_OTHER, {_KEY: _SECOND_VALUE})])
-    except _NotLearnt:
+        text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE}), (OTHER, {FIRST_KEY: SECOND_VALUE})])
+    except NotLearnt:
         return None
-    rest = text[name_at + len(_NAME) :]
-    second_at = rest.rfind(_OTHER, 0, rest.find(_SECOND_VALUE)) if _SECOND_VALUE in rest else -1
+    rest = text[name_at + len(NAME) :]
+    second_at = rest.rfind(OTHER, 0, rest.find(SECOND_VALUE)) if SECOND_VALUE in rest else -1
     if second_at < 0:
         return None
     if isinstance(arguments, JsonArguments):
-        shown = re.search(r"\{[^{}]*" + re.escape(_VALUE) + r"[^{}]*\}", rest[:second_at])
+        shown = re.search(r"\{[^{}]*" + re.escape(FIRST_VALUE) + r"[^{}]*\}", rest[:second_at])
         if shown is None:
-            raise _NotLearnt
+            raise NotLearnt
         inter = rest[shown.end() : second_at]
-        second = rest[second_at + len(_OTHER) :]
+        second = rest[second_at + len(OTHER) :]
         open_at = second.find("{")
         behind = second[:open_at] if open_at >= 0 else middle
-        shown = re.search(r"\{[^{}]*" + re.escape(_SECOND_VALUE) + r"[^{}]*\}", second)
+        shown = re.search(r"\{[^{}]*" + re.escape(SECOND_VALUE) + r"[^{}]*\}", second)
         last = "" if shown is None else _until_turn_end(probes, second[shown.end() :])
     else:
-        value_at = rest.find(_VALUE)
-        keyed_end = value_at + len(_VALUE) + len(arguments.quote)
+        value_at = rest.find(FIRST_VALUE)
+        keyed_end = value_at + len(FIRST_VALUE) + len(arguments.quote)
         inter = rest[keyed_end:second_at]
-        value_ending = arguments.ending(_KEY)
+        value_ending = arguments.ending(FIRST_KEY)
         if not inter.startswith(value_ending):
-            raise _NotLearnt
+            raise NotLearnt
         inter = inter[len(value_ending) :]
-        behind = rest[second_at + len(_OTHER) :][: len(middle)]
+        behind = rest[second_at + len(OTHER) :][: len(middle)]
         last = ""
     if len(behind) == len(middle) or isinstance(arguments, JsonArguments):
         middle = _numbered(_with_holes(middle), _with_holes(behind))
@@ -396,7 +293,7 @@ def _numbered(first: str, second: str) -> str:
 
 
 def _with_holes(text: str) -> str:
-    for made_id in _IDS:
+    for made_id in IDS:
         text = text.replace(made_id, ID)
     return text
 
@@ -431,7 +328,7 @@ def _numbered_suffix(lead: str, inter: str) -> tuple[str, str]:
 
 
 def _whole(
-    probes: _CallProbes,
+    probes: CallProbes,
     *,
     opening: str,
     head: str,
@@ -458,7 +355,7 @@ def _whole(
         end = _end_marker(ending, probes.splitters)
         ending = ending.rstrip()[: len(ending.rstrip()) - len(end)]
     else:
-        raise _NotLearnt
+        raise NotLearnt
     found = CallFormat(
         start=start,
         opening=opening,
@@ -471,24 +368,24 @@ def _whole(
         end=end,
         has_own_section=has_own,
         is_bare=not _is_marker(start, probes.splitters),
-        follows_words=_WORDS in _before_name(probes) and words_name == "",
+        follows_words=WORDS in _before_name(probes) and words_name == "",
         words_name=words_name,
     )
     ends = [probes.text_model.decode([token]) for token in probes.text_model.eos]
     if any(end in text for end in ends if end for text in found.texts()):
         # The model cannot write beyond it.
-        raise _NotLearnt
+        raise NotLearnt
     _check(probes, found)
     return found
 
 
-def _before_name(probes: _CallProbes) -> str:
+def _before_name(probes: CallProbes) -> str:
     """What the template writes between the question and the name of a call, where the model said words first."""
-    text = probes.calls([(_NAME, {_KEY: _VALUE})], content=_WORDS)
-    return text[text.rfind(_ASKED) :].partition(_NAME)[0]
+    text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})], content=WORDS)
+    return text[text.rfind(ASKED) :].partition(NAME)[0]
 
 
-def _call_start(probes: _CallProbes, lead: str) -> tuple[str, str]:
+def _call_start(probes: CallProbes, lead: str) -> tuple[str, str]:
     """The marker that the calls begin with, and the lead from there on.
 
     What stands in a chat without calls too (it begins or ends reasoning, or a message) is not the marker of calls: that
@@ -499,12 +396,12 @@ def _call_start(probes: _CallProbes, lead: str) -> tuple[str, str]:
     is_word = start[:1].isalpha()
     while not is_word and _is_marker(start, probes.splitters) and any(start in text for text in probes.outside):
         behind = lead[len(start) :].lstrip()
-        if _first_markup(behind, probes.splitters).startswith(("<", "[", *probes.splitters)):
+        if first_markup(behind, probes.splitters).startswith(("<", "[", *probes.splitters)):
             start, lead = _start_marker(behind, probes.text_model, probes.splitters), behind
             continue
         stops = [at + len(text) for text in probes.splitters if (at := lead.find(text, len(start))) >= 0]
         if not stops:
-            raise _NotLearnt
+            raise NotLearnt
         start = lead[: min(stops)]
     return start, lead
 
@@ -525,7 +422,7 @@ def _start_marker(lead: str, model: TextModel, splitters: Sequence[str]) -> str:
     # A word alone would be found in any answer.
     word = re.match(r"[A-Za-z_]+[:\[]", lead)
     if word is None:
-        raise _NotLearnt
+        raise NotLearnt
     return word[0]
 
 
@@ -543,22 +440,26 @@ def _is_marker(start: str, splitters: Sequence[str]) -> bool:
     return start in splitters or len(start) > 2
 
 
-def _check(probes: _CallProbes, found: CallFormat) -> None:
-    """Raise `_NotLearnt` unless the reader reads all made-up calls back."""
-    every = {f"{kind}_{_KEY}": value for kind, value in _TYPED.items()}
+def _check(probes: CallProbes, found: CallFormat) -> None:
+    """Raise `NotLearnt` unless the reader reads all made-up calls back."""
+    every = {f"{kind}_{FIRST_KEY}": value for kind, value in TYPED.items()}
     # What a template leaves out cannot come back.
-    chats: list[list[_Call]] = [[(_NAME, {})], [(_NAME, {_KEY: _VALUE, _SECOND_KEY: _SECOND_VALUE})], [(_NAME, every)]]
+    chats: list[list[MadeCall]] = [
+        [(NAME, {})],
+        [(NAME, {FIRST_KEY: FIRST_VALUE, SECOND_KEY: SECOND_VALUE})],
+        [(NAME, every)],
+    ]
     if found.is_parallel:
-        chats.append([(_NAME, {_KEY: _VALUE}), (_OTHER, {})])
+        chats.append([(NAME, {FIRST_KEY: FIRST_VALUE}), (OTHER, {})])
     for calls in chats:
         text = probes.calls(calls)
         if _calls_in(text, found) != [(name, dict(arguments)) for name, arguments in calls] and not _lacks_null(
             calls, _calls_in(text, found)
         ):
-            raise _NotLearnt
+            raise NotLearnt
 
 
-def _lacks_null(calls: Sequence[_Call], read: Sequence[tuple[str, Any]] | None) -> bool:
+def _lacks_null(calls: Sequence[MadeCall], read: Sequence[tuple[str, Any]] | None) -> bool:
     return read is not None and [
         (name, {key: value for key, value in arguments.items() if value is not None}) for name, arguments in calls
     ] == [
@@ -569,7 +470,7 @@ def _lacks_null(calls: Sequence[_Call], read: Sequence[tuple[str, Any]] | None) 
 
 def _calls_in(text: str, form: CallFormat) -> list[tuple[str, Any]] | None:
     """The calls in a rendered chat; None if there are none in this format."""
-    at = text.rfind(_ASKED)
+    at = text.rfind(ASKED)
     calls: list[tuple[str, Any]] = []
     while True:
         at = text.find(form.start, at)
@@ -597,10 +498,10 @@ def _calls_in(text: str, form: CallFormat) -> list[tuple[str, Any]] | None:
             at = len(text) - len(reader.rest)
 
 
-def _example(probes: _CallProbes, form: CallFormat) -> str:
+def _example(probes: CallProbes, form: CallFormat) -> str:
     """A call as the template writes it, from its start marker to its end."""
-    text = probes.calls([(_NAME, {_KEY: _VALUE})])
-    at = text.find(form.start, text.rfind(_ASKED))
+    text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})])
+    at = text.find(form.start, text.rfind(ASKED))
     reader = CallReader(form, tools=PROBE_TOOLS)
     reader.feed(text[at + len(form.start) :])
     reader.finish(is_ended=False)
@@ -633,49 +534,49 @@ def _known(text_model: TextModel) -> CallFormat | None:
 def _shows_tools(text_model: TextModel) -> bool:
     """Whether tools are in the prompt. One that cannot be rendered with them does not say that they are not."""
     try:
-        shown, _ = _CallProbes(text_model, _FORMS[0]).instructions()
-    except _NotLearnt:
+        shown, _ = CallProbes(text_model, FORMS[0]).instructions()
+    except NotLearnt:
         return True
-    return _NAME in shown
+    return NAME in shown
 
 
 def _stated(text_model: TextModel) -> CallFormat | None:
-    probes = _CallProbes(text_model, _FORMS[0])
+    probes = CallProbes(text_model, FORMS[0])
     try:
         shown, plain = probes.instructions()
-    except _NotLearnt:
+    except NotLearnt:
         return None
-    return stated_format(shown, plain, splitters=probes.splitters, names=(_NAME, _OTHER))
+    return stated_format(shown, plain, splitters=probes.splitters, names=(NAME, OTHER))
 
 
 def _is_not_refuted(text_model: TextModel, form: CallFormat) -> bool:
     """Whether the template shows no call, or shows it in this format."""
-    probes = _CallProbes(text_model, _FORMS[0])
+    probes = CallProbes(text_model, FORMS[0])
     try:
-        text = probes.calls([(_NAME, {_KEY: _VALUE})])
-    except _NotLearnt:
+        text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})])
+    except NotLearnt:
         return True
-    if _NAME not in text[text.rfind(_ASKED) :]:
+    if NAME not in text[text.rfind(ASKED) :]:
         return True
     try:
         _check(probes, form)
-    except _NotLearnt:
+    except NotLearnt:
         return False
     return True
 
 
-def _until_turn_end(probes: _CallProbes, text: str) -> str:
+def _until_turn_end(probes: CallProbes, text: str) -> str:
     """The text up to what ends a message."""
     words = probes.words()
-    behind = words[words.rfind(_WORDS) + len(_WORDS) :]
+    behind = words[words.rfind(WORDS) + len(WORDS) :]
     ends = [text_of for text_of in (probes.text_model.decode([token]) for token in probes.text_model.eos) if text_of]
-    marker = _first_markup(behind, probes.splitters)
+    marker = first_markup(behind, probes.splitters)
     seen = text.find("seen")
     said = text if seen < 0 else text[:seen]
     places = [at for end in (*ends, marker, probes.opens_result) if end and (at := said.find(end)) >= 0]
     if not places:
         # Nothing ends the message: what stands between two others opens the next.
-        between = behind.partition(_ASKED)[0]
+        between = behind.partition(ASKED)[0]
         places = [at for end in probes.splitters if end in between and (at := said.find(end)) >= 0]
     if not places and seen >= 0:
         # Up to the last special token before the result.
@@ -685,16 +586,6 @@ def _until_turn_end(probes: _CallProbes, text: str) -> str:
     for marker in probes.text_model.structural_markers:
         cut = cut.rstrip().removesuffix(marker)
     return cut
-
-
-def _first_markup(text: str, splitters: Sequence[str]) -> str:
-    """The markup that a text begins with, white space left out."""
-    text = text.lstrip()
-    special = next((special for special in splitters if text.startswith(special)), None)
-    if special is not None:
-        return special
-    tag = re.match(r"<[^\s<>]+>|\S+", text)
-    return "" if tag is None else tag[0]
 
 
 def _whole_markup(text: str, length: int, splitters: Sequence[str]) -> int:
