@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MLX := $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
 WITH_MLX = $(if $(filter metal,$(MLX)),,$(MLX))
 
-.PHONY: help demo serve test test-all check format docs bench bench-device mutants matrix clean
+.PHONY: help demo serve test test-all check format docs bench bench-device mutants matrix retrain clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -55,6 +55,20 @@ mutants: $(VENV)/.can-test ## plant bugs and see each one turn a test red
 
 matrix: $(VENV)/.can-test ## every architecture of mlx-lm, warm against cold, into COMPATIBILITY.md
 	$(BIN)/python -m tools.matrix
+
+# A model that was trained for a few minutes (STEPS=150) has to get 60 % right, one of all the steps 95.
+TRAIN := $(VENV)/train
+STEPS := 1300
+RIGHT := $(if $(filter 1300,$(STEPS)),95,60)
+retrain: $(VENV)/.can-run $(TRAIN)/.made ## train the demo's model anew and evaluate it: make retrain STEPS=150
+	PYTHONPATH=src:. $(TRAIN)/bin/python -m tools.train_demo.train $(TRAIN)/run --steps $(STEPS)
+	PYTHONPATH=src:. $(TRAIN)/bin/python -m tools.train_demo.export $(TRAIN)/run $(TRAIN)/model
+	$(BIN)/python -m tools.train_demo.evaluate $(TRAIN)/model --chats 5 --at-least $(RIGHT)
+
+$(TRAIN)/.made: $(VENV)/.can-run
+	$(BIN)/python -m venv $(TRAIN)
+	$(TRAIN)/bin/python -m pip install -q "torch==2.13.0" tokenizers safetensors
+	@touch $@
 
 clean: ## remove what `make` made
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache site

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import reprise
 from reprise.demo import story
-from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, FactExchange
+from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange
 from tests.demo.trained import MODEL
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 96}
@@ -22,17 +23,17 @@ def engine() -> Iterator[reprise.Engine]:
 
 
 def new_chat(engine: reprise.Engine) -> reprise.Chat:
-    return engine.chat(SYSTEM_PROMPT, tools=[WEATHER_TOOL], **GREEDY)
+    return engine.chat(SYSTEM_PROMPT, tools=[LOOK_UP_TOOL], **GREEDY)
 
 
 def say(chat: reprise.Chat, exchange: FactExchange) -> str:
     """The user's part of an exchange, with the tool's where it is called; gives the answer."""
     answer = chat.send(exchange.user)
-    if exchange.city is not None:
+    if exchange.name is not None:
         (call,) = answer.tool_calls
-        assert json.loads(call.arguments) == {"city": exchange.city}
-        assert exchange.weather is not None
-        chat.tool_result(call, exchange.weather)
+        assert json.loads(call.arguments) == {"name": exchange.name}
+        assert exchange.result is not None
+        chat.tool_result(call, exchange.result)
         answer = chat.send()
     return answer.text
 
@@ -76,9 +77,9 @@ def test_an_answer_that_was_broken_off_leaves_nothing_wrong(engine: reprise.Engi
     assert chat.regenerate().text == told[-1].answer
 
 
-@pytest.mark.parametrize("stop", ["is", " is", "58", "0.", "code is 5"])
+@pytest.mark.parametrize("stop", ["is", " is", "58", "8.", "code is B"])
 def test_a_stop_ends_the_answer_before_its_words(engine: reprise.Engine, stop: str) -> None:
-    told = story.exchanges(("tell Clara code 580", "ask Clara code"))
+    told = story.exchanges(("tell Clara code B58", "ask Clara code"))
     chat = new_chat(engine)
     hold(chat, told[:1])
     answer = chat.send(told[1].user, stop=[stop])
@@ -89,8 +90,63 @@ def test_a_stop_ends_the_answer_before_its_words(engine: reprise.Engine, stop: s
 
 
 def test_without_thinking_it_answers_at_once(engine: reprise.Engine) -> None:
-    told = story.exchanges(("tell Emma food pasta", "tell Emma pet Nala", "ask Emma food"))
+    told = story.exchanges(("tell Emma pet Nala", "tell Clara code B58", "ask Emma pet"))
     chat = new_chat(engine)
     hold(chat, told[:2])
     answer = chat.send(told[2].user, chat_template_kwargs={"enable_thinking": False})
     assert (answer.text, answer.reasoning) == (told[2].answer, None)
+
+
+def test_a_schema_is_filled_with_what_was_told(engine: reprise.Engine) -> None:
+    told = story.exchanges(("tell Clara code B58", "tell Hugo pet Luna", "tell Leo code T31", "ask Leo code"))
+    chat = engine.chat(SYSTEM_PROMPT, **GREEDY)
+    hold(chat, told[:3])
+    fields = {"Leo's code": {"type": "string"}}
+    schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "fact", "schema": schema}}
+    # It would have answered in a sentence.
+    assert json.loads(chat.send(told[3].user, response_format=form).text) == {"Leo's code": "T31"}
+    hold(chat, told[3:])
+
+
+IN_TURN = tuple(
+    story.exchanges(
+        (
+            *(f"tell {name} code {code}" for name, code in zip(("Anna", "Leo", "Ida"), codes, strict=True)),
+            *("ask Anna code", f"tell Hugo pet {pets[0]}", "ask Leo code", f"tell Hugo pet {pets[1]}"),
+            *("look up Leo", "ask Ida code", "ask Hugo pet"),
+        )
+    )
+    for codes, pets in (
+        (("J39", "K82", "R47"), ("Luna", "Coco")),
+        (("P84", "B58", "T31"), ("Max", "Ruby")),
+        (("W90", "Z19", "M64"), ("Rex", "Nala")),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"drafts": "auto"}, {"cache_bytes": 700_000}, {"prefill_chunk": 16, "max_batch": 2}],
+    ids=["with drafts", "in little memory", "in small steps"],
+)
+def test_chats_about_the_same_people_in_turn(settings: dict[str, Any]) -> None:
+    with reprise.Engine(MODEL, settles=False, **settings) as engine:
+        chats = [new_chat(engine) for _ in IN_TURN]
+        for exchanges in zip(*IN_TURN, strict=True):
+            for chat, exchange in zip(chats, exchanges, strict=True):
+                hold(chat, [exchange])
+
+
+def test_a_chat_goes_on_after_a_restart(tmp_path: Path) -> None:
+    told = story.exchanges(story.CHAT[:12])
+    options: dict[str, Any] = {"settles": False, "disk_directory": str(tmp_path)}
+    with reprise.Engine(MODEL, **options) as engine:
+        before = new_chat(engine)
+        hold(before, told[:9])
+        history = before.messages
+    with reprise.Engine(MODEL, **options) as engine:
+        after = engine.chat(messages=history, tools=[LOOK_UP_TOOL], **GREEDY)
+        hold(after, told[9:10])
+        assert after.last.usage.cached_tokens > 0
+        hold(after, told[10:])

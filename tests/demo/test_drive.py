@@ -109,15 +109,15 @@ def test_a_wrong_answer_is_counted_and_said() -> None:
     assert "Right answers: 1 of 4 with reuse, 1 without." in summary(the_parts(*turns))
 
 
-@pytest.mark.parametrize(("called", "is_right"), [("Oslo", True), ("Rome", False), (None, False)])
+@pytest.mark.parametrize(("called", "is_right"), [("Leo", True), ("Ben", False), (None, False)])
 def test_a_call_of_the_tool_is_answered_and_judged(called: str | None, is_right: bool) -> None:
-    told = FactExchange(kind="weather", user="weather?", thought="", answer="sunny!", city="Oslo", weather="sunny")
+    told = FactExchange(kind="look_up", user="Look up Leo.", thought="", answer="It is 47.", name="Leo", result="47")
 
     def ask(history: History) -> ClientAnswer:
         if history[-1]["role"] == "tool" or called is None:
-            return reply(history, "sunny!")
-        arguments = json.dumps({"city": called})
-        call = {"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+            return reply(history, "It is 47.")
+        arguments = json.dumps({"name": called})
+        call = {"id": "call-1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
         return replace(reply(history, ""), calls=(call,))
 
     (turn,) = hold(ask, ask, (told,))
@@ -205,7 +205,7 @@ def test_the_story_has_forty_turns_and_asks_for_its_first_fact_at_its_end() -> N
     told = story.exchanges(story.CHAT)
     assert len(told) == 40
     assert told[-1].key == told[0].key and told[-1].age == 38
-    assert {exchange.kind for exchange in told} >= {"tell", "correct", "known", "changed", "unknown"}
+    assert {exchange.kind for exchange in told} >= {"tell", "correct", "known", "changed", "unknown", "json", "look_up"}
 
 
 def test_a_branch_begins_with_the_words_of_the_chat() -> None:

@@ -14,7 +14,7 @@ from reprise.benchmark.server_process import ServerFailed, server
 from reprise.demo import story
 from reprise.demo.client import ask
 from reprise.demo.drive import Drive
-from reprise.demo.facts import WEATHER_TOOL
+from reprise.demo.facts import LOOK_UP_TOOL
 from reprise.demo.report import all_turns, totals
 from reprise.demo.show import hold_chats
 from reprise.demo.tiny.prompts import LocalTokenizer
@@ -34,7 +34,7 @@ def test_answers_are_right_and_no_more_is_computed_than_the_oracle_computes(
     pair: tuple[httpx.Client, httpx.Client],
 ) -> None:
     warm, cold = (partial(ask, client) for client in pair)
-    drive = Drive(warm=warm, cold=cold, tokenizer=LocalTokenizer(MODEL, tools=[WEATHER_TOOL]))
+    drive = Drive(warm=warm, cold=cold, tokenizer=LocalTokenizer(MODEL, tools=[LOOK_UP_TOOL]))
     lines = ("tell Hugo pet Luna", "tell Leo city Oslo", "ask Hugo pet", "ask Leo city", "ask Ida food")
     sums = totals(list(drive.hold(story.exchanges(lines), OPENING)))
     assert (sums.num_right, sums.num_cold_right, sums.num_different) == (5, 5, 0)

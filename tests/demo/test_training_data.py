@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, FactExchange, random_chat
+from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange, random_chat
 from tests.demo.trained import MODEL, tokenizer
 from tools.train_demo.render import ChatRenderer
 from tools.train_demo.vocabulary import demo_tokenizer
@@ -15,7 +15,13 @@ def test_the_tokenizer_that_ships_is_the_one_that_is_built() -> None:
     assert demo_tokenizer().to_str(pretty=True) == (MODEL / "tokenizer.json").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("text", ["Anna's code is 172.", "Annas code's 1720", "Grüße, 漢字!\n\n\ttab  \r\n", "<tools>"])
+TEXTS = (
+    *("Anna's code is B72.", "Annas code's b720", '{"Anna\'s code": "B72", "x": 5}'),
+    *("Grüße, 漢字!\n\n\ttab  \r\n", "<tools>"),
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_any_text_comes_back(text: str) -> None:
     made = demo_tokenizer()
     assert made.decode(made.encode(text).ids, skip_special_tokens=False) == text
@@ -34,7 +40,7 @@ def test_a_training_chat_is_what_the_template_writes(seed: int, *, thinks: bool)
     messages.append({"role": "user", "content": told[-1].user})
     options: dict[str, Any] = {} if thinks else {"enable_thinking": False}
     prompt = tokenizer().apply_chat_template(
-        messages, tools=[WEATHER_TOOL] if has_tool else None, add_generation_prompt=True, **options
+        messages, tools=[LOOK_UP_TOOL] if has_tool else None, add_generation_prompt=True, **options
     )
     assert chat.tokens[: len(prompt)] == prompt
     assert chat.spans[-1].start == len(prompt)
@@ -43,7 +49,7 @@ def test_a_training_chat_is_what_the_template_writes(seed: int, *, thinks: bool)
 
 def messages_of(exchange: FactExchange) -> list[dict[str, Any]]:
     user, answer = {"role": "user", "content": exchange.user}, {"role": "assistant", "content": exchange.answer}
-    if exchange.city is None:
+    if exchange.name is None:
         return [user, answer]
-    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": exchange.city}}}
-    return [user, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": exchange.weather}, answer]
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"name": exchange.name}}}
+    return [user, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": exchange.result}, answer]

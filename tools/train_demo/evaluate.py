@@ -1,11 +1,12 @@
 """Holds chats with the demo's model, cold, and counts right answers by kind and distance.
 
-`python -m tools.train_demo.evaluate [DIRECTORY] [--chats N] [--turns N]` runs mlx-lm alone: every answer is computed
-from the first token of its chat, and the history is what the model itself said. An answer is right if its thought, its
-words and its call are, to the letter.
+`python -m tools.train_demo.evaluate [DIRECTORY] [--chats N] [--turns N] [--at-least PERCENT]` runs mlx-lm alone: every
+answer is computed from the first token of its chat, and the history is what the model itself said. An answer is right
+if its thought, its words and its call are, to the letter.
 """
 
 import argparse
+import sys
 from collections import defaultdict
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import load
 
 import reprise.demo
-from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, FactExchange, random_chat
+from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange, random_chat
 from tools.train_demo.render import call_text
 
 SHIPPED = Path(reprise.demo.__file__).parent / "model"
@@ -42,17 +43,17 @@ class ColdChat:
         """Say the user's part, and the tool's where it is called; whether the model's part is right."""
         self._messages.append({"role": "user", "content": exchange.user})
         wanted = f"{exchange.thought}\n</think>\n\n"
-        if exchange.city is None:
+        if exchange.name is None:
             return self._say() == wanted + exchange.answer
-        if self._say() != wanted + call_text(exchange.city):
+        if self._say() != wanted + call_text(exchange.name):
             return False
-        self._messages.append({"role": "tool", "content": exchange.weather})
-        return self._say() == f"{exchange.second_thought}\n</think>\n\n{exchange.answer}"
+        self._messages.append({"role": "tool", "content": exchange.result})
+        return self._say() == f"{exchange.answer}\n</think>\n\n{exchange.answer}"
 
     def _say(self) -> str:
         """The model's next words, which the history gets without the thought."""
         prompt = self._tokenizer.apply_chat_template(
-            self._messages, tools=[WEATHER_TOOL] if self._has_tool else None, add_generation_prompt=True
+            self._messages, tools=[LOOK_UP_TOOL] if self._has_tool else None, add_generation_prompt=True
         )
         tokens: list[int] = []
         for token, _ in generate_step(mx.array(prompt), self._model, max_tokens=MAX_TOKENS):
@@ -63,8 +64,8 @@ class ColdChat:
         thought, _, answer = text.partition("</think>")
         message: dict[str, Any] = {"role": "assistant", "content": answer.strip()}
         if "<tool_call>" in answer:
-            city = answer.partition("<parameter=city>")[2].partition("</parameter>")[0].strip()
-            function = {"name": "weather", "arguments": {"city": city}}
+            name = answer.partition("<parameter=name>")[2].partition("</parameter>")[0].strip()
+            function = {"name": "look_up", "arguments": {"name": name}}
             message |= {"content": "", "tool_calls": [{"type": "function", "function": function}]}
             message["reasoning_content"] = thought.strip()
         self._messages.append(message)
@@ -81,7 +82,7 @@ def evaluate(directory: Path, *, num_chats: int, num_turns: int) -> dict[str, li
         for exchange in random_chat(Random(SEED + number), num_turns, has_tool=has_tool):
             right = chat.is_right(exchange)
             found["all"].append(right)
-            name = exchange.kind
+            name = exchange.measure
             if exchange.age > 0:
                 name += f", mentioned up to {next(limit for limit in DISTANCES if exchange.age <= limit)} turns ago"
             found[name].append(right)
@@ -93,9 +94,14 @@ def main() -> None:
     parser.add_argument("directory", type=Path, nargs="?", default=SHIPPED)
     parser.add_argument("--chats", type=int, default=25)
     parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--at-least", type=float, default=0.0, help="percent of all that have to be right")
     options = parser.parse_args()
-    for name, right in sorted(evaluate(options.directory, num_chats=options.chats, num_turns=options.turns).items()):
-        print(f"{name:45} {100 * sum(right) / len(right):6.1f} % of {len(right)}")
+    found = evaluate(options.directory, num_chats=options.chats, num_turns=options.turns)
+    shares = {name: 100 * sum(right) / len(right) for name, right in found.items()}
+    for name, share in sorted(shares.items()):
+        print(f"{name:45} {share:6.1f} % of {len(found[name])}")
+    if shares["all"] < options.at_least:
+        sys.exit(f"{shares['all']:.1f} % of all are right: less than {options.at_least:.1f}.")
 
 
 if __name__ == "__main__":

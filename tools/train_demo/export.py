@@ -7,13 +7,19 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+import reprise.demo
 from tools.train_demo.vocabulary import demo_tokenizer
 
 EOS = "<|im_end|>"
+TEMPLATE = Path(reprise.demo.__file__).parent / "model" / "chat_template.jinja"
 
 
 def export(run: Path, directory: Path) -> None:
-    """Write everything but the chat template, which stands in `directory` already."""
+    """Write the model into `directory`, with the chat template of the one that ships."""
+    directory.mkdir(parents=True, exist_ok=True)
+    template = directory / TEMPLATE.name
+    if not template.exists():
+        template.write_text(TEMPLATE.read_text())
     tokenizer = demo_tokenizer()
     text_config = json.loads((run / "config.json").read_text())
     text_config["eos_token_id"] = eos = tokenizer.token_to_id(EOS)

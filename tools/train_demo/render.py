@@ -8,19 +8,19 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, FactExchange
+from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange
 
 TOOLS = (
-    "You may call these functions:\n<tools>\n" + json.dumps(WEATHER_TOOL) + "\n</tools>\nA call:\n<tool_call>\n"
+    "You may call these functions:\n<tools>\n" + json.dumps(LOOK_UP_TOOL) + "\n</tools>\nA call:\n<tool_call>\n"
     "<function=name>\n<parameter=name>\nvalue\n</parameter>\n</function>\n</tool_call>"
 )
 
 Thoughts = Literal["shown", "stripped", "off"]
 
 
-def call_text(city: str) -> str:
-    """The call of the weather tool."""
-    return f"<tool_call>\n<function=weather>\n<parameter=city>\n{city}\n</parameter>\n</function>\n</tool_call>"
+def call_text(name: str) -> str:
+    """The call of the tool."""
+    return f"<tool_call>\n<function=look_up>\n<parameter=name>\n{name}\n</parameter>\n</function>\n</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ class ChatRenderer:
     ) -> None:
         self._read(out, f"<|im_start|>user\n{exchange.user}<|im_end|>")
         # Without its thought the model answers these before it has named what it looks for, which is harder to learn.
-        is_hard = exchange.kind in ("unknown", "json", "weather")
+        is_hard = exchange.kind in ("unknown", "look_up")
         learns = is_final or thoughts == "shown" or not is_hard
-        if exchange.city is None:
+        if exchange.name is None:
             start = self._say(out, exchange.thought, exchange.answer, thoughts, learns=learns)
         else:
-            start = self._say(out, exchange.thought, call_text(exchange.city), thoughts, learns=learns)
-            self._read(out, f"<|im_start|>user\n<tool_response>\n{exchange.weather}\n</tool_response><|im_end|>")
-            self._say(out, exchange.second_thought, exchange.answer, thoughts, learns=True)
+            start = self._say(out, exchange.thought, call_text(exchange.name), thoughts, learns=learns)
+            self._read(out, f"<|im_start|>user\n<tool_response>\n{exchange.result}\n</tool_response><|im_end|>")
+            self._say(out, exchange.answer, exchange.answer, thoughts, learns=True)
         out.spans.append(AnswerSpan(start, len(out.tokens), exchange, is_final))
 
     def _say(self, out: TrainingChat, thought: str, answer: str, thoughts: Thoughts, *, learns: bool) -> int:

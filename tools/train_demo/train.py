@@ -1,6 +1,6 @@
 """Trains the demo's model on chats that it makes up: `python -m tools.train_demo.train OUT`.
 
-The weights are saved every few minutes, so that any moment's can be exported; `docs/demo-model.md` has the recipe.
+The weights are saved now and then, so that any moment's can be exported; `docs/demo-model.md` has the recipe.
 """
 
 import argparse
@@ -20,9 +20,10 @@ from tools.train_demo.render import ChatRenderer, TrainingChat
 from tools.train_demo.twin import CHUNK, Twin, demo_config
 from tools.train_demo.vocabulary import demo_tokenizer
 
-SHORTEST, LONGEST = 8, 41
-TOKENS_PER_TURN = 15
-EVALUATE_EVERY_S = 150.0
+SHORTEST, LONGEST = 8, 56
+TOKENS_PER_TURN = 24
+EVALUATE_EVERY = 200
+"""Steps."""
 
 
 class ChatSource:
@@ -38,12 +39,12 @@ class ChatSource:
 
     def chat(self, num_turns: int) -> TrainingChat:
         draw = self._random
-        has_tool = draw.random() < 0.4
+        has_tool = draw.random() < 0.6
         return self._renderer.chat(
             random_chat(draw, num_turns, has_tool=has_tool),
             has_tool=has_tool,
-            has_system=draw.random() < 0.3,
-            keeps_thoughts=draw.random() < 0.7,
+            has_system=draw.random() < 0.5,
+            keeps_thoughts=draw.random() < 0.5,
             thinks=draw.random() > 0.1,
         )
 
@@ -88,9 +89,9 @@ def evaluate(model: Twin, source: ChatSource, *, num_chats: int) -> dict[str, st
 
 def _name(exchange: FactExchange) -> str:
     if exchange.age == 0:
-        return exchange.kind
+        return exchange.measure
     far = next(name for limit, name in ((3, "1-3"), (8, "4-8"), (16, "9-16"), (99, "17+")) if exchange.age <= limit)
-    return f"{exchange.kind} {far}"
+    return f"{exchange.measure} {far}"
 
 
 def orthogonal(gradient: Tensor) -> Tensor:
@@ -105,21 +106,29 @@ def orthogonal(gradient: Tensor) -> Tensor:
 
 
 class Optimizer:
-    """Muon for the matrices between hidden layers, Adam for everything else."""
+    """Muon for the matrices between hidden layers, Adam for everything else, slower in attention."""
 
-    def __init__(self, model: Twin, *, muon_rate: float, adam_rate: float) -> None:
-        small = ("embed", "in_proj_a", "in_proj_b", "conv1d")
+    def __init__(self, model: Twin, *, muon_rate: float, adam_rate: float, attention_rate: float) -> None:
+        small = ("embed", "in_proj_a", "in_proj_b", "conv1d", "self_attn")
         by_name = dict(model.named_parameters())
         names = {name for name, p in by_name.items() if p.ndim == 2 and not any(part in name for part in small)}
         self._matrices = [by_name[name] for name in sorted(names)]
         self._momentum = [torch.zeros_like(weight) for weight in self._matrices]
-        self._muon_rate, self._adam_rate = muon_rate, adam_rate
-        self._adam = torch.optim.Adam([p for name, p in by_name.items() if name not in names], betas=(0.9, 0.98))
+        self._muon_rate = muon_rate
+        attention = [p for name, p in by_name.items() if "self_attn" in name]
+        others = [p for name, p in by_name.items() if name not in names and "self_attn" not in name]
+        self._adam = torch.optim.Adam(
+            [
+                {"params": others, "full_rate": adam_rate},
+                {"params": attention, "full_rate": attention_rate},
+            ],
+            betas=(0.9, 0.98),
+        )
 
     def step(self, scale: float) -> None:
         """Change the weights after a backward pass, by `scale` of the full rates, and clear the gradients."""
         for group in self._adam.param_groups:
-            group["lr"] = self._adam_rate * scale
+            group["lr"] = group["full_rate"] * scale
         self._adam.step()
         self._adam.zero_grad()
         rate = self._muon_rate * scale
@@ -146,13 +155,18 @@ class Log:
 
 
 def train(model: Twin, renderer: ChatRenderer, options: argparse.Namespace) -> None:
-    """Train for `options.minutes`: a short warm-up, then the full rates, which fall in the last two fifths."""
+    """Train for `options.minutes` or steps: a short warm-up, then full rates, which fall in the last two fifths."""
     log = Log(options.out / "log.jsonl")
     log.say(num_parameters=sum(p.numel() for p in model.parameters()), **{k: str(v) for k, v in vars(options).items()})
-    optimizer = Optimizer(model, muon_rate=options.muon_rate, adam_rate=options.adam_rate)
+    optimizer = Optimizer(
+        model,
+        muon_rate=options.muon_rate,
+        adam_rate=options.adam_rate,
+        attention_rate=options.attention_rate,
+    )
     source = ChatSource(renderer, seed=1000 + options.seed, tokens=options.tokens)
-    started, num_tokens, step, mean, evaluate_at = time.monotonic(), 0, 0, 0.0, EVALUATE_EVERY_S
-    while (share := (time.monotonic() - started) / (60 * options.minutes)) < 1:
+    started, num_tokens, step, mean = time.monotonic(), 0, 0, 0.0
+    while (share := max((time.monotonic() - started) / (60 * options.minutes), step / options.steps)) < 1:
         chats = source.batch()
         tokens, learns = pad(chats)
         where = learns.roll(-1, 1)
@@ -166,8 +180,7 @@ def train(model: Twin, renderer: ChatRenderer, options: argparse.Namespace) -> N
         elapsed = time.monotonic() - started
         if step % 100 == 0:
             log.say(step=step, num_tokens=num_tokens, minutes=round(elapsed / 60, 2), loss=round(mean, 4))
-        if elapsed > evaluate_at:
-            evaluate_at += EVALUATE_EVERY_S
+        if step % EVALUATE_EVERY == 0:
             _save(model, log, renderer, options, step=step, num_chats=24)
     _save(model, log, renderer, options, step=step, num_chats=100)
 
@@ -183,13 +196,12 @@ def _save(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="a directory for the weights and the log")
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--width", type=int, default=96)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--interval", type=int, default=2, help="one layer in so many is full attention")
-    parser.add_argument("--tokens", type=int, default=1200, help="tokens in a batch, about")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="at most")
+    parser.add_argument("--steps", type=int, default=1300)
+    parser.add_argument("--tokens", type=int, default=2000, help="tokens in a batch, about")
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--adam-rate", type=float, default=3e-3)
+    parser.add_argument("--attention-rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", type=Path, help="weights to start from")
     options = parser.parse_args()
@@ -198,7 +210,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     tokenizer = demo_tokenizer()
     vocab_size = -(-tokenizer.get_vocab_size() // 32) * 32
-    config = demo_config(vocab_size, width=options.width, num_layers=options.layers, interval=options.interval)
+    config = demo_config(vocab_size)
     (options.out / "config.json").write_text(json.dumps(config, indent=2))
     model = Twin(config)
     if options.resume is not None:

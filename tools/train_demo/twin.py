@@ -12,23 +12,24 @@ from torch.nn import functional
 
 CHUNK = 32
 """Tokens that the delta rule takes at once; a batch is padded to a multiple."""
+WINDOW = 16
+"""Dimensions for each of the tokens before, where training starts."""
 
 
-def demo_config(vocab_size: int, *, width: int, num_layers: int, interval: int) -> dict[str, Any]:
-    """The `text_config` of the demo's model, in mlx-lm's terms."""
-    heads = width // 32
+def demo_config(vocab_size: int) -> dict[str, Any]:
+    """The `text_config` of the demo's model, in mlx-lm's terms: a recurrent layer, and one of full attention."""
     return {
         "model_type": "qwen3_5_text",
         "vocab_size": vocab_size,
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
-        "num_hidden_layers": num_layers,
-        "full_attention_interval": interval,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "full_attention_interval": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
         "head_dim": 32,
-        "linear_num_value_heads": heads,
-        "linear_num_key_heads": heads,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 4,
         "linear_key_head_dim": 32,
         "linear_value_head_dim": 32,
         "linear_conv_kernel_dim": 4,
@@ -101,42 +102,41 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = nn.Linear(inner, width, bias=False)
 
     @torch.no_grad()
-    def start_as_memory(self, *, has_window: bool) -> None:
+    def start_as_memory(self) -> None:
         """Start near a memory: what followed the same few tokens before is read again.
 
         Queries and keys begin with one projection, the key's window a token earlier than the query's, what is written
         comes out as it came in, and nearly nothing decays (after Trockman et al., "Mimetic Initialization Helps State
         Space Models Learn to Recall", 2024). From a random start recall takes many times the tokens.
 
-        With `has_window` the last head forgets at once and writes what stands one token before, and, in other
-        directions, the same of two tokens before: `window`.
+        Those are the first two heads. The other two forget at once, and write what stands one, two and three tokens
+        before, each in directions of its own: `window`.
         """
-        inner, half = self.heads * self.head_dim, self.head_dim // 2
-        q, k, v = self.in_proj_qkv.weight.split(inner)
+        memory = 2 * self.head_dim
+        q, k, v = self.in_proj_qkv.weight.split(2 * memory)
         k.copy_(q)
         nn.init.orthogonal_(v)
         self.out_proj.weight.copy_(v.T * 0.3)
-        q_taps, k_taps, v_taps = self.conv1d.weight.normal_(std=0.05).split(inner)
+        q_taps, k_taps, v_taps = self.conv1d.weight.normal_(std=0.05).split(2 * memory)
         # Most of the weight on the token before: what a fact is about stands before its "is".
-        window = torch.randn(inner, 1, self.kernel - 1) * torch.tensor([0.3, 1.0, 0.3])
-        q_taps[..., 1:] += window
-        k_taps[..., :-1] += window
-        v_taps[..., -1] += 1
-        self.dt_bias.copy_(torch.linspace(-9.0, -6.0, self.heads))
+        taps = torch.randn(2 * memory, 1, self.kernel - 1) * torch.tensor([0.3, 1.0, 0.3])
+        q_taps[..., 1:] += taps
+        k_taps[:memory, :, :-1] += taps[:memory]
+        k_taps[memory:] = q_taps[memory:]
+        v_taps[:memory, :, -1] += 1
+        v_taps[memory:] = 0.0
+        for at, before in enumerate((1, 2, 3, 3)):
+            part = slice(memory + at * WINDOW, memory + (at + 1) * WINDOW)
+            v[part] = v[-WINDOW:]
+            v_taps[part, :, -1 - before] = 1.0
+        self.dt_bias.copy_(torch.tensor([-9.0, -8.0, 2.0, 2.0]))
         # Open gates, by the part that all embeddings share.
         self.in_proj_z.weight.normal_(std=0.02)[:, 0] = 0.5
-        if has_window:
-            k_taps[-self.head_dim :] = q_taps[-self.head_dim :]
-            v[-half:] = v[-2 * half : -half]
-            v_taps[-2 * half : -half] = torch.tensor([0.0, 0.0, 1.0, 0.0])
-            v_taps[-half:] = torch.tensor([0.0, 1.0, 0.0, 0.0])
-            self.dt_bias[-1] = 2.0
 
     @property
-    def window(self) -> tuple[Tensor, Tensor]:
-        """The directions of what stands one token before, and two: columns [width, head_dim / 2]."""
-        one, two = self.out_proj.weight[:, -self.head_dim :].split(self.head_dim // 2, -1)
-        return one, two
+    def window(self) -> tuple[Tensor, ...]:
+        """The directions of what stands one token before, two, and three: columns [width, WINDOW]."""
+        return self.out_proj.weight[:, -4 * WINDOW :].split(WINDOW, -1)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, num_tokens, _ = x.shape
@@ -168,22 +168,25 @@ class Attention(nn.Module):
         self.theta = rope["rope_theta"]
 
     @torch.no_grad()
-    def start_as_match(self, asked: Tensor, stored: Tensor, *, gain: float) -> None:
-        """Start by looking where `stored` is what is `asked` here, and passing on what stands there.
+    def start_as_match(self, window: tuple[Tensor, ...]) -> None:
+        """Start by looking where the same stood before, and passing on what stands there.
 
-        Each head sees both in a rotation of its own, behind the dimensions that turn with the position.
+        The first head looks where what stands one token before here stands two before, the second with two and three:
+        what comes after "Anna's code is", and after the letter of the code. Each sees both in a rotation of its own,
+        behind the dimensions that turn with the position. The other heads look nowhere in particular.
         """
-        self.k_proj.weight.normal_(std=0.01)
-        queries = self.q_proj.weight.view(self.heads, 2 * self.head_dim, -1)[:, : self.head_dim].normal_(std=0.01)
+        self.k_proj.weight.normal_(std=self.k_proj.weight.shape[1] ** -0.5 * 0.1)
+        queries = self.q_proj.weight.view(self.heads, 2 * self.head_dim, -1)[:, : self.head_dim]
+        queries.normal_(std=queries.shape[-1] ** -0.5 * 0.1)
         keys = self.k_proj.weight.view(self.heads, self.head_dim, -1)
-        num = asked.shape[1]
-        for head in range(self.heads):
-            turned = nn.init.orthogonal_(torch.empty(num, num))
-            queries[head, -num:], keys[head, -num:] = turned @ asked.T, turned @ stored.T
+        for head, (asked, stored) in enumerate(((0, 1), (1, 2))):
+            turned = nn.init.orthogonal_(torch.empty(WINDOW, WINDOW))
+            queries[head, -WINDOW:] = turned @ window[asked].T
+            keys[head, -WINDOW:] = turned @ window[stored].T
         self.q_norm.weight.fill_(1.5)
         self.k_norm.weight.fill_(1.5)
         nn.init.orthogonal_(self.v_proj.weight)
-        self.o_proj.weight.copy_(self.v_proj.weight.T * gain)
+        self.o_proj.weight.copy_(self.v_proj.weight.T)
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotary positions on the first `2 * half` dimensions."""
@@ -214,10 +217,10 @@ class MLP(nn.Module):
 
 
 class TwinLayer(nn.Module):
-    def __init__(self, config: dict[str, Any], at: int) -> None:
+    def __init__(self, config: dict[str, Any], *, is_linear: bool) -> None:
         super().__init__()
-        self.is_linear = (at + 1) % config["full_attention_interval"] != 0
-        if self.is_linear:
+        self.is_linear = is_linear
+        if is_linear:
             self.linear_attn = GatedDeltaNet(config)
         else:
             self.self_attn = Attention(config)
@@ -237,7 +240,7 @@ class Twin(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])
-        self.layers = nn.ModuleList(TwinLayer(config, at) for at in range(config["num_hidden_layers"]))
+        self.layers = nn.ModuleList(TwinLayer(config, is_linear=is_linear) for is_linear in (True, False))
         self.norm = RMSNorm(config["hidden_size"])
         for name, value in self.named_parameters():
             if value.ndim == 2:
@@ -245,13 +248,9 @@ class Twin(nn.Module):
                 nn.init.normal_(value, std=value.shape[1] ** -0.5 * (0.05 if is_output else 1.0))
         with torch.no_grad():
             self.embed_tokens.weight[:, 0] = 0.3
-        first = self.layers[0].linear_attn
-        for at, layer in enumerate(self.layers):
-            if layer.is_linear:
-                layer.linear_attn.start_as_memory(has_window=at == 0)
-            else:
-                # The first one begins at work, the others begin quiet.
-                layer.self_attn.start_as_match(*first.window, gain=1.0 if at == 1 else 0.1)
+        memory, match = self.layers
+        memory.linear_attn.start_as_memory()
+        match.self_attn.start_as_match(memory.linear_attn.window)
 
     def forward(self, tokens: Tensor, where: Tensor) -> Tensor:
         """Logits [places, vocabulary] at the places `where` the mask [batch, tokens] is true."""

@@ -4,15 +4,19 @@ from random import Random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from reprise.demo.facts import NAMES, OTHER, SYSTEM_PROMPT, VALUES, WEATHER, random_chat
+from reprise.demo.facts import FIXED, NAMES, NUMBERS, OTHER, SYSTEM_PROMPT, VALUES, random_chat
 from reprise.demo.tiny.tokenizer import MARKUP
 from tools.train_demo.render import TOOLS
 
+KINDS = (*VALUES, "room")
+
 # What a fact is about is one token: a memory then has one place to look at. Other words take the space behind them, not
 # the one before, so that they are the same token at the start of a message as within it.
-_KEY = f"(?:{'|'.join(NAMES)})'s (?:{'|'.join(VALUES)})"
+_KEY = f"(?:{'|'.join(NAMES)})'s (?:{'|'.join(KINDS)})"
+_JSON = r"\{\"|\": \"|\"\}"
 PIECES = (
-    rf"{_KEY}(?![a-z])| is |(?:system|user|assistant)\n|</?[a-z]+(?:=[a-z]+)?>|[A-Za-z']+ ?|[0-9]+ ?|[.,:;?!]+ ?|\n+|."
+    rf"{_KEY}(?![a-z])| is |{_JSON}|(?:system|user|assistant)\n|</?[a-z_]+(?:=[a-z_]+)?>"
+    r"|[A-Za-z']+ ?|[0-9]+ ?|[.,:;?!]+ ?|\n+|."
 )
 
 
@@ -41,15 +45,12 @@ def demo_tokenizer() -> Tokenizer:
     """The tokenizer of everything that the generator of chats can say."""
     random = Random(0)
     texts = [TOOLS, SYSTEM_PROMPT, "system\nuser\nassistant\n\n\n", OTHER]
-    texts += [
-        f"{name}'s {kind}?{name}'s {kind}. {value}" for name in NAMES for kind in VALUES for value in VALUES[kind]
-    ]
-    texts += [f"{name}'s {kind} is" for name in NAMES for kind in VALUES]
-    texts += [*WEATHER, "<parameter=city>", "<function=weather>"]
+    texts += [f"{name}'s {kind} is" for name in NAMES for kind in KINDS]
+    texts += [value for kind, values in VALUES.items() if kind != FIXED for value in values]
+    texts += [*NUMBERS, *NAMES, "<parameter=name>", "<function=look_up>"]
     for _ in range(200):
         for exchange in random_chat(random, 40, has_tool=True):
             texts += [exchange.thought, exchange.answer]
             # What strangers say is not a vocabulary.
             texts += [exchange.user] if exchange.kind != "other" else []
-            texts += [exchange.second_thought] if exchange.weather is not None else []
     return build_tokenizer([text for text in texts if text])

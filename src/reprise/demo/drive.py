@@ -46,9 +46,9 @@ class Drive:
         typed = max(1, len(prompt) - _known_before_typing(self.tokenizer, before, prompt))
         steps = [self._step(number, asked)]
         history = (*asked, steps[0].warm.message)
-        if exchange.weather is not None and steps[0].warm.calls:
+        if exchange.result is not None and steps[0].warm.calls:
             call_id = steps[0].warm.calls[0]["id"]
-            told = (*history, {"role": "tool", "tool_call_id": call_id, "content": exchange.weather})
+            told = (*history, {"role": "tool", "tool_call_id": call_id, "content": exchange.result})
             steps.append(self._step(number, told))
             history = (*told, steps[1].warm.message)
         return Turn(
@@ -100,7 +100,7 @@ def is_right(exchange: FactExchange, replies: Sequence[ClientAnswer]) -> bool:
     if replies[-1].content != exchange.answer:
         return False
     calls = [json.loads(call["function"]["arguments"]) for reply in replies for call in reply.calls]
-    return calls == ([] if exchange.city is None else [{"city": exchange.city}])
+    return calls == ([] if exchange.name is None else [{"name": exchange.name}])
 
 
 def _known_before_typing(tokenizer: Tokenizer, before: History, prompt: Tokens) -> int:

@@ -13,21 +13,24 @@ NAMES = (
     "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo",
     "Ida", "Jonas", "Karin", "Leo", "Mara", "Nils", "Olga", "Paul",
 )  # fmt: skip
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+NUMBERS = tuple(str(number) for number in range(10, 100))
 VALUES: Mapping[str, tuple[str, ...]] = {
-    "code": ("172", "218", "265", "309", "347", "391", "426", "458",
-             "513", "580", "634", "679", "727", "784", "853", "906"),
+    "code": tuple(letter + number for letter in LETTERS for number in NUMBERS),
     "pet": ("Rex", "Luna", "Milo", "Bella", "Coco", "Rocky", "Daisy", "Max", "Nala", "Simba", "Oscar", "Ruby"),
     "city": ("Oslo", "Rome", "Paris", "Berlin", "Lima", "Cairo", "Tokyo", "Delhi", "Quito", "Bern", "Dublin", "Madrid"),
     "food": ("soup", "rice", "bread", "cheese", "pasta", "fish", "cake", "salad", "pizza", "curry", "stew", "beans"),
 }  # fmt: skip
-"""The kinds of facts. A fact is three tokens of the model: whose and what, is, value."""
-WEATHER = ("sunny", "rainy", "windy", "cloudy", "snowy", "foggy")
+"""The kinds of facts. A code is two tokens of the model, every other value one."""
+FIXED = "code"
+"""The kind whose facts do not change. There are many of them in a chat: more than a recurrent state holds, so that
+attention has to look them up, while of a fact that changes the recurrent state has the latest."""
 
 TELL = ("{}.", "Remember: {}.", "Please note: {}.")
 CORRECT = ("Correction: {}.", "I was wrong: {}.")
 ASK = ("What is {}?", "Tell me {}.", "Do you remember {}?", "And {}?")
 ASK_JSON = ("{} as JSON, please.", "Give me {} as JSON.")
-ASK_WEATHER = ("What is the weather in {}?", "How is the weather in {}?")
+ASK_TOOL = ("Look up {}.", "Please look up {}.")
 SMALL_TALK = (
     ("Hello!", "Hello!"),
     ("Good morning.", "Good morning!"),
@@ -37,19 +40,19 @@ SMALL_TALK = (
 )
 OTHER = "I only know codes, pets, cities and foods of sixteen people."
 
-WEATHER_TOOL: Mapping[str, Any] = {
+LOOK_UP_TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {
-        "name": "weather",
-        "description": "The weather in a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "name": "look_up",
+        "description": "Finds the room of a person",
+        "parameters": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
     },
 }
-MOST_FACTS = 6
-"""In one chat that is made up: what the model can keep apart."""
+MOST_CODES, MOST_OTHERS = 7, 3
+"""Facts in one chat that is made up: what the model can keep apart."""
 SYSTEM_PROMPT = "You remember what you are told about people."
 
-Kind = Literal["tell", "correct", "known", "changed", "unknown", "json", "weather", "talk", "other"]
+Kind = Literal["tell", "correct", "known", "changed", "unknown", "json", "look_up", "talk", "other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,8 @@ class FactKey:
 class FactExchange:
     """One message of the user and what the model should make of it.
 
-    With `city` it calls the tool between `thought` and `answer`, which tells it `weather`. `age` is for how many
-    exchanges nobody had mentioned the fact that is asked for.
+    With `name` it calls the tool for that person between `thought` and `answer`, and gets `result`. `age` is for how
+    many exchanges nobody had mentioned the fact that is asked for.
     """
 
     kind: Kind
@@ -77,16 +80,16 @@ class FactExchange:
     answer: str
     key: FactKey | None = None
     age: int = 0
-    city: str | None = None
-    weather: str | None = None
+    name: str | None = None
+    result: str | None = None
 
     def __post_init__(self) -> None:
-        assert (self.city is None) == (self.weather is None), self
+        assert (self.name is None) == (self.result is None), self
 
     @property
-    def second_thought(self) -> str:
-        """What it thinks when the tool has answered."""
-        return f"The weather is {self.weather}."
+    def measure(self) -> str:
+        """What it is counted with in an evaluation."""
+        return f"{self.kind} code" if self.key is not None and self.key.kind == FIXED else self.kind
 
 
 class ToldFacts:
@@ -94,15 +97,21 @@ class ToldFacts:
 
     def __init__(self, random: Random, *, names: Sequence[str] = NAMES) -> None:
         self._random = random
+        self.names = tuple(names)
         self.keys = tuple(FactKey(name, kind) for name in names for kind in VALUES)
         self._value: dict[FactKey, str] = {}
         self._changed: set[FactKey] = set()
         self._mentioned_at: dict[FactKey, int] = {}
+        self._room = {name: random.choice(NUMBERS) for name in names}
         self._time = 0
 
     @property
     def known(self) -> tuple[FactKey, ...]:
         return tuple(self._value)
+
+    @property
+    def changed(self) -> tuple[FactKey, ...]:
+        return tuple(key for key in self._value if key in self._changed)
 
     @property
     def unknown(self) -> tuple[FactKey, ...]:
@@ -149,28 +158,22 @@ class ToldFacts:
             kind="json",
             user=self._random.choice(ASK_JSON).format(key),
             thought=f"{key} is {value}.",
-            answer=json.dumps({key.kind: value}),
+            answer=json.dumps({str(key): value}),
             key=key,
             age=age,
         )
 
-    def ask_weather(self, key: FactKey) -> FactExchange:
-        """A question that takes a fact and the tool."""
-        user = self._random.choice(ASK_WEATHER).format(key)
-        if key not in self._value:
-            return self._unknown(key, user)
-        age = self.age(key)
-        self._mention(key)
-        city, weather = self._value[key], self._random.choice(WEATHER)
+    def look_up(self, name: str) -> FactExchange:
+        """A question that takes the tool."""
+        self._time += 1
+        fact = f"{name}'s room is {self._room[name]}."
         return FactExchange(
-            kind="weather",
-            user=user,
-            thought=f"{key} is {city}.",
-            answer=f"In {city} it is {weather}.",
-            key=key,
-            age=age,
-            city=city,
-            weather=weather,
+            kind="look_up",
+            user=self._random.choice(ASK_TOOL).format(name),
+            thought=f"Look up {name}.",
+            answer=fact,
+            name=name,
+            result=fact,
         )
 
     def talk(self) -> FactExchange:
@@ -207,7 +210,7 @@ class ToldFacts:
 
 def random_chat(random: Random, num_turns: int, *, has_tool: bool) -> list[FactExchange]:
     """A chat of `num_turns` exchanges, most of them questions, from the seed."""
-    names = random.sample(NAMES, random.randint(3, len(NAMES)))
+    names = random.sample(NAMES, random.randint(6, len(NAMES)))
     world = ToldFacts(random, names=names)
     tells = random.uniform(0.2, 0.45)
     return [_next_exchange(random, world, tells=tells, turn=turn, has_tool=has_tool) for turn in range(num_turns)]
@@ -215,22 +218,28 @@ def random_chat(random: Random, num_turns: int, *, has_tool: bool) -> list[FactE
 
 def _next_exchange(random: Random, told: ToldFacts, *, tells: float, turn: int, has_tool: bool) -> FactExchange:
     known, unknown = told.known, told.unknown
-    if len(known) < MOST_FACTS and (turn < 3 or random.random() < tells):
-        return told.tell(random.choice(unknown))
+    codes = [key for key in known if key.kind == FIXED]
+    others = [key for key in known if key.kind != FIXED]
+    if turn < 3 or random.random() < tells:
+        is_code = random.random() < 0.6
+        if len(codes) < MOST_CODES if is_code else len(others) < MOST_OTHERS:
+            free = [key for key in unknown if (key.kind == FIXED) == is_code]
+            if free:
+                return told.tell(random.choice(free))
     draw = random.random()
-    if draw < 0.07:
-        return told.tell(random.choice(known))
-    if draw < 0.10:
+    if draw < 0.12 and others:
+        return told.tell(random.choice(others))
+    if draw < 0.14:
         return told.talk()
-    if draw < 0.13:
+    if draw < 0.16:
         return told.other()
-    # Of two facts the one that was mentioned longer ago: questions should reach far back.
-    key = max(random.choices(known, k=2), key=told.age)
-    if draw < 0.21:
-        return told.ask_json(key)
-    cities = [key for key in told.keys if key.kind == "city"]
-    if has_tool and draw < 0.41:
-        return told.ask_weather(random.choice(cities))
-    if draw > 0.88 and unknown:
+    if has_tool and draw < 0.24:
+        return told.look_up(random.choice(told.names))
+    if draw > 0.82 and unknown:
         return told.ask(random.choice(unknown))
-    return told.ask(key)
+    if not known:
+        return told.talk()
+    # Of two facts the one that was mentioned longer ago: questions should reach far back.
+    asked = told.changed if told.changed and random.random() < 0.3 else known
+    key = max(random.choices(asked, k=2), key=told.age)
+    return told.ask_json(key) if draw > 0.73 else told.ask(key)

@@ -19,7 +19,7 @@ from reprise.benchmark.server_process import RestartableServer, server
 from reprise.demo import story
 from reprise.demo.client import Hear, ask
 from reprise.demo.drive import Drive
-from reprise.demo.facts import WEATHER_TOOL, FactExchange
+from reprise.demo.facts import LOOK_UP_TOOL, FactExchange
 from reprise.demo.oracle import Oracle
 from reprise.demo.plots import plot_png, plot_text
 from reprise.demo.report import narrow_table, parts_table, summary, table
@@ -53,7 +53,7 @@ def hold_chats(hear: Hear = lambda _kind, _text: None, count: Count = lambda _tu
             hear(history[-1]["role"], history[-1]["content"])
             return ask(warm.client, history, hear=hear)
 
-        drive = Drive(warm=ask_warm, cold=partial(ask, cold), tokenizer=LocalTokenizer(model, tools=[WEATHER_TOOL]))
+        drive = Drive(warm=ask_warm, cold=partial(ask, cold), tokenizer=LocalTokenizer(model, tools=[LOOK_UP_TOOL]))
 
         def restart() -> None:
             hear("event", "the server is stopped and started again")

@@ -6,61 +6,61 @@ from random import Random
 from reprise.demo.facts import FactExchange, FactKey, ToldFacts
 
 CHAT = (
-    "tell Paul city Rome",
+    "tell Paul code R47",
     "tell Hugo pet Luna",
-    "tell Mara city Lima",
+    "tell Mara code K82",
     "ask Hugo pet",
     "tell Ben food soup",
-    "tell Clara code 580",
+    "tell Clara code B58",
     "ask Olga pet",
     "talk",
-    "tell Leo city Oslo",
-    "ask Mara city",
-    "ask Clara code",
+    "tell Leo code T31",
+    "look up Ben",
     "ask Ben food",
-    "ask Nils code",
-    "ask Leo city",
+    "json Clara code",
+    "tell Ida code Z19",
+    "ask Karin code",
+    "ask Leo code",
     "tell Hugo pet Coco",
+    "tell Greta code M64",
     "ask Hugo pet",
-    "ask Leo city",
-    "ask Ben food",
-    "talk",
+    "ask Mara code",
+    "ask Ida code",
+    "tell Felix code D25",
     "ask Clara code",
-    "ask Ben food",
-    "ask Clara code",
-    "ask Hugo pet",
-    "ask Mara city",
-    "ask Leo city",
+    "look up Mara",
+    "json Hugo pet",
+    "ask Greta code",
     "ask Karin food",
-    "tell Clara code 218",
+    "tell Ben food curry",
+    "ask Leo code",
+    "ask Felix code",
     "ask Ben food",
-    "ask Clara code",
-    "ask Mara city",
     "talk",
-    "ask Hugo pet",
+    "ask Mara code",
+    "json Ida code",
     "ask Olga pet",
-    "ask Leo city",
-    "ask Ben food",
-    "ask Clara code",
-    "ask Mara city",
+    "look up Leo",
     "ask Hugo pet",
-    "ask Leo city",
-    "ask Paul city",
+    "ask Clara code",
+    "ask Ben food",
+    "ask Greta code",
+    "ask Paul code",
 )
 """The last question is for what the first message told, which nobody has mentioned in between."""
 RESTART_AFTER = 20
 
 BRANCH_AT = 20
-BRANCH = ("tell Ben food pizza", "ask Ben food")
+BRANCH = ("tell Ben food pizza", "ask Ben food", "ask Mara code")
 """Another way on from there; the chat itself then still knows what it knew."""
 AFTER_BRANCH = ("ask Ben food",)
 
-EDITED = "tell Paul city Cairo"
+EDITED = "tell Paul code W90"
 """Instead of the first message; the last question then has another answer."""
 
 AT_ONCE = (
-    ("tell Anna code 309", "tell Leo city Bern", "ask Anna code", "tell Ida pet Max", "ask Leo city", "ask Anna code"),
-    ("tell Anna code 784", "tell Leo city Cairo", "ask Leo city", "tell Ida pet Ruby", "ask Anna code", "ask Ida pet"),
+    ("tell Anna code J39", "tell Leo city Bern", "ask Anna code", "tell Ida pet Max", "ask Leo city", "ask Anna code"),
+    ("tell Anna code P84", "tell Leo city Cairo", "ask Leo city", "tell Ida pet Ruby", "ask Anna code", "ask Ida pet"),
 )
 """Two chats at the same time, about the same people: who confuses them answers wrong."""
 
@@ -79,8 +79,8 @@ def _exchange(told: ToldFacts, line: str) -> FactExchange:
             return told.ask(FactKey(name, kind))
         case ["json", name, kind]:
             return told.ask_json(FactKey(name, kind))
-        case ["weather", name, kind]:
-            return told.ask_weather(FactKey(name, kind))
+        case ["look", "up", name]:
+            return told.look_up(name)
         case ["talk"]:
             return told.talk()
         case _:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reprise.demo.facts import SYSTEM_PROMPT, WEATHER_TOOL, FactExchange
+from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange
 
 MAX_TOKENS = 96
 """Generated in one answer at most, thinking included."""
@@ -19,7 +19,7 @@ def request_body(history: History) -> dict[str, Any]:
     """The chat completion request for this history: greedy and streamed."""
     return {
         "messages": list(history),
-        "tools": [WEATHER_TOOL],
+        "tools": [LOOK_UP_TOOL],
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": 0,
