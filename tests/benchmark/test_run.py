@@ -167,7 +167,7 @@ class Paced(Side):
             self._clock.now_s = first_s + post.body["max_tokens"] / SPEED.decode * self._slower
             reply = ClientReply(
                 id="",
-                content="Yes.",
+                content=f"I am {self.name}.",
                 reasoning="",
                 calls=(),
                 num_prompt=num_prompt,
@@ -201,6 +201,27 @@ def test_a_machine_that_turns_out_slower_ends_in_time_and_says_what_is_missing()
     bench.hold()
     assert 4 < clock.now_s / 60 < 5.5
     assert any("held 1 times instead of 3" in note or "not held" in note for note in bench.notes)
+
+
+def test_answers_in_other_words_are_counted_and_the_first_sides_stand_in_the_history() -> None:
+    clock = Clock()
+    growing = tuple(workload for workload in WORKLOADS if workload.name == "growing chat")
+    plan = BenchPlan(minutes=5, workloads=growing, size=SMALL, num_repeats=1)
+    _, result = held(plan, Paced(ON, clock), Paced(OFF, clock))
+    (first, second) = result.summaries()
+    assert (first.num_different, second.num_different, second.num_compared) == (0, 3, 3)
+    asked = [[reply.num_prompt for reply in run.replies] for run in result.runs]
+    assert asked[0] == asked[1]
+
+
+def test_a_workload_is_given_up_when_the_time_is_over() -> None:
+    clock = Clock()
+    side = Paced(ON, clock, slower=40)
+    bench = Bench(plan=BenchPlan(minutes=2, workloads=WORKLOADS), sides=(side,), tell=print, speeds={ON: SPEED})
+    bench.clock = lambda: clock.now_s
+    bench.hold()
+    assert {run.workload for run in bench.runs} == {"growing chat"}
+    assert "agent loop: not held, the time was over. Give more --minutes." in bench.notes
 
 
 def test_a_time_in_which_nothing_is_held_is_one_sentence() -> None:

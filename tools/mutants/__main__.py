@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tools.mutants.mutant import Mutant
 from tools.mutants.of_api import API_MUTANTS
+from tools.mutants.of_bench import BENCH_MUTANTS
 from tools.mutants.of_cache import CACHE_MUTANTS
 from tools.mutants.of_chat import CHAT_MUTANTS
 from tools.mutants.of_core import CORE_MUTANTS
@@ -39,6 +40,7 @@ MUTANTS = (
     *DRAFTS_MUTANTS,
     *ENGINE_MUTANTS,
     *LOOP_MUTANTS,
+    *BENCH_MUTANTS,
 )
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 180
