@@ -5,6 +5,7 @@ from tools.mutants.mutant import Mutant
 _CONNECTIONS = ("tests/api/test_hostile_connections.py",)
 _LARGE_BODIES = ("tests/api/test_large_bodies.py",)
 _OFF_LOOP = ("tests/api/test_off_loop.py",)
+_BACKGROUND = ("tests/api/test_background.py",)
 _STOPPING = ("tests/api/test_stopping.py",)
 _STRICT_JSON = ("tests/api/test_strict_json.py",)
 _EXTREMES = ("tests/engine/test_extremes.py",)
@@ -117,5 +118,47 @@ API_MUTANTS = (
     ),
     _mutant(
         "_is_pressed", "what macOS says of pressure is not read", "_macos_level() >= _MACOS_WARNING", "False", _MACHINE
+    ),
+    _mutant(
+        "BackgroundAnswers.find",
+        "a background answer is found by another key",
+        "answer is None or answer.namespace != namespace",
+        "answer is None",
+        _BACKGROUND,
+    ),
+    _mutant(
+        "BackgroundAnswer._events_after",
+        "who reads on hears the last event twice",
+        "at = after + 1",
+        "at = max(0, after)",
+        _BACKGROUND,
+    ),
+    _mutant(
+        "BackgroundAnswers._make_room",
+        "background answers hold as much as they like",
+        "self._nbytes > self._max_nbytes",
+        "False",
+        _BACKGROUND,
+    ),
+    _mutant(
+        "BackgroundAnswers.rearm",
+        "a background answer that nobody reads runs on and on",
+        "answer.num_readers == 0 and self._by_id.get(answer.id) is answer",
+        "False",
+        _BACKGROUND,
+    ),
+    _mutant(
+        "refuse_unstreamed",
+        "an answer that nobody could find again goes on",
+        "goes_on",
+        "False",
+        _BACKGROUND,
+    ),
+    _mutant(
+        "health_of",
+        "an engine that hangs is healthy",
+        "status.stalled_s >= stall_after_s",
+        "False",
+        ("tests/api/test_health.py",),
     ),
 )

@@ -232,4 +232,11 @@ CHAT_MUTANTS = (
         "len(asked)",
         _OTHER_ROUTES,
     ),
+    _mutant(
+        "_tells",
+        "a summary of a chat that was never seen is taken for the latest chat's",
+        "sum(len(text) for text in said if text in told) * 2 > sum(map(len, said))",
+        "True",
+        ("tests/chat/test_compaction.py",),
+    ),
 )

@@ -309,4 +309,25 @@ DISK_MUTANTS = (
         "False",
         _RESTARTS,
     ),
+    _mutant(
+        "RecordStore._add_note",
+        "notes leave the disk before records",
+        "replace(info, mtime_ns=_NEVER_NS)",
+        "info",
+        ("tests/disk/test_notes.py",),
+    ),
+    _mutant(
+        "RecordStore.write_note",
+        "a note does not count against the bound",
+        'self._make_room(len(content), beside=b"", now_ns=now_ns)',
+        "True",
+        ("tests/disk/test_notes.py",),
+    ),
+    _mutant(
+        "ModelDirectory.write_note",
+        "a note is written in its place, and may stand there half",
+        "os.open(temporary, flags, PRIVATE_FILE)",
+        "os.open(path, flags, PRIVATE_FILE)",
+        ("tests/disk/test_notes.py",),
+    ),
 )
