@@ -261,6 +261,8 @@ def test_a_request_is_cancelled_and_forgotten_by_its_id() -> None:
         over = client.post("/v1/messages", json={**APIS["/v1/messages"], "stream": True}, headers=HEADER)
         named = over.headers["x-reprise-stream"].removesuffix("/stream")
         assert client.delete(named).json()["cancelled"] is False
+        while not server.service.is_idle:
+            time.sleep(0.001)
         assert client.delete(named).status_code == 404
 
 
