@@ -17,6 +17,7 @@ import mlx.core as mx
 from bench.restore import TURN, Filler, Gates, prompt_of, runner_for, seconds
 from reprise.cache.node import Lease
 from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.allowance import StepAllowance
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 from reprise.engine.blueprint import FullSpec
@@ -56,6 +57,7 @@ class House:
         self.cache = PrefixCache(self.runner.loaded.blueprint.layout, memory=self.memory)
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=CHUNK)
         self.each = self.runner.footprint.full
+        self.allowance = StepAllowance(1.0)
 
     def note(self, moment: str) -> None:
         """Remember how much is held now, and that the books say so."""
@@ -71,6 +73,8 @@ class House:
         lent = self._lent()
         num_idle = self.sequences.num_idle
         self.live = self.sequences.start(match, at, reserve=len(tokens))
+        while not self.sequences.restore(self.live, tokens[:at], namespace="", allowance=self.allowance):
+            self.allowance.renew()
         is_reopened = self.sequences.num_idle < num_idle
         self.copied += lent - self._lent() if is_reopened else at * self.each
         self.sequences.measure()

@@ -22,6 +22,7 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.allowance import StepAllowance
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens, as_tokens
@@ -250,7 +251,10 @@ def adopt(name: str, position: int, gates: Gates) -> None:
         match = cache.match(longer)
         at = cache.resume_at(match, limit=len(longer) - 1)
         assert at == position, at
-        adopted.append(sequences.start(match, at, reserve=len(longer)))
+        taken, allowance = sequences.start(match, at, reserve=len(longer)), StepAllowance(1.0)
+        while not sequences.restore(taken, longer[:at], namespace="", allowance=allowance):
+            allowance.renew()
+        adopted.append(taken)
 
     _, most = memory_of(take)
     assert adopted == [live], "the parked sequence is taken"
