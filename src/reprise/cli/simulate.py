@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
@@ -12,9 +12,11 @@ from typer import Option
 from reprise.cli.refuse import refusals, refuse
 from reprise.core.sizes import Bytes, parse_amount
 from reprise.simulate import Granularity
-from reprise.simulate.payloads import Sizes
 
 _KV_BYTES = 20480
+if TYPE_CHECKING:
+    from reprise.simulate.payloads import Sizes
+
 _LAYOUTS = ("full", "hybrid", "window")
 _SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9}
 
@@ -103,7 +105,9 @@ def simulate(
                 draw(results, plot)
 
 
-def _sizes(layout: str, kv_bytes: int, snapshot_tokens: int, window: int) -> Sizes:
+def _sizes(layout: str, kv_bytes: int, snapshot_tokens: int, window: int) -> "Sizes":
+    from reprise.simulate.payloads import Sizes  # noqa: PLC0415 - quick start
+
     if layout not in _LAYOUTS:
         refuse(f"Unknown layout {layout!r}: choose from {', '.join(_LAYOUTS)}.")
     if layout == "hybrid":
