@@ -34,11 +34,4 @@ BENCH_MUTANTS = (
         "BenchResult._summary", "answers that differ count as the same", "_answer(other)", "_answer(reply)", _WORDS
     ),
     _mutant("Bench._ask", "the time is not looked at", "self.left_s < 0", "self.left_s is None", _TIME),
-    _mutant(
-        "Bench._hold_once",
-        "each side hears its own answers",
-        "waves[lead.name][-1]",
-        "waves[group[-1].name][-1]",
-        _WORDS,
-    ),
 )
