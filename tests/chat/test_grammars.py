@@ -315,7 +315,9 @@ def test_a_grammar_that_was_refused_costs_nothing_again(monkeypatch: pytest.Monk
     judge = TrialProcesses.judge
 
     def judging(processes: TrialProcesses, trial: GrammarTrial) -> TrialVerdict:
-        judged.append(trial.text)
+        # Those that other tests did not wait for may still be tried.
+        if "b.{500}c" in trial.text:
+            judged.append(trial.text)
         return judge(processes, trial)
 
     monkeypatch.setattr(TrialProcesses, "judge", judging)
@@ -483,7 +485,6 @@ def test_harmony_calls_or_answers() -> None:
 def test_a_call_or_the_output_in_every_format(parser: str) -> None:
     model = with_calls(tokenizer_with(*SAMPLES[parser][0]), parser)
     assert model.calls.format is not None
-    model = replace(model, calls=replace(model.calls, format=replace(model.calls.format, follows_words=False)))
     output = grammar.json_schema({"const": {"done": True}})
     wanted = answer_grammar(model, output, tools=[WEATHER], tool_choice="auto", parallel=False)
     assert wanted is not None
@@ -502,25 +503,12 @@ def test_a_call_or_the_output_in_every_format(parser: str) -> None:
 
 
 @pytest.mark.parametrize("parser", sorted(FORCED))
-def test_words_may_lead_to_a_call_but_not_to_the_output(parser: str) -> None:
-    specials, sample = SAMPLES[parser]
-    model = with_calls(tokenizer_with(*specials), parser)
-    wanted = answer_grammar(model, grammar.json_object(), tools=[WEATHER], tool_choice="auto", parallel=False)
-    assert wanted is not None
-    make = Grammars(model).constraint(wanted)
-    form = model.calls.format
-    assert form is not None
-    write(make(), model.encode("Let me {look} at it.\n\n" + form.start))
-    constraint = make()
-    write(constraint, model.encode("It is sunny."))
-    assert not model.eos & set(allowed_tokens(constraint) or ())
-    with pytest.raises(AssertionError):
-        write(make(), model.encode('{"a": 1} so ' + sample))
-    silent = replace(model, calls=replace(model.calls, format=replace(form, follows_words=False)))
-    wanted = answer_grammar(silent, grammar.json_object(), tools=[WEATHER], tool_choice="auto")
+def test_words_lead_to_neither_the_call_nor_the_output(parser: str) -> None:
+    model = with_calls(tokenizer_with(*SAMPLES[parser][0]), parser)
+    wanted = answer_grammar(model, grammar.json_object(), tools=[WEATHER], tool_choice="auto")
     assert wanted is not None
     with pytest.raises(AssertionError):
-        write(Grammars(silent).constraint(wanted)(), model.encode("Let"))
+        write(Grammars(model).constraint(wanted)(), model.encode("Let me look."))
 
 
 def test_what_a_schema_asks_of_text_without_quotes() -> None:

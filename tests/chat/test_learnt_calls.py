@@ -180,14 +180,6 @@ def test_calls_end_before_their_results() -> None:
     assert form == MODELS["sections"].calls.format
 
 
-def test_whether_words_come_before_a_call_is_what_the_template_shows() -> None:
-    silent = source("sections").replace("{% if m.tool_calls %}{{ m.content }}", "{% if m.tool_calls %}")
-    for template, follows in ((source("sections"), True), (silent, False)):
-        form = model_with(template, ("<|role|>", *FORMATS["sections"][0])).calls.format
-        assert form is not None
-        assert form.follows_words == follows
-
-
 ASKS = "{% if tools %}Call with <|tool_call|> and a list in JSON.{% endif %}"
 PLAIN = "{% for m in messages %}<|role|>{{ m.content }}<|eos|>{% endfor %}"
 

@@ -19,9 +19,10 @@ def answer_grammar(
 ) -> Grammar | None:
     """What the answer has to be: `wanted` is the output that was asked for. None: anything.
 
-    With tools that the model may call, the answer is the output, or a call, perhaps with words before it. A call that
-    is forced comes first: the output is for the answer to its result. Raises BadRequest for a choice that is none, and
-    for calls whose format the model's grammar cannot have.
+    With tools that the model may call, the answer is the output or a call, from its first token on: words before a
+    call could go on for ever, where the model has neither in mind. A call that is forced comes first: the output is
+    for the answer to its result. Raises BadRequest for a choice that is none, and for calls whose format the model's
+    grammar cannot have.
     """
     forced = call_grammar(text_model, tools=tools, tool_choice=tool_choice, parallel=parallel)
     if forced is not None:
@@ -29,7 +30,7 @@ def answer_grammar(
     if wanted is None or len(tools) == 0 or tool_choice == "none":
         return wanted
     try:
-        call = call_grammar(text_model, tools=tools, tool_choice="required", parallel=parallel, after_words=True)
+        call = call_grammar(text_model, tools=tools, tool_choice="required", parallel=parallel)
     except BadRequest as error:
         raise BadRequest(
             f"`{wanted.param}` with tools needs a grammar for this model's tool calls, and there is none ({error}) "

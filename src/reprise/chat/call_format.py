@@ -71,9 +71,8 @@ class CallFormat:
     A call is `head` name `middle` arguments `tail`. `start` and `end` are the markers at which content ends and begins
     again. `between` is None where the template takes one call at a time. With `has_own_section` each call stands in a
     section of its own, and `between` is what joins sections. `is_bare`: the section begins with plain text, so it is
-    one only where the answer begins. `follows_words`: the model may say something first. `words_name`: what the model
-    says to the user is addressed to this name as a call is to a function's, and the generation prompt has written the
-    first `start` ("": neither is so).
+    one only where the answer begins. `words_name`: what the model says to the user is addressed to this name as a call
+    is to a function's, and the generation prompt has written the first `start` ("": neither is so).
     """
 
     start: str
@@ -87,7 +86,6 @@ class CallFormat:
     end: str
     has_own_section: bool = False
     is_bare: bool = False
-    follows_words: bool = True
     words_name: str = ""
 
     def __post_init__(self) -> None:

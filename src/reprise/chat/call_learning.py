@@ -368,7 +368,6 @@ def _whole(
         end=end,
         has_own_section=has_own,
         is_bare=not _is_marker(start, probes.splitters),
-        follows_words=WORDS in _before_name(probes) and words_name == "",
         words_name=words_name,
     )
     ends = [probes.text_model.decode([token]) for token in probes.text_model.eos]

@@ -58,13 +58,11 @@ def call_grammar(
     tools: Sequence[Mapping[str, Any]],
     tool_choice: ToolChoice,
     parallel: bool = True,
-    after_words: bool = False,
 ) -> Grammar | None:
     """The grammar that forces the call, for "required" and a named function; None where nothing is forced.
 
-    `tool_choice` in OpenAI form. A named function is called once; "required" allows several calls if `parallel`. With
-    `after_words` something may be said before the call, where the model's template writes that. Raises BadRequest for
-    a choice that is none, and where the model's format cannot be forced.
+    `tool_choice` in OpenAI form. A named function is called once; "required" allows several calls if `parallel`. Raises
+    BadRequest for a choice that is none, and where the model's format cannot be forced.
     """
     if tool_choice is None or tool_choice in ("none", "auto"):
         return None
@@ -80,8 +78,7 @@ def call_grammar(
         )
         raise BadRequest(f"{reason} tool_choice can only be 'auto' or 'none'.", param="tool_choice")
     is_repeated = parallel and tool_choice == "required" and form.is_parallel
-    has_words = after_words and form.follows_words and not form.is_bare
-    grammar = _grammar(text_model, form, functions, is_repeated=is_repeated, has_words=has_words)
+    grammar = _grammar(text_model, form, functions, is_repeated=is_repeated)
     return replace(grammar, is_whole=form.words_name != "")
 
 
@@ -111,7 +108,6 @@ def _grammar(
     functions: Sequence[dict[str, Any]],
     *,
     is_repeated: bool,
-    has_words: bool,
 ) -> Grammar:
     rules = _Rules(lambda text: lark_markup(text_model, text))
     calls = [rules.call(form, function) for function in functions]
@@ -120,10 +116,7 @@ def _grammar(
     more = ""
     if is_repeated:
         more = f"({between} {start} call {end})*" if form.has_own_section else f"({between} call)*"
-    if has_words:
-        first = f"({start} | {rules.words(form.start)} {rules.literal(form.opening)})"
-    else:
-        first = rules.literal(form.opening) if form.words_name else start
+    first = rules.literal(form.opening) if form.words_name else start
     body = f"{first} call {end} {more}" if form.has_own_section else f"{first} call {more} {end}"
     return rules.grammar(start=body, call=" | ".join(calls))
 
@@ -156,10 +149,6 @@ class _Rules:
         """Markup in which numbers and ids may stand."""
         parts = [_HOLES[part] if part in _HOLES else self.markup(part) for part in _HOLE.split(text) if part]
         return " ".join(part for part in parts if part)
-
-    def words(self, start: str) -> str:
-        """What a model says before a call, and the marker that the call begins with. It does not begin as JSON does."""
-        return self._text({"pattern": r'^[^\s<{\["0-9-]'}, start)
 
     def call(self, form: CallFormat, function: dict[str, Any]) -> str:
         name, parameters = function["name"], self._parameters(function)
