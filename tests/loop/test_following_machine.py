@@ -314,5 +314,5 @@ def test_a_server_starts_within_its_bound_or_says_what_it_needs() -> None:
     finally:
         engine.close(now=True, timeout_s=60)
     engine = EngineLoop(replace(fitting, memory=Bytes(process_nbytes())), load=lambda: loaded("llama"))
-    with pytest.raises(LoadFailed, match=r"--memory is [\d,]+ MB, and .* needs at least [\d,]+ MB"):
+    with pytest.raises(LoadFailed, match=r"--memory is [\d.]+ .B, and .* needs at least [\d.]+ .B"):
         engine.start()

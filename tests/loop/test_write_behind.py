@@ -71,6 +71,7 @@ def test_no_entry_is_written_twice_but_those_behind_the_last_whole_block(
 def test_a_record_is_copied_in_parts(start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     engine = start(model)
     monkeypatch.setattr(write_behind, "COPIED_AT_ONCE", 3000)
+    monkeypatch.setattr(write_behind, "SECTION_NBYTES", 1000)
     prompt = words(2, 150)
     turn = [*prompt, *engine.run(prompt).tokens, 1, 2]
     num_steps = engine.ask(write_all)

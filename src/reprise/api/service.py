@@ -343,9 +343,11 @@ class ChatService:
         try:
             await reply.drain(_DRAIN_S)
             await self._settle(reply)
+            # First the record, which clients ask for at once, then what may be written to disk.
+            record = await self._record(reply)
             namespace = self.cache_namespace(reply.request.namespace)
             await self.threads.run(Stage.AFTER, lambda: self.renderers.save(namespace))
-            return await self._record(reply)
+            return record
         finally:
             self._open.pop(reply.request.id, None)
 
