@@ -16,19 +16,24 @@ class StepAllowance:
         """`max_stall_s`: the longest gap between two tokens of others."""
         self._seconds = max_stall_s * _SHARE_OF_STALL
         self._clock = clock
-        self._until_s = 0.0
-        self._taken = 0
+        self._begun_s = 0.0
+        self._num_taken = self._nbytes_taken = 0
 
     def renew(self) -> None:
         """A step begins."""
-        self._until_s = self._clock() + self._seconds
-        self._taken = 0
+        self._begun_s = self._clock()
+        self._num_taken = self._nbytes_taken = 0
 
     @property
     def has_room(self) -> bool:
-        """Whether this step may take another part."""
-        return self._taken == 0 or (self._taken < TAKEN_AT_ONCE and self._clock() < self._until_s)
+        """Whether this step may take another part: one that lasts as long as those before it."""
+        if self._num_taken == 0:
+            return True
+        passed_s = self._clock() - self._begun_s
+        fits = passed_s * (self._num_taken + 1) / self._num_taken < self._seconds
+        return fits and self._nbytes_taken < TAKEN_AT_ONCE
 
     def take(self, nbytes: int) -> None:
         """A part of so many bytes was copied."""
-        self._taken += max(1, nbytes)
+        self._num_taken += 1
+        self._nbytes_taken += nbytes
