@@ -116,7 +116,7 @@ def test_the_numbers_are_those_of_health_and_the_records(page: Any, server: http
     assert sum(nbytes for name, nbytes in parts if name != "memory-process") >= process
     assert f"{health['tokens_held']:,} tokens" in page.text_content("#tree-note")
     edges = server.get("/v1/cache/tree").json()["data"]
-    assert page.locator(".edge[data-id]").count() == sum(edge["tokens"] > 0 for edge in edges)
+    sync_api.expect(page.locator(".edge[data-id]")).to_have_count(sum(edge["tokens"] > 0 for edge in edges))
     reasons = page.eval_on_selector_all(".breaker", "all => all.map(e => e.dataset.reason)")
     ranked = server.get("/v1/cache/overview").json()["breakers"]
     assert reasons == [each["reason"] for each in ranked] and {"clock changed", "tools changed"} <= set(reasons)
@@ -296,7 +296,7 @@ def test_a_thousand_chats_are_drawn_as_far_as_they_can_be(browser: Any) -> None:
         sizes: list[int] = []
         page.on("response", lambda response: sizes.append(int(response.headers.get("content-length", "0"))))
         page.goto(server.url)
-        page.wait_for_selector(".edge", timeout=10_000)
+        page.wait_for_selector(".edge[data-id]", timeout=30_000)
         assert 100 < page.locator(".edge[data-id]").count() <= 300 and max(sizes) < 300_000
         assert "used last are drawn" in page.text_content("#tree-note")
         page.fill("#query", "no such text")
