@@ -252,7 +252,7 @@ class MemorySampler:
 
 
 def _process_nbytes(side: Side) -> int | None:
-    """As `engine/memory.py: process_nbytes` has it, but from outside: without CUDA's own memory."""
+    """What the system says that a process holds, from outside: without CUDA's own memory, on macOS what it shares."""
     try:
         if side.pid is None:
             return None

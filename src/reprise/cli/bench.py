@@ -96,6 +96,8 @@ def bench(
     again = ["reprise", "bench", *(() if model is None else (model,)), "--minutes", f"{minutes:g}"]
     for flag, values in (("--vs", vs), ("--workload", only)):
         again += [word for value in values or () for word in (flag, value)]
+    again += [] if vs_model is None else ["--vs-model", vs_model]
+    again += [] if one_at_a_time is None else ["--one-at-a-time" if one_at_a_time else "--together"]
     progress = ProgressLine(Console(stderr=True))
     with as_file(files("reprise.demo") / "model") as demo_model, refusals(), progress.of("bench"):
         path = str(demo_model) if model is None else model
@@ -205,7 +207,10 @@ def _fit_together(model: str, num: int) -> bool:
     directory = Path(model).expanduser()
     if not directory.is_dir():
         with suppress(HFValidationError):
-            directory = Path(str(try_to_load_from_cache(model, "config.json"))).parent
+            found = try_to_load_from_cache(model, "config.json")
+            if not isinstance(found, str):
+                return False
+            directory = Path(found).parent
     nbytes = weights_nbytes(directory)
     return 0 < _BESIDE * nbytes * num <= psutil.virtual_memory().available
 
