@@ -511,6 +511,22 @@ def test_words_lead_to_neither_the_call_nor_the_output(parser: str) -> None:
         write(Grammars(model).constraint(wanted)(), model.encode("Let me look."))
 
 
+def test_a_word_with_a_token_of_its_own_is_no_markup() -> None:
+    # Tokenizers differ in what they join: the word alone, and the whole head of a call.
+    model = with_calls(tokenizer_with(*SAMPLES["qwen3_coder"][0], "function", "<function=get_weather>"), "qwen3_coder")
+    for text, arguments in (
+        ("<tool_call>\n<function=get_weather>\n<para", None),
+        ("<tool_call>\n<function=get_weather>\n<parameter=city>\nPar", '{"city": "Par'),
+    ):
+        reader = AnswerParser(model, tools=[WEATHER])
+        for token in model.encode(text):
+            reader.feed(token)
+        reader.finish()
+        assert reader.is_call_cut
+        assert not reader.answer.content
+        assert [call.arguments for call in reader.answer.tool_calls] == ([] if arguments is None else [arguments])
+
+
 def test_what_a_schema_asks_of_text_without_quotes() -> None:
     model = with_calls(tokenizer_with(), "minimax_m2")
     cases: list[tuple[dict[str, Any], list[str], list[str]]] = [

@@ -205,8 +205,16 @@ def read_header(header: str, *, tool_names: Sequence[str]) -> Header:
 
 
 def _atomic_tokens(text_model: TextModel, markers: set[str]) -> dict[str, int]:
-    """The special tokens that stand in a marker, by text."""
-    tokens = {text: token for text, token in text_model.splitters.items() if any(text in marker for marker in markers)}
+    """The special tokens that stand in a marker, by text.
+
+    A word that has a token of its own is no markup where it stands in a marker: with others around it, it may be
+    written with other tokens.
+    """
+    tokens = {
+        text: token
+        for text, token in text_model.splitters.items()
+        if text in markers or (not text.isalnum() and any(text in marker for marker in markers))
+    }
     for text, ids in (
         (text_model.think_start, text_model.think_start_tokens),
         (text_model.think_end, text_model.think_end_tokens),
