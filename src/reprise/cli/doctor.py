@@ -71,7 +71,7 @@ def _python() -> DoctorFinding:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if (3, 11) <= sys.version_info[:2] < (3, 14):
         return DoctorFinding(subject="Python", verdict=Severity.FINE, text=text)
-    mend = "Install with Python 3.11, 3.12 or 3.13: uv tool install --python 3.13 mlx-reprise"
+    mend = "Install with Python 3.11, 3.12 or 3.13, as by: uv tool install --python 3.13 ."
     return DoctorFinding(subject="Python", verdict=Severity.WRONG, text=text, mend=mend)
 
 
@@ -101,8 +101,7 @@ def _mlx_lm() -> DoctorFinding:
 
 def _mlx() -> DoctorFinding:
     """Whether MLX computes, and on what."""
-    extra = "cpu" if sys.platform == "linux" else ""
-    package = f'pip install "mlx-reprise{f"[{extra}]" if extra else ""}"'
+    install = 'pip install "mlx[cpu]"' if sys.platform == "linux" else "pip install mlx"
     try:
         from reprise.engine.memory import computing_device  # noqa: PLC0415 (imports MLX)
 
@@ -110,13 +109,13 @@ def _mlx() -> DoctorFinding:
     except ImportError as error:
         text = f"cannot be imported: {str(error).splitlines()[0]}"
         return DoctorFinding(
-            subject="MLX", verdict=Severity.WRONG, text=text, mend=f"{package}; [cuda] with a GPU of NVIDIA's"
+            subject="MLX", verdict=Severity.WRONG, text=text, mend=f"{install}; with a GPU of NVIDIA's mlx[cuda13]"
         )
     except RuntimeError as error:
-        return DoctorFinding(subject="MLX", verdict=Severity.WRONG, text=f"does not compute: {error}", mend=package)
+        return DoctorFinding(subject="MLX", verdict=Severity.WRONG, text=f"does not compute: {error}", mend=install)
     version = metadata.version("mlx")
     if device == "cpu":
-        mend = 'With a GPU of NVIDIA\'s: pip install "mlx-reprise[cuda]"' if sys.platform == "linux" else ""
+        mend = 'With a GPU of NVIDIA\'s: pip install "mlx[cuda13]"' if sys.platform == "linux" else ""
         return DoctorFinding(subject="MLX", verdict=Severity.ODD, text=f"{version}, on the CPU", mend=mend)
     return DoctorFinding(subject="MLX", verdict=Severity.FINE, text=f"{version}, on the {device}")
 
