@@ -135,6 +135,20 @@ def test_a_full_disk_is_a_warning_once_and_no_failed_request(caplog: pytest.LogC
     assert "3 dropped" in caplog.messages[1]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
+def test_the_metrics_say_how_many_lines_are_missing() -> None:
+    with real_server(record_file="/dev/full") as client:
+        assert "reprise_unrecorded_requests_total 0.0" in client.get("/metrics").text
+        client.post("/v1/chat/completions", json=body("Hello!")).raise_for_status()
+        for _ in range(1000):
+            health = client.get("/health").json()
+            if health["unrecorded"] == 1:
+                break
+            time.sleep(0.01)
+        assert (health["recorded"], health["unrecorded"]) == (0, 1)
+        assert "reprise_unrecorded_requests_total 1.0" in client.get("/metrics").text
+
+
 def test_who_reads_slowly_costs_lines_that_are_counted_and_no_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -26,7 +26,7 @@ def answering(*lines: str, status: int = 200) -> httpx.Client:
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/cache/requests/chat-1":
             return httpx.Response(200, json={"reason": "thinking stripped"})
-        return httpx.Response(status, text=body)
+        return httpx.Response(status, text=body, headers={"Content-Type": "text/event-stream"})
 
     return httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
 
@@ -52,8 +52,8 @@ def test_reasoning_content_tokens_and_usage_are_gathered() -> None:
 @pytest.mark.parametrize(
     ("lines", "status", "sentence"),
     [
-        (('{"error": {"message": "no"}}',), 500, "answered 500"),
-        ((chunk({"content": "Hi"}, "Hi"),), 200, "middle of the answer"),
+        (('{"error": {"message": "no"}}',), 500, "status 500: no"),
+        ((chunk({"content": "Hi"}, "Hi"),), 200, "no usage"),
         (('data: {"error": {"message": "broken"}}',), 200, "broke off"),
         (("data: [DONE]",), 200, "no answer"),
     ],

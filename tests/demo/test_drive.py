@@ -193,7 +193,7 @@ def test_a_column_of_the_plot_is_full_up_to_what_reuse_computed() -> None:
 
 def test_the_plot_is_a_png_or_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    assert "mlx-reprise[plot]" in str(plot_png([big_turn()], tmp_path / "plot.png"))
+    assert "pip install matplotlib" in str(plot_png([big_turn()], tmp_path / "plot.png"))
     monkeypatch.undo()
     pytest.importorskip("matplotlib")
     assert plot_png([big_turn()], tmp_path / "plot.png") is None

@@ -182,7 +182,7 @@ def test_a_plot_without_matplotlib_is_one_sentence(monkeypatch: pytest.MonkeyPat
         raise ImportError(name)
 
     monkeypatch.setattr(report, "import_module", no_module)
-    with pytest.raises(PlotUnavailable, match=r"mlx-reprise\[plot\]"):
+    with pytest.raises(PlotUnavailable, match="pip install matplotlib"):
         draw([result("lru", 10, 5)], tmp_path / "p.png")
 
 
@@ -226,7 +226,7 @@ def test_the_command_writes_a_plot(trace: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("is_installed", "to", "says"),
-    [(False, "p.png", "pip install 'mlx-reprise[plot]'"), (True, "nowhere/p.png", "no directory")],
+    [(False, "p.png", "pip install matplotlib"), (True, "nowhere/p.png", "no directory")],
 )
 def test_a_plot_that_cannot_be_is_refused_before_anything_is_simulated(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_installed: bool, to: str, says: str

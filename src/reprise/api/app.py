@@ -131,4 +131,5 @@ def _recorder(service: ChatService, settings: Settings) -> Recorder:
     sizes = {"token_nbytes": memory.token_nbytes, "snapshot_nbytes": memory.snapshot_nbytes}
     recorder = Recorder(Path(settings.record_file), with_text=settings.records_text, sizes=sizes)
     service.watch(recorder)
+    service.recorder = recorder
     return recorder

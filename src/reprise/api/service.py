@@ -63,6 +63,13 @@ class Watcher(Protocol):
         ...
 
 
+class RecordCounts(Protocol):
+    """What `--record` has written, and what it dropped."""
+
+    num_written: int
+    num_dropped: int
+
+
 class ChatService:
     """The API's one door to the model. All methods belong to the event loop's thread."""
 
@@ -83,6 +90,8 @@ class ChatService:
         self.renderers = Renderers(served.text, shared=served.renderer, stored=backend)
         self._settling = Settling(backend, max_tokens=settings.max_settle)
         self.records = Records(limit=self.limits.max_records)
+        self.recorder: RecordCounts | None = None
+        """With `--record`."""
         self.is_closing = False
         self.threads = OffLoop()
         self._open: dict[str, Reply] = {}
@@ -111,7 +120,10 @@ class ChatService:
         """What the engine publishes, with what is under way here."""
         status = self.backend.status()
         is_closing = self.is_closing or status.is_closing
-        return replace(status, is_idle=self.is_idle, is_closing=is_closing)
+        status = replace(status, is_idle=self.is_idle, is_closing=is_closing)
+        if self.recorder is None:
+            return status
+        return replace(status, num_recorded=self.recorder.num_written, num_unrecorded=self.recorder.num_dropped)
 
     def cache_namespace(self, namespace: str) -> str:
         """The part of the prefix cache that callers of this namespace use: all the same one, or each their own."""

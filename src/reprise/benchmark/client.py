@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -79,8 +79,11 @@ class ClientReply:
         return self.num_prompt - self.num_cached
 
 
-def send(client: httpx.Client, post: Post) -> ClientReply:
-    """Send the request and read its answer to the end. Raises Refused and Unreachable."""
+def send(client: httpx.Client, post: Post, *, hear: Callable[[Body], None] = lambda _event: None) -> ClientReply:
+    """Send the request and read its answer to the end; `hear` gets the events of a stream as they come.
+
+    Raises Refused and Unreachable.
+    """
     sent_s = time.perf_counter()
     try:
         with client.stream("POST", post.path, json=post.body) as response:
@@ -89,7 +92,7 @@ def send(client: httpx.Client, post: Post) -> ClientReply:
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
                 return _whole(response.read(), sent_s)
-            return _gather(_events(response.iter_lines()), sent_s)
+            return _gather(_events(response.iter_lines()), sent_s, hear)
     except httpx.TimeoutException as error:
         raise Unreachable("it took too long to answer") from error
     except httpx.TransportError as error:
@@ -135,25 +138,23 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
         yield event if name == "" else {"type": name, **event}
 
 
-def _gather(events: Iterator[dict[str, Any]], sent_s: float) -> ClientReply:
+def _gather(events: Iterator[dict[str, Any]], sent_s: float, hear: Callable[[Body], None]) -> ClientReply:
     request_id, usage = "", None
     first_s: float | None = None
-    said: dict[str, list[str]] = {"content": [], "reasoning": []}
+    said: dict[str, list[str]] = {"content": [], "reasoning": [], "call": []}
     calls: dict[int, dict[str, Any]] = {}
     for event in events:
         now_s = time.perf_counter()
         request_id = str(event.get("id") or request_id)
         usage = _usage_in(event) or usage
-        is_something = False
-        for kind, text in _texts_in(event):
+        for kind, text in texts_in(event):
             said[kind].append(text)
-            is_something = is_something or text != ""
+            if text and first_s is None:
+                first_s = now_s
         for choice in _objects(event.get("choices")):
             for delta in _objects(_object(choice.get("delta")).get("tool_calls")):
                 _take_call(calls, delta)
-                is_something = True
-        if is_something and first_s is None:
-            first_s = now_s
+        hear(event)
     ended_s = time.perf_counter()
     return ClientReply(
         id=request_id,
@@ -168,12 +169,15 @@ def _gather(events: Iterator[dict[str, Any]], sent_s: float) -> ClientReply:
     )
 
 
-def _texts_in(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What an event of any of the APIs has of the answer: kind and text."""
+def texts_in(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What an event of any of the APIs has of the answer: `content`, `reasoning` or `call`, and the new text."""
     for choice in _objects(event.get("choices")):
         delta = _object(choice.get("delta"))
         yield "content", delta.get("content") or choice.get("text") or ""
         yield "reasoning", delta.get("reasoning_content") or delta.get("reasoning") or ""
+        for call in _objects(delta.get("tool_calls")):
+            function = _object(call.get("function"))
+            yield "call", " ".join(filter(None, (function.get("name"), function.get("arguments"))))
     said: object = event.get("delta")
     if isinstance(said, str):
         # OpenAI's responses.

@@ -135,6 +135,10 @@ class Status:
     """Seconds since the engine last got something done; 0 while there is nothing to do."""
     has_died: bool = False
     """The engine's thread ended although nobody closed it."""
+    num_recorded: int | None = None
+    """Requests that `--record` has written; None: nothing is recorded."""
+    num_unrecorded: int | None = None
+    """Those that it dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -244,6 +244,20 @@ METRICS: Sequence[Metric] = (
         "Largest difference of a token's log-probability that an audit has seen.",
         lambda s: s.audit.worst,
     ),
+    _counter(
+        "recorded",
+        "recorded_requests",
+        "requests",
+        "Requests written to the file of `--record`.",
+        lambda s: s.num_recorded,
+    ),
+    _counter(
+        "unrecorded",
+        "unrecorded_requests",
+        "requests",
+        "Requests that are missing in the file of `--record`: it could not be written, or not in time.",
+        lambda s: s.num_unrecorded,
+    ),
     _gauge(
         "disk.bytes_budget",
         "disk_budget_bytes",

@@ -35,7 +35,7 @@ def plot_png(turns: Sequence[Turn], path: Path) -> str | None:
     try:
         figures = import_module("matplotlib.figure")  # An optional extra, so nothing here knows its types.
     except ImportError:
-        return "For the plot as a PNG: pip install 'mlx-reprise[plot]'."
+        return "For the plot as a PNG: pip install matplotlib."
     figure = figures.Figure(figsize=(8, 6), layout="constrained")
     numbers = [turn.turn for turn in turns]
     tokens, waits = figure.subplots(2, sharex=True)

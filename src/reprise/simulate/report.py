@@ -82,7 +82,7 @@ def _matplotlib_figure() -> Any:
     try:
         return import_module("matplotlib.figure")  # An optional extra, so nothing here knows its types.
     except ImportError as error:
-        raise PlotUnavailable("A plot needs matplotlib: pip install 'mlx-reprise[plot]'.") from error
+        raise PlotUnavailable("A plot needs matplotlib: pip install matplotlib.") from error
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
