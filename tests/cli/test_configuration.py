@@ -26,6 +26,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "log_format": ("json", "json", "json"),
     "is_quiet": ("1", True, True),
     "trusts_remote_code": ("1", True, True),
+    "adapter_path": ("/anywhere", "/anywhere", "/anywhere"),
     "api_keys": ("a b", ["a", "b"], ("a", "b")),
     "separates_keys": ("true", True, True),
     "accepts_any_model": ("1", True, True),

@@ -198,4 +198,35 @@ FILING = (
     ),
 )
 
-ENGINE_MUTANTS = (*LAYERS, *PAYLOADS, *FILING)
+WEIGHTS = (
+    _mutant(
+        "with_adapter",
+        "an adapter has the fingerprint of its base",
+        "fingerprint_of(added, config, of=base.fingerprint)",
+        "base.fingerprint",
+        ("tests/loop/test_other_weights.py", "-k", "adapters"),
+    ),
+    _mutant(
+        "_twin",
+        "an adapter changes the layers of its base",
+        "return made[id(value)]",
+        "return value",
+        ("tests/engine/test_adapters.py", "-k", "as_mlx_lm_does"),
+    ),
+    _mutant(
+        "_check_whole",
+        "what an adapter's file lacks is random",
+        "lacking = sorted(set(added) - set(weights))",
+        "lacking = []",
+        ("tests/engine/test_adapters.py", "-k", "in_part or cannot_be_loaded"),
+    ),
+    _mutant(
+        "_add",
+        "only the beginning of weights counts",
+        "range(0, whole, _ROWS)",
+        "range(0, min(whole, 1), _ROWS)",
+        ("tests/engine/test_fingerprint.py", "tests/loop/test_other_weights.py"),
+    ),
+)
+
+ENGINE_MUTANTS = (*LAYERS, *PAYLOADS, *FILING, *WEIGHTS)

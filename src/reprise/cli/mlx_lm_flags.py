@@ -18,6 +18,7 @@ SAME = frozenset(
         "host",
         "port",
         "trust-remote-code",
+        "adapter-path",
         "chat-template",
         "temp",
         "top-p",
@@ -62,7 +63,6 @@ IGNORED = {
 }
 """What only tunes, and why it has no effect here."""
 REFUSED = {
-    "adapter-path": "Adapters cannot be loaded yet: fuse the adapter into the model with `mlx_lm.fuse`.",
     "quantized-kv-start": "KV is quantized from the first token on here. Leave --quantized-kv-start out.",
     "pipeline": "A model cannot be spread over several machines yet.",
 }

@@ -136,6 +136,12 @@ class DiskUnusable(RepriseError):
     code = "disk_unusable"
 
 
+def first_line(error: BaseException) -> str:
+    """What a library's error says, as a sentence to quote."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".:") + "." if lines else type(error).__name__
+
+
 def memory_too_small(model: str, *, bound: int, needed: int) -> LoadFailed:
     """`--memory` leaves nothing for requests."""
     return LoadFailed(

@@ -307,6 +307,10 @@ class Settings:
         bool,
         _load("trust-remote-code", _SWITCH, "Run Python code that comes with a tokenizer. Only for models you trust."),
     ] = False
+    adapter_path: Annotated[
+        str | None,
+        _load("adapter-path", PathKind(is_directory=True), "Adapter for the model, as mlx_lm.lora writes it."),
+    ] = None
     max_queue: Annotated[
         int, _load("max-queue", _COUNT, "Most requests that may wait; further ones are refused with status 429.")
     ] = 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -11,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
@@ -22,8 +20,9 @@ from reprise.chat.extent import extent_of
 from reprise.chat.text_model import TextModel
 from reprise.chat.thinking_learning import with_learnt_thinking
 from reprise.core.defaults import Number, read_generation_config
-from reprise.core.errors import LoadFailed
+from reprise.core.errors import LoadFailed, first_line
 from reprise.engine.blueprint import Blueprint, blueprint_of
+from reprise.engine.fingerprint import fingerprint_of
 from reprise.engine.trial import check_quantised, vocabulary_size
 
 log = logging.getLogger(__name__)
@@ -48,6 +47,8 @@ class LoadedModel:
     context: int | None
     nbytes: int
     fingerprint: str
+    shared_nbytes: int = 0
+    """Of `nbytes`: the weights below an adapter, which all models on that base hold together."""
     sampling: Mapping[str, Number] = field(default_factory=dict[str, Number])
     """How its makers sample, by the names of `Sampling`: what `generation_config.json` says."""
 
@@ -80,17 +81,18 @@ def load_model(
     except FileNotFoundError as error:
         raise LoadFailed(f"{source}: a file of the model is missing: {error}. Is the download complete?") from error
     except ValueError as error:
-        raise LoadFailed(f"{source}: mlx-lm cannot load this model: {_first_line(error)}") from error
+        raise LoadFailed(f"{source}: mlx-lm cannot load this model: {first_line(error)}") from error
     except Exception as error:
         if _is_hub_error(error):
             raise LoadFailed(
-                f"{source} is neither a directory here nor a model that the hub gave: {_first_line(error)}"
+                f"{source} is neither a directory here nor a model that the hub gave: {first_line(error)}"
             ) from error
-        raise LoadFailed(f"{source}: loading failed: {type(error).__name__}: {_first_line(error)}") from error
+        raise LoadFailed(f"{source}: loading failed: {type(error).__name__}: {first_line(error)}") from error
     if kv_bits is not None:
         check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
     blueprint = blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
     vocab_size = vocabulary_size(model, blueprint)
+    weights = dict(tree_flatten(model.parameters()))
     return LoadedModel(
         name=Path(source).name if Path(source).exists() else source,
         model=model,
@@ -99,8 +101,8 @@ def load_model(
         blueprint=blueprint,
         vocab_size=vocab_size,
         context=_context(config),
-        nbytes=sum(array.nbytes for array in _parameters(model)),
-        fingerprint=_fingerprint(model, config, kv_bits, kv_group_size),
+        nbytes=sum(array.nbytes for array in weights.values()),
+        fingerprint=fingerprint_of(weights, {"config": config, "kv": [kv_bits, kv_group_size]}),
         sampling=read_generation_config(_generation_config(source), vocab_size=vocab_size),
     )
 
@@ -114,7 +116,7 @@ def _generation_config(source: str) -> dict[str, Any]:
         return {}
     except Exception as error:
         # The hub raises what it likes, too.
-        log.warning("%s: its generation_config.json cannot be read: %s", source, _first_line(error))
+        log.warning("%s: its generation_config.json cannot be read: %s", source, first_line(error))
         return {}
     return cast(dict[str, Any], config) if isinstance(config, dict) else {}
 
@@ -133,15 +135,6 @@ def _is_hub_error(error: Exception) -> bool:
     return module.startswith(("huggingface_hub", "httpx", "requests")) or isinstance(error, OSError)
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") + "." if lines else type(error).__name__
-
-
-def _parameters(model: nn.Module) -> list[mx.array]:
-    return [array for _, array in tree_flatten(model.parameters())]
-
-
 def _context(config: dict[str, Any]) -> int | None:
     for part in (config, config.get("text_config") or {}):
         for key in _CONTEXT_KEYS:
@@ -149,19 +142,6 @@ def _context(config: dict[str, Any]) -> int | None:
             if isinstance(value, int) and value > 0:
                 return value
     return None
-
-
-def _fingerprint(model: nn.Module, config: dict[str, Any], bits: int | None, group_size: int) -> str:
-    """A hash of the configuration, the KV format and a sample of the weights."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-    digest.update(f"kv:{bits}:{group_size}".encode())
-    for array in _parameters(model):
-        digest.update(f"{array.shape}{array.dtype}".encode())
-        # A few numbers of each tensor tell two fine-tunes of one model apart at no cost.
-        sample = array.reshape(-1)[:: max(1, array.size // 8)][:8].astype(mx.float32)
-        digest.update(str(sample.tolist()).encode())
-    return digest.hexdigest()
 
 
 def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
@@ -232,8 +212,7 @@ def load_text_model(source: str) -> TextModel:
         tokenizer = mlx_lm_utils.load_tokenizer(directory, eos_token_ids=_config(path).get("eos_token_id"))
     except Exception as error:
         # Tokenizers are loaded by transformers, which raises whatever its many parts raise.
-        sentence = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise LoadFailed(f"{source}: its tokenizer cannot be loaded: {sentence}") from error
+        raise LoadFailed(f"{source}: its tokenizer cannot be loaded: {first_line(error)}") from error
     return text_model_of(tokenizer, vocab_size=len(inner_tokenizer(tokenizer)))
 
 

@@ -26,7 +26,8 @@ from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.disk.tier import DiskTier
-from reprise.engine.load import LoadedModel, load_model
+from reprise.engine.adapters import load_for
+from reprise.engine.load import LoadedModel
 from reprise.engine.memory import leave_thread
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop.admission import Gate
@@ -62,17 +63,7 @@ class EngineLoop:
         self._settings = settings
         self._shares_from = shares_from
         self._disk_block = disk_block
-        self._load = (
-            load
-            if load is not None
-            else lambda: load_model(
-                settings.model,
-                kv_bits=settings.kv_bits,
-                kv_group_size=settings.kv_group_size,
-                chat_template=settings.chat_template,
-                trusts_remote_code=settings.trusts_remote_code,
-            )
-        )
+        self._load = load if load is not None else lambda: load_for(settings)
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._is_ready = threading.Event()

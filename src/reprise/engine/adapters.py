@@ -1,0 +1,132 @@
+"""Adapters of mlx-lm (LoRA, DoRA, or whole weights) on a loaded model, whose weights they share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_adapters
+
+from reprise.core.errors import LoadFailed, first_line
+from reprise.core.settings import Settings
+from reprise.engine.fingerprint import fingerprint_of
+from reprise.engine.load import LoadedModel, load_model
+from reprise.engine.trial import vocabulary_size
+
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapters.safetensors"
+
+
+def load_for(settings: Settings) -> LoadedModel:
+    """Load the model that the settings name, with its adapter where they name one. Raises LoadFailed."""
+    loaded = load_model(
+        settings.model,
+        kv_bits=settings.kv_bits,
+        kv_group_size=settings.kv_group_size,
+        chat_template=settings.chat_template,
+        trusts_remote_code=settings.trusts_remote_code,
+    )
+    return loaded if settings.adapter_path is None else with_adapter(loaded, settings.adapter_path)
+
+
+def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
+    """The model with the adapter in this directory, as another model with its own fingerprint.
+
+    It holds the arrays of `base`, which goes on as it was, and those of the adapter. Raises LoadFailed with a sentence.
+    """
+    directory = Path(adapter).expanduser()
+    config = _read_config(directory, adapter)
+    model = _twin(base)
+    try:
+        load_adapters(model, str(directory))
+        model.eval()
+        # Whether its layers take these weights is known when they run.
+        vocab_size = vocabulary_size(model, base.blueprint)
+    except Exception as error:
+        # mlx-lm raises what it meets: other names, other shapes, keys that are missing, a file that is cut off.
+        raise LoadFailed(
+            f"{adapter}: this adapter does not fit {base.name}: {first_line(error)} "
+            "Was it trained on this model, with mlx_lm.lora?"
+        ) from error
+    added = _added(model, base)
+    _check_whole(directory, adapter, added)
+    assert vocab_size == base.vocab_size, adapter
+    mx.eval(added)
+    added_nbytes = sum(array.nbytes for array in added.values())
+    nbytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    return replace(
+        base,
+        model=model,
+        nbytes=nbytes,
+        shared_nbytes=nbytes - added_nbytes,
+        fingerprint=fingerprint_of(added, config, of=base.fingerprint),
+    )
+
+
+def _read_config(directory: Path, adapter: str) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise LoadFailed(
+            f"{adapter}: there is no such directory. Give the folder that mlx_lm.lora wrote the adapter to."
+        )
+    lacking = [name for name in (_CONFIG, _WEIGHTS) if not (directory / name).is_file()]
+    if lacking:
+        raise LoadFailed(f"{adapter} lacks {' and '.join(lacking)}, so it is not an adapter that mlx-lm can load.")
+    try:
+        config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadFailed(f"{adapter}: its {_CONFIG} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise LoadFailed(f"{adapter}: its {_CONFIG} is not a JSON object.")
+    if "peft_type" in config:
+        raise LoadFailed(
+            f"{adapter} is an adapter of PEFT, which mlx-lm cannot load. Train it with mlx_lm.lora, or fuse it."
+        )
+    return cast(dict[str, Any], config)
+
+
+def _added(model: nn.Module, base: LoadedModel) -> dict[str, mx.array]:
+    """What the adapted model holds and the base does not, by name."""
+    of_base = {id(array) for _, array in tree_flatten(base.model.parameters())}
+    return {name: array for name, array in tree_flatten(model.parameters()) if id(array) not in of_base}
+
+
+def _check_whole(directory: Path, adapter: str, added: dict[str, mx.array]) -> None:
+    """What the file lacks would be random numbers, other ones with each load."""
+    weights = cast(dict[str, mx.array], mx.load(str(directory / _WEIGHTS)))
+    lacking = sorted(set(added) - set(weights))
+    if lacking:
+        raise LoadFailed(f"{adapter}: {_WEIGHTS} lacks {lacking[0]} (and {len(lacking) - 1} more). Is it complete?")
+
+
+def _twin(base: LoadedModel) -> nn.Module:
+    """Another tree of modules with the same arrays in it: what replaces a layer of the one is not in the other."""
+    made: dict[int, Any] = {}
+
+    def twin(value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            # One module may stand in several places.
+            if id(value) not in made:
+                module: Any = nn.Module.__new__(type(value))
+                made[id(value)] = module
+                cast(nn.Module, module).__dict__.update(
+                    {name: twin(attribute) for name, attribute in vars(value).items()}
+                )
+                for name, item in cast(dict[str, Any], value).items():
+                    module[name] = twin(item)
+            return made[id(value)]
+        if isinstance(value, dict):
+            return {name: twin(item) for name, item in cast(dict[str, Any], value).items()}
+        if isinstance(value, list | tuple | set):
+            return cast(Any, type(cast(object, value)))(map(twin, cast(Iterable[Any], value)))
+        if callable(value) and not isinstance(value, type):
+            # It may lead back into the modules of the base, as a method of one does.
+            raise LoadFailed(f"{base.name}: adapters cannot share the weights of a model of type {base.architecture}.")
+        return value
+
+    return cast(nn.Module, twin(base.model))
