@@ -207,6 +207,12 @@ def test_another_chat_with_the_same_system_prompt_branches() -> None:
     assert server.reason(chat(system(LONG_SYSTEM), user("How are you today?"))) is Reason.BRANCHED
 
 
+def test_another_chat_that_shares_the_templates_first_words_alone_is_cold() -> None:
+    server = Server("strips_thinking")
+    server.ask(chat(ASK))
+    assert server.reason(chat(user("Tell me a story."))) is Reason.COLD
+
+
 def test_an_answer_given_back_in_other_words() -> None:
     server = Server("keeps_everything")
     server.ask(chat(ASK), Answer(content="It is sunny."))

@@ -53,7 +53,10 @@ def classify(divergence: Divergence, text_model: TextModel) -> Reason:
     role = "assistant" if _is_behind_an_empty_answer(divergence) else part.role
     if role == "assistant" and _is_thinking_lost(divergence, text_model) and not _is_edited(divergence):
         return Reason.THINKING_STRIPPED
-    return _classify_message(divergence, part.index, role)
+    reason = _classify_message(divergence, part.index, role)
+    if reason is Reason.BRANCHED and part.index == 0 and divergence.position < _EARLY_TOKENS:
+        return Reason.COLD
+    return reason
 
 
 def _classify_head(divergence: Divergence, previous: Rendered | None) -> Reason:
