@@ -69,3 +69,12 @@ def _made(project: Path, wanted: str, commands: Sequence[Sequence[str]], *, file
             pytest.skip(f"{project.name}: the packages cannot be installed: {ran.stderr.strip()[-200:]}")
     mark.write_text(wanted)
     return project
+
+
+def source_of(package: str, version: str) -> Path:
+    """The unpacked source package of PyPI; skips where it cannot be had."""
+    project = _directory(f"{package}-source")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    archive = f"{package.replace('-', '_')}-{version}"
+    unpack = ["tar", "-xzf", f"{archive}.tar.gz"]
+    return _made(project, version, [[*command, f"{package}=={version}"], unpack], files={}) / archive

@@ -5,6 +5,7 @@ import numpy as np
 from reprise.core.backend import DraftSource
 from reprise.core.tokens import as_tokens
 from reprise.drafts.drafter import MOST_NBYTES, Drafts, RequestDrafts
+from reprise.drafts.history import Continuation, TextEnd
 
 RNG = np.random.default_rng(7)
 
@@ -162,3 +163,33 @@ def test_what_a_grammar_forces_is_drafted_unless_more_is_known_that_begins_with_
         draft = request.propose(num_fed=1, most=6, forced=forced)
         assert draft is not None and draft.source == DraftSource.GRAMMAR
         assert draft.tokens.tolist() == list(forced)
+
+
+def test_an_answer_that_repeats_nothing_is_seldom_looked_up_until_it_repeats_something() -> None:
+    drafts, file = free_drafts(), words(900)
+    looked_up = 0
+    find = drafts.namespace("").history.find
+
+    def counted(tail: TextEnd, *, num: int) -> Continuation | None:
+        nonlocal looked_up
+        looked_up += 1
+        return find(tail, num=num)
+
+    request = begin(drafts, file)
+    drafts.namespace("").history.find = counted
+    for token in words(200):
+        request.accept([token])
+        assert proposed(request) == ([], None)
+    assert 60 <= looked_up <= 80
+    at = 100
+    while (draft := request.propose(num_fed=1, most=31)) is None:
+        request.accept([file[at]])
+        at += 1
+    assert at <= 106, at
+    request.accept([*draft.tokens.tolist(), 0])
+    request.note(draft, num_fed=1, num_tokens=32, seconds=0.01)
+    looked_up = 0
+    for token in words(8):
+        request.accept([token])
+        request.propose(num_fed=1, most=31)
+    assert looked_up == 8

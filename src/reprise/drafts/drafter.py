@@ -22,6 +22,10 @@ _READ_AT_ONCE = 4096
 """Tokens of a prompt that are taken in with one step of the engine, so that no stream waits for more than a moment."""
 _READ_ANSWER = 16
 """Tokens of an answer that are taken in together: one by one would take longer than looking up."""
+_PATIENCE = 32
+"""Look-ups in a row that brought nothing, behind which one token in `_SELDOM` is looked up until one does again: what
+repeats nothing is not slowed down by the search for it, and what begins to repeat is found a few tokens later."""
+_SELDOM = 4
 _OVERLAP = NGRAMS[0]
 """Tokens before a new piece that are taken in with it, so that what leads to the piece is found."""
 
@@ -151,6 +155,8 @@ class RequestDrafts:
         self._own.append(prompt[-_OVERLAP:])
         self._num_own = 0
         """Tokens of the answer that are in `_own`."""
+        self._num_in_vain = 0
+        """Look-ups since the last one that brought a token."""
         self._tail: list[int] = prompt[-LONGEST_MATCH:].tolist()
         """The last tokens of prompt and answer: what is looked up."""
 
@@ -182,6 +188,7 @@ class RequestDrafts:
             return None
         draft = self._find(most, forced)
         if draft is None:
+            self._num_in_vain += 1
             return None
         length = best_length(
             len(draft.tokens),
@@ -193,6 +200,7 @@ class RequestDrafts:
         )
         if length == 0:
             drafts.rates.fade(draft.source, draft.match)
+            self._num_in_vain += 1
             return None
         return Draft(draft.tokens[:length], draft.source, draft.match)
 
@@ -206,6 +214,7 @@ class RequestDrafts:
         if draft is None:
             return
         accepted = num_tokens - 1
+        self._num_in_vain = 0 if accepted > 0 else self._num_in_vain + 1
         drafts.saved_s += num_tokens * drafts.costs.one_s - seconds
         drafts.rates.note(draft.source, draft.match, accepted=accepted, drafted=len(draft.tokens))
         drafts.num_drafted[draft.source] += len(draft.tokens)
@@ -214,7 +223,8 @@ class RequestDrafts:
         self.num_accepted += accepted
 
     def _find(self, most: int, forced: Sequence[int]) -> Draft | None:
-        found = self._look_up(most)
+        is_seldom = self._num_in_vain >= _PATIENCE and len(self._answer) % _SELDOM > 0
+        found = None if is_seldom else self._look_up(most)
         forced = list(forced[:most])
         if forced and (found is None or found.tokens[: len(forced)].tolist() != forced):
             return Draft(as_tokens(forced), DraftSource.GRAMMAR, 0)
