@@ -31,9 +31,10 @@ from tests.library.test_forced_calls import SCHEMA, TOOL
 
 pytestmark = pytest.mark.agents
 
-EOS = "<|eos|>"
+BOS, EOS = "<|bos|>", "<|eos|>"
 WITHOUT_CALLS = {
     "HuggingFaceTB-SmolLM3-3B",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
     "google-gemma-2-2b-it",
     "llama-cpp-deepseek-r1",
     "llama-cpp-rwkv-world",
@@ -81,7 +82,7 @@ def model_of(name: str, directory: Path) -> TextModel:
     """The text side of a model with this template, loaded as any is."""
     directory.mkdir()
     source = (templates() / f"{name}.jinja").read_text()
-    specials = {*_SPECIAL.findall(source), *_UNWRITTEN.get(name, ())} - {EOS}
+    specials = {*_SPECIAL.findall(source), *_UNWRITTEN.get(name, ())} - {BOS, EOS}
     if "[INST]" in source:
         specials |= set(re.findall(r"\[/?[A-Z_]+\]", source))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -89,9 +90,11 @@ def model_of(name: str, directory: Path) -> TextModel:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
-        [AddedToken(text, normalized=False, special=True) for text in (EOS, *sorted(specials))]
+        [AddedToken(text, normalized=False, special=True) for text in (BOS, EOS, *sorted(specials))]
     )
-    fast: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False)
+    fast: Any = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
+    )
     fast.chat_template = source
     fast.save_pretrained(directory)
     (directory / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": len(fast)}))
