@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from reprise.core.backend import Counts, Held, Lookup, Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError
 from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Scored, Started
-from reprise.core.inspection import WHOLE_TREE, EdgeTokens, InspectedEviction, Inspection, TreePart
+from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.prompt import Prompt
 from reprise.core.record import Outcome, Reason
-from reprise.core.tokens import Tokens, common_prefix
+from reprise.core.tokens import Span, Tokens, common_prefix
 
 Script = Callable[[Job], Sequence[int]]
 Sink = Callable[[Event], None]
@@ -87,13 +87,17 @@ class FakeBackend:
         found.set_result(Inspection(num_inside=self._num_open))
         return found
 
-    def edge_tokens(
-        self, namespace: str, *, node: int | None = None, max_nodes: int = 1000
-    ) -> Future[Sequence[EdgeTokens]]:
+    def edge_tokens(self, part: TreePart, *, max_nodes: int = 1000) -> Future[Sequence[EdgeTokens]]:
         found: Future[Sequence[EdgeTokens]] = Future()
-        runs = enumerate(self.stored.get(namespace, []))
-        found.set_result([EdgeTokens(id=at, start=0, tokens=run) for at, run in runs if node in (None, at)])
+        runs = enumerate(self.stored.get(part.namespace or "", []))
+        found.set_result([EdgeTokens(id=at, start=0, tokens=run) for at, run in runs if part.under in (None, at)])
         return found
+
+    def disk_tree(self, namespace: str) -> DiskTree | None:
+        return None
+
+    def disk_tokens(self, namespace: str, key: str, span: Span) -> Tokens | None:
+        return None
 
     def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
         found: Future[Sequence[InspectedEviction]] = Future()

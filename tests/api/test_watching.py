@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from reprise.cli.main import app
 from reprise.core.backend import Status
 from reprise.core.record import Outcome, Reason
 from reprise.core.settings import Settings
+from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span
 from tests.api.real_server import real_server
 from tests.api.servers import MODEL, api
@@ -85,6 +87,36 @@ def test_the_tree_is_told_in_pages_with_text(server: httpx.Client) -> None:
     found = server.get("/v1/cache/tree/search", params={"q": "LEAVES AGAIN"}).json()
     assert trunk["id"] in [each["id"] for each in found["data"]]
     assert server.get("/v1/cache/tree/999999999").status_code == 404
+
+
+def test_what_is_on_disk_alone_is_shown_until_it_is_read(tmp_path: Path) -> None:
+    on_disk = {"disk_bytes": Bytes(1 << 28), "disk_directory": str(tmp_path), "settles": False}
+    keys = {"api_keys": ("one", "two"), "separates_keys": True}
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    body = {"messages": [{"role": "user", "content": f"{TEXT} Kept."}], "max_tokens": 2}
+    with real_server(**on_disk, **keys) as server:
+        server.post("/v1/chat/completions", json=body, headers=one).raise_for_status()
+    with real_server(**on_disk, **keys) as server:
+        told = server.get("/v1/cache/tree", headers=one).json()["data"]
+        (run,) = [node for node in told if not node["in_memory"]]
+        assert (run["bytes"], run["parent"]) == (0, None) and run["disk_bytes"] > 0 and run["tokens"] > 50
+        assert run["text"] and {at["kind"] for at in run["checkpoints"]} == {None}
+        text = server.get(f"/v1/cache/tree/{run['id']}", headers=one).json()
+        assert text["text"].startswith(run["text"]) and TEXT in text["text"] and text["tokens"] == run["tokens"]
+        found = server.get("/v1/cache/tree/search", params={"q": "kept."}, headers=one).json()["data"]
+        assert [each["id"] for each in found] == [run["id"]]
+        below = server.get("/v1/cache/tree", params={"under": run["id"]}, headers=one).json()["data"]
+        assert [node["id"] for node in below] == [run["id"]]
+        # It is nobody else's.
+        assert not any(node["tokens"] for node in server.get("/v1/cache/tree", headers=two).json()["data"])
+        assert server.get(f"/v1/cache/tree/{run['id']}", headers=two).status_code == 404
+        assert server.get("/v1/cache/tree", params={"under": run["id"]}, headers=two).status_code == 404
+        server.post("/v1/chat/completions", json=body, headers=one).raise_for_status()
+        wait_until_idle(server)
+        now = server.get("/v1/cache/tree", headers=one).json()["data"]
+        assert sum(node["tokens"] for node in now if node["in_memory"]) >= run["tokens"] - 2
+        for wrong in ("x", "1-2-3", f"{'0' * 64}-5-2", f"{'0' * 64}-1-2"):
+            assert server.get(f"/v1/cache/tree/{wrong}", headers=one).status_code in (400, 404)
 
 
 def test_what_would_go_next_goes_and_other_budgets_are_replayed(server: httpx.Client) -> None:

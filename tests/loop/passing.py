@@ -5,9 +5,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from reprise.core.backend import Lookup, Status, StoredRun
-from reprise.core.inspection import WHOLE_TREE, EdgeTokens, InspectedEviction, Inspection, TreePart
+from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
+from reprise.core.tokens import Span, Tokens
 from reprise.loop import EngineLoop
 
 
@@ -29,10 +30,14 @@ class Passing:
     def lookup(self, prompt: Prompt, *, namespace: str) -> Future[Lookup]:
         return self.loop.lookup(prompt, namespace=namespace)
 
-    def edge_tokens(
-        self, namespace: str, *, node: int | None = None, max_nodes: int = 1000
-    ) -> Future[Sequence[EdgeTokens]]:
-        return self.loop.edge_tokens(namespace, node=node, max_nodes=max_nodes)
+    def edge_tokens(self, part: TreePart, *, max_nodes: int = 1000) -> Future[Sequence[EdgeTokens]]:
+        return self.loop.edge_tokens(part, max_nodes=max_nodes)
+
+    def disk_tree(self, namespace: str) -> DiskTree | None:
+        return self.loop.disk_tree(namespace)
+
+    def disk_tokens(self, namespace: str, key: str, span: Span) -> Tokens | None:
+        return self.loop.disk_tokens(namespace, key, span)
 
     def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
         return self.loop.next_evictions(nbytes, most=most)

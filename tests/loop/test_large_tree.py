@@ -9,7 +9,8 @@ import pytest
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.inspection import WHOLE_TREE, TreePart
 from reprise.core.kinds import Full, Layout
-from reprise.loop.inspection import edge_tokens, inspect_evictions, inspect_tree
+from reprise.loop.inspection import inspect_evictions
+from reprise.loop.tree_inspection import edge_tokens, inspect_tree
 from tests.cache.hash_model import fill_with_chats
 
 NUM_TURNS = 20
@@ -56,8 +57,8 @@ def under_the_newest(cache: PrefixCache) -> int:
         lambda cache: inspect_tree(
             cache, None, (), max_nodes=50, now_s=0.0, part=TreePart(namespace="", under=under_the_newest(cache))
         ),
-        lambda cache: edge_tokens(cache, namespace="", node=under_the_newest(cache), max_nodes=1),
-        lambda cache: edge_tokens(cache, namespace="", node=None, max_nodes=100),
+        lambda cache: edge_tokens(cache, TreePart(namespace="", under=under_the_newest(cache)), max_nodes=1),
+        lambda cache: edge_tokens(cache, TreePart(namespace=""), max_nodes=100),
         lambda cache: inspect_evictions(cache, nbytes=10**9, most=16, now_s=0.0),
     ],
     ids=["tree", "next page", "under", "text", "search", "evictions"],
@@ -72,14 +73,14 @@ def test_looking_costs_what_is_shown(
 
 def test_what_is_shown_is_what_was_used_last(caches: tuple[PrefixCache, PrefixCache]) -> None:
     for cache in caches:
-        every = edge_tokens(cache, namespace="", node=None, max_nodes=10**6)
+        every = edge_tokens(cache, TreePart(namespace=""), max_nodes=10**6)
         assert len(every) == cache.stats.num_nodes
         newest = inspect_tree(cache, None, (), max_nodes=50, now_s=0.0, part=WHOLE_TREE).nodes
         assert [edge.id for edge in every[:50]] == [node.id for node in newest]
-        (one,) = edge_tokens(cache, namespace="", node=newest[7].id, max_nodes=1)
+        (one,) = edge_tokens(cache, TreePart(namespace="", under=newest[7].id), max_nodes=1)
         assert (one.id, one.start) == (newest[7].id, newest[7].start)
-        assert edge_tokens(cache, namespace="other", node=newest[7].id, max_nodes=1) == []
-        assert edge_tokens(cache, namespace="", node=10**9, max_nodes=1) == []
+        assert edge_tokens(cache, TreePart(namespace="other", under=newest[7].id), max_nodes=1) == []
+        assert edge_tokens(cache, TreePart(namespace="", under=10**9), max_nodes=1) == []
         # As many evictions as one likes: each once, and none dearer than the next.
         order = inspect_evictions(cache, nbytes=10**12, most=10**6, now_s=0.0)
         assert len(order) == len({(each.node, each.position) for each in order}) == cache.stats.num_checkpoints

@@ -169,6 +169,7 @@ class EventHub:
             "evictions": dict(found.tree.evictions),
             "reads": len(found.reads),
             "unwritten": found.num_unwritten,
+            "files": 0 if found.disk is None else found.disk.num_files,
         }
         if tree != self._tree:
             self._tree = tree

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from pydantic import StringConstraints
 
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.errors import ErrorBody
 from reprise.api.off_loop import Stage
 from reprise.core.errors import BadRequest, NotFound
 from reprise.core.inspection import EdgeTokens, InspectedCheckpoint, InspectedNode, TreePart
+from reprise.core.tokens import Span
 
 router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+
+EdgeId = Annotated[str, StringConstraints(pattern=r"^([0-9]{1,15}|[0-9a-f]{64}-[0-9]{1,9}-[0-9]{1,9})$")]
+"""A number: it is in memory. The key of a record, and from where to where on its path: it is on disk alone."""
 
 MOST_NODES = 1000
 """Nodes of one page."""
@@ -39,16 +44,16 @@ async def tree(
     context: InContext,
     namespace: Namespace,
     limit: Annotated[int, Query(ge=1, le=MOST_NODES)] = 300,
-    under: Annotated[int | None, Query(ge=0)] = None,
+    under: Annotated[EdgeId | None, Query()] = None,
     skip: Annotated[int, Query(ge=0, le=MOST_SKIPPED)] = 0,
 ) -> dict[str, Any]:
     """The edges of the prefix tree that were used last, parents before children; `under`: those below one edge.
 
-    The next page begins behind `skip` edges. `children` of an edge counts those that are on no page yet, too; `totals`
-    count the whole tree.
+    Edges whose `in_memory` is false are on disk alone; their ids are texts. The next page begins behind `skip` edges.
+    `children` of an edge counts those that are on no page yet, too; `totals` count what is in memory.
     """
     service = context.service
-    part = TreePart(namespace=service.cache_namespace(namespace), under=under, skip=skip)
+    part = await _part(context, namespace, under=under, skip=skip)
     found = await asyncio.wrap_future(service.backend.inspect(max_nodes=limit, part=part))
     if under is not None and not found.tree.nodes and skip == 0:
         raise NotFound(f"There is no edge {under} any more. GET /v1/cache/tree lists what there is.")
@@ -75,9 +80,19 @@ async def tree(
     }
 
 
+async def _part(context: Context, namespace: str, *, under: str | None = None, skip: int = 0) -> TreePart:
+    """A part of what memory and disk have of the caller's namespace."""
+    service = context.service
+    own = service.cache_namespace(namespace)
+    on_disk = await service.threads.run(Stage.AFTER, lambda: service.backend.disk_tree(own))
+    name = int(under) if under is not None and under.isdigit() else under
+    return TreePart(namespace=own, under=name, skip=skip, on_disk=on_disk)
+
+
 def _node(node: InspectedNode, *, text: str) -> dict[str, Any]:
     return {
         "id": node.id,
+        "in_memory": isinstance(node.id, int),
         "parent": node.parent,
         "start": node.start,
         "tokens": node.num_tokens,
@@ -97,7 +112,7 @@ def _checkpoint(each: InspectedCheckpoint) -> dict[str, Any]:
     is_pinned, seconds = each.pinned_for_s is not None, each.pinned_for_s
     return {
         "position": each.position,
-        "kind": str(each.kind),
+        "kind": None if each.kind is None else str(each.kind),
         "bytes": each.nbytes,
         "disk_bytes": each.disk_nbytes,
         "uses": each.num_uses,
@@ -114,7 +129,7 @@ async def search(
     """The edges whose text contains `q`, those used last first: as many as are found within a second."""
     service = context.service
     _check_text(context)
-    asking = service.backend.edge_tokens(service.cache_namespace(namespace), max_nodes=_SEARCHED)
+    asking = service.backend.edge_tokens(await _part(context, namespace), max_nodes=_SEARCHED)
     edges = await asyncio.wrap_future(asking)
     return await service.threads.run(Stage.AFTER, lambda: _search(context, edges, q))
 
@@ -138,7 +153,7 @@ def _search(context: Context, edges: Sequence[EdgeTokens], wanted: str) -> dict[
 
 @router.get("/v1/cache/tree/{edge}")
 async def edge_text(
-    edge: int,
+    edge: EdgeId,
     context: InContext,
     namespace: Namespace,
     offset: Annotated[int, Query(ge=0)] = 0,
@@ -147,22 +162,34 @@ async def edge_text(
     """The text of one edge, `limit` tokens from `offset` on."""
     service = context.service
     _check_text(context)
-    found = await asyncio.wrap_future(service.backend.edge_tokens(service.cache_namespace(namespace), node=edge))
-    part = next((each for each in found if each.id == edge), None)
-    if part is None:
+    own = service.cache_namespace(namespace)
+    if edge.isdigit():
+        asking = service.backend.edge_tokens(TreePart(namespace=own, under=int(edge)), max_nodes=1)
+        found = next(iter(await asyncio.wrap_future(asking)), None)
+    else:
+        found = await service.threads.run(Stage.AFTER, lambda: _edge_on_disk(context, own, edge))
+    if found is None:
         raise NotFound(f"There is no edge {edge} any more. GET /v1/cache/tree lists what there is.")
-    tokens = part.tokens[offset : offset + limit].tolist()
+    tokens = found.tokens[offset : offset + limit].tolist()
     decode = service.served.text.decode
     text = await service.threads.run(Stage.AFTER, lambda: decode(tokens) if tokens else "")
     return {
         "object": "cache.edge",
-        "id": edge,
-        "start": part.start,
-        "tokens": len(part.tokens),
+        "id": found.id,
+        "start": found.start,
+        "tokens": len(found.tokens),
         "offset": offset,
         "text": text,
-        "has_more": offset + limit < len(part.tokens),
+        "has_more": offset + limit < len(found.tokens),
     }
+
+
+def _edge_on_disk(context: Context, namespace: str, edge: str) -> EdgeTokens | None:
+    key, start, stop = edge.split("-")
+    if int(start) >= int(stop):
+        return None
+    tokens = context.service.backend.disk_tokens(namespace, key, Span(int(start), int(stop)))
+    return None if tokens is None else EdgeTokens(id=edge, start=int(start), tokens=tokens)
 
 
 def _check_text(context: Context) -> None:

@@ -218,9 +218,11 @@ def _tree(tree: Mapping[str, Any]) -> "RenderableType":
             branches[node["id"]] = above
             continue
         line = Text(f"{node['tokens']:,} tokens  ")
-        line.append(_nbytes(node["bytes"]), style="cyan")
-        if node["disk_bytes"]:
-            line.append(" + disk", style="blue")
+        if node["in_memory"]:
+            line.append(_nbytes(node["bytes"]), style="cyan")
+            line.append(" + disk" if node["disk_bytes"] else "", style="blue")
+        else:
+            line.append(f"{_nbytes(node['disk_bytes'])} on disk, {_seconds(node['age_s'])} ago", style="blue")
         if any(each["pinned"] for each in node["checkpoints"]):
             line.append(" pinned", style="yellow")
         if node["requests"]:

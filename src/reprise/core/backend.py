@@ -7,11 +7,19 @@ from enum import StrEnum
 from typing import Protocol
 
 from reprise.core.events import Event
-from reprise.core.inspection import WHOLE_TREE, EdgeTokens, InspectedEviction, Inspection, OnDisk, TreePart
+from reprise.core.inspection import (
+    WHOLE_TREE,
+    DiskTree,
+    EdgeTokens,
+    InspectedEviction,
+    Inspection,
+    OnDisk,
+    TreePart,
+)
 from reprise.core.job import Job
 from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
-from reprise.core.tokens import Tokens
+from reprise.core.tokens import Span, Tokens
 
 
 class Verdict(StrEnum):
@@ -188,10 +196,11 @@ class Backend(Protocol):
         """
         ...
 
-    def edge_tokens(
-        self, namespace: str, *, node: int | None = None, max_nodes: int = 1000
-    ) -> Future[Sequence[EdgeTokens]]:
-        """The tokens of one node (none if it has gone), or of the `max_nodes` used last. Raises ShuttingDown."""
+    def edge_tokens(self, part: TreePart, *, max_nodes: int = 1000) -> Future[Sequence[EdgeTokens]]:
+        """The tokens of the `max_nodes` nodes of a part that were used last. Raises ShuttingDown.
+
+        The first of a part below a node is the node itself; there is none if it has gone.
+        """
         ...
 
     def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
@@ -211,6 +220,14 @@ class Backend(Protocol):
         A server that starts knows from them how the model spelled its answers: another spelling of the same text would
         find nothing of what is behind it.
         """
+        ...
+
+    def disk_tree(self, namespace: str) -> DiskTree | None:
+        """What is on disk of a namespace, for `TreePart.on_disk`; None: nothing is kept there. Takes milliseconds."""
+        ...
+
+    def disk_tokens(self, namespace: str, key: str, span: Span) -> Tokens | None:
+        """The tokens of a span of the path on disk to the record of this key; None: it has gone."""
         ...
 
     def read_note(self, namespace: str) -> str | None:

@@ -83,7 +83,8 @@ class InspectedCheckpoint:
     """A stored position of an edge."""
 
     position: int
-    kind: BoundaryKind
+    kind: BoundaryKind | None
+    """None: it is on disk alone, which does not say."""
     nbytes: int
     """Of its snapshot; 0 for models without."""
     disk_nbytes: int
@@ -96,12 +97,15 @@ class InspectedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedNode:
-    """An edge of the tree: the tokens ``[start, start + num_tokens)`` of every path through it."""
+    """An edge of the tree: the tokens ``[start, start + num_tokens)`` of every path through it.
 
-    id: int
-    """Stays the same as long as the node is there; of no two nodes of one process."""
-    parent: int | None
-    """The `id` of the node above; None: it is the root of its namespace."""
+    One that is on disk alone begins where its path leaves what is in memory, which may be within its parent.
+    """
+
+    id: int | str
+    """Stays the same as long as the node is there; of no two nodes of one process. Text: it is on disk alone."""
+    parent: int | str | None
+    """The `id` of the node above; None: it is the root of its namespace, or memory has nothing of that."""
     namespace: str
     start: int
     num_tokens: int
@@ -138,13 +142,56 @@ class InspectedTree:
     """Whether nodes of the part that was asked for are not among `nodes`."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class DiskEdge:
+    """An edge of the tree of what is on disk: the tokens ``[start, stop)`` of every path through it.
+
+    Whoever makes the tree changes it; nobody does afterwards.
+    """
+
+    key: str
+    """Of a record that has its tokens, and ends at `stop` or behind."""
+    start: int
+    tokens: Tokens
+    used_at_s: float
+    """When something on it or behind it was used last, in seconds of the wall clock."""
+    parent: "DiskEdge | None"
+    nbytes: int = 0
+    """Of the files that end at `stop`."""
+    tail_nbytes: int = 0
+    """Of these, what makes `stop` a position to resume at; 0: there is nothing."""
+    children: dict[int, "DiskEdge"] = field(default_factory=dict[int, "DiskEdge"])
+    """By their first tokens."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DiskTree:
+    """What is on disk of a namespace: the paths that were used last, and whether these are all."""
+
+    root: DiskEdge
+    ends: Mapping[str, DiskEdge]
+    """The edge at whose `stop` a record ends, by its key."""
+    is_whole: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreePart:
-    """The part of the tree to inspect: of one namespace (None: of all), from a node down, behind the first `skip`."""
+    """The part of the tree to inspect: of one namespace (None: of all), from a node down, behind the first `skip`.
+
+    `on_disk`: show what the disk has of this namespace, too, where memory has it not.
+    """
 
     namespace: str | None = None
-    under: int | None = None
+    under: int | str | None = None
     skip: int = 0
+    on_disk: DiskTree | None = None
+
+    def __post_init__(self) -> None:
+        assert self.on_disk is None or self.namespace is not None
 
 
 WHOLE_TREE = TreePart()
@@ -154,7 +201,7 @@ WHOLE_TREE = TreePart()
 class EdgeTokens:
     """The tokens of one node, from position `start` on."""
 
-    id: int
+    id: int | str
     start: int
     tokens: Tokens
 

@@ -12,9 +12,10 @@ from threading import Thread
 
 import numpy as np
 
-from reprise.core.inspection import OnDisk
-from reprise.core.tokens import Tokens, as_tokens
+from reprise.core.inspection import DiskTree, OnDisk
+from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.disk.directory import ModelDirectory
+from reprise.disk.edges import disk_tree
 from reprise.disk.index import DiskCursor
 from reprise.disk.reader import Fetch, RecordReader
 from reprise.disk.record import DiskMatch, DiskRecord, MissingRecords, root_key
@@ -26,6 +27,9 @@ __all__ = ["DiskCache", "Fetch"]
 log = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
+
+_MOST_PATHS = 4096
+"""Ends of paths, of all namespaces, that are looked at for whoever wants to see what is there."""
 
 
 class DiskCache:
@@ -60,6 +64,7 @@ class DiskCache:
             Thread(target=self._writer.run, name="reprise-disk-writer", daemon=True),
             Thread(target=self._reader.run, name="reprise-disk-reader", daemon=True),
         ]
+        self._drawn: tuple[tuple[bytes, int], DiskTree] | None = None
         for thread in self._threads:
             thread.start()
 
@@ -87,6 +92,24 @@ class DiskCache:
         with self._store.changed:
             entries = self._store.index.runs(self.root(namespace))
         return [(entry.key, entry.parent, as_tokens(np.frombuffer(entry.tokens, dtype=np.int32))) for entry in entries]
+
+    def tree(self, namespace: str) -> DiskTree:
+        """What is on disk of a namespace, as a tree; kept until something changes. May be asked on any thread."""
+        root, store = self.root(namespace), self._store
+        with store.changed:
+            at = (root, store.index.num_changes)
+            if self._drawn is not None and self._drawn[0] == at:
+                return self._drawn[1]
+            entries, is_whole = store.index.newest(root, most=_MOST_PATHS)
+        drawn = disk_tree(entries, root=root, is_whole=is_whole)
+        self._drawn = (at, drawn)
+        return drawn
+
+    def path_tokens(self, namespace: str, key: bytes, span: Span) -> Tokens | None:
+        """The tokens of a span of the path to a record; None: it has gone. May be asked on any thread."""
+        with self._store.changed:
+            found = self._store.index.path_tokens(key, span, root=self.root(namespace))
+        return None if found is None else as_tokens(np.frombuffer(found, dtype=np.int32))
 
     def start(self, namespace: str) -> DiskCursor:
         """Where the paths of a namespace begin, for `follow`."""

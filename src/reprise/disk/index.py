@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from sortedcontainers import SortedList
 
-from reprise.core.tokens import Tokens, common_prefix
+from reprise.core.tokens import Span, Tokens, common_prefix
 from reprise.disk.directory import FileInfo
 from reprise.disk.format import RecordHeader
 from reprise.disk.record import DiskMatch, DiskRecord, MissingRecords, block_key, tail_key, token_bytes
@@ -84,6 +85,8 @@ class DiskIndex:
         self.last_use_ns: dict[bytes, int] = {}
         self.verified: set[bytes] = set()
         """Records whose bodies were read or written since the index was made."""
+        self.num_changes = 0
+        """Whoever keeps an answer about the entries or their uses knows by it whether that still holds."""
         self.has_met_damage = False
         """Whether a record was found to be damaged: others may be, and are suspect until they have been read."""
         self._children: dict[bytes, set[bytes]] = defaultdict(set)
@@ -123,6 +126,7 @@ class DiskIndex:
     def remove(self, key: bytes) -> IndexEntry:
         """The record is there no more. Its last use counts for what it stood on."""
         entry = self.entries.pop(key)
+        self.num_changes += 1
         at_ns = self.last_use_ns.pop(key)
         if key not in self._children:
             self._leaves.remove((at_ns, key))
@@ -159,6 +163,7 @@ class DiskIndex:
                 self._leaves.remove((self.last_use_ns[key], key))
             self._leaves.add((at_ns, key))
         self.last_use_ns[key] = at_ns
+        self.num_changes += 1
 
     def add_unusable(self, file: UnusableFile) -> None:
         assert file.info.path not in self.unusable, file
@@ -262,6 +267,45 @@ class DiskIndex:
             if not entry.is_tail:
                 left.extend(sorted(self._children.get(entry.key, ())))
         return found
+
+    def newest(self, root: bytes, *, most: int) -> tuple[list[tuple[IndexEntry, int]], bool]:
+        """The paths from `root` that were used last, and whether these are all: looks at `most` ends of paths.
+
+        Each entry behind what it stands on, with the time of the last use of it or of what stands on it.
+        """
+        seen: set[bytes] = {root}
+        found: list[tuple[IndexEntry, int]] = []
+        for at_ns, leaf in islice(reversed(self._leaves), most):
+            path: list[tuple[IndexEntry, int]] = []
+            key = leaf
+            while key not in seen:
+                entry = self.entries.get(key)
+                if entry is None or entry.root != root:
+                    break  # Another namespace's, or it stands on nothing and cannot be found.
+                path.append((entry, max(at_ns, self.last_use_ns[key])))
+                key = entry.parent
+            else:
+                seen.update(entry.key for entry, _ in path)
+                found.extend(reversed(path))
+        return found, most >= len(self._leaves)
+
+    def path_tokens(self, key: bytes, span: Span, *, root: bytes) -> bytes | None:
+        """The tokens of a span of the path that ends with a record; None: it is not there, or of another root.
+
+        O(blocks of the span, and behind it).
+        """
+        runs: list[bytes] = []
+        at = key
+        while (entry := self.entries.get(at)) is not None and entry.root == root:
+            stop = entry.start + len(entry.tokens) // TOKEN_NBYTES
+            if not runs and stop < span.stop:
+                return None
+            runs.append(entry.tokens)
+            if entry.start <= span.start:
+                whole = b"".join(reversed(runs))
+                return whole[(span.start - entry.start) * TOKEN_NBYTES : (span.stop - entry.start) * TOKEN_NBYTES]
+            at = entry.parent
+        return None
 
     def has(self, key: bytes) -> bool:
         """Whether the record is there, and not suspect."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.backend import StoredRun
-from reprise.core.inspection import InspectedRead, OnDisk
+from reprise.core.inspection import DiskTree, InspectedRead, OnDisk
 from reprise.core.prompt import BoundaryKind
+from reprise.core.tokens import Span, Tokens
 from reprise.disk.cache import DiskCache
 from reprise.disk.ports import NewEncoder, StateSizes, TierRequest, TierSequences
 from reprise.disk.read_ahead import ReadAhead
@@ -25,7 +26,7 @@ _LAST_FLUSH_S = 20.0
 class DiskTier:
     """Reads ahead of admissions and writes behind commits. Without a disk nothing here does anything.
 
-    Used on the engine thread, which never waits for a file, but for `runs` and `stats`, and `clear` and `close`.
+    Used on the engine thread, which never waits for a file, but for `clear` and `close`; some may be asked on any.
     """
 
     def __init__(
@@ -98,6 +99,13 @@ class DiskTier:
             StoredRun(name=key.hex(), parent=None if parent == root else parent.hex(), tokens=tokens)
             for key, parent, tokens in self._disk.runs(namespace)
         ]
+
+    def tree(self, namespace: str) -> DiskTree | None:
+        """See `Backend.disk_tree`. May be asked on any thread, like `path_tokens`."""
+        return None if self._disk is None else self._disk.tree(namespace)
+
+    def path_tokens(self, namespace: str, key: bytes, span: Span) -> Tokens | None:
+        return None if self._disk is None else self._disk.path_tokens(namespace, key, span)
 
     def read_note(self, namespace: str) -> str | None:
         """See `Backend.read_note`. On any thread but the loop's, like `keep_note`."""

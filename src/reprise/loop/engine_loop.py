@@ -20,11 +20,12 @@ from typing import TypeVar
 from reprise.core.backend import Lookup, Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
 from reprise.core.events import Event
-from reprise.core.inspection import WHOLE_TREE, EdgeTokens, InspectedEviction, Inspection, TreePart
+from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Job
 from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
+from reprise.core.tokens import Span, Tokens
 from reprise.disk.tier import DiskTier
 from reprise.engine.adapters import load_for
 from reprise.engine.load import LoadedModel
@@ -32,7 +33,8 @@ from reprise.engine.memory import leave_thread
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop.admission import Gate
 from reprise.loop.heartbeat import Heartbeat
-from reprise.loop.inspection import edge_tokens, inspect, inspect_evictions, lookup, status_of
+from reprise.loop.inspection import inspect, inspect_evictions, lookup, status_of
+from reprise.loop.tree_inspection import edge_tokens
 from reprise.loop.worker import Worker
 
 log = logging.getLogger("reprise.loop")
@@ -132,16 +134,20 @@ class EngineLoop:
             )
         )
 
-    def edge_tokens(
-        self, namespace: str, *, node: int | None = None, max_nodes: int = 1000
-    ) -> Future[Sequence[EdgeTokens]]:
-        return self._ask(lambda worker: edge_tokens(worker.cache, namespace=namespace, node=node, max_nodes=max_nodes))
+    def edge_tokens(self, part: TreePart, *, max_nodes: int = 1000) -> Future[Sequence[EdgeTokens]]:
+        return self._ask(lambda worker: edge_tokens(worker.cache, part, max_nodes=max_nodes))
 
     def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
         return self._ask(lambda w: inspect_evictions(w.cache, nbytes=nbytes, most=most, now_s=time.monotonic()))
 
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return self._disk.runs(namespace) if self._disk is not None else ()
+
+    def disk_tree(self, namespace: str) -> DiskTree | None:
+        return self._disk.tree(namespace) if self._disk is not None else None
+
+    def disk_tokens(self, namespace: str, key: str, span: Span) -> Tokens | None:
+        return self._disk.path_tokens(namespace, bytes.fromhex(key), span) if self._disk is not None else None
 
     def read_note(self, namespace: str) -> str | None:
         return self._disk.read_note(namespace) if self._disk is not None else None

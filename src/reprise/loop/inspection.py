@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
 
-from reprise.cache.node import Node, path_to
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.backend import Counts, Held, Lookup, Status
 from reprise.core.inspection import (
-    EdgeTokens,
-    InspectedCheckpoint,
     InspectedEviction,
     InspectedMemory,
-    InspectedNode,
     InspectedRequest,
     InspectedSequence,
-    InspectedTree,
     Inspection,
     PhaseName,
     TreePart,
 )
 from reprise.core.job import Job
 from reprise.core.prompt import Prompt
-from reprise.disk.cache import DiskCache, DiskCursor
 from reprise.engine import memory as device_memory
 from reprise.engine.runner import Footprint, LiveSequence
 from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, Waiting
+from reprise.loop.tree_inspection import inspect_tree
 from reprise.loop.worker import Worker
 from reprise.memory import Account, Memory
 from reprise.schedule.limits import queue_wait_s
-
-_NUM_FIRST_TOKENS = 24
-"""So many tokens of an edge are shown: enough to read how it begins."""
 
 
 def status_of(worker: Worker) -> Status:
@@ -171,84 +161,6 @@ def _inspect_memory(memory: Memory, footprint: Footprint, *, weights_nbytes: int
     )
 
 
-def inspect_tree(
-    cache: PrefixCache,
-    disk: DiskCache | None,
-    requests: Iterable[RunningRequest],
-    *,
-    max_nodes: int,
-    now_s: float,
-    part: TreePart,
-) -> InspectedTree:
-    """The nodes that were used last, from the roots down: no path through a node is newer than the node."""
-    leased: dict[int, list[str]] = defaultdict(list)
-    for request in requests:
-        if isinstance(request.phase, Prefilling | Decoding) and request.phase.lease is not None:
-            leased[request.phase.lease.node.serial].append(request.id)
-    nodes: list[InspectedNode] = []
-    cursors: dict[int, DiskCursor] = {}
-    """Where the paths of the nodes shown stand on disk, as far as there is anything."""
-    left: list[tuple[int, int, str, Node]] = []
-
-    def add(node: Node, namespace: str) -> None:
-        heapq.heappush(left, (-node.last_use, node.serial, namespace, node))
-
-    for namespace, top in _tops(cache, part):
-        add(top, namespace)
-    num_skipped = 0
-    while left and len(nodes) < max_nodes:
-        _, _, namespace, node = heapq.heappop(left)
-        on_disk: Mapping[int, int] = {}
-        if disk is not None:
-            at = cursors.get(node.parent.serial) if node.parent is not None else disk.start(namespace)
-            if at is not None:
-                ends = [position - node.start for position in node.checkpoints]
-                cursor, on_disk = disk.follow(at, node.tokens, ends)
-                if cursor is not None:
-                    cursors[node.serial] = cursor
-        if num_skipped < part.skip:
-            num_skipped += 1
-        else:
-            nodes.append(_inspected(node, cache, namespace, on_disk, tuple(leased[node.serial]), now_s=now_s))
-        for child in node.children.values():
-            add(child, namespace)
-    stats = cache.stats
-    return InspectedTree(
-        nodes=tuple(nodes),
-        num_nodes=stats.num_nodes,
-        num_tokens=stats.num_tokens,
-        num_checkpoints=stats.num_checkpoints,
-        evictions=stats.evictions,
-        has_more=len(left) > 0,
-    )
-
-
-def _tops(cache: PrefixCache, part: TreePart) -> list[tuple[str, Node]]:
-    """Where the part begins, with the namespace."""
-    if part.under is None:
-        return [(name, root) for name, root in cache.tree.roots.items() if part.namespace in (None, name)]
-    node = cache.tree.node(part.under)
-    if node is None:
-        return []
-    root = path_to(node)[0]
-    names = (name for name, known in cache.tree.roots.items() if known is root)
-    return [(name, node) for name in names if part.namespace in (None, name)]
-
-
-def edge_tokens(cache: PrefixCache, *, namespace: str, node: int | None, max_nodes: int) -> list[EdgeTokens]:
-    """The tokens of one node of a namespace, or of the `max_nodes` that were used last. Nothing is copied."""
-    tops = [top for _, top in _tops(cache, TreePart(namespace=namespace, under=node))]
-    found: list[EdgeTokens] = []
-    # No path through a node is newer than the node.
-    left = [(-top.last_use, top.serial, top) for top in tops]
-    while left and len(found) < (max_nodes if node is None else 1):
-        _, _, newest = heapq.heappop(left)
-        found.append(EdgeTokens(id=newest.serial, start=newest.start, tokens=newest.tokens))
-        for child in newest.children.values():
-            heapq.heappush(left, (-child.last_use, child.serial, child))
-    return found
-
-
 def inspect_evictions(cache: PrefixCache, *, nbytes: int, most: int, now_s: float) -> tuple[InspectedEviction, ...]:
     """What would leave the cache, first things first, until `nbytes` are free or `most` are named. Changes nothing.
 
@@ -272,43 +184,3 @@ def inspect_evictions(cache: PrefixCache, *, nbytes: int, most: int, now_s: floa
             )
         )
     return tuple(found)
-
-
-def _inspected(
-    node: Node,
-    cache: PrefixCache,
-    namespace: str,
-    on_disk: Mapping[int, int],
-    request_ids: tuple[str, ...],
-    *,
-    now_s: float,
-) -> InspectedNode:
-    segments = [segment for group in node.segments.values() for segment in group]
-    return InspectedNode(
-        id=node.serial,
-        parent=node.parent.serial if node.parent is not None else None,
-        namespace=namespace,
-        start=node.start,
-        num_tokens=len(node.tokens),
-        first_tokens=tuple(map(int, node.tokens[:_NUM_FIRST_TOKENS])),
-        nbytes=node.nbytes,
-        shared_nbytes=sum(segment.nbytes for segment in segments if segment.sequence is not None),
-        disk_nbytes=sum(on_disk.values()),
-        age_s=max(0.0, now_s - node.used_at_s),
-        last_use=node.used_for,
-        num_uses=node.num_uses,
-        num_children=len(node.children),
-        checkpoints=tuple(
-            InspectedCheckpoint(
-                position=position,
-                kind=checkpoint.kind,
-                nbytes=checkpoint.snapshot.nbytes if checkpoint.snapshot is not None else 0,
-                disk_nbytes=on_disk.get(position - node.start, 0),
-                num_uses=checkpoint.num_uses,
-                is_superseded=checkpoint.is_superseded,
-                pinned_for_s=cache.pins.until(checkpoint) - now_s if cache.pins.holds(checkpoint) else None,
-            )
-            for position, checkpoint in node.checkpoints.items()
-        ),
-        request_ids=request_ids,
-    )

@@ -1,6 +1,6 @@
 // The prefix tree: from left to right by token, chats as branches below the trunk that they share.
 import { $, h, s, put, shown, oneLine } from "./dom.js";
-import { num, bytes, ago } from "./format.js";
+import { many, num, bytes, ago } from "./format.js";
 import { get } from "./server.js";
 
 const ROW = 24, LEFT = 14, TOP = 26, LABEL = 240;
@@ -40,23 +40,26 @@ function arrange() {
     // A row is called by what it began with.
     const title = (first && item.title) || label(node);
     const own = first ? y : row++;
-    const below = children.get(node.id);
-    placed.push({ node, row: own, from: y, isFirst: first, isLeaf: below.length === 0, title });
+    // What leaves within the edge, on disk alone, gets a row; what begins at its end may go on in its own.
+    const stop = node.start + node.tokens, below = children.get(node.id).sort((a, b) => (b.start === stop) - (a.start === stop));
+    const goesOn = below.length > 0 && below[0].start === stop;
+    placed.push({ node, row: own, from: y, isFirst: first, isLeaf: !goesOn, title });
     end = Math.max(end, node.start + node.tokens);
     const hidden = node.children - below.length;
     if (hidden > 0) stack.push({ more: hidden, node, row: 0 });
-    for (let at = below.length - 1; at >= 0; at -= 1) stack.push({ node: below[at], first: at === 0, y: own, title });
+    for (let at = below.length - 1; at >= 0; at -= 1) stack.push({ node: below[at], first: goesOn && at === 0, y: own, title });
   }
   return { placed, rows: row, end };
 }
 
 function draw() {
-  const box = $("tree-scroll");
-  $("tree-note").textContent = nodes.size <= 1
+  const box = $("tree-scroll"), all = [...nodes.values()].filter((node) => node.tokens > 0);
+  const onDisk = all.filter((node) => !node.in_memory).reduce((sum, node) => sum + node.tokens, 0);
+  $("tree-note").textContent = all.length === 0
     ? "nothing is stored yet"
-    : `${num(totals.tokens)} tokens in ${num(Math.max(0, totals.edges - 1))} parts, ${bytes(totals.bytes)}${hasMore ? `; the ${num(nodes.size)} used last are drawn` : ""}`;
+    : `${many(totals.tokens, "token")} in ${many(Math.max(0, totals.edges - 1), "part")}, ${bytes(totals.bytes)}${onDisk ? `; ${many(onDisk, "token")} on disk alone` : ""}${hasMore ? `; the ${many(all.length, "part")} used last are drawn` : ""}`;
   if (asTable) return put(box, table());
-  if (nodes.size <= 1) return put(box, h("p", { class: "empty", style: { padding: "1rem" } }, "The first request fills it. Try the chat, or connect a client."));
+  if (all.length === 0) return put(box, h("p", { class: "empty", style: { padding: "1rem" } }, "The first request fills it. Try the chat, or connect a client."));
   const { placed, rows, end } = arrange();
   const width = Math.max(320, (box.clientWidth - 2) * zoom), height = TOP + rows * ROW + 10;
   const span = width - LEFT - LABEL * Math.min(1, (box.clientWidth - 2) / 900) - 14;
@@ -90,20 +93,20 @@ function draw() {
 
 function edge({ node, row, from, isFirst, isLeaf, title }, x, y, width) {
   const left = x(node.start), right = Math.max(left + 2, x(node.start + node.tokens)), line = y(row);
-  const weight = Math.min(9, 1.5 + Math.log2(1 + node.bytes / 4096) * 0.5);
-  const inMemory = node.bytes > 0 || node.checkpoints.some((each) => each.bytes > 0);
+  const inMemory = node.in_memory, held = inMemory ? node.bytes : node.disk_bytes;
+  const weight = Math.min(9, 1.5 + Math.log2(1 + held / 4096) * 0.5);
   const fade = Math.max(0.38, 1 - Math.log10(1 + node.age_s / 30) * 0.2);
   const group = s("g", {
     class: `edge${node.disk_bytes ? " on-disk" : ""}${inMemory ? "" : " disk-only"}${chosen === node.id ? " chosen" : ""}${found.has(node.id) ? " found" : ""}`,
     tabindex: 0, role: "button", id: `edge-${node.id}`, "data-id": node.id,
-    "aria-label": `${num(node.tokens)} tokens from ${num(node.start)}, ${bytes(node.bytes)}${node.disk_bytes ? ", on disk" : ""}, ${USES[node.last_use]}, ${ago(node.age_s)}: ${isLeaf && title ? title : oneLine(node.text, 60)}`,
+    "aria-label": `${num(node.tokens)} tokens from ${num(node.start)}, ${bytes(held)}${inMemory ? (node.disk_bytes ? ", on disk too" : "") : " on disk alone"}, ${USES[node.last_use]}, ${ago(node.age_s)}: ${isLeaf && title ? title : oneLine(node.text, 60)}`,
   },
   s("rect", { class: "hit", x: left, y: line - ROW / 2, width: isLeaf ? Math.max(1, width - left - 8) : right - left, height: ROW, rx: 4 }));
   if (!isFirst && row !== from) {
     group.append(s("path", { class: "join", d: `M${left - 6} ${y(from)} v${line - y(from) - 6} q0 6 6 6` }));
   }
   group.append(s("path", { class: "run", d: `M${left} ${line}H${right}`, "stroke-width": weight, opacity: fade }));
-  if (node.disk_bytes) group.append(s("path", { class: "disk", d: `M${left} ${line + weight / 2 + 3}H${right}` }));
+  if (inMemory && node.disk_bytes) group.append(s("path", { class: "disk", d: `M${left} ${line + weight / 2 + 3}H${right}` }));
   for (const each of node.checkpoints) {
     group.append(s("circle", { class: `tick${each.superseded ? " old" : ""}${each.pinned ? " pin" : ""}`, cx: x(each.position), cy: line, r: each.pinned ? 4.5 : 3 }));
   }
@@ -129,7 +132,7 @@ function steps(end) {
 
 function table() {
   const rows = [...nodes.values()].filter((node) => node.tokens > 0).map((node) => h("tr", {},
-    h("td", { class: "num" }, num(node.start)), h("td", { class: "num" }, num(node.tokens)), h("td", { class: "num" }, bytes(node.bytes)),
+    h("td", { class: "num" }, num(node.start)), h("td", { class: "num" }, num(node.tokens)), h("td", { class: "num" }, node.in_memory ? bytes(node.bytes) : "–"),
     h("td", { class: "num" }, node.disk_bytes ? bytes(node.disk_bytes) : "–"), h("td", {}, ago(node.age_s)), h("td", {}, USES[node.last_use]),
     h("td", { class: "clip" }, h("button", { class: "link", type: "button", id: `row-${node.id}`, onclick: () => choose(node.id) }, oneLine(node.text, 80) || "open"))));
   return h("table", {}, h("thead", {}, h("tr", {}, ...["from", "tokens", "memory", "disk"].map((name) => h("th", { class: "num", scope: "col" }, name)), ...["last use", "", "begins with"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows));
@@ -155,11 +158,11 @@ export async function choose(id) {
   more.addEventListener("click", read);
   put(panel,
     h("h3", { style: { "margin-top": "0" } }, `Tokens ${num(node.start)} to ${num(node.start + node.tokens)}`),
-    h("dl", {}, facts([["Tokens", num(node.tokens)], ["In memory", bytes(node.bytes)], ["On disk", node.disk_bytes ? bytes(node.disk_bytes) : "no"],
-      ["Last use", `${USES[node.last_use]}, ${ago(node.age_s)}`], ["Used", `${num(node.uses)} ×`], ["Goes on in", `${num(node.children)} ${node.children === 1 ? "branch" : "branches"}`]])),
+    h("dl", {}, facts([["Tokens", num(node.tokens)], ["In memory", node.in_memory ? bytes(node.bytes) : "no"], ["On disk", node.disk_bytes ? bytes(node.disk_bytes) : "no"],
+      ["Last use", `${USES[node.last_use]}, ${ago(node.age_s)}`], ...(node.in_memory ? [["Used", `${num(node.uses)} ×`]] : []), ["Goes on in", `${num(node.children)} ${node.children === 1 ? "branch" : "branches"}`]])),
     text, more,
     node.checkpoints.length ? [h("h3", {}, "Checkpoints"), h("table", {}, h("tbody", {}, node.checkpoints.slice(-12).map((each) => h("tr", {},
-      h("td", { class: "num" }, num(each.position)), h("td", {}, each.kind, each.superseded ? " (superseded)" : "", each.pinned ? " (pinned)" : ""), h("td", { class: "num" }, each.bytes ? bytes(each.bytes) : "")))))] : null);
+      h("td", { class: "num" }, num(each.position)), h("td", {}, each.kind ?? "on disk", each.superseded ? " (superseded)" : "", each.pinned ? " (pinned)" : ""), h("td", { class: "num" }, each.bytes || each.disk_bytes ? bytes(each.bytes || each.disk_bytes) : "")))))] : null);
   await read();
 }
 
@@ -191,6 +194,7 @@ export function begin() {
   put($("tree-legend"),
     h("span", { class: "key" }, mark(s("path", { class: "run", d: "M2 6H24", "stroke-width": 5 })), "in memory; thicker holds more, paler is older"),
     h("span", { class: "key" }, mark([s("path", { class: "run", d: "M2 4H24", "stroke-width": 4 }), s("path", { class: "disk", d: "M2 10H24" })]), "on disk, too"),
+    h("span", { class: "key" }, s("svg", { width: 26, height: 12, "aria-hidden": "true", class: "edge disk-only" }, s("path", { class: "run", d: "M2 6H24", "stroke-width": 3 })), "on disk alone"),
     h("span", { class: "key" }, mark(s("circle", { class: "tick", cx: 13, cy: 6, r: 3.5 })), "checkpoint"),
     h("span", { class: "key" }, mark(s("circle", { class: "tick pin", cx: 13, cy: 6, r: 4.5 })), "pinned"),
     h("span", { class: "key" }, mark(s("circle", { class: "runner", cx: 13, cy: 6, r: 5 })), "running"));
