@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 from reprise.api.prometheus import families
-from reprise.core.backend import AuditTotals, Counts, DraftStatus, Held, Status
+from reprise.core.backend import AuditTotals, Counts, DraftStatus, Held, Looks, Status
 from reprise.core.inspection import OnDisk
 from reprise.core.metrics import METRICS, health_fields, totals_line
 from tools.metrics_page import PAGE, page
@@ -98,6 +98,7 @@ def full_status(*, has_disk: bool) -> Status:
         has_died=False,
         counts=filled(Counts),
         audit=filled(AuditTotals, verdicts={}),
+        looks=filled(Looks),
         held=filled(Held, evicted_by_reason={"budget": next(number)}),
         drafts=filled(DraftStatus, num_drafted={"history": next(number)}, num_accepted={"history": next(number)}),
         disk=filled(OnDisk) if has_disk else None,
@@ -105,7 +106,7 @@ def full_status(*, has_disk: bool) -> Status:
 
 
 def numbers_in(status: Status) -> set[int]:
-    parts = (status, status.counts, status.held, status.drafts, status.audit, status.disk)
+    parts = (status, status.counts, status.held, status.drafts, status.audit, status.looks, status.disk)
     found = (getattr(part, f.name) for part in parts if part is not None for f in fields(part))
     return {value for value in found if isinstance(value, int) and not isinstance(value, bool)}
 

@@ -33,6 +33,9 @@ _LINGER_S = 30.0
 _SILENCE_S = 15.0
 """A stream that was silent for so long sends a comment."""
 
+_OWN_TRACES = frozenset(("looks", "looks_s", "busy_s"))
+"""Counters that looking itself moves: they are told with the others."""
+
 _GAP_S = 60.0
 """The longest gap between two tokens is told of the last one to two of these."""
 
@@ -175,7 +178,7 @@ class EventHub:
             self._tree = tree
             self._add("tree", tree)
         counters = health_fields(self._service.status())
-        if counters != self._counters:
+        if any(counters[name] != self._counters.get(name) for name in counters.keys() - _OWN_TRACES):
             self._counters = counters
             self._add("counters", counters)
         self._wake()

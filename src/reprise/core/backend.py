@@ -114,6 +114,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """What those who only look have cost: how many were answered, and the engine thread's time for it."""
+
+    num: int = 0
+    spent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
     """Tokens on disk that follow those of the run called `parent`; None: they begin a prompt."""
 
@@ -139,6 +147,9 @@ class Status:
     disk: OnDisk | None = None
     """None: nothing is kept on disk."""
     audit: AuditTotals = field(default_factory=AuditTotals)
+    looks: Looks = field(default_factory=Looks)
+    busy_s: float = 0.0
+    """How long the engine's thread has worked: all the time in which it did not wait for something to do."""
     stalled_s: float = 0.0
     """Seconds since the engine last got something done; 0 while there is nothing to do."""
     has_died: bool = False

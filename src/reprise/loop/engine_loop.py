@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeVar
 
-from reprise.core.backend import Lookup, Status, StoredRun
+from reprise.core.backend import Looks, Lookup, Status, StoredRun
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
 from reprise.core.events import Event
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
@@ -34,6 +34,7 @@ from reprise.engine.runner import SHARES_FROM
 from reprise.loop.admission import Gate
 from reprise.loop.heartbeat import Heartbeat
 from reprise.loop.inspection import inspect, inspect_evictions, lookup, status_of
+from reprise.loop.looks import LookQueue
 from reprise.loop.tree_inspection import edge_tokens
 from reprise.loop.worker import Worker
 
@@ -75,6 +76,9 @@ class EngineLoop:
         self._gate = Gate()
         self._status = Status()
         self._heartbeat = Heartbeat()
+        self._looks = LookQueue()
+        self._busy_since_s = time.monotonic()
+        """When the thread would have begun, had it never waited for something to do."""
         self._is_ending = False
         self._ends_now = False
         self._asking = threading.Lock()
@@ -128,17 +132,17 @@ class EngineLoop:
         return self._ask(lambda worker: worker.clear_cache(namespace, owner=owner))
 
     def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
-        return self._ask(
+        return self._look(
             lambda w: inspect(
                 w, max_nodes=max_nodes, part=part, num_inside=self._gate.num_inside, now_s=time.monotonic()
             )
         )
 
     def edge_tokens(self, part: TreePart, *, max_nodes: int = 1000) -> Future[Sequence[EdgeTokens]]:
-        return self._ask(lambda worker: edge_tokens(worker.cache, part, max_nodes=max_nodes))
+        return self._look(lambda worker: edge_tokens(worker.cache, part, max_nodes=max_nodes))
 
     def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
-        return self._ask(lambda w: inspect_evictions(w.cache, nbytes=nbytes, most=most, now_s=time.monotonic()))
+        return self._look(lambda w: inspect_evictions(w.cache, nbytes=nbytes, most=most, now_s=time.monotonic()))
 
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return self._disk.runs(namespace) if self._disk is not None else ()
@@ -179,25 +183,33 @@ class EngineLoop:
     def _ask(self, question: Callable[[Worker], T]) -> Future[T]:
         """What the engine thread answers between two steps. Raises ShuttingDown."""
         answer: Future[T] = Future()
+        self._call_unless_closed(lambda worker: self._answer(worker, question, answer))
+        return answer
 
-        def give(worker: Worker) -> None:
-            if not answer.set_running_or_notify_cancel():
-                return  # Whoever asked has gone.
-            try:
-                result = question(worker)
-            except Exception as error:
-                answer.set_exception(error)
-            else:
-                # Who has the answer may look at the status next.
-                self._publish(worker)
-                answer.set_result(result)
+    def _look(self, question: Callable[[Worker], T]) -> Future[T]:
+        """The same for what changes nothing, and may wait for its turn while there is work. Raises ShuttingDown."""
+        answer: Future[T] = Future()
+        self._call_unless_closed(lambda worker: self._looks.add(lambda: self._answer(worker, question, answer)))
+        return answer
 
+    def _call_unless_closed(self, command: Command) -> None:
         # Before the command to close, behind which nothing is answered any more.
         with self._asking:
             if self._is_closed:
                 raise ShuttingDown("The server is shutting down. Try again when it is back.")
-            self.call(give)
-        return answer
+            self.call(command)
+
+    def _answer(self, worker: Worker, question: Callable[[Worker], T], answer: Future[T]) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return  # Whoever asked has gone.
+        try:
+            result = question(worker)
+        except Exception as error:
+            answer.set_exception(error)
+        else:
+            # Who has the answer may look at the status next.
+            self._publish(worker)
+            answer.set_result(result)
 
     # The engine thread.
 
@@ -235,8 +247,10 @@ class EngineLoop:
         return None
 
     def _serve(self, worker: Worker) -> None:
+        self._busy_since_s = time.monotonic()
         while True:
             self._receive(worker)
+            self._looks.answer(has_work=worker.has_work and not self._may_end(worker))
             if self._may_end(worker):
                 worker.cancel_all()
                 self._publish(worker)
@@ -256,16 +270,18 @@ class EngineLoop:
 
     def _receive(self, worker: Worker) -> None:
         """Take all commands; wait for one if there is nothing to do and nothing to tell."""
-        block = not worker.has_work and not self._may_end(worker)
+        block = not worker.has_work and len(self._looks) == 0 and not self._may_end(worker)
         while True:
             if block and len(worker.requests) == 0:
                 self._heartbeat.rest()
+            waits_from_s = time.monotonic()
             try:
                 command = self._inbox.get(block=block, timeout=worker.wakes_in_s)
             except queue.Empty:
-                self._heartbeat.wake()
                 return
-            self._heartbeat.wake()
+            finally:
+                self._busy_since_s += time.monotonic() - waits_from_s if block else 0.0
+                self._heartbeat.wake()
             block = False
             try:
                 command(worker)
@@ -278,5 +294,7 @@ class EngineLoop:
         self._is_ending, self._ends_now = True, now
 
     def _publish(self, worker: Worker) -> None:
-        self._status = status_of(worker)
+        busy_s = time.monotonic() - self._busy_since_s
+        looks = Looks(num=self._looks.num_answered, spent_s=self._looks.spent_s)
+        self._status = replace(status_of(worker), looks=looks, busy_s=busy_s)
         self._heartbeat.note(self._status)
