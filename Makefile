@@ -18,8 +18,9 @@ serve: $(VENV)/.can-run ## serve a model: make serve MODEL=path-or-hub-id
 	@test -n "$(MODEL)" || { echo "Say which model: make serve MODEL=path-or-hub-id" >&2; exit 2; }
 	$(BIN)/reprise serve "$(MODEL)"
 
-# A worker that has nothing left takes tests from another's end: few files have half of all tests.
-PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
+# A worker that has nothing left takes tests from another's end: few files have half of all tests. Bytecode is kept whatever
+# the shell says: each of twenty servers that the tests start would compile all of the source for itself.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: $(VENV)/.can-test ## every layer kind and every API, in three minutes and without downloads
 	$(PYTEST)

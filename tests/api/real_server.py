@@ -11,6 +11,7 @@ from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop
+from tests.models.shared import loader
 from tests.models.tiny import tiny_model
 
 
@@ -18,7 +19,7 @@ from tests.models.tiny import tiny_model
 def real_server(architecture: str = "llama", **settings: Any) -> Iterator[httpx.Client]:
     """A client of a server of this tiny model."""
     chosen = Settings(model=str(tiny_model(architecture)), **settings)
-    loop = EngineLoop(chosen)
+    loop = EngineLoop(chosen, load=loader(chosen))
     loaded = loop.start()
     server = ServerThread(ChatService(served=served_model(loaded, chosen), backend=loop, settings=chosen), chosen)
     try:

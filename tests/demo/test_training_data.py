@@ -4,6 +4,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange, random_chat
 from tests.demo.trained import MODEL, tokenizer
@@ -11,8 +12,13 @@ from tools.train_demo.render import ChatRenderer
 from tools.train_demo.vocabulary import demo_tokenizer
 
 
-def test_the_tokenizer_that_ships_is_the_one_that_is_built() -> None:
-    assert demo_tokenizer().to_str(pretty=True) == (MODEL / "tokenizer.json").read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def built() -> Tokenizer:
+    return demo_tokenizer()
+
+
+def test_the_tokenizer_that_ships_is_the_one_that_is_built(built: Tokenizer) -> None:
+    assert built.to_str(pretty=True) == (MODEL / "tokenizer.json").read_text(encoding="utf-8")
 
 
 TEXTS = (
@@ -22,17 +28,16 @@ TEXTS = (
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_any_text_comes_back(text: str) -> None:
-    made = demo_tokenizer()
-    assert made.decode(made.encode(text).ids, skip_special_tokens=False) == text
+def test_any_text_comes_back(text: str, built: Tokenizer) -> None:
+    assert built.decode(built.encode(text).ids, skip_special_tokens=False) == text
 
 
 @pytest.mark.parametrize("thinks", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_training_chat_is_what_the_template_writes(seed: int, *, thinks: bool) -> None:
+def test_a_training_chat_is_what_the_template_writes(seed: int, built: Tokenizer, *, thinks: bool) -> None:
     has_tool, has_system = seed % 2 == 0, seed % 3 == 0
     told = random_chat(Random(seed), 14, has_tool=has_tool)
-    renderer = ChatRenderer(demo_tokenizer())
+    renderer = ChatRenderer(built)
     chat = renderer.chat(told, has_tool=has_tool, has_system=has_system, thinks=thinks)
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}] if has_system else []
     for exchange in told[:-1]:

@@ -1,6 +1,5 @@
 """Runs sequences on a runner as the loop does, without the loop."""
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -10,17 +9,11 @@ from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job, Sampling
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import as_tokens
-from reprise.engine.load import LoadedModel, load_model
 from reprise.engine.runner import LiveSequence, Runner, TokenFailure, TokenResult
-from tests.models.tiny import tiny_model
+from tests.models.shared import loaded
 
 GREEDY = Sampling(temperature=0)
 _ids = itertools.count()
-
-
-@functools.cache
-def loaded(architecture: str) -> LoadedModel:
-    return load_model(str(tiny_model(architecture)))
 
 
 def a_job(tokens: Sequence[int], *, num: int = 8, sampling: Sampling = GREEDY, **more: Any) -> Job:

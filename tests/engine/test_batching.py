@@ -9,7 +9,7 @@ import pytest
 
 from reprise.engine.batching import ALONE, batch_distance, reason_to_run_alone
 from reprise.engine.load import LoadedModel
-from tests.engine.sequences import loaded
+from tests.models.shared import loaded
 from tools.matrix.gaps import Gap
 
 

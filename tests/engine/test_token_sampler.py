@@ -14,8 +14,9 @@ from reprise.core.errors import BadRequest
 from reprise.core.events import FinishReason
 from reprise.core.job import Sampling, Thinking
 from reprise.engine.sequence_batch import SequenceBatch
-from tests.engine.sequences import GREEDY, Bench, a_job, loaded
+from tests.engine.sequences import GREEDY, Bench, a_job
 from tests.loop.test_reuse import words
+from tests.models.shared import loaded
 
 VOCAB = 512
 PROMPT = words(700, 40)

@@ -18,6 +18,7 @@ from reprise.engine.load import LoadedModel
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop import EngineLoop
 from reprise.loop.worker import Worker
+from tests.models.shared import loader
 from tests.models.tiny import tiny_model
 
 T = TypeVar("T")
@@ -94,6 +95,7 @@ class Engine:
             cache_bytes=Bytes(cache_bytes) if cache_bytes is not None else None,
             **settings,
         )
+        load = loader(self.settings) if load is None else load
         self.loop = EngineLoop(self.settings, load=load, shares_from=shares_from, disk_block=disk_block)
         self.model = self.loop.start()
 

@@ -27,7 +27,7 @@ from reprise.engine.machine import macos_footprint, read_machine
 from reprise.engine.memory import process_nbytes
 from reprise.loop import EngineLoop
 from reprise.loop.watch import following_machine
-from tests.engine.sequences import loaded
+from tests.models.shared import loaded
 
 GB = 10**9
 TIGHT = MemoryReading(available=GB // 10, total=16 * GB)

@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from jinja2 import TemplateSyntaxError
 
@@ -75,6 +76,9 @@ class ToolsAs(StrEnum):
                 return {"functions": json.dumps(functions, ensure_ascii=False), "datetime": f"{moment:%Y-%m-%d}"}
 
 
+_OTHER_TOOLS = rf"\b({ToolsAs.XML_TOOLS}|{ToolsAs.FUNCTIONS})\b"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderContext:
     """What stays the same in all renderings of one request: its tools, documents and options, and the moment."""
@@ -84,50 +88,66 @@ class RenderContext:
     form: Form
 
 
+@dataclass(slots=True, kw_only=True)
+class _Findings:
+    """What was found out by trying a template. None: not tried yet."""
+
+    dates: TemplateDates | None = None
+    takes_parts: bool | None = None
+    reasoning_key: str | None = None
+    tools_as: ToolsAs | None = None
+    has_tried_ids: bool = False
+    id_length: int | None = None
+
+
+_FINDINGS: WeakKeyDictionary[Callable[..., str], dict[str, _Findings]] = WeakKeyDictionary()
+"""Of each template that is in use, by what renders it and by its source. Whoever learns from a model (its calls, its
+thinking, its prompts) has a `ChatTemplate` of his own, and none tries again what another has tried."""
+
+
 class ChatTemplate:
     """The chat template of a model. Everything it raises becomes `TemplateFailed` with the template's own sentence."""
 
     def __init__(self, text_model: TextModel) -> None:
         self._render = text_model.render
-        self.dates: TemplateDates = read_dates(text_model.template_source)
-        self._takes_parts: bool | None = None
-        self._reasoning_key: str | None = None
-        self._has_tried_ids = False
-        self._id_length: int | None = None
-        # Most templates name no other, and need no trial.
-        others = [key for key in ToolsAs if re.search(rf"\b{key}\b", text_model.template_source)]
-        self._tools_as = None if set(others) - {ToolsAs.TOOLS} else ToolsAs.TOOLS
-        if not self._dates_agree():
-            self.dates = replace(self.dates, is_controlled=False, formats=())
+        source = text_model.template_source
+        known = {} if self._render is None else _FINDINGS.setdefault(self._render, {})
+        self._found = known.setdefault(source, _Findings())
+        if self._found.tools_as is None and not re.search(_OTHER_TOOLS, source):
+            # Most templates name no other, and need no trial.
+            self._found.tools_as = ToolsAs.TOOLS
+        if self._found.dates is None:
+            self._found.dates = self._try_dates(read_dates(source))
+        self.dates = self._found.dates
 
     @property
     def takes_parts(self) -> bool:
         """Whether content that is a list of parts comes out as the parts' text. Found out by trying, once."""
-        if self._takes_parts is None:
-            self._takes_parts = self._try_parts()
-        return self._takes_parts
+        if self._found.takes_parts is None:
+            self._found.takes_parts = self._try_parts()
+        return self._found.takes_parts
 
     @property
     def reasoning_key(self) -> str:
         """The key of a message under which the template looks for reasoning. Found out by trying, once."""
-        if self._reasoning_key is None:
-            self._reasoning_key = next((key for key in REASONING_KEYS if self._reads(key)), REASONING)
-        return self._reasoning_key
+        if self._found.reasoning_key is None:
+            self._found.reasoning_key = next((key for key in REASONING_KEYS if self._reads(key)), REASONING)
+        return self._found.reasoning_key
 
     @property
     def id_length(self) -> int | None:
         """How many letters and digits an id of a tool call must have; None: any id does. Found out by trying, once."""
-        if not self._has_tried_ids:
-            self._id_length = self._try_ids()
-            self._has_tried_ids = True
-        return self._id_length
+        if not self._found.has_tried_ids:
+            self._found.id_length = self._try_ids()
+            self._found.has_tried_ids = True
+        return self._found.id_length
 
     @property
     def tools_as(self) -> ToolsAs:
         """How the template wants tools. Found out by trying, once."""
-        if self._tools_as is None:
-            self._tools_as = next((key for key in ToolsAs if self._shows_tools(key)), ToolsAs.TOOLS)
-        return self._tools_as
+        if self._found.tools_as is None:
+            self._found.tools_as = next((key for key in ToolsAs if self._shows_tools(key)), ToolsAs.TOOLS)
+        return self._found.tools_as
 
     def open_scene(self, request: ChatRequest, moment: datetime) -> tuple[RenderContext, str]:
         """Render the request. The context renders other messages in the same circumstances.
@@ -214,20 +234,21 @@ class ChatTemplate:
     def _needs_no_joining(self, request: ChatRequest) -> bool:
         return not any(isinstance(message.get("content"), list) for message in request.messages) or self.takes_parts
 
-    def _dates_agree(self) -> bool:
-        """Whether our date gives what the environment's would: not so if the source is not what `render` renders."""
-        if self._render is None or not self.dates.is_controlled:
-            return True
+    def _try_dates(self, dates: TemplateDates) -> TemplateDates:
+        """The same, not controlled where our date gives another text than the environment's: another source renders."""
+        if self._render is None or not dates.is_controlled:
+            return dates
         messages = [{"role": "user", "content": _PROBE}]
         try:
             plain = self._render(messages, add_generation_prompt=True)
         except Exception:
             # A template that refuses the probe says nothing about its date.
-            return True
+            return dates
         try:
-            return plain == self._render(messages, add_generation_prompt=True, **self.dates.options(datetime.now()))
+            ours = self._render(messages, add_generation_prompt=True, **dates.options(datetime.now()))
         except Exception:
-            return False
+            ours = None
+        return dates if ours == plain else replace(dates, is_controlled=False, formats=())
 
     def _try_parts(self) -> bool:
         text = self._try_plainly(({"role": "user", "content": [{"type": "text", "text": _PROBE}]},), Form())

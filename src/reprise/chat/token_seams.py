@@ -8,6 +8,7 @@ tried out on the real tokenizer before a text is cut at it.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from weakref import WeakKeyDictionary
 
 # Text on both sides of a seam: letters, spaces, line breaks, digits, and characters of several bytes.
 _PROBES = (
@@ -22,15 +23,20 @@ _PROBES = (
 )
 _NUM_TOGETHER = 16
 
+_Encode = Callable[[str], list[int]]
+
+_VERDICTS: WeakKeyDictionary[_Encode, dict[tuple[str, int], bool]] = WeakKeyDictionary()
+"""For each tokenizer that is in use, which splitters (text and token) separate: what was tried stays true."""
+
 
 class Seams:
     """Cuts texts at those `splitters` (text → token) at which `encode` is shown to work piece by piece."""
 
-    def __init__(self, encode: Callable[[str], list[int]], splitters: Mapping[str, int]) -> None:
+    def __init__(self, encode: _Encode, splitters: Mapping[str, int]) -> None:
         self._encode = encode
         self._splitters = {text: token for text, token in splitters.items() if text != ""}
         self._texts = {token: text for text, token in self._splitters.items()}
-        self._known: dict[str, bool] = {}
+        self._known = _VERDICTS.setdefault(encode, {})
         # Leftmost, then longest, as tokenizers match their added tokens.
         longest_first = sorted(self._splitters, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
@@ -39,9 +45,10 @@ class Seams:
 
     def is_seam(self, text: str) -> bool:
         """Whether this splitter separates. The first answer costs some thirty short calls of the tokenizer."""
-        known = self._known.get(text)
+        key = (text, self._splitters[text])
+        known = self._known.get(key)
         if known is None:
-            known = self._known[text] = all(
+            known = self._known[key] = all(
                 self._separates(text, left, right) for left, right in (*_PROBES, (text, text))
             )
         return known
