@@ -125,6 +125,12 @@ def test_what_was_learnt_is_saved_once_and_read_again(caplog: pytest.LogCaptureF
     one, same = memory.predict(second), restarted.predict(second)
     assert one is not None and same is not None and same.request == one.request
     assert restarted.save() is None
+    # What another server has learnt joins what is known here.
+    sum_up = Answered(request=chat(user("one"), user("Sum up.")), previous=chat(user("one"), tools=READ), text=TEXT)
+    joined = learnt(chat(user(f"Then: {TEXT}"), user("go")), answered=sum_up)
+    joined.restore(saved)
+    both = joined.save()
+    assert both is not None and saved[1:-1] in both and "Sum up." in both
     for text in ("", "{", "[1]", '[["x", true, [{"odd": 1}]]]', saved[:-20]):
         Compactions().restore(text)
     assert caplog.text.count("is learnt again") == 5

@@ -102,6 +102,13 @@ def keys_in(cache: DiskCache, namespace: str = "") -> set[bytes]:
     return {key for key, _, _ in cache.runs(namespace)}
 
 
+def look(cache: DiskCache) -> None:
+    """Have the cache take up what other servers have done."""
+    looked = threading.Event()
+    number = cache.look(looked.set)
+    assert looked.wait(PATIENCE_S) and cache.has_looked(number)
+
+
 def position(found: DiskMatch | None) -> int:
     return 0 if found is None else found.position
 

@@ -244,26 +244,14 @@ def test_a_directory_that_cannot_be_used_is_refused_with_a_sentence(tmp_path: Pa
     assert issubclass(DiskUnusable, RepriseError)
 
 
-def test_a_second_cache_on_one_folder_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
-    with opened(tmp_path / "kv") as cache:
-        with pytest.raises(DiskUnusable, match="Another server"), opened(tmp_path / "kv"):
-            pass
-        cache.close(PATIENCE_S)
-        with opened(tmp_path / "kv"):
-            pass
-
-
 def test_a_server_that_makes_room_is_waited_for(tmp_path: Path) -> None:
-    """It holds the lock of every folder that it looks at, for a moment."""
-    with opened(tmp_path) as cache:
-        lock = cache.directory.folder / "lock"
     done = threading.Event()
 
     def open_it() -> None:
         with opened(tmp_path):
             done.set()
 
-    with FileLock(tmp_path / "lock"), FileLock(lock):
+    with FileLock(tmp_path / "lock"):
         thread = threading.Thread(target=open_it)
         thread.start()
         assert not done.wait(0.1)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from reprise.core.errors import DiskUnusable
 from reprise.disk.format import read_record
-from tests.disk.chains import all_files, find, opened, put_path, read_all, record_files
+from tests.disk.chains import all_files, find, look, opened, put_path, read_all, record_files
 
 
 @contextmanager
@@ -52,22 +51,13 @@ def test_a_process_that_is_killed_leaves_nothing_half(num_paths: int, tmp_path: 
         assert len(read_all(cache, found)[0]) == 4
 
 
-def test_a_second_process_is_refused_until_the_first_dies(tmp_path: Path) -> None:
-    with opened(tmp_path), served(tmp_path) as second:
-        assert line(second).startswith("refused: Another server keeps this model's cache")
-    with served(tmp_path) as process:
-        assert line(process) == "open"
-        with pytest.raises(DiskUnusable, match="Another server"), opened(tmp_path):
-            pass
-        process.kill()
-        process.wait()
-        with opened(tmp_path) as cache:
-            cache.check()
-
-
-def test_two_processes_that_write_at_once_keep_the_bound_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fingerprint", ["model", "other"])
+def test_two_processes_that_write_at_once_keep_the_bound_together(fingerprint: str, tmp_path: Path) -> None:
     bound = 1_500_000
-    with served(tmp_path, fingerprint="other", max_bytes=bound) as process, opened(tmp_path, max_bytes=bound) as cache:
+    with (
+        served(tmp_path, fingerprint=fingerprint, max_bytes=bound) as process,
+        opened(tmp_path, max_bytes=bound) as cache,
+    ):
         assert line(process) == "open"
         for number in range(25):
             put_path(cache, [number, 1, 2], nbytes=30_000)
@@ -77,5 +67,9 @@ def test_two_processes_that_write_at_once_keep_the_bound_together(tmp_path: Path
             os.waitpid(process.pid, os.WUNTRACED)
             assert sum(all_files(tmp_path).values()) <= bound
             process.send_signal(signal.SIGCONT)
+        assert cache.stats().num_files > 0 and cache.stats().num_errors == 0
+        process.kill()
+        process.wait()
+        look(cache)
         cache.check()
-        assert cache.stats().num_files > 0
+        assert not cache.is_shared

@@ -10,6 +10,8 @@ _FAULTS = ("tests/disk/test_faults.py", "tests/disk/test_disk_machine.py")
 _CLEAR = ("tests/disk/test_clear.py",)
 _PROCESSES = ("tests/disk/test_processes.py",)
 _READ_AHEAD = ("tests/loop/test_read_ahead.py",)
+_SHARING = ("tests/disk/test_sharing.py",)
+_MOVED = ("tests/loop/test_sharing.py",)
 _RESTORE_STEPS = ("tests/loop/test_restore_steps.py",)
 _WRITE_BEHIND = ("tests/loop/test_write_behind.py",)
 _RESTARTS = ("tests/loop/test_disk.py", "-k", "read_again or restart")
@@ -107,7 +109,7 @@ DISK_MUTANTS = (
     _mutant(
         "RecordStore._make_room",
         "other files below the directory do not count",
-        "over = self.index.nbytes + self._others.nbytes + nbytes - self.max_bytes",
+        "over = self.index.nbytes + self.others_nbytes + nbytes - self.max_bytes",
         "over = self.index.nbytes + nbytes - self.max_bytes",
         _BOUND,
     ),
@@ -128,12 +130,12 @@ DISK_MUTANTS = (
     _mutant(
         "OtherFiles.evictable",
         "a live server's files go",
-        "_MODEL_NAME.fullmatch(model.name) and (not _is_locked(model / _LOCK))",
+        "_MODEL_NAME.fullmatch(model.name) and (not living_servers(model / _SERVERS, self._seen_ns))",
         "_MODEL_NAME.fullmatch(model.name)",
         _BOUND,
     ),
     _mutant(
-        "OtherFiles.look",
+        "FolderListings.look",
         "a folder that has just changed is not listed again",
         "now_ns - changed_ns > _SETTLED_NS",
         "True",
@@ -149,8 +151,8 @@ DISK_MUTANTS = (
     _mutant(
         "RecordStore.write",
         "what was cleared while it was written appears",
-        "if not self._is_due(record, is_wanted):\n    return False\ndirectory.publish(record.key)",
-        "directory.publish(record.key)",
+        "not self._is_due(record, is_wanted) or self._is_known(record.key)",
+        "self._is_known(record.key)",
         _CLEAR,
     ),
     _mutant(
@@ -168,11 +170,54 @@ DISK_MUTANTS = (
         _FAULTS,
     ),
     _mutant(
-        "ModelDirectory.__init__",
-        "two servers may have one folder",
-        "not is_ours",
+        "RecordStore._gone",
+        "what other servers have removed stays known",
+        "path.parent in listed and path not in there and (not path.exists())",
         "False",
-        (*_CACHE, *_PROCESSES),
+        _SHARING,
+    ),
+    _mutant(
+        "RecordStore._enter",
+        "a file that was written again is taken for the one that is known",
+        "self.index.entries[key].file_nbytes == info.nbytes",
+        "False",
+        _SHARING,
+    ),
+    _mutant(
+        "RecordStore.write",
+        "what another server has written meanwhile is written again",
+        "not self._is_due(record, is_wanted) or self._is_known(record.key)",
+        "not self._is_due(record, is_wanted)",
+        _SHARING,
+    ),
+    _mutant(
+        "RecordStore._remove_oldest",
+        "what another server uses goes first",
+        "not self._is_younger(*own)",
+        "True",
+        _SHARING,
+    ),
+    _mutant(
+        "ModelDirectory.temporary_of",
+        "two servers write one file at once",
+        "f'.{self._lease.name}{_TEMPORARY_ENDING}'",
+        "f'.0-0{_TEMPORARY_ENDING}'",
+        _SHARING,
+    ),
+    _mutant(
+        "_lives",
+        "a machine that died holds its files for ever",
+        "now_ns - path.stat().st_mtime_ns < EXPIRED_S * 1000000000.0",
+        "path.exists()",
+        _SHARING,
+    ),
+    _mutant("ReadAhead._waits_for_look", "a chat that moved is computed", "not self._disk.is_shared", "True", _MOVED),
+    _mutant(
+        "ReadAhead.advance",
+        "a look that hangs is waited for",
+        "time.monotonic() >= look.until_s",
+        "False",
+        (*_MOVED, "-k", "hangs"),
     ),
     _mutant(
         "RecordStore.clear",
@@ -192,7 +237,7 @@ DISK_MUTANTS = (
         "RecordStore._take_stock",
         "what was not finished stays when opening",
         "self.directory.remove(info.path)",
-        "",
+        "info.path",
         _FAULTS,
     ),
     _mutant(
@@ -205,13 +250,13 @@ DISK_MUTANTS = (
     _mutant(
         "RecordStore.write",
         "a folder that vanished is not made again",
-        "directory.has_vanished()",
+        "directory.has_vanished",
         "False",
         _FAULTS,
     ),
     _mutant("RecordStore.write", "a folder in a record's place is written to", "path.is_dir()", "False", _FAULTS),
     _mutant(
-        "RecordStore._take_stock",
+        "RecordStore._enter",
         "what lies in a folder of somebody's is looked into",
         "not self.directory.is_place_of_record(info.path)",
         "False",
@@ -261,7 +306,7 @@ DISK_MUTANTS = (
         _RESTARTS,
     ),
     _mutant(
-        "ReadAhead._end",
+        "ReadAhead._admit",
         "what waited for a read waits on",
         "request.set_loading(is_loading=False)",
         "request.set_loading(is_loading=request.num_loads == 0)",

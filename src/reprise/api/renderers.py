@@ -54,7 +54,14 @@ class Renderers:
 
     def save(self, namespace: str) -> None:
         """Leave to the next server what was learnt of this namespace's chats since the last time. Waits for a file."""
-        text = self.of(namespace).compactions.save()
+        compactions = self.of(namespace).compactions
+        if compactions.is_saved:
+            return
+        # What other servers have left there since stays.
+        note = self._stored.read_note(namespace)
+        if note is not None:
+            compactions.restore(note)
+        text = compactions.save()
         if text is not None:
             self._stored.keep_note(namespace, text)
 

@@ -155,6 +155,12 @@ class Compactions:
                 return Predicted(request=request, is_whole=shape.ends_with_summary)
         return None
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether `save` would give nothing."""
+        with self._lock:
+            return self._is_saved
+
     def save(self) -> str | None:
         """The shapes as JSON, if there are others than at the last time."""
         with self._lock:
@@ -173,7 +179,10 @@ class Compactions:
         return f"[{', '.join(reversed(saved))}]"
 
     def restore(self, text: str) -> None:
-        """Learn what `save` gave. What cannot be read is left out, and logged."""
+        """Learn what `save` gave, here or elsewhere; what is known already stays as it is.
+
+        What cannot be read is left out, and logged.
+        """
         try:
             shapes = {
                 str(key): CompactionShape(places=tuple(map(_place_of, places)), has_own_tools=bool(has_own_tools))
@@ -183,7 +192,11 @@ class Compactions:
             log.warning("what was learnt of summaries cannot be read, and is learnt again: %s", error)
             return
         with self._lock:
-            self._shapes = OrderedDict(shapes)
+            self._shapes = OrderedDict(
+                {key: shape for key, shape in shapes.items() if key not in self._shapes} | self._shapes
+            )
+            while len(self._shapes) > _NUM_SHAPES:
+                self._shapes.popitem(last=False)
 
     def _shape_of(self, answered: Answered, request: ChatRequest) -> tuple[str, CompactionShape] | None:
         """What is learnt from a request that goes on from this answer, and what the instruction is known by."""

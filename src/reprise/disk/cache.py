@@ -1,7 +1,7 @@
-"""The disk tier's face: what a restart finds again, in a bounded directory.
+"""The disk tier's face: what a restart finds again, and another server, in a bounded directory.
 
-Used by one thread, which never waits for a file, but for opening, clearing, flushing and closing; a writer and a reader
-work behind it.
+Used by one thread, which never waits for a file, but for opening, clearing, flushing and closing; a writer, a reader
+and a watcher work behind it.
 """
 
 import logging
@@ -20,6 +20,7 @@ from reprise.disk.index import DiskCursor
 from reprise.disk.reader import Fetch, RecordReader
 from reprise.disk.record import DiskMatch, DiskRecord, MissingRecords, root_key
 from reprise.disk.store import RecordStore
+from reprise.disk.watcher import FolderWatcher
 from reprise.disk.writer import RecordWriter
 
 __all__ = ["DiskCache", "Fetch"]
@@ -36,7 +37,7 @@ class DiskCache:
     """Records of one model (`fingerprint`) below `directory`, which never holds more than `max_bytes` in all.
 
     `block`: tokens of a block. `resumes_anywhere`: every position can be resumed if its blocks are there, without a
-    tail record. Raises DiskUnusable if the directory cannot be used or another process has this model's part of it.
+    tail record. Other servers may use the directory at the same time. Raises DiskUnusable if it cannot be used.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class DiskCache:
         )
         self._writer = RecordWriter(self._store, queue_bytes=queue_bytes)
         self._reader = RecordReader(self._store, read_ahead_bytes=read_ahead_bytes)
+        self._watcher = FolderWatcher(self._store)
         self._threads = [
+            Thread(target=self._watcher.run, name="reprise-disk-watcher", daemon=True),
             Thread(target=self._writer.run, name="reprise-disk-writer", daemon=True),
             Thread(target=self._reader.run, name="reprise-disk-reader", daemon=True),
         ]
@@ -71,6 +74,23 @@ class DiskCache:
     def root(self, namespace: str) -> bytes:
         """The key that the first block of every prompt of a namespace stands on."""
         return root_key(fingerprint=self._fingerprint, namespace=namespace)
+
+    # Other servers.
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another server used the folder when last looked at."""
+        return self._store.is_shared
+
+    def look(self, wake: Callable[[], None]) -> int:
+        """Take up what other servers have written by now; `wake` is called on another thread when that is done.
+
+        Gives a number for `has_looked`.
+        """
+        return self._watcher.ask(wake)
+
+    def has_looked(self, number: int) -> bool:
+        return self._watcher.has_ended(number)
 
     # Questions. They change nothing and read no file.
 
@@ -228,7 +248,7 @@ class DiskCache:
         for thread in self._threads:
             thread.join(timeout_s)
         if any(thread.is_alive() for thread in self._threads):
-            # It may still write: the folder stays locked until the process ends.
+            # It may still write: the lease stays until the process ends.
             log.warning("The disk cache did not answer in time, and is left to itself.")
             return
         self._reader.close()

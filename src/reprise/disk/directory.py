@@ -1,26 +1,30 @@
-"""The one door to the file system: a model's folder, its lock, and files that are there whole or not at all.
+"""The one door to the file system: a model's folder, and files that are there whole or not at all.
 
-What lies elsewhere below the directory (`OtherFiles`) is only counted, and removed where nobody serves it. A store of
-another kind, or one that several servers write at once, would stand in the place of `ModelDirectory`.
+Several servers use a folder at once, of one machine or of several. Files get their names whole, never change, and may
+go at any time; nothing else is asked of the file system, but for the bound: room is made under a lock, and where locks
+do not work it may be exceeded by what each server is writing. What lies elsewhere below the directory (`OtherFiles`) is
+only counted, and removed where nobody serves it. A store of another kind would stand in the place of `ModelDirectory`.
 """
 
-import errno
+import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from reprise.core.errors import DiskUnusable
 from reprise.disk.format import EncodedFile, RecordHeader, Unverified, read_header, read_record
+from reprise.disk.lease import PRIVATE_FILE, PRIVATE_FOLDER, ServerLease, file_lock, living_servers, make_private
 from reprise.disk.record import DiskRecord, folder_name
 
-PRIVATE_FILE = 0o600
-PRIVATE_FOLDER = 0o700
+log = logging.getLogger(__name__)
+
 MAX_QUARANTINED = 4
 """Files kept in quarantine, of all models together."""
 
@@ -30,11 +34,15 @@ _RECORD_ENDING = ".kv"
 _TEMPORARY_ENDING = ".tmp"
 _NOTES = "notes"
 _NOTE_ENDING = ".json"
-_POLL_S = 0.005
-"""How often a lock that another server holds for a moment is asked for."""
+_SERVERS = "servers"
+_LOCKED_S = 10.0
+"""Nobody makes room for so long: a lock that is held longer is a dead host's, or does not work."""
+
+_UNLOCKED_S = 600.0
+"""And is not asked for again for so long."""
 
 _MODEL_NAME = re.compile(r"[0-9a-f]{16}")
-_RECORD_NAME = re.compile(r"[0-9a-f]{64}(\.kv|\.tmp|\.json)")
+_RECORD_NAME = re.compile(r"[0-9a-f]{64}(\.kv|\.[0-9a-f-]+\.tmp|\.json)")
 
 # A folder that changed within so long before it was listed could change again and show the same time.
 _SETTLED_NS = 2_000_000_000
@@ -55,12 +63,12 @@ class FileInfo:
 
 
 class ModelDirectory:
-    """One model's folder, locked for this process until `release`, or until the process dies.
+    """One model's folder, used by this server until `release`, and by others.
 
     directory/lock                      held while room is made, by all servers that share the directory
     directory/quarantine/               files that did not verify
-    directory/<16 hex of the model>/lock
-    directory/<16 hex of the model>/<2 hex of the key>/<key>.kv, and <key>.tmp while it is written
+    directory/<16 hex of the model>/servers/<server>    the lease of a server
+    directory/<16 hex of the model>/<2 hex of the key>/<key>.kv, and <key>.<server>.tmp while it is written
     directory/<16 hex of the model>/notes/<key of a namespace's root>.json
     """
 
@@ -71,58 +79,93 @@ class ModelDirectory:
         self.quarantine_folder = directory / _QUARANTINE
         self.names = threading.RLock()
         """Held while a file gets or loses its name."""
-        # Without flock it must fail: files that stand for locks would outlive a process that dies.
-        self._room_lock = _lock_of(directory / _LOCK)
-        self._lock = _lock_of(self.folder / _LOCK)
-        self._inode: int | None = None
+        self.leases = self.folder / _SERVERS
+        self.files = FolderListings(self.folder, but=self.leases)
+        """Those in our folder but the leases."""
+        self.servers: frozenset[str] = frozenset()
+        """The other servers that had the folder when last looked at."""
+        self._room_lock = file_lock(directory / _LOCK)
+        self._unlocked_until_s = 0.0
+        self._lease = ServerLease(self.leases)
+        self._servers_changed_ns = 0
         try:
-            is_ours = self._take_folder()
+            self.begin_lease()
         except OSError as error:
             raise DiskUnusable(
                 f"The cache directory {directory} cannot be used ({error.strerror}): choose one that can be written."
             ) from error
-        if not is_ours:
-            raise DiskUnusable(
-                f"Another server keeps this model's cache in {self.folder}: stop it, or choose another directory."
-            )
 
-    def _take_folder(self) -> bool:
-        """Make the folder if need be, and lock it. False if another process has it. Raises OSError."""
+    # Other servers.
+
+    def begin_lease(self) -> None:
+        """Make the folder if need be, and say that this server uses it. Raises OSError."""
         # Only what is made here is closed to others: the directory may be one that serves other purposes, too.
         self.directory.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-        _make_private(self.folder)
         # Whoever removes files of models that nobody serves holds the directory's lock, and so never ours.
-        with self._room_lock:
-            try:
-                self._lock.acquire(blocking=False)
-            except Timeout:
-                return False
-        self._inode = (self.folder / _LOCK).stat().st_ino
-        return True
+        with self.locked():
+            make_private(self.folder)
+            self._lease.take()
 
     def release(self) -> None:
-        """Let others use the folder. Releasing twice changes nothing."""
-        self._lock.release(force=True)
+        """Use the folder no more. Releasing twice changes nothing."""
+        self._lease.release()
 
+    def renew_lease(self) -> None:
+        """Say that this server lives, as it has to every `BEAT_S` seconds. Raises OSError."""
+        self._lease.renew()
+
+    @property
     def has_vanished(self) -> bool:
-        """Whether somebody has removed the folder that is locked here, and all that was in it."""
-        try:
-            return (self.folder / _LOCK).stat().st_ino != self._inode
-        except FileNotFoundError:
-            return True
+        """Whether somebody has removed the folder, and all that was in it."""
+        return self._lease.is_lost
 
-    def make_again(self) -> None:
-        """Make and lock the folder once more, after it has vanished. Raises OSError."""
-        self._lock.release(force=True)
-        if not self._take_folder():
-            raise OSError(errno.EBUSY, f"another server has made {self.folder} meanwhile")
+    def note_servers(self, now_ns: int) -> bool:
+        """Look which servers have the folder. Whether others have used it since this was asked last. Raises OSError.
+
+        The caller holds the directory's lock, and `now_ns` is its time.
+        """
+        before = self.servers
+        self.servers = living_servers(self.leases, now_ns) - {self._lease.name}
+        changed_before_ns, self._servers_changed_ns = self._servers_changed_ns, self.leases.stat().st_mtime_ns
+        # Also one that has come and gone.
+        return bool(before or self.servers) or self._servers_changed_ns != changed_before_ns
+
+    @property
+    def has_new_servers(self) -> bool:
+        """Whether servers have come or gone since they were noted. Raises OSError."""
+        return self.leases.stat().st_mtime_ns != self._servers_changed_ns
+
+    def is_abandoned(self, info: FileInfo) -> bool:
+        """Whether a file that is not finished never will be: its writer has gone, for all that is known."""
+        return info.path.name.split(".")[-2] not in self.servers | {self._lease.name}
 
     @contextmanager
     def locked(self) -> Generator[int]:
-        """No other server makes room or begins a file meanwhile; gives the file system's own time in nanoseconds."""
-        with self._room_lock:
-            os.utime(self.directory / _LOCK)
-            yield (self.directory / _LOCK).stat().st_mtime_ns
+        """No other server makes room or begins a file meanwhile; gives the file system's own time in nanoseconds.
+
+        Where locks do not work, or one is held too long, it goes on without.
+        """
+        is_held = False
+        if time.monotonic() >= self._unlocked_until_s:
+            try:
+                self._room_lock.acquire(timeout=_LOCKED_S)
+                is_held = True
+            except (Timeout, OSError, NotImplementedError) as error:
+                if not self.directory.is_dir():
+                    raise
+                log.warning(
+                    "The disk cache's directory cannot be locked (%s): servers that share it may exceed its bound by "
+                    "what they are writing.",
+                    error,
+                )
+                self._unlocked_until_s = time.monotonic() + _UNLOCKED_S
+        try:
+            path = self.directory / _LOCK
+            path.touch(mode=PRIVATE_FILE)
+            yield path.stat().st_mtime_ns
+        finally:
+            if is_held:
+                self._room_lock.release()
 
     # Names.
 
@@ -130,8 +173,15 @@ class ModelDirectory:
         name = key.hex()
         return self.folder / name[:2] / (name + _RECORD_ENDING)
 
-    def temporary_of(self, key: bytes) -> Path:
-        return self.path_of(key).with_suffix(_TEMPORARY_ENDING)
+    def temporary_of(self, path: Path) -> Path:
+        """Where this server writes the file that is to have this path."""
+        return path.with_suffix(f".{self._lease.name}{_TEMPORARY_ENDING}")
+
+    def key_of(self, path: Path) -> bytes | None:
+        """The key of the record that lies there; None if it is no record's place."""
+        is_record = _RECORD_NAME.fullmatch(path.name) is not None and path.suffix == _RECORD_ENDING
+        key = bytes.fromhex(path.stem) if is_record else None
+        return key if key is not None and path == self.path_of(key) else None
 
     def note_path(self, root: bytes) -> Path:
         """Where what was learnt of a namespace's chats is kept, by the key of its root."""
@@ -145,14 +195,6 @@ class ModelDirectory:
     def is_place_of_record(self, path: Path) -> bool:
         """Whether a record could lie there, as far as folders tell."""
         return self.folder in (path.parent, path.parent.parent)
-
-    def files(self) -> Iterator[FileInfo]:
-        """All files in our folder but the lock. Raises OSError."""
-        unseen = [self.folder]
-        while unseen:
-            files, folders = listing(unseen.pop())
-            yield from (info for info in files if info.path != self.folder / _LOCK)
-            unseen += folders
 
     # Reading. All of it raises OSError.
 
@@ -176,8 +218,8 @@ class ModelDirectory:
 
     def begin(self, key: bytes, nbytes: int) -> int:
         """A descriptor of the record's temporary file, which counts with its whole size from now on."""
-        path = self.temporary_of(key)
-        _make_private(path.parent)
+        path = self.temporary_of(self.path_of(key))
+        make_private(path.parent)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
         try:
             os.ftruncate(descriptor, nbytes)
@@ -197,8 +239,8 @@ class ModelDirectory:
 
     def write_note(self, path: Path, content: bytes) -> None:
         """The note is this one afterwards, or the one that it was."""
-        _make_private(path.parent)
-        temporary = path.with_suffix(_TEMPORARY_ENDING)
+        make_private(path.parent)
+        temporary = self.temporary_of(path)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
@@ -215,7 +257,8 @@ class ModelDirectory:
 
     def publish(self, key: bytes) -> None:
         """Give the temporary file its name."""
-        self.temporary_of(key).replace(self.path_of(key))
+        path = self.path_of(key)
+        self.temporary_of(path).replace(path)
 
     def remove(self, path: Path) -> None:
         """The file is gone afterwards, whether it was there or not."""
@@ -225,7 +268,7 @@ class ModelDirectory:
 
     def quarantine(self, path: Path) -> None:
         """Move a file that does not verify into quarantine, whose oldest files make way."""
-        _make_private(self.quarantine_folder)
+        make_private(self.quarantine_folder)
         kept_as = self.quarantine_folder / f"{self.folder.name}-{path.name}"
         try:
             path.replace(kept_as)
@@ -241,31 +284,6 @@ class ModelDirectory:
         for info in listing(self.quarantine_folder)[0]:
             if info.path.name.startswith(self.folder.name):
                 self.remove(info.path)
-
-
-def _lock_of(path: Path) -> FileLock:
-    # One lock for all threads of the process: a folder is closed on another thread than it was opened on.
-    return FileLock(path, mode=PRIVATE_FILE, thread_local=False, poll_interval=_POLL_S, fallback_to_soft=False)
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock file now. None is made."""
-    if not path.exists():
-        return False
-    lock = _lock_of(path)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return True
-    lock.release()
-    return False
-
-
-def _make_private(folder: Path) -> None:
-    """The folder, open to nobody but its owner. Raises OSError."""
-    folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
-    if folder.stat().st_mode & 0o077:
-        folder.chmod(PRIVATE_FOLDER)
 
 
 def listing(folder: Path) -> tuple[tuple[FileInfo, ...], tuple[Path, ...]]:
@@ -302,56 +320,93 @@ class _Listing:
     nbytes: int
 
 
-class OtherFiles:
-    """The files below `directory` that are not below `own`, as they were when last looked at.
+class FolderListings:
+    """The files below `top` that are not below `but`, as they were when last looked at."""
 
-    Other models' files, quarantine, whatever else.
-    """
+    def __init__(self, top: Path, *, but: Path) -> None:
+        self._top = top
+        self._but = but
+        self._known: dict[Path, _Listing] = {}
 
-    def __init__(self, directory: Path, own: Path) -> None:
-        self._directory = directory
-        self._own = own
-        self._listings: dict[Path, _Listing] = {}
-        self.nbytes = 0
+    def look(self, now_ns: int) -> dict[Path, tuple[FileInfo, ...]]:
+        """Look again; `now_ns` is the file system's own time. O(folders) and what has changed. Raises OSError.
 
-    def look(self, now_ns: int) -> None:
-        """Look again; `now_ns` is the file system's own time. O(folders) and what has changed. Raises OSError."""
-        listings: dict[Path, _Listing] = {}
-        unseen = [self._directory]
+        Gives the files of each folder that was listed again, none of one that has gone.
+        """
+        known, listed = dict[Path, _Listing](), dict[Path, tuple[FileInfo, ...]]()
+        unseen = [self._top]
         while unseen:
             folder = unseen.pop()
             try:
                 changed_ns = folder.stat().st_mtime_ns
             except FileNotFoundError:
                 continue
-            known = self._listings.get(folder)
-            if known is None or not known.is_settled or known.changed_ns != changed_ns:
+            there = self._known.get(folder)
+            if there is None or not there.is_settled or there.changed_ns != changed_ns:
                 files, folders = listing(folder)
-                known = _Listing(
+                there = _Listing(
                     changed_ns=changed_ns,
                     is_settled=now_ns - changed_ns > _SETTLED_NS,
                     files=files,
                     folders=folders,
                     nbytes=sum(info.nbytes for info in files),
                 )
-            listings[folder] = known
-            unseen += [inner for inner in known.folders if inner != self._own]
-        self._listings = listings
-        self.nbytes = sum(known.nbytes for known in listings.values())
+                listed[folder] = files
+            known[folder] = there
+            unseen += [inner for inner in there.folders if inner != self._but]
+        listed.update(dict.fromkeys(self._known.keys() - known.keys(), ()))
+        self._known = known
+        return listed
+
+    def forget(self) -> None:
+        """Everything is listed again the next time."""
+        self._known = {}
+
+    def __iter__(self) -> Iterator[FileInfo]:
+        """All files."""
+        return (info for known in self._known.values() for info in known.files)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(known.nbytes for known in self._known.values())
+
+    def below(self, folder: Path) -> tuple[tuple[FileInfo, ...], tuple[Path, ...]]:
+        """The files and the folders in a folder; none if it is not known."""
+        known = self._known.get(folder)
+        return ((), ()) if known is None else (known.files, known.folders)
+
+
+class OtherFiles:
+    """The files below `directory` that are not below `own`: other models' files, quarantine, whatever else."""
+
+    def __init__(self, directory: Path, own: Path) -> None:
+        self._directory = directory
+        self._own = own
+        self._listings = FolderListings(directory, but=own)
+        self._seen_ns = 0
+        self.nbytes = 0
+
+    def look(self, now_ns: int) -> None:
+        """Look again; `now_ns` is the file system's own time. O(folders) and what has changed. Raises OSError."""
+        self._listings.look(now_ns)
+        self._seen_ns, self.nbytes = now_ns, self._listings.nbytes
 
     def evictable(self) -> list[FileInfo]:
         """The files that may go, in that order: quarantine, then those of models that nobody serves now, oldest first.
 
         A live server's files are its own. Whoever starts one waits for the directory's lock, which the caller holds.
         """
-        quarantined = self._listings.get(self._directory / _QUARANTINE)
+        quarantined, _ = self._listings.below(self._directory / _QUARANTINE)
         # As if they had never been used: nothing is worth less.
-        first = [replace(info, mtime_ns=0) for info in quarantined.files] if quarantined is not None else []
-        models = [inner for inner in self._listings[self._directory].folders if inner != self._own]
-        dead = [model for model in models if _MODEL_NAME.fullmatch(model.name) and not _is_locked(model / _LOCK)]
+        first = [replace(info, mtime_ns=0) for info in quarantined]
+        models = [inner for inner in self._listings.below(self._directory)[1] if inner != self._own]
+        dead = [
+            model
+            for model in models
+            if _MODEL_NAME.fullmatch(model.name) and not living_servers(model / _SERVERS, self._seen_ns)
+        ]
         return first + sorted((info for model in dead for info in self._records(model)), key=_age)
 
     def _records(self, model: Path) -> Iterator[FileInfo]:
-        for inner in self._listings[model].folders if model in self._listings else ():
-            if inner in self._listings:
-                yield from (info for info in self._listings[inner].files if _RECORD_NAME.fullmatch(info.path.name))
+        for inner in self._listings.below(model)[1]:
+            yield from (info for info in self._listings.below(inner)[0] if _RECORD_NAME.fullmatch(info.path.name))

@@ -157,6 +157,11 @@ class DiskIndex:
             self._set_use(key, at_ns)
             self.unwritten_uses[key] = at_ns
 
+    def note_use(self, key: bytes, at_ns: int) -> None:
+        """Another server has used the record, as its file shows."""
+        self._set_use(key, at_ns)
+        self._latest_ns = max(self._latest_ns, at_ns)
+
     def _set_use(self, key: bytes, at_ns: int) -> None:
         if key not in self._children:
             if key in self.last_use_ns:

@@ -20,6 +20,8 @@ class TierRequest(Protocol):
 
     num_loads: int
     """How often it was sent to the disk."""
+    has_looked: bool
+    """Whether it has waited for what other servers wrote to be taken up."""
     loaded: int
     """How much further it could resume for what was read from the disk while it waited."""
 

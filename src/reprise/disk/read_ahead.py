@@ -44,6 +44,18 @@ STALLED_S = 15.0
 _REST_S = 60.0
 """And nothing is read for so long."""
 
+LOOKED_S = 1.0
+"""For so long at most a request waits until what other servers wrote has been taken up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _AwaitedLook:
+    """A request that waits until the look of that number is over."""
+
+    request: TierRequest
+    number: int
+    until_s: float
+
 
 @dataclass(slots=True, eq=False)
 class _PathRead:
@@ -90,6 +102,7 @@ class ReadAhead:
         self._allowance = allowance
         self._wake = wake
         self._reads: list[_PathRead] = []
+        self._looks: list[_AwaitedLook] = []
         self._admissible: list[str] = []
         """Requests whose reading has ended since the loop asked last."""
         self._rests_until_s = 0.0
@@ -104,6 +117,8 @@ class ReadAhead:
         tokens, namespace = request.prompt.tokens, request.namespace
         match = self._cache.match(tokens, namespace=namespace)
         held = self._cache.resume_at(match, limit=request.end)
+        if self._waits_for_look(request, held=held):
+            return True
         found = self._find(request, held=held)
         if found is None:
             return False
@@ -128,6 +143,21 @@ class ReadAhead:
             self._reads[-1].next.append(request)
         else:
             return False
+        request.set_loading(is_loading=True)
+        return True
+
+    def _waits_for_look(self, request: TierRequest, *, held: int) -> bool:
+        """Whether what other servers wrote is taken up first, since the prompt could be one of their chats."""
+        if not self._disk.is_shared or request.has_looked:
+            return False
+        known = max(held, self.reach(request))
+        unknown = request.end - known
+        # A server where most of a chat is known had its last turn, too.
+        if unknown < WORTH or unknown < min(known, self._disk.block):
+            return False
+        request.has_looked = True
+        until_s = time.monotonic() + LOOKED_S
+        self._looks.append(_AwaitedLook(request=request, number=self._disk.look(self._wake), until_s=until_s))
         request.set_loading(is_loading=True)
         return True
 
@@ -167,14 +197,18 @@ class ReadAhead:
         """When there is something to decode, or what is being read is given up; None: nothing is being read."""
         if any(read.fetch.has_more or read.target.is_busy for read in self._reads):
             return 0.0
-        heard_s = [read.heard_s for read in self._reads]
-        return max(0.0, min(heard_s) + STALLED_S - time.monotonic()) if heard_s else None
+        dues = [read.heard_s + STALLED_S for read in self._reads] + [look.until_s for look in self._looks]
+        return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def advance(self) -> list[str]:
         """Decode what was read, as far as this step may, and commit what is complete.
 
         Gives the ids of the requests that wait for the disk no more.
         """
+        for look in list(self._looks):
+            if self._disk.has_looked(look.number) or time.monotonic() >= look.until_s:
+                self._looks.remove(look)
+                self._admit([look.request])
         for read in list(self._reads):
             if read.is_void or all(request.has_ended for request in read.requests):
                 self._end(read)
@@ -318,11 +352,15 @@ class ReadAhead:
         self._reads.remove(read)
         if not read.is_kept:
             read.target.give_up()
-        waiting = [request for request in (*read.requests, *read.next) if request.is_waiting]
+        self._admit([*read.requests, *read.next])
+        self._count()
+
+    def _admit(self, requests: list[TierRequest]) -> None:
+        """Those that still wait have the disk behind them."""
+        waiting = [request for request in requests if request.is_waiting]
         for request in waiting:
             request.set_loading(is_loading=False)
         self._admissible += [request.id for request in waiting]
-        self._count()
 
     def _count(self, *, but: _PathRead | None = None) -> None:
         """What was read and is not in the cache yet counts like the buffers of running requests."""

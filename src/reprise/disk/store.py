@@ -3,18 +3,22 @@
 import errno
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from threading import Condition
 
 from reprise.core.errors import DiskUnusable
-from reprise.disk.directory import FileInfo, ModelDirectory, OtherFiles
+from reprise.disk.directory import FileInfo, FolderListings, ModelDirectory, OtherFiles
 from reprise.disk.format import OtherVersion, RecordHeader, Unverified, encode
 from reprise.disk.index import DiskIndex, IndexEntry, UnusableFile, entry_of
 from reprise.disk.record import DiskRecord
 
 log = logging.getLogger(__name__)
+
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE})
+"""What opening or reading a file says that somebody has removed, over a network, too."""
 
 _NEVER_NS = 1 << 62
 """A time of use behind all others."""
@@ -57,9 +61,12 @@ class RecordStore:
         """Records that are being fetched, which stay."""
         self.is_closing = False
         self.clock = clock
+        self.is_shared = False
+        """Whether other servers used the folder when last looked at."""
         self._others = OtherFiles(directory.directory, directory.folder)
+        self._unfinished_nbytes = 0
         try:
-            self._take_stock()
+            self.look(is_first=True)
             with directory.locked() as now_ns:
                 self._make_room(0, beside=b"", now_ns=now_ns)
         except OSError as error:
@@ -73,7 +80,7 @@ class RecordStore:
 
     @property
     def others_nbytes(self) -> int:
-        return self._others.nbytes
+        return self._others.nbytes + self._unfinished_nbytes
 
     def moment(self) -> int:
         """The time of a use: larger than all before."""
@@ -89,35 +96,111 @@ class RecordStore:
             if self.held[key] == 0:
                 del self.held[key]
 
-    # Opening.
+    # What lies in the folder.
 
-    def _take_stock(self) -> None:
-        """Enter what lies in the folder. Bodies are not read. Raises OSError.
+    def look(self, *, is_first: bool = False) -> None:
+        """Take up what other servers have written and removed since the last time. Bodies are not read. Raises OSError.
+
+        The first time that is whatever lies there.
+        """
+        with self.directory.names, self.directory.locked() as now_ns:
+            is_used = self._note_servers(now_ns)
+        # Without the lock: nobody waits for a listing or for headers to be read.
+        if is_first or is_used:
+            self._take_stock(now_ns)
+
+    def renew_lease(self) -> None:
+        """Say that this server lives. Raises OSError."""
+        with self.directory.names:
+            if self.directory.has_vanished:
+                self._start_anew()
+            self.directory.renew_lease()
+
+    def _note_servers(self, now_ns: int) -> bool:
+        is_used = self.directory.note_servers(now_ns)
+        with self.changed:
+            self.is_shared = bool(self.directory.servers)
+        return is_used
+
+    def _take_stock(self, now_ns: int) -> None:
+        """Compare the index with the folder, where that has changed. Raises OSError.
 
         What a process that died had not finished is removed, and what does not verify goes into quarantine.
         """
-        for info in list(self.directory.files()):
-            if info.is_unfinished:
-                self.directory.remove(info.path)
-                continue
-            if (root := self.directory.root_of_note(info.path)) is not None:
-                self._add_note(info, root)
-                continue
-            if not self.directory.is_place_of_record(info.path):
-                # Below a folder that somebody has made here: it counts, and nobody looks into it.
-                self.index.add_unusable(UnusableFile(info=info, root=None))
-                continue
+        files = self.directory.files
+        with self.directory.names:
+            listed = files.look(now_ns)
             try:
-                header = self.directory.header(info)
-            except OtherVersion:
-                self.index.add_unusable(UnusableFile(info=info, root=None))
-            except Unverified as error:
-                self._quarantine(info, str(error))
+                for path in self._gone(listed):
+                    self._forget(path)
+                for info in (info for inner in listed.values() for info in inner if not info.is_unfinished):
+                    self._enter(info)
+            except BaseException:
+                files.forget()
+                raise
+            unfinished = [info for info in files if info.is_unfinished]
+            abandoned = [info for info in unfinished if self.directory.is_abandoned(info)]
+            for info in abandoned:
+                self.directory.remove(info.path)
+        with self.changed:
+            self._unfinished_nbytes = sum(info.nbytes for info in unfinished if info not in abandoned)
+
+    def _gone(self, listed: Mapping[Path, Collection[FileInfo]]) -> list[Path]:
+        """The files in these folders that are known and not there. O(records), most of them looked at by name alone."""
+        names = {folder.name for folder in listed}
+        with self.changed:
+            keys, unusable = list(self.index.entries), list(self.index.unusable)
+        known = [*unusable, *(self.directory.path_of(key) for key in keys if key[:1].hex() in names)]
+        there = {info.path for files in listed.values() for info in files}
+        return [path for path in known if path.parent in listed and path not in there and not path.exists()]
+
+    def _forget(self, path: Path) -> None:
+        """What lay there has gone."""
+        key = self.directory.key_of(path)
+        with self.changed:
+            if key in self.index.entries:
+                self.index.remove(key)
+            if path in self.index.unusable:
+                self.index.remove_unusable(path)
+
+    def _enter(self, info: FileInfo) -> None:
+        """Take up a finished file, unless it is known. Raises OSError."""
+        key = self.directory.key_of(info.path)
+        with self.changed:
+            if (unusable := self.index.unusable.get(info.path)) is not None:
+                is_known = unusable.info.nbytes == info.nbytes
             else:
-                if self._fits(header):
-                    self.index.add(entry_of(header, file_nbytes=header.file_nbytes), info.mtime_ns)
-                else:
-                    self.index.add_unusable(UnusableFile(info=info, root=header.root))
+                is_known = key in self.index.entries and self.index.entries[key].file_nbytes == info.nbytes
+        if is_known:
+            return
+        # Written again since, by a server that found it damaged or had more to say.
+        self._forget(info.path)
+        if (root := self.directory.root_of_note(info.path)) is not None:
+            self._add_note(info, root)
+            return
+        if not self.directory.is_place_of_record(info.path):
+            # Below a folder that somebody has made here: it counts, and nobody looks into it.
+            self._add_unusable(info, root=None)
+            return
+        try:
+            header = self.directory.header(info)
+        except OtherVersion:
+            self._add_unusable(info, root=None)
+        except Unverified as error:
+            self._quarantine(info, str(error))
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+        else:
+            if not self._fits(header):
+                self._add_unusable(info, root=header.root)
+                return
+            with self.changed:
+                self.index.add(entry_of(header, file_nbytes=header.file_nbytes), info.mtime_ns)
+
+    def _add_unusable(self, info: FileInfo, *, root: bytes | None) -> None:
+        with self.changed:
+            self.index.add_unusable(UnusableFile(info=info, root=root))
 
     def _fits(self, header: RecordHeader) -> bool:
         """Whether the record was cut for blocks of our size."""
@@ -133,10 +216,10 @@ class RecordStore:
                 return None
         try:
             record = self.directory.read(key)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            self.forget_missing(key)
-            return None
         except OSError as error:
+            if error.errno in GONE:
+                self.forget_missing(key)
+                return None
             if error.errno == errno.EIO:
                 self._put_away(key, "it cannot be read")
                 return None
@@ -160,7 +243,7 @@ class RecordStore:
     def forget_missing(self, key: bytes) -> None:
         """Forget a record whose file somebody has removed, and all of them if the whole folder has gone."""
         with self.directory.names, self.changed:
-            if self.directory.has_vanished():
+            if not self.directory.folder.is_dir():
                 self.index.remove_all()
             # Not if it was evicted and written again since.
             elif key in self.index.entries and not self.directory.path_of(key).is_file():
@@ -223,7 +306,7 @@ class RecordStore:
 
     def _add_note(self, info: FileInfo, root: bytes) -> None:
         # It is no record. Whatever the bound takes, it takes last.
-        self.index.add_unusable(UnusableFile(info=replace(info, mtime_ns=_NEVER_NS), root=root))
+        self._add_unusable(replace(info, mtime_ns=_NEVER_NS), root=root)
 
     # Writing.
 
@@ -240,7 +323,7 @@ class RecordStore:
             return False
         encoded = encode(record)
         with directory.names:
-            if directory.has_vanished():
+            if directory.has_vanished:
                 self._start_anew()
                 if not self._is_due(record, is_wanted):
                     return False
@@ -248,9 +331,11 @@ class RecordStore:
                 if not self._make_room(encoded.nbytes, beside=record.parent, now_ns=now_ns):
                     log.debug("no room on disk for a record of %d bytes", encoded.nbytes)
                     return False
+                if self._is_known(record.key):
+                    return False  # Another server has written it since.
                 # It has its size from the start, so that other servers count it.
                 descriptor = directory.begin(record.key, encoded.nbytes)
-        temporary = directory.temporary_of(record.key)
+        temporary = directory.temporary_of(path)
         try:
             directory.fill(descriptor, encoded)
             with self.changed:
@@ -258,7 +343,7 @@ class RecordStore:
             directory.set_time(temporary, at_ns)
             with directory.names:
                 # Cleared meanwhile, or what it stands on has gone: it must not appear.
-                if not self._is_due(record, is_wanted):
+                if not self._is_due(record, is_wanted) or self._is_known(record.key):
                     return False
                 directory.publish(record.key)
                 with self.changed:
@@ -269,6 +354,9 @@ class RecordStore:
                     self.index.verified.add(record.key)
                     self.counters.written_nbytes += encoded.nbytes
             return True
+        except FileNotFoundError as error:
+            log.debug("other servers took this one for dead, and removed what it had not finished: %s", error)
+            return False
         finally:
             directory.remove(temporary)
 
@@ -284,16 +372,20 @@ class RecordStore:
             is_suspect = self.index.is_suspect(key)
         if is_suspect:
             self.read(key)
+        return self._is_known(key)
+
+    def _is_known(self, key: bytes) -> bool:
         with self.changed:
             return key in self.index.entries
 
     def _start_anew(self) -> None:
-        """The folder has vanished with all that was in it: make it again. Raises OSError."""
+        """The folder has vanished, or our part in it has: take our part again. Raises OSError."""
         log.warning("The disk cache's folder has vanished, and is made again: %s", self.directory.folder)
         with self.changed:
             self.index.remove_all()
-        self.directory.make_again()
-        self._take_stock()
+        self.directory.files.forget()
+        self.directory.begin_lease()
+        self.look(is_first=True)
 
     def show_uses(self, uses: Mapping[bytes, int]) -> None:
         """Let the files' times tell when they were used: what is known after a restart."""
@@ -314,8 +406,10 @@ class RecordStore:
         names and the directory's lock.
         """
         self._others.look(now_ns)
+        if self._note_servers(now_ns):
+            self._take_stock(now_ns)
         with self.changed:
-            over = self.index.nbytes + self._others.nbytes + nbytes - self.max_bytes
+            over = self.index.nbytes + self.others_nbytes + nbytes - self.max_bytes
             staying = self.index.path_nbytes(self.held.keys() | {beside})
             own_spare = self.index.nbytes - staying
         if over <= 0:
@@ -335,8 +429,12 @@ class RecordStore:
 
     def _remove_oldest(self, others: deque[FileInfo], beside: bytes) -> int | None:
         """Remove one file; gives its bytes, or None if nothing may go."""
+        while True:
+            with self.changed:
+                own = self.index.oldest(self.held.keys() | {beside})
+            if own is None or not self.is_shared or not self._is_younger(*own):
+                break
         with self.changed:
-            own = self.index.oldest(self.held.keys() | {beside})
             unusable = self.index.oldest_unusable()
         candidates: list[tuple[int, Callable[[], int]]] = []
         if own is not None:
@@ -352,6 +450,18 @@ class RecordStore:
         with self.changed:
             self.counters.num_evicted += 1
         return nbytes
+
+    def _is_younger(self, at_ns: int, key: bytes) -> bool:
+        """Whether another server has used the record since: then it is noted."""
+        try:
+            used_ns = self.directory.path_of(key).stat().st_mtime_ns
+        except FileNotFoundError:
+            return False
+        if used_ns <= at_ns:
+            return False
+        with self.changed:
+            self.index.note_use(key, used_ns)
+        return True
 
     # The file goes first: if it cannot, it stays known.
 
@@ -379,6 +489,10 @@ class RecordStore:
         Quarantined files of this model go too, and files of other versions: nobody can tell what they hang on. The
         caller holds the names, and has seen to it that what is being written right now is not wanted any more.
         """
+        try:
+            self.look()
+        except OSError as error:
+            self._note_left(error)
         with self.changed:
             # What others stand on first: after a crash halfway nothing above it can be found.
             entries = [self.index.remove(key) for key in self.index.keys_of(root)]
@@ -411,7 +525,9 @@ class RecordStore:
         """AssertionError where the index differs from the folder, with nothing under way. Reads all headers."""
         with self.directory.names, self.changed:
             self.index.check()
-            files = {info.path: info for info in self.directory.files()}
+            found = FolderListings(self.directory.folder, but=self.directory.leases)
+            found.look(0)
+            files = {info.path: info for info in found if not info.is_unfinished}
             entries: dict[bytes, IndexEntry] = {}
             for path, info in files.items():
                 if path in self.index.unusable:

@@ -146,6 +146,8 @@ class RunningRequest:
     """The same for what is kept for the conversation; None: it is not there yet."""
     num_loads: int = 0
     """How often it was sent to the disk."""
+    has_looked: bool = False
+    """Whether it has waited for what other servers wrote to be taken up."""
     loaded: int = 0
     """How much further it could resume for what was read from the disk while it waited."""
 

@@ -1,0 +1,64 @@
+"""Two engines on one directory: a chat that moves from one to the other computes what is new there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reprise.core.sizes import Bytes
+from reprise.disk import read_ahead, watcher, write_behind
+from reprise.loop.worker import Worker
+from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.restarts import BLOCK, disk_cache, disk_of, words
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Engine]]:
+    """Two, which write when they are told to and look when they are asked."""
+    monkeypatch.setattr(write_behind, "SOON_S", 3600.0)
+    monkeypatch.setattr(watcher, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(read_ahead, "LOOKED_S", PATIENCE_S)
+    on_disk = {"disk_bytes": Bytes(1 << 30), "disk_directory": str(tmp_path), "disk_block": BLOCK}
+    engines = [Engine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
+    # The first was there before the second, and has not seen it yet.
+    engines[0].ask(lambda worker: disk_cache(worker).look(lambda: None))
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+def write_all(worker: Worker) -> None:
+    while worker.disk.write(is_closing=True):
+        assert disk_cache(worker).flush(PATIENCE_S)
+
+
+def test_a_chat_that_moves_computes_what_is_new(servers: list[Engine]) -> None:
+    prompt = words(1, 200)
+    for turn in range(5):
+        engine = servers[turn % 2]
+        answer = engine.run(prompt)
+        assert answer.computed == (200 if turn == 0 else 101), turn
+        assert answer.tokens == engine.cold(prompt)
+        engine.ask(write_all)
+        prompt = [*prompt, *answer.tokens, *words(20 + turn, 100)]
+    assert all(disk_of(engine).num_errors == disk_of(engine).num_quarantined == 0 for engine in servers)
+
+
+def test_a_chat_that_stays_waits_for_no_look(servers: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = servers[1]
+    prompt = words(1, 200)
+    answer = engine.run(prompt)
+    looks: list[object] = []
+    ask = watcher.FolderWatcher.ask
+    monkeypatch.setattr(watcher.FolderWatcher, "ask", lambda *given: looks.append(given) or ask(*given))
+    assert engine.run([*prompt, *answer.tokens, 1, 2]).computed == 3
+    assert engine.run([*prompt, *answer.tokens, *words(5, 30)]).computed == 31
+    assert looks == []
+    engine.run(words(9, 200))
+    assert len(looks) == 1, "one that nobody here knows may be another's"
+
+
+def test_a_look_that_hangs_is_not_waited_for(servers: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher.FolderWatcher, "ask", lambda watcher, wake: 1 << 60)
+    monkeypatch.setattr(read_ahead, "LOOKED_S", 0.05)
+    assert servers[1].run(words(1, 200)).computed == 200
