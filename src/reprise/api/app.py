@@ -1,14 +1,14 @@
 """The application: routes, and the layers around them."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 import reprise
@@ -19,7 +19,6 @@ from reprise.api.auth import ApiKeys, Authentication
 from reprise.api.background import ADDRESS_HEADER, BackgroundAnswers
 from reprise.api.body_limits import BodyLimits, max_body_nbytes
 from reprise.api.context import Context
-from reprise.api.encoding import JsonResponse
 from reprise.api.errors import LastResort, Shapes, install_error_handlers
 from reprise.api.event_hub import EventHub
 from reprise.api.ledger import Ledger
@@ -35,6 +34,13 @@ from reprise.api.responses.store import ResponseStore
 from reprise.api.service import ChatService
 from reprise.api.warm import read_warm_file, warm_up
 from reprise.core.settings import Settings
+
+_APIS = (chat, completions, messages, responses, ollama, models)
+_WATCHING = (page, lookup, tree, overview)
+ROUTES: Sequence[BaseRoute] = tuple(
+    route for module in (*_APIS, prefill, tokenize, pins, *_WATCHING, server_routes) for route in module.router.routes
+)
+"""As they were declared: `include_router` would analyse each of them again at the first request behind it."""
 
 
 def shapes_of_apis() -> Shapes:
@@ -91,7 +97,7 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        default_response_class=JsonResponse,
+        routes=[*ROUTES],
     )
     shapes = shapes_of_apis()
     background = BackgroundAnswers(keep_s=settings.background_s, max_nbytes=settings.background_nbytes)
@@ -107,11 +113,6 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         events=EventHub(service),
         background=background,
     )
-    apis = (chat, completions, messages, responses, ollama, models)
-    watching = (page, lookup, tree, overview)
-    routes = (*apis, prefill, tokenize, pins, *watching, server_routes)
-    for module in routes:
-        app.include_router(module.router)
     install_error_handlers(app, shapes)
     # The last one added is the outermost.
     if recorder is not None:
@@ -119,8 +120,7 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
     for layer, options in _layers(settings, shapes=shapes, context=service.served.context):
         app.add_middleware(layer, **options)
     app.add_middleware(LastResort, shapes=shapes)
-    paths = [route.path for module in routes for route in module.router.routes if isinstance(route, Route)]
-    app.add_middleware(CanonicalPaths, paths=paths)
+    app.add_middleware(CanonicalPaths, paths=[route.path for route in ROUTES if isinstance(route, Route)])
     app.add_middleware(Refusals, service=service)
     return app
 

@@ -40,8 +40,11 @@ class Body(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        is_known = isinstance(cls.__dict__.get("__pydantic_core_schema__"), dict)
         schema = handler(source)
-        _stop_at_first_error(schema)
+        if not is_known:
+            # Else it is the one that was walked when the class was made.
+            _stop_at_first_error(schema)
         return schema
 
 

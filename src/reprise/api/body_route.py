@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, cast
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -14,7 +14,8 @@ from starlette.responses import Response
 from reprise.api.body import check_numbers
 from reprise.api.body_limits import RELEASE_BODY
 from reprise.api.context import Context
-from reprise.api.errors import InvalidJson
+from reprise.api.encoding import JsonResponse
+from reprise.api.errors import ErrorBody, InvalidJson
 from reprise.api.limits import Limits
 from reprise.api.off_loop import Stage
 from reprise.core.errors import BadRequest
@@ -89,6 +90,16 @@ class BodyRoute(APIRoute):
             return await handle(read)
 
         return handle_read
+
+
+def api_router(tag: str, *, errors: type[BaseModel] = ErrorBody, route_class: type[BodyRoute] = BodyRoute) -> APIRouter:
+    """The routes of one API, whose errors have this body."""
+    return APIRouter(
+        tags=[tag],
+        route_class=route_class,
+        default_response_class=JsonResponse,
+        responses={"4XX": {"model": errors}, "5XX": {"model": errors}},
+    )
 
 
 async def _read(request: Request, read: _ReadRequest, adapter: TypeAdapter[BaseModel]) -> None:

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from reprise.api.any_body import prompt_in
 from reprise.api.body import Body
-from reprise.api.body_route import BodyRoute
+from reprise.api.body_route import api_router
 from reprise.api.context import Context, InContext, Namespace
-from reprise.api.errors import ErrorBody
 from reprise.api.exchange import RawPrompt
 from reprise.api.responses.items import Item
 from reprise.api.responses.store import Stored
@@ -18,9 +17,7 @@ from reprise.api.sse import while_connected
 from reprise.chat.request import ChatRequest
 from reprise.core.backend import Lookup
 
-router = APIRouter(
-    route_class=BodyRoute, tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
-)
+router = api_router("Server")
 
 
 class LookupBody(Body):

@@ -3,11 +3,12 @@
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import Header, Query
 from starlette.responses import Response
 
+from reprise.api.body_route import api_router
 from reprise.api.context import InContext, Namespace
-from reprise.api.errors import ErrorBody, Problem, openai_shape
+from reprise.api.errors import Problem, openai_shape
 from reprise.api.ledger import Ledger, Savings, breaker_bodies
 from reprise.api.off_loop import Stage
 from reprise.api.replay import replay
@@ -16,7 +17,7 @@ from reprise.api.sse import EventStream, event_lines
 from reprise.core.inspection import InspectedMemory, OnDisk, TreePart
 from reprise.core.metrics import health_fields
 
-router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+router = api_router("Server")
 
 _GIB = 1 << 30
 _MOST_EVICTIONS = 64

@@ -4,12 +4,11 @@ import asyncio
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import Field
 
-from reprise.api.body_route import BodyRoute
+from reprise.api.body_route import api_router
 from reprise.api.context import InContext, Namespace
-from reprise.api.errors import ErrorBody
 from reprise.api.service import ChatService, new_request_id
 from reprise.api.sse import while_connected
 from reprise.api.warm import PrefillBody, prefix_of
@@ -48,9 +47,7 @@ async def pinned_prefix(body: PrefillBody, service: ChatService, *, namespace: s
     return Prompt(tokens=own_tokens(prompt.tokens[:end]), boundaries=tuple(sorted(marked)))
 
 
-router = APIRouter(
-    route_class=BodyRoute, tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
-)
+router = api_router("Server")
 
 
 @router.post("/v1/cache/pin")

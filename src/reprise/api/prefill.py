@@ -2,20 +2,17 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from reprise.api.body_route import BodyRoute
+from reprise.api.body_route import api_router
 from reprise.api.context import InContext, Namespace
-from reprise.api.errors import ErrorBody
 from reprise.api.service import new_request_id
 from reprise.api.sse import while_connected
 from reprise.api.warm import PrefillBody, prefix_of
 from reprise.chat.request import ChatRequest
 from reprise.core.record import Outcome
 
-router = APIRouter(
-    route_class=BodyRoute, tags=["Tokens"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
-)
+router = api_router("Tokens")
 
 
 @router.post("/v1/prefill")

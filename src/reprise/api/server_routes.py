@@ -4,18 +4,18 @@ import asyncio
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import Header, Query
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from reprise.api.body_route import api_router
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
-from reprise.api.errors import ErrorBody
 from reprise.api.records import record_body
 from reprise.core.backend import Status
 from reprise.core.metrics import health_fields
 
-router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+router = api_router("Server")
 
 
 class Health(StrEnum):

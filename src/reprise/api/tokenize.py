@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
 from reprise.api.body import Body
-from reprise.api.body_route import BodyRoute
+from reprise.api.body_route import api_router
 from reprise.api.context import InContext, Namespace
-from reprise.api.errors import ErrorBody
 from reprise.api.openai.chat_body import ChatMessage, ToolSpec
 from reprise.api.openai.chat_request import chat_of
 from reprise.api.openai.completions_body import checked_tokens, text_tokens
@@ -15,9 +14,7 @@ from reprise.api.service import ChatService
 from reprise.api.sse import while_connected
 from reprise.core.errors import BadRequest
 
-router = APIRouter(
-    route_class=BodyRoute, tags=["Tokens"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
-)
+router = api_router("Tokens")
 
 
 class TokenizeBody(Body):

@@ -5,17 +5,17 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import StringConstraints
 
+from reprise.api.body_route import api_router
 from reprise.api.context import Context, InContext, Namespace
-from reprise.api.errors import ErrorBody
 from reprise.api.off_loop import Stage
 from reprise.core.errors import BadRequest, NotFound
 from reprise.core.inspection import EdgeTokens, InspectedCheckpoint, InspectedNode, TreePart
 from reprise.core.tokens import Span
 
-router = APIRouter(tags=["Server"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+router = api_router("Server")
 
 EdgeId = Annotated[str, StringConstraints(pattern=r"^([0-9]{1,15}|[0-9a-f]{64}-[0-9]{1,9}-[0-9]{1,9})$")]
 """A number: it is in memory. The key of a record, and from where to where on its path: it is on disk alone."""

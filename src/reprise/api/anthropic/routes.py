@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 from uuid import uuid4
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -13,7 +13,7 @@ from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.anthropic.reply import PING, Blocks, Event, message, message_delta, usage_body
 from reprise.api.anthropic.request import asked_of, service_request_of
 from reprise.api.background import refuse_unstreamed
-from reprise.api.body_route import BodyRoute
+from reprise.api.body_route import api_router
 from reprise.api.context import Context, GoesOn, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
@@ -37,11 +37,7 @@ class AnthropicErrorBody(BaseModel):
     error: AnthropicErrorDetail
 
 
-router = APIRouter(
-    route_class=BodyRoute,
-    tags=["Anthropic"],
-    responses={"4XX": {"model": AnthropicErrorBody}, "5XX": {"model": AnthropicErrorBody}},
-)
+router = api_router("Anthropic", errors=AnthropicErrorBody)
 
 
 @router.post(PREFIX, response_model=None)

@@ -5,13 +5,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 import reprise
 from reprise.api.background import HEADER
-from reprise.api.body_route import BodyRoute
+from reprise.api.body_route import BodyRoute, api_router
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
@@ -64,11 +64,7 @@ class LooseBodyRoute(BodyRoute):
         return handle_json
 
 
-router = APIRouter(
-    tags=["Ollama"],
-    route_class=LooseBodyRoute,
-    responses={"4XX": {"model": OllamaErrorBody}, "5XX": {"model": OllamaErrorBody}},
-)
+router = api_router("Ollama", errors=OllamaErrorBody, route_class=LooseBodyRoute)
 
 
 @router.post("/api/chat", response_model=None)

@@ -3,14 +3,14 @@
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from reprise.api.background import refuse_unstreamed
-from reprise.api.body_route import BodyRoute
+from reprise.api.body_route import api_router
 from reprise.api.context import Context, GoesOn, InContext, Namespace
 from reprise.api.encoding import JsonResponse
-from reprise.api.errors import ErrorBody, openai_shape
+from reprise.api.errors import openai_shape
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.chat_reply import (
@@ -28,9 +28,7 @@ from reprise.api.service import new_request_id
 from reprise.api.sse import DONE, comment_line, data_line, while_connected
 from reprise.core.events import Sampled
 
-router = APIRouter(
-    route_class=BodyRoute, tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
-)
+router = api_router("OpenAI")
 
 
 @router.post("/v1/chat/completions", response_model=None)

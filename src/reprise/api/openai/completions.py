@@ -4,15 +4,15 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from reprise.api.background import refuse_unstreamed
 from reprise.api.batch import Batch, start_batch
-from reprise.api.body_route import BodyRoute
+from reprise.api.body_route import api_router
 from reprise.api.context import Context, GoesOn, InContext, Namespace
 from reprise.api.encoding import JsonResponse
-from reprise.api.errors import ErrorBody, openai_shape
+from reprise.api.errors import openai_shape
 from reprise.api.exchange import AnswerDelta, AnswerEnd, RawPrompt, ServiceRequest, StillWaiting, Usage
 from reprise.api.openai.chat_reply import Decode, usage_body
 from reprise.api.openai.completions_body import CompletionsBody, service_requests_of
@@ -21,9 +21,7 @@ from reprise.api.sse import DONE, comment_line, data_line, while_connected
 from reprise.chat.answer import ContentDelta
 from reprise.core.events import Sampled
 
-router = APIRouter(
-    route_class=BodyRoute, tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
-)
+router = api_router("OpenAI")
 
 
 @router.post("/v1/completions", response_model=None)

@@ -3,13 +3,13 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
+from reprise.api.body_route import api_router
 from reprise.api.context import InContext
-from reprise.api.errors import ErrorBody
 from reprise.api.served import Served
 
-router = APIRouter(tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+router = api_router("OpenAI")
 
 PREFIX = "/v1/models"
 ANTHROPIC_HEADER = b"anthropic-version"

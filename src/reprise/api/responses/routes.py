@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from uuid import uuid4
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import Header, Query, Request
 from starlette.responses import Response
 
 from reprise.api.background import refuse_unstreamed
-from reprise.api.body_route import BodyRoute
+from reprise.api.body_route import api_router
 from reprise.api.context import Context, GoesOn, InContext, Namespace
 from reprise.api.encoding import JsonResponse
-from reprise.api.errors import ErrorBody, Problem, openai_shape, problem_of
+from reprise.api.errors import Problem, openai_shape, problem_of
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
 from reprise.api.reply import Reply
 from reprise.api.responses.body import Item, ResponsesBody
@@ -25,9 +25,7 @@ from reprise.api.responses.tools import callees
 from reprise.api.sse import EventStream, comment_line, event_lines, while_connected
 from reprise.core.errors import BadRequest, ContextTooLong, NotFound, RequestCancelled
 
-router = APIRouter(
-    route_class=BodyRoute, tags=["OpenAI"], responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
-)
+router = api_router("OpenAI")
 
 _SEALED = "reasoning.encrypted_content"
 
