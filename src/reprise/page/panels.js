@@ -27,7 +27,7 @@ function hero({ savings, health, created }) {
   put($("figures"),
     figure("reused", "memory", "reused", savings.reused, `${share(savings.reused, known)} of all prompt tokens`),
     figure("computed", "computed", "computed", savings.computed, savings.prefill_tokens_per_s ? `at ${rate(savings.prefill_tokens_per_s)} tokens/s` : "while someone waited"),
-    figure("ahead", "ahead", "prefilled ahead", health.settled, `while idle; ${num(savings.ahead)} were used`),
+    figure("ahead", "ahead", "prefilled ahead", health.settled, `while idle; ${num(savings.ahead)} of the reused`),
     figure("lost", null, "could have been reused", savings.lost, savings.lost ? `${seconds(savings.lost_s)} spent on it again` : "nothing was lost"));
 }
 
@@ -57,10 +57,11 @@ async function showNext() {
 
 function nextTable() {
   if (!next.data.length) return h("p", { class: "empty" }, "Nothing may be evicted now.");
-  return h("div", {}, h("table", {}, h("tbody", {}, next.data.slice(0, 8).map((each) => h("tr", {},
+  const head = (name, cell = "num") => h("th", { class: cell, scope: "col" }, name);
+  return h("div", {}, h("table", {}, h("thead", {}, h("tr", {}, head("", ""), head("last use", ""), head("to compute again"), head("frees"))), h("tbody", {}, next.data.slice(0, 8).map((each) => h("tr", {},
     h("td", {}, h("button", { class: "link", type: "button", onclick: () => { location.hash = "#cache"; choose(each.edge); $("tree").scrollIntoView(); } }, `${each.kind} at token ${num(each.position)}`)),
     h("td", {}, ago(each.age_s)), h("td", { class: "num" }, many(each.cost_tokens, "token")), h("td", { class: "num" }, bytes(each.bytes)))))),
-    h("p", { class: "note" }, `${num(next.data.length)}${next.has_more ? " and more" : ""} items, ${bytes(next.bytes)}`));
+    h("p", { class: "note" }, `${next.has_more ? "The first " : ""}${many(next.data.length, "item")}: ${bytes(next.bytes)}`));
 }
 
 async function replay() {
@@ -79,13 +80,15 @@ function budgetTable() {
 }
 
 function breakers(list) {
-  const most = Math.max(...list.map((each) => each.seconds), 1e-9);
+  const most = Math.max(...list.map((each) => each.seconds), 1e-9), told = new Set();
+  // What several have in common is said once, where it cost most.
+  const news = (notes) => notes.filter((note) => !told.has(note) && told.add(note));
   put($("breakers-body"), list.length ? list.map((each) => h("div", { class: "breaker", "data-reason": each.reason },
     h("h3", {}, each.reason, h("span", { "data-seconds": each.seconds }, seconds(each.seconds))),
     h("div", { class: "meter" }, h("span", { style: { width: `${(100 * each.seconds) / most}%` } })),
     h("p", { class: "note" }, `${many(each.requests, "request")}, ${many(each.tokens, "token")}. `, each.advice),
     each.actual_text && each.expected_text ? h("p", { class: "note mono clip", style: { "max-width": "100%" } }, oneLine(each.expected_text, 46), " → ", oneLine(each.actual_text, 46)) : null,
-    each.notes.slice(0, 2).map((note) => h("p", { class: "note" }, shown(note, 300))))) : h("p", { class: "empty" }, "Nothing so far: every chat went on where it was left."));
+    news(each.notes).slice(0, 2).map((note) => h("p", { class: "note" }, shown(note, 300))))) : h("p", { class: "empty" }, "Nothing so far: every chat went on where it was left."));
 }
 
 export function counters(health) {

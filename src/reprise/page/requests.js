@@ -55,14 +55,15 @@ function row(record, most) {
 }
 
 function detail(record) {
-  const told = record.explanation;
+  const told = record.explanation, shared = told?.shared_text ?? "";
+  const before = `${shared.length > 120 ? "…" : ""}${shown(shared.slice(-120))}`;
   return h("div", { class: "detail" },
     record.spans ? firstToken(record) : null,
     told && told.diverged_at !== null ? [
       h("div", {}, h("strong", {}, `Diverged at token ${num(told.diverged_at)}${told.part ? `, in ${told.part}` : ""}`)),
       h("div", { class: "sides" },
-        h("div", {}, h("b", {}, "What was stored"), h("pre", { class: "text" }, h("mark", {}, shown(told.shared_text.slice(-120))), shown(told.expected_text))),
-        h("div", {}, h("b", {}, "What came"), h("pre", { class: "text" }, h("mark", {}, shown(told.shared_text.slice(-120))), shown(told.actual_text))))] : null,
+        h("div", {}, h("b", {}, "What was stored"), h("pre", { class: "text" }, h("mark", {}, before), shown(told.expected_text))),
+        h("div", {}, h("b", {}, "What came"), h("pre", { class: "text" }, h("mark", {}, before), shown(told.actual_text))))] : null,
     told?.advice ? h("p", {}, told.advice) : null,
     record.notes.length ? h("ul", { class: "note" }, record.notes.map((note) => h("li", {}, shown(note, 600)))) : null,
     h("dl", { class: "facts", style: { "max-width": "34rem" } }, facts([

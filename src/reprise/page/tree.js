@@ -3,9 +3,12 @@ import { $, h, s, put, shown, oneLine } from "./dom.js";
 import { many, num, bytes, ago } from "./format.js";
 import { get } from "./server.js";
 
-const ROW = 24, LEFT = 14, TOP = 26, LABEL = 240;
+// In units of the text's size, which grows with the window; a character is about so wide.
+const ROW = 24, LEFT = 14, TOP = 26, LABEL = 240, CHARACTER = 6.9;
+// The server tells how an edge begins: all of its text, where it has no more tokens than these.
+const BEGINNING = 24;
 // Without the template's own markup, which every chat has.
-const label = (node) => oneLine(node.text.replace(/<[|｜][^<>]{1,40}[|｜]>\s*(system|user|assistant|tool)?/g, " "), 64);
+const label = (text) => oneLine(text.replace(/<[|｜][^<>]{1,40}[|｜]>\s*(system|user|assistant|tool)?/g, " "), 120);
 const USES = { stored: "stored", resumed: "resumed by a request", settled: "prefilled ahead" };
 let nodes = new Map(), totals = {}, hasMore = false, zoom = 1, chosen = null, asTable = false, found = new Set(), running = [];
 const opened = new Map();
@@ -32,13 +35,14 @@ function arrange() {
   const placed = [];
   let row = 0, end = 1;
   // Depth first without recursion: the first branch goes on in its parent's row, the others get rows of their own.
-  const stack = roots.reverse().map((node) => ({ node, first: false, y: 0, title: "" }));
+  const stack = roots.reverse().map((node) => ({ node, first: false, y: 0, text: "", isWhole: true }));
   while (stack.length) {
     const item = stack.pop();
     if (item.more) { placed.push({ ...item, row: row++ }); continue; }
     const { node, first, y } = item;
-    // A row is called by what it began with.
-    const title = (first && item.title) || label(node);
+    // A row is called by what it began with, as far as that is known without a gap.
+    const text = !first ? node.text : item.isWhole ? item.text + node.text : item.text;
+    const isWhole = (!first || item.isWhole) && node.tokens <= BEGINNING, title = label(text);
     const own = first ? y : row++;
     // What leaves within the edge, on disk alone, gets a row; what begins at its end may go on in its own.
     const stop = node.start + node.tokens, below = children.get(node.id).sort((a, b) => (b.start === stop) - (a.start === stop));
@@ -47,7 +51,7 @@ function arrange() {
     end = Math.max(end, node.start + node.tokens);
     const hidden = node.children - below.length;
     if (hidden > 0) stack.push({ more: hidden, node, row: 0 });
-    for (let at = below.length - 1; at >= 0; at -= 1) stack.push({ node: below[at], first: goesOn && at === 0, y: own, title });
+    for (let at = below.length - 1; at >= 0; at -= 1) stack.push({ node: below[at], first: goesOn && at === 0, y: own, text, isWhole });
   }
   return { placed, rows: row, end };
 }
@@ -61,12 +65,13 @@ function draw() {
   if (asTable) return put(box, table());
   if (all.length === 0) return put(box, h("p", { class: "empty", style: { padding: "1rem" } }, "The first request fills it. Try the chat, or connect a client."));
   const { placed, rows, end } = arrange();
-  const width = Math.max(320, (box.clientWidth - 2) * zoom), height = TOP + rows * ROW + 10;
-  const span = width - LEFT - LABEL * Math.min(1, (box.clientWidth - 2) / 900) - 14;
+  const size = parseFloat(getComputedStyle(document.documentElement).fontSize) / 16, wide = (box.clientWidth - 2) / size;
+  const width = Math.max(320, wide * zoom), height = TOP + rows * ROW + 10;
+  const span = width - LEFT - LABEL * Math.min(1, wide / 900) - 14;
   const x = (token) => LEFT + span * Math.sqrt(token / end);
   const y = (row) => TOP + row * ROW + ROW / 2;
-  const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${num(nodes.size)} parts of the cache` });
-  for (const at of steps(end)) {
+  const svg = s("svg", { width: width * size, height: height * size, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${many(all.length, "part")} of the cache` });
+  for (const at of steps(end, x)) {
     svg.append(s("line", { class: "grid", x1: x(at), x2: x(at), y1: TOP - 6, y2: height - 4 }), s("text", { class: "axis", x: x(at), y: 14, "text-anchor": at === 0 ? "start" : "middle" }, num(at)));
   }
   const byRequest = new Map(running.map((request) => [request.id, request]));
@@ -110,7 +115,8 @@ function edge({ node, row, from, isFirst, isLeaf, title }, x, y, width) {
   for (const each of node.checkpoints) {
     group.append(s("circle", { class: `tick${each.superseded ? " old" : ""}${each.pinned ? " pin" : ""}`, cx: x(each.position), cy: line, r: each.pinned ? 4.5 : 3 }));
   }
-  if (isLeaf) group.append(s("text", { x: right + 10, y: line + 4 }, title || `${num(node.tokens)} tokens`));
+  const room = Math.max(8, Math.floor((width - right - 16) / CHARACTER)), said = title || many(node.tokens, "token");
+  if (isLeaf) group.append(s("text", { x: right + 10, y: line + 4 }, said.length > room ? `${said.slice(0, room - 1).trimEnd()}…` : said));
   group.addEventListener("click", () => choose(node.id));
   group.addEventListener("keydown", (event) => {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(node.id); }
@@ -124,9 +130,10 @@ function edge({ node, row, from, isFirst, isLeaf, title }, x, y, width) {
   return group;
 }
 
-function steps(end) {
+// Powers of two and the end, as far as their numbers have room beside each other.
+function steps(end, x) {
   const found = [0];
-  for (let at = 16; at < end; at *= 2) if (at * 16 >= end) found.push(at);
+  for (let at = 16; at < end; at *= 2) if (x(at) - x(found.at(-1)) > 34 && x(end) - x(at) > 40) found.push(at);
   return [...found, end];
 }
 
