@@ -15,7 +15,7 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -125,7 +125,13 @@ _SMALL: Mapping[str, Any] = {
     "num_experts_per_tok": 2,
     "vocab_size": 1024,
 }
+_NO_SIZE = "no size"
 _PREFILL_S = 12.0
+_MEASURING = 0.7
+"""Of a model's time; the rest is for restoring and storing, and for what takes longer than expected."""
+_FREE_BUFFERS = mx.set_cache_limit(0)
+mx.set_cache_limit(_FREE_BUFFERS)
+"""MLX's own limit. Ours is lower, and is not to slow down the other side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +143,16 @@ class Effort:
     num: int = 128
     num_few: int = 16
     repeats: int = 3
+
+    def within(self, seconds: float, *, prefill_s: float, token_s: float) -> "Effort":
+        """As much of it as both sides can do in this time, where a prompt takes `prefill_s` and a token `token_s`."""
+
+        def needed_s(effort: Effort) -> float:
+            tokens = effort.num + 2 * effort.num_few + effort.num
+            return 2 * effort.repeats * (prefill_s + tokens * token_s)
+
+        tried = [replace(self, repeats=n, num=self.num // k) for k in (1, 2, 4) for n in range(self.repeats, 0, -1)]
+        return next((effort for effort in tried if needed_s(effort) <= seconds), tried[-1])
 
 
 TINY = Effort(lengths=(256,), num=12, num_few=4, repeats=1)
@@ -176,6 +192,13 @@ def lazy_model(config: Mapping[str, Any]) -> nn.Module:
 
 def nbytes_of(model: nn.Module) -> int:
     return sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+
+
+def largest_size(model: nn.Module) -> int:
+    """The most elements that one weight has before it is quantized."""
+    return max(
+        value.size * (32 // BITS if value.dtype == mx.uint32 else 1) for _, value in tree_flatten(model.parameters())
+    )
 
 
 def write_model(directory: Path, config: Mapping[str, Any], model: nn.Module) -> None:
@@ -254,14 +277,17 @@ class Ours:
         return self.ask(lambda _: time.thread_time())
 
 
-def prompt_length(ours: Ours, lengths: Sequence[int]) -> int:
-    """The longest prompt that is computed in a few seconds."""
+def fitted(ours: Ours, effort: Effort, *, end_s: float) -> tuple[int, Effort]:
+    """The longest prompt that is computed in a few seconds, and how much can be measured until `end_s`."""
     ours.run(ours.prompt(64), 2)
-    shortest = lengths[-1]
-    started_s = time.perf_counter()
-    ours.run(ours.prompt(shortest), 2)
-    a_token_s = (time.perf_counter() - started_s) / shortest
-    return next((length for length in lengths if length * a_token_s <= _PREFILL_S), shortest)
+    shortest = effort.lengths[-1]
+    first = ours.run(ours.prompt(shortest), effort.num_few)
+    a_token_s = first.prefill_s / shortest
+    decode_s = (first.total_s - (first.ttft_s or 0.0)) / effort.num_few
+    left_s = max(0.0, end_s - time.monotonic())
+    most_s = min(_PREFILL_S, left_s / (3 * effort.repeats))
+    length = next((length for length in effort.lengths if length * a_token_s <= most_s), shortest)
+    return length, effort.within(_MEASURING * left_s, prefill_s=length * a_token_s, token_s=decode_s)
 
 
 def our_speeds(ours: Ours, length: int, effort: Effort) -> tuple[float, float, float]:
@@ -345,10 +371,11 @@ def _quickest_s(work: Callable[[], object]) -> float:
     return min(taken)
 
 
-def measure(name: str, config: Mapping[str, Any], effort: Effort) -> list[Measured]:
-    """The lines of one model."""
+def measure(name: str, config: Mapping[str, Any], effort: Effort, *, end_s: float) -> list[Measured]:
+    """The lines of one model, until `end_s` or a little later."""
     model = lazy_model(config)
-    needed = int(1.5 * nbytes_of(model)) + 2**28
+    # With what stands beside the weights: while they are made, the largest in 32 and in 16 bits.
+    needed = nbytes_of(model) + max(nbytes_of(model) // 2, 6 * largest_size(model)) + 2**28
     there = device_bytes()
     if needed > there:
         note = f"left out: it needs {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are there"
@@ -360,7 +387,8 @@ def measure(name: str, config: Mapping[str, Any], effort: Effort) -> list[Measur
         _give_back()
         ours = Ours(directory)
         try:
-            length, vocab_size = prompt_length(ours, effort.lengths), ours.vocab_size
+            length, effort = fitted(ours, effort, end_s=end_s)
+            vocab_size = ours.vocab_size
             prefill, decode, host_ms = our_speeds(ours, length, effort)
             tokens = ours.prompt(length)
             ours.run(tokens, 1)
@@ -369,6 +397,7 @@ def measure(name: str, config: Mapping[str, Any], effort: Effort) -> list[Measur
             ours.close()
         del ours
         _give_back()
+        mx.set_cache_limit(_FREE_BUFFERS)
         theirs = their_speeds(directory, length, effort, vocab_size=vocab_size)
         _give_back()
     state = f"{nbytes / 1e6:,.0f} MB"
@@ -381,15 +410,13 @@ def measure(name: str, config: Mapping[str, Any], effort: Effort) -> list[Measur
     ]
 
 
-def step_of_nothing(config: Mapping[str, Any], effort: Effort) -> list[Measured]:
+def step_of_nothing(config: Mapping[str, Any], effort: Effort, *, end_s: float) -> list[Measured]:
     """A decode step of a model of no size takes what the host takes, on any device."""
-    lines = measure("no size", tiny_config(config), replace(effort, lengths=TINY.lengths))
+    lines = measure(_NO_SIZE, tiny_config(config), replace(effort, lengths=TINY.lengths), end_s=end_s)
     decode = next((line for line in lines if line.what == "decode"), None)
     if decode is None or decode.ours is None or decode.theirs is None:
         return lines
-    step = Measured(
-        model="no size", what="decode step", unit="ms", ours=1000 / decode.ours, theirs=1000 / decode.theirs
-    )
+    step = Measured(model=_NO_SIZE, what="decode step", unit="ms", ours=1000 / decode.ours, theirs=1000 / decode.theirs)
     return [step]
 
 
@@ -410,20 +437,24 @@ def shown(line: Measured) -> str:
 def run(configs: Mapping[str, Mapping[str, Any]], effort: Effort, *, minutes: float) -> list[Measured]:
     """All lines, printed as they come. The one that fails says why, and the others go on."""
     end_s = time.monotonic() + 60 * minutes
-    todo: Sequence[tuple[str, Callable[[], list[Measured]]]] = [
-        ("no size", lambda: step_of_nothing(HYBRID, effort)),
-        *((name, lambda name=name, config=config: measure(name, config, effort)) for name, config in configs.items()),
-    ]
     lines: list[Measured] = []
     slowest_s = 0.0
+    names = (_NO_SIZE, *configs)
     print(f"  {'':41} {'ours':>12} {'mlx-lm':>12} {'ratio':>8}", flush=True)
-    for name, work in todo:
+    for number, name in enumerate(names):
         started_s = time.monotonic()
-        if end_s - started_s < slowest_s:
+        left_s = end_s - started_s
+        until_s = started_s + left_s / (len(names) - number)
+        # Half of it is what is fitted to the time: the rest is making the model and loading it.
+        if left_s < slowest_s / 2:
             new = [Measured(model=name, what="all", note="left out: the time is over")]
         else:
             try:
-                new = work()
+                new = (
+                    step_of_nothing(HYBRID, effort, end_s=until_s)
+                    if name == _NO_SIZE
+                    else measure(name, configs[name], effort, end_s=until_s)
+                )
             except Exception as error:
                 new = [Measured(model=name, what="all", note=f"failed: {str(error)[:100] or type(error).__name__}")]
         slowest_s = max(slowest_s, time.monotonic() - started_s)
