@@ -80,9 +80,9 @@ $(VENV)/.made: tools/venv.sh
 	@touch $@
 
 $(VENV)/.can-run: $(VENV)/.made pyproject.toml
-	tools/venv.sh install $(VENV) "$(WITH_MLX)" plot
+	tools/venv.sh install $(VENV) "$(WITH_MLX)"
 	@touch $@
 
 $(VENV)/.can-test: $(VENV)/.can-run pyproject.toml
-	tools/venv.sh install $(VENV) "$(WITH_MLX)" plot dev
+	tools/venv.sh install $(VENV) "$(WITH_MLX)" dev
 	@touch $@

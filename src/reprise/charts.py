@@ -141,6 +141,7 @@ def report_page(title: str, about: str, content: str) -> str:
 
 _STYLE = """
 :root { --s0: var(--accent); --s1: var(--work); --s2: #b5662f; --s3: #6a5cb8; --s4: #3f78b5; --s5: #a34a78; }
+.hero h1 { font-size: 1.7rem; font-weight: 640; color: var(--ink); letter-spacing: -.02em; margin-bottom: .25rem; }
 figure { margin: 0; min-width: 0; max-width: 60rem; } .facts dd { text-align: left !important; }
 figure svg { display: block; width: 100%; height: auto; font-size: 12px; }
 figure text { fill: var(--soft); } figure .grid { stroke: var(--line); } figcaption { margin-bottom: .4rem; }

@@ -14,7 +14,7 @@ from reprise.demo.client import DemoFailed
 from reprise.demo.drive import Ask, Drive
 from reprise.demo.facts import FactExchange
 from reprise.demo.oracle import Oracle
-from reprise.demo.plots import plot_png, plot_text
+from reprise.demo.plots import plot_page, plot_text
 from reprise.demo.report import as_json, parts_table, summary, table, totals
 from reprise.demo.turns import OPENING, ClientAnswer, DemoPart, History, Turn
 
@@ -191,14 +191,13 @@ def test_a_column_of_the_plot_is_full_up_to_what_reuse_computed() -> None:
     assert [row[-2:].strip() for row in rows] == ["░"] * 4 + ["██"] * 4
 
 
-def test_the_plot_is_a_png_or_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    assert "pip install matplotlib" in str(plot_png([big_turn()], tmp_path / "plot.png"))
-    monkeypatch.undo()
-    pytest.importorskip("matplotlib")
-    assert plot_png([big_turn()], tmp_path / "plot.png") is None
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert "cannot be written" in str(plot_png([big_turn()], tmp_path / "none" / "plot.png"))
+def test_the_plot_is_a_page_or_a_sentence(tmp_path: Path) -> None:
+    turns = [big_turn(), replace(big_turn(), turn=41)]
+    assert plot_page(turns, tmp_path / "plot.html") is None
+    page = (tmp_path / "plot.html").read_text(encoding="utf-8")
+    assert page.count("<polyline") == 4 and "Time to the first token" in page and "--accent" in page
+    assert "http" not in page and "<script" not in page
+    assert "cannot be written" in str(plot_page(turns, tmp_path / "none" / "plot.html"))
 
 
 def test_the_story_has_forty_turns_and_asks_for_its_first_fact_at_its_end() -> None:

@@ -54,7 +54,7 @@ def simulate(
     block_tokens: Annotated[int, Option(min=1, help="Prompt tokens per block hash.")] = 512,
     limit: Annotated[int | None, Option(min=1, help="Stop after this many requests.")] = None,
     plot: Annotated[
-        Path | None, Option(dir_okay=False, help="Plot the shares against bytes to this file: .png or .html.")
+        Path | None, Option(dir_okay=False, help="Plot the shares against bytes, as a page (.html).")
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print results as JSON.")] = False,
 ) -> None:

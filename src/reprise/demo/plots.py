@@ -1,9 +1,9 @@
 """Tokens computed and time to the first token, turn by turn, with reuse and without."""
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
+from reprise.charts import Line, line_chart, report_page
 from reprise.demo.turns import Turn
 
 _HEIGHT = 8
@@ -30,27 +30,29 @@ def _bars(unit: str, warm: Sequence[float], cold: Sequence[float]) -> str:
     return "\n".join((*lines, f"{unit:>7} └{'─' * len(warm)}"))
 
 
-def plot_png(turns: Sequence[Turn], path: Path) -> str | None:
-    """Write the same as a PNG; None, or a sentence that says why there is none."""
+def plot_page(turns: Sequence[Turn], path: Path) -> str | None:
+    """Write the same as a page for a browser; None, or a sentence that says why there is none."""
+    tokens = _chart(
+        "Prompt tokens computed",
+        "tokens a turn",
+        [(turn.turn, turn.computed) for turn in turns],
+        [(turn.turn, turn.cold_computed) for turn in turns],
+    )
+    waits = _chart(
+        "Time to the first token",
+        "ms",
+        [(turn.turn, 1000 * turn.ttft_s) for turn in turns],
+        [(turn.turn, 1000 * turn.cold_ttft_s) for turn in turns],
+    )
+    about = f"A chat of {len(turns)} turns, held with two servers of one model."
+    page = report_page("With reuse and without", about, f'<div class="columns">{tokens}{waits}</div>')
     try:
-        figures = import_module("matplotlib.figure")  # An optional extra, so nothing here knows its types.
-    except ImportError:
-        return "For the plot as a PNG: pip install matplotlib."
-    figure = figures.Figure(figsize=(8, 6), layout="constrained")
-    numbers = [turn.turn for turn in turns]
-    tokens, waits = figure.subplots(2, sharex=True)
-    tokens.plot(numbers, [turn.cold_computed for turn in turns], marker=".", label="without reuse")
-    tokens.plot(numbers, [turn.computed for turn in turns], marker=".", label="with reuse")
-    tokens.set(ylabel="prompt tokens computed")
-    waits.plot(numbers, [1000 * turn.cold_ttft_s for turn in turns], marker=".", label="without reuse")
-    waits.plot(numbers, [1000 * turn.ttft_s for turn in turns], marker=".", label="with reuse")
-    waits.set(ylabel="time to first token, ms", xlabel="turn")
-    for axes in (tokens, waits):
-        axes.set_ylim(bottom=0)
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend()
-    try:
-        figure.savefig(path, format="png")
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         return f"The plot cannot be written: {error}"
     return None
+
+
+def _chart(title: str, unit: str, warm: Sequence[tuple[int, float]], cold: Sequence[tuple[int, float]]) -> str:
+    lines = (Line(name="with reuse", points=tuple(warm)), Line(name="without", points=tuple(cold)))
+    return f'<section class="panel">{line_chart(lines, title=title, x="turn", y=unit)}</section>'

@@ -1,9 +1,7 @@
 """What a simulation found, as a table and as a plot."""
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -15,7 +13,7 @@ from reprise.simulate.run import BELADY, UNBOUNDED, Result
 
 
 class PlotUnavailable(RepriseError):
-    """The library that draws is not installed, or there is no place for the file."""
+    """There is no place for the file, or it is not to be a page."""
 
     code = "plot_unavailable"
 
@@ -73,46 +71,13 @@ def computed_lines(results: Sequence[Result]) -> list[str]:
 def check_plot(path: Path) -> None:
     """Whether `draw` can write there, asked before a long simulation. Raises PlotUnavailable with a sentence."""
     if path.suffix != ".html":
-        _matplotlib_figure()
+        raise PlotUnavailable(f"A plot is a page: give it a name that ends in .html, not {path.name}.")
     if not path.absolute().parent.is_dir():
         raise PlotUnavailable(f"The plot cannot be written: there is no directory {path.absolute().parent}.")
 
 
-def _matplotlib_figure() -> Any:
-    try:
-        return import_module("matplotlib.figure")  # An optional extra, so nothing here knows its types.
-    except ImportError as error:
-        raise PlotUnavailable("A plot needs matplotlib: pip install matplotlib.") from error
-
-
 def draw(results: Sequence[Result], path: Path) -> None:
-    """Write the shares of prompt tokens that are computed against bytes, as a page (`.html`), or those reused as a PNG.
-
-    Raises PlotUnavailable without room for the file, or for a PNG without matplotlib.
-    """
-    if path.suffix == ".html":
-        _draw_page(results, path)
-        return
-    figure = _matplotlib_figure().Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    bounded = [r for r in results if r.budget is not None]
-    for policy in dict.fromkeys(r.policy for r in bounded):
-        points = [r for r in bounded if r.policy == policy]
-        axes.plot([r.budget for r in points], [100 * r.hit_share for r in points], marker="o", label=policy)
-    for result in results:
-        if result.budget is None:
-            axes.axhline(100 * result.hit_share, linestyle="--", color="grey", label=result.policy)
-    axes.set(xscale="log", xlabel="bytes", ylabel="prompt tokens reused, %", title=results[0].trace)
-    axes.set_ylim(bottom=0)
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend()
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise PlotUnavailable(f"The plot cannot be written: {error}") from error
-
-
-def _draw_page(results: Sequence[Result], path: Path) -> None:
+    """Write the shares of prompt tokens that are computed against bytes, as a page. Raises PlotUnavailable."""
     bounded = [r for r in results if r.budget is not None]
     budgets = [r.budget / 1e9 for r in bounded if r.budget is not None]
     lines = [
