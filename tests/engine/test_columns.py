@@ -1,6 +1,7 @@
 """What a restore reads and writes: the same bytes, as words, each copied once into buffers of their own."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -10,9 +11,10 @@ from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.tokens import Span
 from reprise.engine.columns import Column, as_words, columns_of
-from reprise.engine.layers import FullLayer, QuantizedLayer
-from reprise.engine.payloads import MovedSegment, pack
+from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer
+from reprise.engine.payloads import MovingEntries, pack
 from reprise.engine.windows import SinkWindowLayer, WindowLayer
+from tests.engine.pieces import restore_in_pieces
 from tests.holding import active_memory
 
 WIDTHS = [(8, mx.bfloat16, mx.uint64), (2, mx.bfloat16, mx.uint32), (3, mx.float16, mx.uint16), (5, mx.uint8, mx.uint8)]
@@ -88,18 +90,25 @@ def test_layers_take_their_planes_in_turn() -> None:
     assert [bits(one[:, :, :9, :]) for one in joined] == [bits(one) for one in planes]
 
 
-@pytest.mark.parametrize("layer", [FullLayer(), QuantizedLayer(bits=8, group_size=32), WindowLayer(Window(2000))])
-def test_a_restored_layer_copies_each_entry_once_and_goes_on_in_its_buffers(
-    memory: Callable[[], tuple[int, int]], layer: FullLayer | WindowLayer
+@pytest.mark.parametrize("at_most", [1 << 30, 50_000])
+@pytest.mark.parametrize(
+    "make", [FullLayer, lambda: QuantizedLayer(bits=8, group_size=32), lambda: WindowLayer(Window(2000))]
+)
+def test_a_restored_layer_takes_no_more_than_its_buffers_and_goes_on_in_them(
+    memory: Callable[[], tuple[int, int]], make: Callable[[], KvLayer], at_most: int
 ) -> None:
+    layer = make()
     made = [plane(1500, seed=seed) for seed in range(layer.num_planes)]
     restore = restore_of(layer.kind, made, (400, 1100, 1500))
     del made
     stored, _ = memory()
     mx.reset_peak_memory()
     parts = restore.slices[layer.kind]
-    layer.load(columns_of(parts, range(layer.num_planes)), [part.span for part in parts], 1500)
-    mx.eval(layer.state)
+    pieces = restore_in_pieces(layer, parts, 1500, at_most=at_most)
+    # A plane that is larger than a piece may be is made empty, and filled by as many entries as fit.
+    each = layer.planes[0].nbytes // layer.capacity
+    per_plane = 1 + -(-1500 // (at_most // each)) if at_most < layer.planes[0].nbytes else 1
+    assert len(pieces) == layer.num_planes * per_plane
     held, most = memory()
     assert held - stored == layer.nbytes
     # Not even the room to grow is made apart and then copied; a zero is.
@@ -113,35 +122,49 @@ def test_a_restored_layer_copies_each_entry_once_and_goes_on_in_its_buffers(
     assert most - held <= layer.num_planes * 4096
 
 
-def test_kept_positions_are_told_from_recent_ones() -> None:
+@pytest.mark.parametrize("at_most", [1, 10**6])
+def test_kept_positions_are_told_from_recent_ones(at_most: int) -> None:
     kind = Window(9, 4)
     layer = SinkWindowLayer(kind)
     made = [plane(4 + 4, seed=seed) for seed in range(2)]
     restore = restore_of(kind, made, (1, 4, 8))
     needs = kind.needs(50)
     assert [len(need) for need in needs] == [4, 4]
-    spans = [Span(0, 1), Span(1, 4), needs[1]]
-    layer.load(columns_of(restore.slices[kind], range(2)), spans, 50)
+    first, second, recent = restore.slices[kind]
+    parts = [replace(first, span=Span(0, 1)), replace(second, span=Span(1, 4)), replace(recent, span=needs[1])]
+    restore_in_pieces(layer, parts, 50, at_most=at_most)
     assert [bits(sink) for sink in layer.sinks] == [bits(p[:, :, :4, :]) for p in made]
     assert [bits(p) for p in layer.read(0, needs[1])] == [bits(p[:, :, 4:, :]) for p in made]
 
 
-def test_a_column_of_kept_positions_alone_leaves_no_entries() -> None:
-    whole = plane(3)
-    kept, rest = Column(parts=[as_words(whole)], dtype=whole.dtype).split(1)
-    assert bits(kept.joined(room=0)) == bits(whole)
-    assert rest.joined(room=5).shape == (1, 2, 5, 64)
+def test_kept_positions_alone_leave_room_for_recent_ones() -> None:
+    layer, made = SinkWindowLayer(Window(5, 4)), [plane(4, seed=seed) for seed in range(2)]
+    parts = restore_of(layer.kind, made, (4,)).slices[layer.kind]
+    restore_in_pieces(layer, parts, 50, at_most=1)
+    assert [bits(sink) for sink in layer.sinks] == [bits(p) for p in made]
+    assert layer.held == 0 and layer.capacity > 0
 
 
-def test_entries_are_handed_over_once() -> None:
-    segment = pack([plane(9), plane(9, seed=1)]).unstacked()
-    passing = MovedSegment(segment)
-    read = [*passing.words(2, 5, range(1)), *passing.words(2, 5, range(1, 2))]
-    assert [bits(one) for one in read] == [bits(segment.plane(i, 2, 5)) for i in range(2)]
-    with pytest.raises(AssertionError, match="once"):
-        passing.words(2, 5, range(1))
+def test_moving_entries_are_read_until_they_are_given_up(memory: Callable[[], tuple[int, int]]) -> None:
+    made = [plane(9, seed=seed) for seed in range(4)]
+    cuts = (Span(0, 4), Span(4, 9))
+    moving = MovingEntries([(span, pack([p[:, :, span.start : span.stop, :] for p in made])) for span in cuts])
+    wanted = [bits(p[:, :, 2:7, :]) for p in made]
 
+    def reads(planes: range) -> None:
+        read = [bits(words) for words in moving.words(Span(2, 7), planes)]
+        assert read == [bits(moving.plane(i, Span(2, 7))) for i in planes] == [wanted[i] for i in planes]
 
-def test_what_is_packed_together_cannot_be_handed_over() -> None:
-    with pytest.raises(AssertionError, match="one by one"):
-        MovedSegment(pack([plane(9), plane(9, seed=1)]))
+    num_parts = 0
+    while moving.is_packed:
+        reads(range(4))
+        each = made[0].nbytes // 9
+        assert moving.unpack(at_most=1) in (4 * each, 5 * each), "a plane of one segment"
+        num_parts += 1
+    assert num_parts == 8
+    for first in range(4):
+        reads(range(first, 4))
+        held, _ = memory()
+        moving.give_up(range(first + 1))
+        assert moving.nbytes == (3 - first) * made[0].nbytes
+        assert held - memory()[0] >= made[0].nbytes

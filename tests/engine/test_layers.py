@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reprise.cache.lookup import SegmentSlice
 from reprise.core.kinds import Chunk, Window
 from reprise.core.tokens import Span
-from reprise.engine.columns import Column, as_words
 from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer, StateLayer
+from reprise.engine.payloads import pack
 from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
+from tests.engine.pieces import restore_in_pieces
 from tests.engine.sight import Numbers, Story, check_reads, entries, feed
 from tests.holding import active_memory
 from tests.matrix import examples
@@ -105,9 +107,8 @@ class Life:
         spans = [piece for span in self.layer.kind.needs(at) for piece in self.cut(span)]
         layer = self.fresh()
         if spans:
-            read = [[as_words(mx.array(part)) for part in self.layer.read(row, span)] for span in spans]
-            planes = zip(zip(*read, strict=True), self.layer.planes, strict=True)
-            layer.load([Column(parts=parts, dtype=plane.dtype) for parts, plane in planes], spans, at)
+            parts = [SegmentSlice(pack(self.layer.read(row, span)), 0, len(span), span) for span in spans]
+            restore_in_pieces(layer, parts, at, at_most=self.draw(st.sampled_from((1, 300, 20_000, 10**9))))
         else:
             layer.lengths = [at]
         self.layer, self.stories = layer, [Story(story.entries[:at])]

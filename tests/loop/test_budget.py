@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
+from reprise.core.allowance import StepAllowance
 from reprise.core.errors import ContextTooLong
 from reprise.core.events import FinishReason
 from reprise.core.job import Purpose
@@ -161,6 +162,9 @@ def test_taking_over_holds_little_twice(engines: list[Engine]) -> None:
         mx.reset_peak_memory()
         worker.memory.resize(worker.memory.nbytes(Account.SEQUENCES) + path + path // 4)
         live = worker.sequences.start(match, len(prompt), reserve=len(prompt))
+        allowance = StepAllowance(1.0)
+        while not worker.sequences.restore(live, as_tokens(prompt), namespace="", allowance=allowance):
+            allowance.renew()
         peak, after = mx.get_peak_memory() - before, settled_memory() - before
         worker.sequences.end(live, as_tokens(prompt), namespace="")
         worker.cache.release(lease)

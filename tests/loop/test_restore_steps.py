@@ -1,6 +1,6 @@
 """No step copies more of a restore than a part: counted in bytes, for every kind of layers, from disk and memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,16 +8,20 @@ import mlx.core as mx
 import pytest
 
 from reprise.core import allowance
+from reprise.core.events import FinishReason
 from reprise.demo.tiny.build import build_model
 from reprise.demo.tiny.tokenizer import MARKUP
 from reprise.disk import read_ahead, write_behind
 from reprise.disk.tier import DiskTier
 from reprise.engine import records
+from reprise.engine.runner import Footprint, LiveSequence
 from reprise.loop import sequences
 from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker
+from reprise.memory import Memory
+from tests.loop.driving import Engine, Running
 from tests.loop.restarts import Restarts, words
-from tests.matrix import rows_now_and_later
+from tests.matrix import now_and_later, rows_now_and_later
 from tests.models.tiny import CONFIGS
 from tests.zoo.windows import WINDOWS
 
@@ -45,7 +49,9 @@ CONFIGS_OF_KINDS: Mapping[str, Mapping[str, Any]] = {
         "text_config": {**_LLAMA4["text_config"], "num_hidden_layers": _LAYERS, "attention_chunk_size": 2 * _WINDOW},
     },
     "state": {**CONFIGS["mamba2"], "num_hidden_layers": _LAYERS},
+    "quantised": {**CONFIGS["llama"], "num_hidden_layers": _LAYERS, "head_dim": 32},
 }
+_SETTINGS: Mapping[str, Mapping[str, Any]] = {"quantised": {"kv_bits": 4, "kv_group_size": 32}}
 
 
 def count_bytes_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -77,13 +83,24 @@ def count_bytes_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
+def take_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a step takes over one part, and that is a small one."""
+    monkeypatch.setattr(allowance, "TAKEN_AT_ONCE", 1)
+    monkeypatch.setattr(allowance, "LEAST_NBYTES", _SMALL)
+
+
+def plane_nbytes(footprint: Footprint, position: int) -> int:
+    """The largest plane of a sequence that stands there, with its room to grow."""
+    return max((nbytes * (position + 2 * 256) // 2 for nbytes in footprint.each.values()), default=0)
+
+
 @pytest.mark.parametrize(
     ("kinds", "num_held", "is_large"),
     rows_now_and_later(
         [("full", 40, False), ("full + state", 40, False), ("full + window", 0, True), ("full + chunk", 40, False)],
         [
             *((kinds, 0, is_large) for kinds in CONFIGS_OF_KINDS for is_large in (True, False)),
-            *((kinds, 40, True) for kinds in CONFIGS_OF_KINDS),
+            *((kinds, 40, True) for kinds in CONFIGS_OF_KINDS if kinds != "quantised"),
             ("full + window", 40, False),
         ],
     ),
@@ -94,30 +111,136 @@ def test_a_step_takes_over_one_part_whatever_the_kind_of_layers(
     build_model(tmp_path / "model", CONFIGS_OF_KINDS[kinds], markup=MARKUP, vocab_size=512)
     monkeypatch.setattr(sequences, "LARGE_NBYTES", 0 if is_large else 10**12)
     monkeypatch.setattr(write_behind, "SECTION_NBYTES", _SMALL)
-    engine = start(tmp_path / "model")
+    options = _SETTINGS.get(kinds, {})
+    engine = start(tmp_path / "model", **options)
     shared = words(12, 150)
     prompt = [*shared, *words(11, 600)]
     turn = [*prompt, *engine.run(prompt).tokens, 1, 2]
-    engine = start(tmp_path / "model")
+    engine = start(tmp_path / "model", **options)
     if num_held > 0:
         engine.run([*shared[:num_held], 1])
-    for module, name in (
-        (allowance, "TAKEN_AT_ONCE"),
-        (records, "COPIED_TOGETHER"),
-        (sequences, "RESTORED_TOGETHER"),
-        (read_ahead, "COMMITTED_AT_ONCE"),
-    ):
+    for module, name in ((records, "COPIED_TOGETHER"), (read_ahead, "COMMITTED_AT_ONCE")):
         monkeypatch.setattr(module, name, 1)
+    take_little(monkeypatch)
     footprint = engine.ask(lambda worker: worker.runner.footprint)
     steps = count_bytes_of_steps(monkeypatch)
     answer = engine.run(turn)
     assert (answer.computed, answer.end.outcome.num_reused) == (3, len(turn) - 3)
-    # One layer's entries with its room to grow, its recurrent state, or the stored segment that is cut where the paths
+    # One plane with its room to grow, a layer's recurrent state, or the stored segment that is cut where the paths
     # part; beside it a few sections.
-    layer = max((nbytes * (len(turn) + 2 * 256) for nbytes in footprint.each.values()), default=0)
     cut = num_held * sum(footprint.by_kind.values())
-    part = max(layer, footprint.snapshot // _LAYERS, cut) + 8 * _SMALL
+    part = max(plane_nbytes(footprint, len(turn)), footprint.snapshot // _LAYERS, cut) + 8 * _SMALL
     assert max(steps) <= part
     assert part < footprint.at(len(turn) - 3) <= sum(steps), "a path is far more than a part of it"
     assert answer.tokens == engine.cold(turn)
     engine.check()
+
+
+class Moving:
+    """Notes, step by step, the sequences that are taking over entries of the cache, and what is read of them then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_steps = 0
+        self.on_step: dict[int, Callable[[Worker], object]] = {}
+        """What is done before which of these steps."""
+        starting: list[SequencePool] = []
+        step, start, fits = Worker.step, SequencePool.start, Memory.fits
+
+        def starting_full(pool: SequencePool, *given: Any, **named: Any) -> LiveSequence:
+            starting.append(pool)
+            return start(pool, *given, **named)
+
+        def has_room(memory: Memory, nbytes: int) -> bool:
+            if starting:
+                starting.clear()
+                return False
+            return fits(memory, nbytes)
+
+        monkeypatch.setattr(SequencePool, "start", starting_full)
+        monkeypatch.setattr(Memory, "fits", has_room)
+
+        def stepping(worker: Worker) -> None:
+            if any(live.moving is not None for live in self._lives(worker)):
+                self.num_steps += 1
+                self.on_step.get(self.num_steps, lambda worker: None)(worker)
+            step(worker)
+            worker.cache.check()
+
+        monkeypatch.setattr(Worker, "step", stepping)
+
+    @staticmethod
+    def _lives(worker: Worker) -> list[LiveSequence]:
+        return [request.live for request in worker.requests.values() if request.live is not None]
+
+
+MOVED = now_and_later(["full + state"], ["full", "full + window", "full + chunk", "quantised"])
+
+
+@pytest.fixture
+def stored(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, list[int]]]:
+    """An engine whose cache alone has a prompt with its answer, and the next turn."""
+    build_model(tmp_path / "model", CONFIGS_OF_KINDS[request.param], markup=MARKUP, vocab_size=512)
+    engine = Engine(tmp_path / "model", shares_from=64, prefill_chunk=256, **_SETTINGS.get(request.param, {}))
+    prompt = words(13, 600)
+    turn = [*prompt, *engine.run(prompt).tokens, 1, 2]
+    engine.ask(lambda worker: worker.sequences.close_idle())
+    yield engine, turn
+    engine.close()
+
+
+@pytest.mark.parametrize("stored", MOVED, indirect=True)
+def test_without_room_for_two_copies_entries_are_taken_over_in_steps(
+    stored: tuple[Engine, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, turn = stored
+    cold = engine.cold(turn)
+    footprint = engine.ask(lambda worker: worker.runner.footprint)
+    with monkeypatch.context() as patch:
+        take_little(patch)
+        moving = Moving(patch)
+        steps = count_bytes_of_steps(patch)
+        answer = engine.run(turn)
+    assert answer.tokens == cold and answer.computed == 3
+    least = _LAYERS if footprint.snapshot == 0 else _LAYERS // 4
+    assert moving.num_steps > 2 * least, "a plane at a time, twice"
+    # What is given up does not show: one plane with its room to grow, and small parts.
+    assert max(steps) <= plane_nbytes(footprint, len(turn)) + 4 * _SMALL
+    again = engine.run([*turn, *answer.tokens, 5])
+    assert again.tokens == engine.cold([*turn, *answer.tokens, 5])
+
+
+@pytest.mark.parametrize("stored", MOVED, indirect=True)
+def test_what_is_being_taken_over_is_there_for_others(
+    stored: tuple[Engine, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, turn = stored
+    branch = [*turn[:500], 7, 8, 9]
+    cold, cold_branch = engine.cold(turn), engine.cold(branch)
+    others: list[Running] = []
+    with monkeypatch.context() as patch:
+        take_little(patch)
+        moving = Moving(patch)
+        for at in (2, 15):
+            moving.on_step[at] = lambda worker: others.extend((engine.submit(branch), engine.submit(turn)))
+        first = engine.submit(turn)
+        assert first.wait().tokens == cold
+        assert len(others) == 4
+        assert [other.wait().tokens for other in others] == 2 * [cold_branch, cold]
+    engine.check()
+
+
+@pytest.mark.parametrize("num_steps", [1, 8, 20])
+@pytest.mark.parametrize("stored", ["full", "full + state"], indirect=True)
+def test_a_client_that_leaves_while_entries_are_taken_over_loses_none(
+    stored: tuple[Engine, list[int]], monkeypatch: pytest.MonkeyPatch, num_steps: int
+) -> None:
+    engine, turn = stored
+    with monkeypatch.context() as patch:
+        take_little(patch)
+        moving = Moving(patch)
+        leaving: list[Running] = []
+        moving.on_step[num_steps] = lambda worker: worker.cancel(leaving[0].job.id)
+        engine.ask(lambda worker: leaving.append(engine.submit(turn)))
+        assert leaving[0].wait().end.reason is FinishReason.CANCELLED
+    answer = engine.run(turn)
+    assert answer.computed == 3 and answer.tokens == engine.cold(turn)

@@ -6,6 +6,7 @@ _LAYERS = ("tests/engine/test_layers.py",)
 _OPAQUE = ("tests/engine/test_opaque.py",)
 _PAYLOADS = ("tests/engine/test_payloads.py",)
 _COLUMNS = ("tests/engine/test_columns.py",)
+_RESTORE_STEPS = ("tests/loop/test_restore_steps.py",)
 _PARKED = ("tests/loop/test_idle_sequences.py", "-k", "branch_of_a_parked")
 _RESTARTS = ("tests/loop/test_disk.py", "-k", "read_again or what_is_new")
 
@@ -96,9 +97,9 @@ PAYLOADS = (
         _PAYLOADS,
     ),
     _mutant(
-        "Restoration._load",
+        "Restoration._end_layer",
         "wrong layer: all are restored from the first",
-        "self._planes[layer.kind] += layer.num_planes",
+        "self._num_planes[layer.kind] += layer.num_planes",
         "pass",
         _PAYLOADS,
     ),
@@ -131,18 +132,46 @@ PAYLOADS = (
         _COLUMNS,
     ),
     _mutant(
-        "Column.split",
+        "SinkWindowLayer.load_sizes",
         "kept positions are taken for recent ones",
-        "self.parts[num_parts:]",
-        "self.parts",
+        "span.stop <= self.window.keep",
+        "span.stop < self.window.keep",
         _COLUMNS,
     ),
     _mutant(
-        "MovedSegment.words",
+        "_MovingSegment.give_up",
         "what is moved stays held",
         "self._planes[planes.start : planes.stop] = [None] * len(planes)",
         "pass",
         _COLUMNS,
+    ),
+    _mutant(
+        "LayerRestoration.advance",
+        "a plane is restored in one piece, however large",
+        "self._words is None and least > at_most",
+        "False",
+        _COLUMNS,
+    ),
+    _mutant(
+        "LayerRestoration.advance",
+        "the next piece of a plane overwrites the one before",
+        "column.write(self._words, self._num_filled)",
+        "column.write(self._words, 0)",
+        _LAYERS,
+    ),
+    _mutant(
+        "Restoration.advance",
+        "a restore copies all planes in one step",
+        "nbytes > 0 and nbytes + self._layer.least_nbytes(parts) > at_most",
+        "False",
+        _RESTORE_STEPS,
+    ),
+    _mutant(
+        "LiveSequence.words",
+        "what a sequence is taking over is not there for others",
+        "self.moving.words(span, wanted)",
+        "layer.words(self.row, span)",
+        _RESTORE_STEPS,
     ),
     _mutant(
         "SequenceSource.snapshot",

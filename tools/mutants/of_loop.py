@@ -180,8 +180,8 @@ LOOP_MUTANTS = (
     _mutant(
         "SequencePool.start",
         "a path for which there is no room twice is copied",
-        "return self._start_with(path, match, reserve=reserve)",
-        "return self.runner.start(self.cache.read(match, position), reserve=reserve)",
+        "self.cache.owned_segments(path.tokens, namespace=path.namespace)",
+        "[]",
         _BUDGET,
     ),
     _mutant(

@@ -5,18 +5,19 @@ an entry is a run of bytes: eight 16-bit numbers are two 64-bit words, in which 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 import mlx.core as mx
 
 from reprise.cache.lookup import SegmentSlice
+from reprise.core.tokens import Span
 
 _WORDS = ((8, mx.uint64), (4, mx.uint32), (2, mx.uint16), (1, mx.uint8))
 
 
 class Planes(Protocol):
-    """Entries of one layer kind that a restore can read: a packed, a shared or a moved segment."""
+    """Entries of one layer kind that a restore can read: a packed or a shared segment."""
 
     @property
     def dtypes(self) -> Sequence[mx.Dtype]:
@@ -44,6 +45,12 @@ class Column:
     parts: Sequence[mx.array]
     dtype: mx.Dtype
 
+    @property
+    def nbytes_each(self) -> int:
+        """Bytes of one entry."""
+        like = self.parts[0]
+        return like.shape[1] * like.shape[3] * like.dtype.size
+
     def joined(self, *, room: int) -> mx.array:
         """All entries with space for `room` more behind them, in one array that owns its bytes, each copied once."""
         like = self.parts[0]
@@ -53,12 +60,30 @@ class Column:
         space = mx.broadcast_to(mx.array(0, dtype=like.dtype), (*like.shape[:2], room, like.shape[3]))
         return mx.concatenate([*self.parts, space], axis=2).view(self.dtype)
 
-    def split(self, num_parts: int) -> tuple["Column", "Column"]:
-        """The first parts, and the others. Where there are no others, no entries."""
-        first, rest = self.parts[:num_parts], self.parts[num_parts:]
-        if len(rest) == 0:
-            rest = (self.parts[0][:, :, :0, :],)
-        return Column(parts=first, dtype=self.dtype), Column(parts=rest, dtype=self.dtype)
+    def space(self, num: int) -> mx.array:
+        """A buffer of words for `num` entries, of which there are none yet."""
+        like = self.parts[0]
+        return mx.zeros((*like.shape[:2], num, like.shape[3]), dtype=like.dtype)
+
+    def write(self, buffer: mx.array, at: int) -> None:
+        """Copy the entries into a buffer of words, from index `at` on: in place, if nobody else holds the buffer."""
+        for part in self.parts:
+            buffer[:, :, at : at + part.shape[2], :] = part
+            at += part.shape[2]
+
+
+def clip(parts: Sequence[SegmentSlice], start: int, stop: int) -> list[SegmentSlice]:
+    """The entries ``[start, stop)`` of all that the parts have, counted from the first. Never no part: an empty one."""
+    clipped: list[SegmentSlice] = []
+    at = 0
+    for part in parts:
+        low, high = max(start - at, 0), min(stop - at, len(part.span))
+        if low < high:
+            span = Span(part.span.start + low, part.span.start + high)
+            clipped.append(replace(part, start=part.start + low, stop=part.start + high, span=span))
+        at += len(part.span)
+    first = parts[0]
+    return clipped or [replace(first, stop=first.start, span=Span(first.span.start, first.span.start))]
 
 
 def columns_of(parts: Sequence[SegmentSlice], planes: range) -> list[Column]:

@@ -23,7 +23,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from reprise.core.kinds import Full, KvKind
 from reprise.core.tokens import Span
-from reprise.engine.columns import Column, as_words
+from reprise.engine.columns import as_words
 
 STEP = 256
 """Buffers are made in multiples of so many entries."""
@@ -145,6 +145,13 @@ class KvLayer:
         self.append(entries)
         self.lengths = [length + num for length in self.lengths]
 
+    def make_plane(self, like: mx.array) -> mx.array:
+        """Make the next plane of this fresh layer, which is reserved: without entries, of the shape of `like`."""
+        assert self.end == 0 and len(self.planes) < self.num_planes
+        plane = mx.zeros((*like.shape[:2], rounded(self._reserved_capacity()), like.shape[3]), dtype=like.dtype)
+        self.planes.append(plane)
+        return plane
+
     def capacity_for(self, num: int) -> int:
         """How many entries of each row the buffers will hold once `num` more have been appended."""
         keep = self._visible(num)
@@ -210,11 +217,21 @@ class KvLayer:
         assert max(0, self.end - self.held) <= low <= high <= self.end, (self, row, span)
         return plane[row : row + 1, :, low:high, :]
 
-    def load(self, columns: Sequence[Column], spans: Sequence[Span], position: int) -> None:
-        """Make this (fresh) layer stand at `position` with the entries of `spans`, of which the columns are made."""
+    def load_sizes(self, spans: Sequence[Span], position: int) -> list[tuple[int, int]]:
+        """The buffers that `load` takes for each plane, to stand at `position` with the entries of `spans`.
+
+        For each how many entries, and how many more it has room for; together they have the entries in order.
+        """
         held = sum(map(len, spans))
         total = rounded(max(held + min(STEP, self._slack(held)), self._reserved_capacity()))
-        self.planes = [column.joined(room=total - held) for column in columns]
+        return [(held, total - held)]
+
+    def load(self, buffers: Sequence[Sequence[mx.array]], held: int, position: int) -> None:
+        """Make this (fresh) layer stand at `position` with these buffers, each with all planes: see `load_sizes`.
+
+        `held`: the entries of the last one.
+        """
+        self.planes = list(buffers[-1])
         self.end = self.held = held
         self.lengths = [position]
 

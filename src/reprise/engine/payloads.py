@@ -14,6 +14,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from reprise.cache.payload import SegmentPayload
+from reprise.core.tokens import Span
 from reprise.engine.columns import as_words
 from reprise.engine.opaque import Frozen, freeze
 
@@ -53,12 +54,6 @@ class PackedSegment:
         mx.eval(stacks)
         return PackedSegment(stacks, self.places)
 
-    def unstacked(self) -> PackedSegment:
-        """The same entries with an array of its own for each plane, so that planes can be given up one by one."""
-        planes = tuple(mx.array(self.plane(i, 0, self.length)) for i in range(len(self.places)))
-        mx.eval(planes)
-        return PackedSegment(planes, tuple((i, 0) for i in range(len(planes))))
-
     @property
     def length(self) -> int:
         return self.stacks[0].shape[2] if self.stacks else 0
@@ -85,21 +80,110 @@ class PackedSegment:
         return [cuts[place] for place in wanted]
 
 
-class MovedSegment:
-    """The entries of an unstacked segment on their way elsewhere: each plane is read once, and whoever reads has it."""
+class MovingEntries:
+    """The entries of full attention that a sequence is about to take over from these segments, which nobody else holds.
 
-    def __init__(self, segment: PackedSegment) -> None:
-        assert len(segment.stacks) == len(segment.places), "planes of a packed segment cannot be given up one by one"
-        self.length = segment.length
-        self.dtypes = segment.dtypes
-        self._planes: list[mx.array | None] = [segment.stacks[stack] for stack, _ in segment.places]
+    First each plane gets an array of its own, so that it can be given up as soon as the sequence has it. Until then it
+    is read here. At most a segment is held twice, and then a layer.
+    """
+
+    def __init__(self, segments: Sequence[tuple[Span, PackedSegment]]) -> None:
+        """`segments`: in order of position, not always without gaps."""
+        self._segments = [_MovingSegment(span, segment) for span, segment in segments]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether some planes cannot be given up one by one yet."""
+        return any(segment.packed is not None for segment in self._segments)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(segment.nbytes for segment in self._segments)
+
+    def unpack(self, *, at_most: int) -> int:
+        """Give the next planes arrays of their own: so many bytes, or one plane. Gives the bytes."""
+        segment = next(segment for segment in self._segments if segment.packed is not None)
+        return segment.unpack(at_most=at_most)
+
+    def plane(self, index: int, span: Span) -> mx.array:
+        """The entries of `span` in one plane: a view, where they stand in one segment."""
+        return _joined([segment.plane(index)[:, :, start:stop, :] for segment, start, stop in self._find(span)])
+
+    def words(self, span: Span, planes: range) -> list[mx.array]:
+        """As `PackedSegment.words`."""
+        read = [segment.words(start, stop, planes) for segment, start, stop in self._find(span)]
+        return [_joined(parts) for parts in zip(*read, strict=True)]
+
+    @property
+    def dtypes(self) -> Sequence[mx.Dtype]:
+        return self._segments[0].dtypes
+
+    def give_up(self, planes: range) -> None:
+        """The sequence has these planes."""
+        for segment in self._segments:
+            segment.give_up(planes)
+
+    def _find(self, span: Span) -> list[tuple[_MovingSegment, int, int]]:
+        """The segments that have the entries of `span`, and which of theirs these are."""
+        found: list[tuple[_MovingSegment, int, int]] = []
+        for segment in self._segments:
+            both = segment.span.clip(span.start, span.stop)
+            if both is not None or (len(span) == 0 and segment.span.start <= span.start <= segment.span.stop):
+                low = (both or span).start - segment.span.start
+                found.append((segment, low, low + len(both or span)))
+        assert sum(stop - start for _, start, stop in found) == len(span), span
+        return found
+
+
+class _MovingSegment:
+    def __init__(self, span: Span, packed: PackedSegment) -> None:
+        self.span = span
+        self.packed: PackedSegment | None = packed
+        self.dtypes = packed.dtypes
+        self._planes: list[mx.array | None] = []
+        """The first of its planes, or all: None are those that were given up."""
+
+    @property
+    def nbytes(self) -> int:
+        held = sum(plane.nbytes for plane in self._planes if plane is not None)
+        return held + (self.packed.nbytes if self.packed is not None else 0)
+
+    def plane(self, index: int) -> mx.array:
+        if self.packed is not None:
+            return self.packed.plane(index, 0, self.packed.length)
+        plane = self._planes[index]
+        assert plane is not None, "the sequence has this plane"
+        return plane
+
+    def unpack(self, *, at_most: int) -> int:
+        assert self.packed is not None
+        fresh: list[mx.array] = []
+        nbytes = 0
+        while len(self._planes) < len(self.dtypes):
+            view = self.plane(len(self._planes))
+            if nbytes > 0 and nbytes + view.nbytes > at_most:
+                break
+            fresh.append(mx.array(view))
+            self._planes.append(fresh[-1])
+            nbytes += view.nbytes
+        mx.eval(fresh)
+        if len(self._planes) == len(self.dtypes):
+            self.packed = None
+        return nbytes
 
     def words(self, start: int, stop: int, planes: range) -> list[mx.array]:
-        moved = [self._planes[plane] for plane in planes]
+        if self.packed is not None:
+            return self.packed.words(start, stop, planes)
+        return [as_words(self.plane(index))[:, :, start:stop, :] for index in planes]
+
+    def give_up(self, planes: range) -> None:
+        if self.packed is not None:
+            self.unpack(at_most=self.packed.nbytes)
         self._planes[planes.start : planes.stop] = [None] * len(planes)
-        given = [as_words(plane)[:, :, start:stop, :] for plane in moved if plane is not None]
-        assert len(given) == len(planes), "moved entries are read once"
-        return given
+
+
+def _joined(parts: Sequence[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
 
 
 def pack(planes: Sequence[mx.array]) -> PackedSegment:

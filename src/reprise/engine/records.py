@@ -219,21 +219,26 @@ class RestoringSequence:
                     at += layer.num_planes
             return nbytes
         assert self._restore is not None, "nothing is left to do"
-        return self._runner.restore_part(self.live, self._restore, at_once=COPIED_TOGETHER)
+        return self._runner.restore_part(self.live, self._restore, at_most=COPIED_TOGETHER)
 
     def _extend(self) -> int:
         """Copy a segment into the buffers of the next layers; gives the bytes copied and made room for."""
         nbytes = 0
         pending: list[mx.array] = []
         while self._work and nbytes < COPIED_TOGETHER:
-            layer, segment, at = self._work.popleft()
-            before = layer.nbytes
+            layer, segment, at = self._work[0]
             planes = [segment.plane(i, 0, segment.length) for i in range(at, at + layer.num_planes)]
-            # Its buffers are made that large at once.
-            layer.reserve(self._length)
+            if len(layer.planes) < layer.num_planes:
+                # Its buffers are made that large at once, one after the other.
+                layer.reserve(self._length)
+                made = layer.make_plane(planes[len(layer.planes)])
+                pending.append(made)
+                nbytes += made.nbytes
+                continue
+            self._work.popleft()
             layer.extend(planes)
             pending += layer.planes
-            nbytes += sum(plane.nbytes for plane in planes) + layer.nbytes - before
+            nbytes += sum(plane.nbytes for plane in planes)
         mx.eval(pending)
         return nbytes
 

@@ -18,11 +18,13 @@ from reprise.core.kinds import Full, KvKind
 from reprise.core.tokens import Span, Tokens
 from reprise.engine.batching import TOKEN_BY_TOKEN
 from reprise.engine.growth import growth, most_entries
+from reprise.engine.layers import KvLayer
 from reprise.engine.load import LoadedModel
-from reprise.engine.payloads import PackedSegment
+from reprise.engine.payloads import MovingEntries, PackedSegment, pack
+from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.sample_batch import Choices, accept, sample_along, sample_batch
 from reprise.engine.score import SCORED_AT_ONCE, PromptScorer
-from reprise.engine.sequence_batch import COPIED_AT_ONCE, Restoration, SequenceBatch, SequenceSource
+from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from reprise.engine.shared_segment import SharedSegment
 from reprise.engine.token_sampler import TokenSampler
 
@@ -53,6 +55,8 @@ class LiveSequence:
         self.shared: WeakSet[SharedSegment] = WeakSet()
         self.restoration: Restoration | None = None
         """What of its position it lacks still: it cannot run before."""
+        self.moving: MovingEntries | None = None
+        """The entries of full attention that it takes over, as far as its buffers do not have them yet."""
 
     @property
     def row(self) -> int:
@@ -74,18 +78,19 @@ class LiveSequence:
         return sum(segment.nbytes for segment in self.shared)
 
     def num_planes(self, kind: KvKind) -> int:
-        return sum(len(layer.planes) for layer in self.rows.layers(kind))
+        return len(self.dtypes(kind))
 
     def plane(self, kind: KvKind, index: int, span: Span) -> mx.array:
         """The entries of `span` in one plane of all layers of this kind; a view."""
-        for layer in self.rows.layers(kind):
-            if index < len(layer.planes):
-                return layer.read(self.row, span)[index]
-            index -= len(layer.planes)
-        raise AssertionError((kind, index))
+        layer, at = self._find(kind, index)
+        if layer.planes or self.moving is None:
+            return layer.read(self.row, span)[at]
+        return self.moving.plane(index, span)
 
     def dtypes(self, kind: KvKind) -> list[mx.Dtype]:
         """The type of each plane of all layers of this kind."""
+        if self.moving is not None and isinstance(kind, Full):
+            return list(self.moving.dtypes)
         return [plane.dtype for layer in self.rows.layers(kind) for plane in layer.planes]
 
     def words(self, kind: KvKind, span: Span, planes: range) -> list[mx.array]:
@@ -93,23 +98,36 @@ class LiveSequence:
         found: list[mx.array] = []
         at = 0
         for layer in self.rows.layers(kind):
-            wanted = range(max(planes.start - at, 0), min(planes.stop - at, layer.num_planes))
-            if len(wanted) > 0:
-                found += layer.words(self.row, span)[wanted.start : wanted.stop]
+            wanted = range(max(planes.start, at), min(planes.stop, at + layer.num_planes))
+            if len(wanted) > 0 and not layer.planes and self.moving is not None:
+                found += self.moving.words(span, wanted)
+            elif len(wanted) > 0:
+                found += layer.words(self.row, span)[wanted.start - at : wanted.stop - at]
             at += layer.num_planes
         return found
 
     def copy(self, kind: KvKind, span: Span) -> PackedSegment:
-        return SequenceSource(self.rows, self.row).copy(kind, span)
+        """A copy of the entries of `span`."""
+        if self.moving is None or not isinstance(kind, Full):
+            return SequenceSource(self.rows, self.row).copy(kind, span)
+        return pack([self.plane(kind, index, span) for index in range(self.num_planes(kind))])
 
     def drop_plane(self, kind: KvKind, index: int) -> None:
         """Give up one buffer. The sequence cannot run any more."""
+        layer, at = self._find(kind, index)
+        if layer.planes:
+            layer.planes[at] = layer.planes[at][:, :, :0, :]
+            mx.eval(layer.planes[at])
+        elif self.moving is not None:
+            self.moving.give_up(range(index, index + 1))
+
+    def _find(self, kind: KvKind, index: int) -> tuple[KvLayer, int]:
+        """The layer that has a plane, and which one it is there."""
         for layer in self.rows.layers(kind):
-            if index < len(layer.planes):
-                layer.planes[index] = layer.planes[index][:, :, :0, :]
-                mx.eval(layer.planes[index])
-                return
-            index -= len(layer.planes)
+            if index < layer.num_planes:
+                return layer, index
+            index -= layer.num_planes
+        raise AssertionError((kind, index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +229,9 @@ class Runner:
         distinct = {id(live.rows): live.rows for live in self._lives}
         logits = sum(live.prompt_row.nbytes for live in self._lives if live.prompt_row is not None)
         shared = sum(live.shared_nbytes for live in self._lives)
-        return sum(rows.nbytes for rows in distinct.values()) + logits - shared
+        coming = sum(live.restoration.nbytes for live in self._lives if live.restoration is not None)
+        moving = sum(live.moving.nbytes for live in self._lives if live.moving is not None)
+        return sum(rows.nbytes for rows in distinct.values()) + logits + coming + moving - shared
 
     def growth(self, lives: Sequence[LiveSequence], num: int) -> int:
         """Bytes by which the buffers will grow when these sequences are fed `num` tokens each, together."""
@@ -256,12 +276,28 @@ class Runner:
         restoration = Restoration(live.rows, position, keeps_full=keeps_full)
         live.restoration = None if restoration.is_over else restoration
 
-    def restore_part(self, live: LiveSequence, restore: Restore, *, at_once: int = COPIED_AT_ONCE) -> int:
-        """Copy the next layers' share of `restore`: see `Restoration.advance`. Gives the bytes."""
+    def begin_move(self, live: LiveSequence, segments: Sequence[tuple[Span, PackedSegment]]) -> list[SharedSegment]:
+        """Have a restoring sequence take over these segments of full attention, which nobody else is to hold.
+
+        Gives what the cache has in their places from now on; `restore_part` does the work.
+        """
+        assert live.restoration is not None and live.moving is None, live
+        live.moving = MovingEntries(segments)
+        return [SharedSegment(live, Full(), span, self.footprint.full) for span, _ in segments]
+
+    def restore_part(self, live: LiveSequence, restore: Restore, *, at_most: int = COPIED_AT_ONCE) -> int:
+        """Copy the next pieces of `restore`: see `Restoration.advance`. Gives the bytes."""
         assert live.restoration is not None, live
-        nbytes = live.restoration.advance(restore, at_once=at_once)
+        if live.moving is not None and live.moving.is_packed:
+            return live.moving.unpack(at_most=at_most)
+        if live.moving is None:
+            nbytes = live.restoration.advance(restore, at_most=at_most)
+        else:
+            # What is evaluated together is held twice.
+            nbytes = live.restoration.advance(restore, at_most=at_most, num_pieces=1)
+            live.moving.give_up(range(live.restoration.num_full_planes))
         if live.restoration.is_over:
-            live.restoration = None
+            live.restoration = live.moving = None
         return nbytes
 
     def share(self, live: LiveSequence, kind: KvKind, span: Span) -> SharedSegment:

@@ -1,29 +1,25 @@
-"""The live sequences that a model works on together, and the way between them and the prefix cache."""
+"""The live sequences that a model works on together, and the way from them into the prefix cache."""
 
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn
 
-from reprise.cache.lookup import Restore, SegmentSlice
+from reprise.cache.lookup import Restore
 from reprise.cache.payload import SegmentPayload
 from reprise.core.kinds import KvKind
 from reprise.core.tokens import Span
-from reprise.engine.blueprint import Blueprint, leaf_states, with_leaves
-from reprise.engine.columns import columns_of
-from reprise.engine.layers import FullLayer, KvLayer, StateLayer
+from reprise.engine.blueprint import Blueprint, leaf_states
+from reprise.engine.layers import KvLayer, StateLayer
 from reprise.engine.opaque import look_into
-from reprise.engine.payloads import MovedSegment, PackedSegment, Snapshot, arrays_of, count_bytes, pack, save
+from reprise.engine.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, pack, save
+from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.sample_batch import Choices
-
-COPIED_AT_ONCE = 32 << 20
-"""Bytes. Evaluating costs as much as copying a megabyte or two, so small layers are restored together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,19 +143,13 @@ class SequenceBatch:
     # Restore.
 
     @classmethod
-    def restored(
-        cls, blueprint: Blueprint, restore: Restore, *, reserve: int = 0, at_once: int = COPIED_AT_ONCE
-    ) -> SequenceBatch:
-        """One sequence that stands where `restore` says, in buffers of its own.
-
-        `at_once`: layers are copied together up to so many bytes. 0: one after the other, so that entries that are
-        moved are gone before the next ones are copied.
-        """
+    def restored(cls, blueprint: Blueprint, restore: Restore, *, reserve: int = 0) -> SequenceBatch:
+        """One sequence that stands where `restore` says, in buffers of its own."""
         rows = cls(blueprint)
         rows.reserve(reserve)
         restoration = Restoration(rows, restore.position)
         while not restoration.is_over:
-            restoration.advance(restore, at_once=at_once)
+            restoration.advance(restore, at_most=COPIED_AT_ONCE)
         return rows
 
     # Joining and leaving.
@@ -195,103 +185,6 @@ class SequenceBatch:
         if list(rows) != list(range(self.num_rows)):
             twin.keep_rows(rows)
         return twin
-
-
-class Restoration:
-    """One sequence on its way to a position, some layers at a time, so that nobody waits for all of it.
-
-    It counts as standing there from the start, and can run when this is over. Where it breaks off, the entries of full
-    attention that were kept are as good as before.
-    """
-
-    def __init__(self, rows: SequenceBatch, position: int, *, keeps_full: bool = False) -> None:
-        """`keeps_full`: the sequence comes from further on. Its full-attention buffers stay as they are, with what is
-        behind the position to be overwritten; all other layers are made anew.
-        """
-        self._rows = rows
-        self._position = position
-        self._keeps_full = keeps_full
-        self._fresh = SequenceBatch(rows.blueprint).states() if keeps_full else rows.states()
-        self._next = 0 if position > 0 else len(self._fresh)
-        """The first layer that lacks its state."""
-        self._planes: Counter[KvKind] = Counter()
-        """How many planes of each kind the layers before it have."""
-        if keeps_full:
-            for state in rows.states():
-                if isinstance(state, FullLayer):
-                    state.rewind(position)
-        rows.lengths = [position]
-
-    @property
-    def is_over(self) -> bool:
-        """Whether every layer has its state."""
-        return self._next == len(self._fresh)
-
-    def advance(self, restore: Restore, *, at_once: int) -> int:
-        """Give the next layers their state, until more than `at_once` bytes are there: one layer at least.
-
-        Gives the bytes of entries, with the room to grow beside them. `restore` is read anew each time: what stood in
-        the buffers of another sequence may be somewhere else by now.
-        """
-        assert restore.position == self._position, (restore.position, self._position)
-        leaves = self._rows.states()
-        pending: list[mx.array] = []
-        nbytes = 0
-        while not self.is_over and nbytes <= at_once:
-            layer = self._fresh[self._next]
-            if isinstance(layer, KvLayer) and not (self._keeps_full and isinstance(layer, FullLayer)):
-                self._load(layer, restore)
-                leaves[self._next] = layer
-                pending += layer.state
-                nbytes += layer.nbytes
-            self._next += 1
-        if self.is_over:
-            saved = _Saved(restore)
-            for i, fresh in enumerate(self._fresh):
-                if not isinstance(fresh, KvLayer):
-                    leaves[i] = saved.give(fresh)
-        self._rows.caches = with_leaves(self._rows.caches, iter(leaves))
-        mx.eval(self._rows.arrays() if self.is_over else pending)
-        return nbytes
-
-    def _load(self, layer: KvLayer, restore: Restore) -> None:
-        """Make a fresh layer stand there with the next planes of its kind."""
-        parts = restore.slices[layer.kind]
-        if len(parts) == 0:
-            layer.lengths = [self._position]
-            return
-        first = self._planes[layer.kind]
-        self._planes[layer.kind] += layer.num_planes
-        columns = columns_of(parts, range(first, first + layer.num_planes))
-        layer.load(columns, [part.span for part in parts], self._position)
-
-
-class _Saved:
-    """The states of a snapshot, handed out layer by layer."""
-
-    def __init__(self, restore: Restore) -> None:
-        snapshot = cast(Snapshot | None, restore.snapshot)
-        self._recurrent = iter(snapshot.states if snapshot is not None else ())
-        self._opaque = iter(snapshot.opaque.thaw() if snapshot is not None and snapshot.opaque is not None else ())
-
-    def give(self, fresh: Any) -> Any:
-        """The state in the place of this fresh one, as it was saved."""
-        if not isinstance(fresh, StateLayer):
-            return next(self._opaque)
-        # Another object for the same bytes: a model may write into the one it has, and the snapshot stays as it is.
-        fresh.arrays = [copy.copy(array) for array in next(self._recurrent)]
-        return fresh
-
-
-def moving(restore: Restore, segments: Sequence[PackedSegment]) -> Restore:
-    """The same, with these segments, which are unstacked and nobody else holds, given up as they are read."""
-    passing = {id(segment): MovedSegment(segment) for segment in segments}
-
-    def hand_over(part: SegmentSlice) -> SegmentSlice:
-        taken = passing.get(id(part.payload))
-        return part if taken is None else replace(part, payload=taken)
-
-    return replace(restore, slices={kind: tuple(map(hand_over, slices)) for kind, slices in restore.slices.items()})
 
 
 @dataclass(frozen=True, slots=True)

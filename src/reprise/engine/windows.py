@@ -12,7 +12,6 @@ from mlx_lm.models.base import create_causal_mask
 
 from reprise.core.kinds import Chunk, Window
 from reprise.core.tokens import Span
-from reprise.engine.columns import Column
 from reprise.engine.layers import STEP, KvLayer
 
 
@@ -134,15 +133,17 @@ class SinkWindowLayer(KvLayer):
         rest = super().read(row, Span(self.window.keep, span.stop))
         return [mx.concatenate(pair, axis=2) for pair in zip(kept, rest, strict=True)]
 
-    def load(self, columns: Sequence[Column], spans: Sequence[Span], position: int) -> None:
-        """See `KvLayer.load`; the first spans may be the kept positions, apart from the rest."""
+    def load_sizes(self, spans: Sequence[Span], position: int) -> list[tuple[int, int]]:
+        """See `KvLayer.load_sizes`; the first spans may be the kept positions, apart from the rest."""
         if self.window.needs(position) == (Span(0, position),):
-            super().load(columns, spans, position)
-            return
-        num_kept = sum(span.stop <= self.window.keep for span in spans)
-        halves = [column.split(num_kept) for column in columns]
-        self.sinks = [kept.joined(room=0) for kept, _ in halves]
-        super().load([recent for _, recent in halves], spans[num_kept:], position)
+            return super().load_sizes(spans, position)
+        kept = [span for span in spans if span.stop <= self.window.keep]
+        return [(sum(map(len, kept)), 0), *super().load_sizes(spans[len(kept) :], position)]
+
+    def load(self, buffers: Sequence[Sequence[mx.array]], held: int, position: int) -> None:
+        super().load(buffers, held, position)
+        if len(buffers) > 1:
+            self.sinks = list(buffers[0])
 
     @property
     def state(self) -> list[mx.array]:
@@ -177,6 +178,6 @@ class ChunkLayer(KvLayer):
     def _slack(self, length: int) -> int:
         return max(64, min(self.chunk_size, STEP))
 
-    def load(self, columns: Sequence[Column], spans: Sequence[Span], position: int) -> None:
-        super().load(columns, spans, position)
+    def load(self, buffers: Sequence[Sequence[mx.array]], held: int, position: int) -> None:
+        super().load(buffers, held, position)
         self.start_position = position - self.held

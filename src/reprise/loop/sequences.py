@@ -22,7 +22,6 @@ from reprise.disk.ports import RestoreTarget
 from reprise.engine.payloads import PackedSegment
 from reprise.engine.records import RecordSource, RestoringSequence
 from reprise.engine.runner import LiveSequence, Runner
-from reprise.engine.sequence_batch import moving
 from reprise.engine.shared_segment import SharedSegment, copy_out
 from reprise.loop.requests import RunningRequest
 from reprise.memory import Account, Memory, Reclaimer
@@ -32,9 +31,6 @@ INITIAL_DECODE_SLOTS = 256
 
 LARGE_NBYTES = 32 << 20
 """A path of more bytes is read from the disk straight into a sequence."""
-
-RESTORED_TOGETHER = 8 << 20
-"""Bytes. Layers are restored together up to so many."""
 
 _MOST_IDLE = 4
 """How many sequences stay idle. Each has room to grow that nobody else can use."""
@@ -135,7 +131,7 @@ class SequencePool:
         """Count the buffers anew, and give up what is too much."""
         for live in [live for live in self._idle if not self.runner.is_worth_keeping(live)]:
             # The cache has dropped too much of what it shares for it to be worth its buffers.
-            self._close(live)
+            self._close_idle(live)
         self._count()
         available, budget = self.memory.available, self.memory.budget
         if available is not None and budget is not None and available < budget // _TIGHT:
@@ -163,7 +159,7 @@ class SequencePool:
         """Close all idle sequences: the tree gets copies of what it needs. False if there is none."""
         had_any = len(self._idle) > 0
         for live in list(self._idle):
-            self._close(live)
+            self._close_idle(live)
         return had_any
 
     def _count(self) -> None:
@@ -189,7 +185,12 @@ class SequencePool:
             return live
         # A second copy on the way costs less than what would have to be evicted for having the path twice.
         self.memory.reserve(needed - self._owned_nbytes(path))
-        return self._start_with(path, match, reserve=reserve)
+        live = self.runner.begin()
+        self.runner.begin_restore(live, position, reserve=reserve)
+        refs = self.cache.owned_segments(path.tokens, namespace=path.namespace)
+        if refs:
+            self.cache.replace(refs, self.runner.begin_move(live, [(ref.segment.span, _segment(ref)) for ref in refs]))
+        return live
 
     def restore(self, live: LiveSequence, tokens: Tokens, *, namespace: str, allowance: StepAllowance) -> bool:
         """Copy what a sequence lacks of `tokens`, as far as this step may. Whether it can run."""
@@ -199,7 +200,7 @@ class SequencePool:
         # Looked up in each step: others end in between, and what stood in their buffers is elsewhere.
         restore = self.cache.read(self.cache.match(tokens, namespace=namespace), len(tokens))
         while not restoration.is_over and allowance.has_room:
-            allowance.take(self.runner.restore_part(live, restore, at_once=RESTORED_TOGETHER))
+            allowance.take(self.runner.restore_part(live, restore, at_most=allowance.part_nbytes))
         if restoration.is_over and len(tokens) >= self.runner.shares_from and len(live.shared) == 0:
             self._duplicates[live] = _Path(tokens, namespace)
         return restoration.is_over
@@ -219,35 +220,6 @@ class SequencePool:
         # Only now: if it cannot be taken back to the position, it is idle as before, and can still be closed.
         del self._idle[live]
         return live
-
-    def _start_with(self, path: _Path, match: Match, *, reserve: int) -> LiveSequence:
-        """Start a sequence with the tree's own entries instead of copies, where there is no room for both.
-
-        A plane at a time is copied, and given up as it is there: so at most one is held twice.
-        """
-        stacked = self.cache.owned_segments(path.tokens, namespace=path.namespace)
-        while stacked:
-            # Popped, so that nobody holds the stacked entries when their copies are there.
-            self._unstack(stacked.pop())
-        refs = self.cache.owned_segments(path.tokens, namespace=path.namespace)
-        restore = moving(self.cache.read(match, len(path.tokens)), [_segment(ref) for ref in refs])
-        live = self.runner.begin()
-        self.cache.replace(refs, [self.runner.share(live, ref.kind, ref.segment.span) for ref in refs])
-        # The tree refers to the sequence now, and `restore` alone still holds the entries.
-        del refs
-        try:
-            # At once: the tree refers to what is not there yet.
-            self.runner.begin_restore(live, restore.position, reserve=reserve)
-            while live.restoration is not None:
-                self.runner.restore_part(live, restore, at_once=0)
-        except Exception:
-            self.is_broken = True
-            self.runner.drop(live)
-            raise
-        return live
-
-    def _unstack(self, ref: SegmentRef) -> None:
-        self.cache.replace([ref], [_segment(ref).unstacked()])
 
     # What is read from the disk.
 
@@ -273,6 +245,9 @@ class SequencePool:
     def end(self, live: LiveSequence, tokens: Tokens, *, namespace: str) -> None:
         """A sequence that stands behind `tokens` has ended: it stays idle, or is stopped where that is not worth it."""
         self._duplicates.pop(live, None)
+        if live.moving is not None:
+            self._close(live, _Path(tokens, namespace))
+            return
         if not self.runner.is_worth_keeping(live):
             self._copy_shared(live, _Path(tokens, namespace))
             self.runner.stop(live)
@@ -280,7 +255,7 @@ class SequencePool:
         self.runner.keep_idle(live)
         self._idle[live] = _Path(own_tokens(tokens), namespace)
         while len(self._idle) > _MOST_IDLE:
-            self._close(next(iter(self._idle)))
+            self._close_idle(next(iter(self._idle)))
 
     def discard(self, live: LiveSequence, tokens: Tokens, *, namespace: str) -> None:
         """The state of a running sequence is not to be trusted: only what it shared before is kept, as copies."""
@@ -308,11 +283,13 @@ class SequencePool:
     def _close_if_idle(self, sequence: object) -> None:
         # What a running sequence shares behind its lease may be dropped: copies of that are of no use to anybody.
         if isinstance(sequence, LiveSequence) and sequence in self._idle:
-            self._close(sequence)
+            self._close_idle(sequence)
 
-    def _close(self, live: LiveSequence) -> None:
-        """Replace what an idle sequence shares by copies, and stop it."""
-        path = self._idle.pop(live)
+    def _close_idle(self, live: LiveSequence) -> None:
+        self._close(live, self._idle.pop(live))
+
+    def _close(self, live: LiveSequence, path: _Path) -> None:
+        """Replace what an idle sequence shares, or one that has not taken over all of it, by copies, and stop it."""
         refs = self.cache.shared_segments(live, path.tokens, namespace=path.namespace)
         try:
             self.cache.replace(refs, copy_out(_shared_of(refs)))
@@ -347,5 +324,6 @@ def _segment(ref: SegmentRef) -> PackedSegment:
 
 
 def _share(live: LiveSequence) -> int:
-    """What one sequence takes of the buffers it shares with others."""
-    return live.rows.nbytes // live.rows.num_rows
+    """What one sequence takes of the buffers it shares with others, and what it is taking over."""
+    moving = live.moving.nbytes if live.moving is not None else 0
+    return live.rows.nbytes // live.rows.num_rows + moving

@@ -124,7 +124,8 @@ class Worker:
         """Ask the scheduler what to do next, do it, store what was computed, and finish what is complete."""
         if self.sequences.is_broken:
             self.requests.reset_cache()
-        self._allowance.renew()
+        decodes = any(isinstance(request.phase, Decoding) for request in self.requests.values())
+        self._allowance.renew(decode_s=self.executor.speed.decode_s if decodes else 0.0)
         for request, seconds in self.prefixes.take_loaded():
             self.executor.note_load(request.loaded, seconds)
         for request in [request for request in self.requests.values() if request.is_restoring]:
@@ -143,7 +144,10 @@ class Worker:
         present = self.prefixes.present()
         if not present:
             return None
-        state = scheduler_state(present, self.sequences, self.executor.speed, self.cache.layout, now_s=self._clock())
+        # Beside the streams, a prefill slice has what is left of the longest gap.
+        speed = self.executor.speed
+        speed = replace(speed, decode_s=speed.decode_s + self._allowance.spent_s)
+        state = scheduler_state(present, self.sequences, speed, self.cache.layout, now_s=self._clock())
         step = decide(state, self.limits)
         assert not step.is_idle or any(r.is_restoring for r in present), "requests are there, and nothing runs"
         return step
