@@ -30,6 +30,6 @@ def test_what_does_not_fit_into_the_memory_or_the_time_is_said(
     monkeypatch.setattr(device, "device_bytes", lambda: 10**8)
     lines = device.run({"dense 1B": device.LLAMA}, device.TINY, minutes=8)
     assert [(line.model, line.ours) for line in lines] == [("no size", None), ("dense 1B", None)]
-    assert "it needs 1.3 GB, and 0.1 GB are there" in capsys.readouterr().out
+    assert "it needs 2.5 GB, and 0.1 GB are there" in capsys.readouterr().out
     lines = device.run({"dense 1B": device.LLAMA}, device.TINY, minutes=0)
     assert lines[-1].note == "left out: the time is over"
