@@ -211,6 +211,8 @@ def test_a_near_tie_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         almost = Sampling(temperature=0, logit_bias={other: likely - less - 0.001})
         assert audited(engine, 1).num_near_ties == 0
         assert engine.cold(prompt, sampling=almost, num=1) == [one]
+        # Before rounding begins: it would tell the audit of this answer another one.
+        audited(engine, 2)
         forward = SequenceBatch.forward
 
         def rounded(rows: SequenceBatch, *given: Any) -> mx.array:

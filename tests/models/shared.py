@@ -18,5 +18,5 @@ def loader(settings: Settings) -> Callable[[], LoadedModel] | None:
     """What gives an engine loop its model; None where it has to be loaded by itself: not a tiny one, or not plainly."""
     name = Path(settings.model).name
     is_tiny = name in CONFIGS and settings.model == str(tiny_model(name))
-    is_plain = settings.kv_bits is None and settings.chat_template is None
+    is_plain = settings.kv_bits is settings.chat_template is settings.adapter_path is None
     return functools.partial(loaded, name) if is_tiny and is_plain else None
