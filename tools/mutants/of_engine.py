@@ -258,4 +258,21 @@ WEIGHTS = (
     ),
 )
 
-ENGINE_MUTANTS = (*LAYERS, *PAYLOADS, *FILING, *WEIGHTS)
+FILES = (
+    _mutant(
+        "_header",
+        "a file of weights that is cut off is loaded",
+        "size < end",
+        "size < 0",
+        ("tests/engine/test_outline.py", "-k", "not_whole"),
+    ),
+    _mutant(
+        "_numbered",
+        "a part of the weights that is missing is not missed",
+        "range(1, int(total) + 1)",
+        "range(1, 2)",
+        ("tests/engine/test_outline.py", "-k", "not_whole"),
+    ),
+)
+
+ENGINE_MUTANTS = (*LAYERS, *PAYLOADS, *FILING, *WEIGHTS, *FILES)

@@ -14,7 +14,10 @@ from reprise.cli.explain import explain
 from reprise.cli.inspect import inspect
 from reprise.cli.launch import launch
 from reprise.cli.mlx_lm_flags import ServeCommand
+from reprise.cli.models import models
+from reprise.cli.pull import pull
 from reprise.cli.requests import requests
+from reprise.cli.rm import rm
 from reprise.cli.serve import serve
 from reprise.cli.simulate import simulate
 from reprise.cli.top import top
@@ -29,6 +32,9 @@ app.command(cls=ServeCommand)(serve)
 app.command()(chat)
 # What follows the agent is the agent's.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
+app.command()(pull)
+app.command()(models)
+app.command()(rm)
 app.command()(config)
 app.command()(doctor)
 app.command()(inspect)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,8 @@ from reprise.core.defaults import Number, read_generation_config
 from reprise.core.errors import LoadFailed, first_line
 from reprise.engine.blueprint import Blueprint, blueprint_of
 from reprise.engine.fingerprint import fingerprint_of
+from reprise.engine.hub import fetch
+from reprise.engine.model_files import check_quantisation, check_weights, quantisation_method, read_config
 from reprise.engine.trial import check_quantised, vocabulary_size
 
 log = logging.getLogger(__name__)
@@ -66,27 +69,25 @@ def load_model(
     Raises LoadFailed with a sentence that says what to do.
     """
     path = Path(source).expanduser()
-    if path.exists() or source.startswith((".", "/", "~")):
-        _check_directory(path, source)
-        source = str(path)
+    directory = path if is_local(source) else fetch(source)
+    config = check_config(read_config(directory, source), source)
+    check_weights(directory, source)
     tokenizer_config: dict[str, Any] = {} if chat_template is None else {"chat_template": chat_template}
     if trusts_remote_code:
         tokenizer_config["trust_remote_code"] = True
     try:
         model, tokenizer, config = mlx_lm_utils.load(
-            source,
+            str(directory),
             tokenizer_config=tokenizer_config,
             return_config=True,
         )
     except FileNotFoundError as error:
         raise LoadFailed(f"{source}: a file of the model is missing: {error}. Is the download complete?") from error
     except ValueError as error:
-        raise LoadFailed(f"{source}: mlx-lm cannot load this model: {first_line(error)}") from error
+        quantised = quantisation_method(config)
+        hint = "" if quantised is None else f" Its weights are quantized ({quantised}): is there a version for MLX?"
+        raise LoadFailed(f"{source}: mlx-lm cannot load this model: {first_line(error)}{hint}") from error
     except Exception as error:
-        if _is_hub_error(error):
-            raise LoadFailed(
-                f"{source} is neither a directory here nor a model that the hub gave: {first_line(error)}"
-            ) from error
         raise LoadFailed(f"{source}: loading failed: {type(error).__name__}: {first_line(error)}") from error
     if kv_bits is not None:
         check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
@@ -94,49 +95,63 @@ def load_model(
     vocab_size = vocabulary_size(model, blueprint)
     weights = dict(tree_flatten(model.parameters()))
     return LoadedModel(
-        name=Path(source).name if Path(source).exists() else source,
+        name=directory.name if is_local(source) else source,
         model=model,
         architecture=str(config.get("model_type", "unknown")),
         text=text_model_of(tokenizer, vocab_size=vocab_size),
         blueprint=blueprint,
         vocab_size=vocab_size,
-        context=_context(config),
+        context=context_of(config),
         nbytes=sum(array.nbytes for array in weights.values()),
         fingerprint=fingerprint_of(weights, {"config": config, "kv": [kv_bits, kv_group_size]}),
-        sampling=read_generation_config(_generation_config(source), vocab_size=vocab_size),
+        sampling=read_generation_config(_generation_config(directory, source), vocab_size=vocab_size),
     )
 
 
-def _generation_config(source: str) -> dict[str, Any]:
+def is_local(source: str) -> bool:
+    """Whether a model is a directory here, and not the id of one on the hub. Raises LoadFailed for what is neither."""
+    path = Path(source).expanduser()
+    if not path.exists():
+        if source.startswith((".", "/", "~")):
+            raise LoadFailed(f"{source}: there is no such directory. Give the path of a model directory, or a hub id.")
+        return False
+    if not path.is_dir():
+        raise LoadFailed(f"{source} is a file. Give the directory that holds config.json and the weights.")
+    return True
+
+
+def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
+    """The configuration, of a model that mlx-lm can build and weights that it can read; else raises LoadFailed."""
+    if config.get("model_file") is not None:
+        raise LoadFailed(f"{source} is built by Python code of its own, which is not run here. Take another version.")
+    if not isinstance(config.get("model_type"), str):
+        raise LoadFailed(f"{source}: its config.json names no model_type, so it is not a language model for mlx-lm.")
+    try:
+        mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the one way to ask
+    except ValueError as error:
+        raise LoadFailed(
+            f"{source} is a model of type {config['model_type']!r}, which mlx-lm {version('mlx-lm')} does not have. "
+            "Choose another model, or update with `pip install -U mlx-reprise`."
+        ) from error
+    check_quantisation(config, source)
+    return config
+
+
+def _generation_config(directory: Path, source: str) -> dict[str, Any]:
     """What stands beside the weights; nothing where it cannot be read, since the model runs without it."""
     try:
-        path = Path(source) if Path(source).is_dir() else mlx_lm_utils.hf_repo_to_path(source)
-        config = json.loads((path / "generation_config.json").read_text(encoding="utf-8"))
+        config = json.loads((directory / "generation_config.json").read_bytes())
     except FileNotFoundError:
         return {}
-    except Exception as error:
-        # The hub raises what it likes, too.
+    except (OSError, ValueError) as error:
         log.warning("%s: its generation_config.json cannot be read: %s", source, first_line(error))
         return {}
     return cast(dict[str, Any], config) if isinstance(config, dict) else {}
 
 
-def _check_directory(path: Path, source: str) -> None:
-    if not path.exists():
-        raise LoadFailed(f"{source}: there is no such directory. Give the path of a model directory, or a hub id.")
-    if not path.is_dir():
-        raise LoadFailed(f"{source} is a file. Give the directory that holds config.json and the weights.")
-    if not (path / "config.json").is_file():
-        raise LoadFailed(f"{source} has no config.json, so it is not a model directory that mlx-lm can load.")
-
-
-def _is_hub_error(error: Exception) -> bool:
-    module = type(error).__module__
-    return module.startswith(("huggingface_hub", "httpx", "requests")) or isinstance(error, OSError)
-
-
-def _context(config: dict[str, Any]) -> int | None:
-    for part in (config, config.get("text_config") or {}):
+def context_of(config: Mapping[str, Any]) -> int | None:
+    """The most positions that a configuration allows; None where it does not say."""
+    for part in (config, cast(dict[str, Any], config.get("text_config") or {})):
         for key in _CONTEXT_KEYS:
             value = part.get(key)
             if isinstance(value, int) and value > 0:
@@ -205,9 +220,7 @@ def _template_source(inner: Any) -> str:
 def load_text_model(source: str) -> TextModel:
     """The tokenizer and the template of a local directory or a hub id. Raises LoadFailed with a sentence."""
     path = Path(source).expanduser()
-    if not path.exists() and source.startswith((".", "/", "~")):
-        raise LoadFailed(f"{source}: there is no such directory. Give the path of a model directory, or a hub id.")
-    directory = str(path) if path.exists() else source
+    directory = str(path) if is_local(source) else source
     try:
         tokenizer = mlx_lm_utils.load_tokenizer(directory, eos_token_ids=_config(path).get("eos_token_id"))
     except Exception as error:

@@ -54,7 +54,12 @@ def pool_nbytes() -> int:
 
 def default_budget(model_nbytes: int) -> int:
     """Bytes for the prefix cache and live caches together: what the device holds, less the model and a margin."""
-    return max(64 * 2**20, int((device_bytes() - model_nbytes) * _MARGIN))
+    return max(64 * 2**20, room_beside(model_nbytes))
+
+
+def room_beside(model_nbytes: int) -> int:
+    """What the device leaves for layer states beside a model, less a margin; negative for one that does not fit."""
+    return int((device_bytes() - model_nbytes) * _MARGIN)
 
 
 def cache_budget(settings: Settings, loaded: LoadedModel, *, least: int) -> int:

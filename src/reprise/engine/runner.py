@@ -9,6 +9,7 @@ from weakref import WeakSet
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+from mlx import nn
 
 from reprise.cache.lookup import Restore
 from reprise.cache.payload import LogitsRow, SegmentPayload, Source
@@ -17,6 +18,7 @@ from reprise.core.job import Job
 from reprise.core.kinds import Full, KvKind
 from reprise.core.tokens import Span, Tokens
 from reprise.engine.batching import TOKEN_BY_TOKEN
+from reprise.engine.blueprint import Blueprint
 from reprise.engine.growth import growth, most_entries
 from reprise.engine.layers import KvLayer
 from reprise.engine.load import LoadedModel
@@ -208,7 +210,7 @@ class Runner:
         """Sequences of `shares_from` positions and more share their buffers with the prefix cache."""
         self.loaded = loaded
         self.can_batch = can_batch and loaded.blueprint.joins
-        self.footprint = _footprint(loaded)
+        self.footprint = footprint_of(loaded.model, loaded.blueprint)
         self.shares_from = shares_from
         self._resumes_anywhere = loaded.blueprint.layout.resumes_anywhere
         self._lives: list[LiveSequence] = []
@@ -536,13 +538,15 @@ def _is_forced(result: TokenResult) -> bool:
     return result.live.ready.forced() is not None
 
 
-def _footprint(loaded: LoadedModel) -> Footprint:
-    """Measured on a sequence of two tokens: shapes follow from the model's code, not from its configuration."""
-    rows = SequenceBatch(loaded.blueprint)
-    logits = rows.forward(loaded.model, mx.array([[0, 0]]))
-    mx.eval(rows.arrays())
+def footprint_of(model: nn.Module, blueprint: Blueprint) -> Footprint:
+    """Read off the states of a sequence of two tokens: shapes follow from the model's code, not from its configuration.
+
+    They are known before anything is computed, so nothing is: the weights need not be there.
+    """
+    rows = SequenceBatch(blueprint)
+    logits = rows.forward(model, mx.array([[0, 0]]))
     source = SequenceSource(rows, 0)
-    layout = loaded.blueprint.layout
+    layout = blueprint.layout
     by_kind = {kind: source.segment_nbytes(kind, 1) for kind in layout.kinds}
     return Footprint(
         by_kind=by_kind,

@@ -26,6 +26,12 @@ bfloat16: Dtype
 float32: Dtype
 complex64: Dtype
 
+class DtypeCategory: ...
+
+floating: DtypeCategory
+
+def issubdtype(arg1: Dtype, arg2: Dtype | DtypeCategory) -> bool: ...
+
 class DeviceType: ...
 
 cpu: DeviceType

@@ -1,0 +1,172 @@
+"""Models from the hub: where they are in its cache, and fetching them; what goes wrong becomes one sentence."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from huggingface_hub import (
+    CacheNotFound,
+    HfApi,
+    constants,
+    scan_cache_dir,
+    snapshot_download,  # pyright: ignore[reportUnknownVariableType] -- an argument that is not used here
+)
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
+
+from reprise.core.errors import LoadFailed, first_line
+from reprise.core.sizes import nbytes_text
+from reprise.engine.model_files import WEIGHTS, no_weights
+
+_SPARE = 1 << 30
+"""Bytes that a download leaves free on the disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedModel:
+    """A model in the hub's cache: the directory of its newest snapshot, and the bytes of all of it on disk."""
+
+    id: str
+    directory: Path
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """What fetching a model takes: bytes in all, and those that are not here yet; `folder` is where they will be."""
+
+    id: str
+    nbytes: int
+    missing_nbytes: int
+    folder: Path
+
+    def arrived_nbytes(self) -> int:
+        """How much of it is here by now, as the files in its folder say."""
+        there = sum(file.stat().st_size for file in self.folder.glob("blobs/*") if file.is_file())
+        return min(there, self.nbytes)
+
+
+def cached_models() -> tuple[CachedModel, ...]:
+    """The models in the cache, by name."""
+    try:
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return ()
+    found: list[CachedModel] = []
+    for repository in repositories:
+        if repository.repo_type == "model" and repository.revisions:
+            # What a name means now; else what came last.
+            newest = max(repository.revisions, key=lambda each: ("main" in each.refs, each.last_modified))
+            found.append(
+                CachedModel(id=repository.repo_id, directory=newest.snapshot_path, nbytes=repository.size_on_disk)
+            )
+    return tuple(sorted(found, key=lambda model: model.id))
+
+
+def cached_model(model: str) -> CachedModel | None:
+    """The one of this id; None if the cache does not have it."""
+    return next((each for each in cached_models() if each.id == model), None)
+
+
+def fetch(model: str) -> Path:
+    """The directory of a model of the hub, fetched as far as it is not here. Raises LoadFailed.
+
+    What the hub has newer is fetched; where it cannot be reached, a model that is here as a whole is taken as it is.
+    """
+    try:
+        return Path(snapshot_download(model, allow_patterns=DEFAULT_ALLOW_PATTERNS))
+    except Exception as error:
+        # The library lets through what its own libraries raise.
+        raise _failed(model, error) from error
+
+
+def fetch_config(model: str) -> bytes:
+    """Only its `config.json`, before gigabytes are fetched that cannot be run. Raises LoadFailed."""
+    try:
+        names = [file.rfilename for file in HfApi().model_info(model).siblings or ()]
+        if not any(fnmatch(name, WEIGHTS) for name in names):
+            raise no_weights(names, model)
+        if "config.json" not in names:
+            raise LoadFailed(f"{model} has no config.json, so it is not a model that mlx-lm can load.")
+        return (Path(snapshot_download(model, allow_patterns=["config.json"])) / "config.json").read_bytes()
+    except LoadFailed:
+        raise
+    except Exception as error:
+        raise _failed(model, error) from error
+
+
+def plan_download(model: str) -> Download:
+    """What fetching it would take. Raises LoadFailed, also where the disk has no room for it."""
+    try:
+        files = snapshot_download(model, allow_patterns=DEFAULT_ALLOW_PATTERNS, dry_run=True)
+    except Exception as error:
+        raise _failed(model, error) from error
+    cache = Path(constants.HF_HUB_CACHE)
+    download = Download(
+        id=model,
+        nbytes=sum(file.file_size or 0 for file in files),
+        missing_nbytes=sum(file.file_size or 0 for file in files if file.will_download),
+        folder=cache / f"models--{model.replace('/', '--')}",
+    )
+    existing = next(path for path in (cache.absolute(), *cache.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if download.missing_nbytes > 0 and download.missing_nbytes + _SPARE > free:
+        raise LoadFailed(
+            f"{model} needs {nbytes_text(download.missing_nbytes)} of disk space in {cache}, where {nbytes_text(free)} "
+            "are free. Make room, or set HF_HUB_CACHE to a folder on another disk."
+        )
+    return download
+
+
+def remove(model: CachedModel) -> int:
+    """Delete all of a cached model; gives the bytes that are free now."""
+    found = scan_cache_dir(constants.HF_HUB_CACHE)
+    revisions: Sequence[str] = [
+        revision.commit_hash
+        for repository in found.repos
+        if (repository.repo_type, repository.repo_id) == ("model", model.id)
+        for revision in repository.revisions
+    ]
+    strategy = found.delete_revisions(*revisions)
+    strategy.execute()
+    return strategy.expected_freed_size
+
+
+def _failed(model: str, error: Exception) -> LoadFailed:
+    """What kept the hub from giving the model."""
+    hub = constants.ENDPOINT
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, HfHubHTTPError):
+        # It was refused, and then looked for here.
+        error = error.__cause__
+    match error:
+        case HFValidationError():
+            text = f"{model} is neither a directory here nor the id of a model on the hub (owner/name)."
+        case GatedRepoError():
+            text = f"{model} is gated: accept its terms at {hub}/{model}, and log in with `hf auth login`."
+        case RepositoryNotFoundError():
+            text = (
+                f"{model} is neither a directory here nor a public model at {hub}. Check the name; for a private model "
+                "log in with `hf auth login`."
+            )
+        case HfHubHTTPError() if error.response.status_code in (401, 403):
+            text = f"The hub refuses {model}: {first_line(error)} Log in with `hf auth login`, or check HF_TOKEN."
+        case HfHubHTTPError():
+            text = f"The hub could not give {model}: {first_line(error)} Try again later."
+        case OSError() if error.errno is not None:
+            text = f"{model} cannot be kept in {constants.HF_HUB_CACHE}: {error.strerror}."
+        case _:
+            text = (
+                f"{model} is not here as a whole, and {hub} cannot be reached ({type(error).__name__}). Connect to the "
+                "network, or give the path of a model directory."
+            )
+    return LoadFailed(text)

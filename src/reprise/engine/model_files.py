@@ -1,0 +1,172 @@
+"""The files of a model directory, without loading them: whether all are there and whole, and what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from reprise.core.errors import LoadFailed, first_line
+from reprise.core.sizes import nbytes_text
+
+WEIGHTS = "model*.safetensors"
+"""The files that mlx-lm takes weights from."""
+_POINTER = b"version https://git-lfs"
+_INDEX = "model.safetensors.index.json"
+_NUMBER = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d{1,5})\.safetensors")
+_MOST_HEADER_NBYTES = 100 << 20
+"""More than the format allows."""
+
+LOADABLE_QUANTISATIONS = frozenset({"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"})
+"""What a `quant_method` can be for mlx-lm to load it, beside its own."""
+_OTHER_WEIGHTS = {
+    "*.gguf": "GGUF files, which are for llama.cpp",
+    "*.bin": "weights for PyTorch",
+    "*.pth": "weights for PyTorch",
+    "*.safetensors": "weights under other names",
+    "*.npz": "weights of an old format",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsSummary:
+    """All weights of a directory: bytes of the tensors, and how many there are of each type (`BF16`)."""
+
+    nbytes: int
+    dtypes: Mapping[str, int]
+
+
+def read_config(directory: Path, source: str) -> dict[str, Any]:
+    """`config.json`. Raises LoadFailed."""
+    file = directory / "config.json"
+    if not file.is_file():
+        raise LoadFailed(f"{source} has no config.json, so it is not a model directory that mlx-lm can load.")
+    return parsed_config(file.read_bytes(), source)
+
+
+def parsed_config(content: bytes, source: str) -> dict[str, Any]:
+    """The content of a `config.json`. Raises LoadFailed."""
+    try:
+        config = json.loads(content)
+    except ValueError as error:
+        raise LoadFailed(f"{source}: its config.json is broken: {first_line(error)} {_mending(source)}") from error
+    if not isinstance(config, dict):
+        raise LoadFailed(f"{source}: its config.json is not a JSON object.")
+    return cast(dict[str, Any], config)
+
+
+def quantisation_method(config: Mapping[str, Any]) -> str | None:
+    """Who else quantised the weights, as `quant_method` says; None for weights as they were, or in MLX's own form."""
+    text = cast(dict[str, Any], config.get("text_config") or {})
+    given = config.get("quantization_config") or text.get("quantization_config")
+    if not isinstance(given, dict) or config.get("quantization") is not None:
+        return None
+    method = cast(dict[str, Any], given).get("quant_method")
+    return None if method is None else str(method)
+
+
+def check_quantisation(config: Mapping[str, Any], source: str) -> None:
+    """Raise LoadFailed for weights in a form that MLX lacks."""
+    method = quantisation_method(config)
+    if method is not None and method not in LOADABLE_QUANTISATIONS:
+        raise LoadFailed(
+            f"{source} is quantized with {method}, which MLX does not have. Take a version for MLX (as from "
+            "mlx-community), or convert the original with `mlx_lm.convert -q`."
+        )
+
+
+def quantisation(config: Mapping[str, Any], summary: WeightsSummary) -> str:
+    """How the weights are stored, in a few words."""
+    given = config.get("quantization") or config.get("quantization_config")
+    if isinstance(given, dict):
+        facts = cast(dict[str, Any], given)
+        if (bits := facts.get("bits")) is not None:
+            of_layers = [cast(dict[str, Any], value) for value in facts.values() if isinstance(value, dict)]
+            others = sorted({str(layer["bits"]) for layer in of_layers if "bits" in layer} - {str(bits)})
+            return f"{bits}-bit" if not others else f"{bits}-bit, in part {', '.join(others)}-bit"
+        return str(facts.get("quant_method", "quantized"))
+    names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+    most = max(summary.dtypes, key=lambda dtype: summary.dtypes[dtype])
+    return names.get(most, most)
+
+
+def check_weights(directory: Path, source: str) -> WeightsSummary:
+    """Look at the headers of all weights. Raises LoadFailed where something is missing or cut off."""
+    files = sorted(directory.glob(WEIGHTS))
+    expected = _numbered([file.name for file in files]) if files else _indexed(directory, source)
+    lacking = sorted(name for name in expected if not (directory / name).is_file())
+    if lacking:
+        raise LoadFailed(
+            f"{source}: {len(lacking)} of {len(expected)} files of weights are missing, {lacking[0]} for one. "
+            f"{_mending(source)}"
+        )
+    if not files:
+        raise no_weights([file.name for file in directory.iterdir()], source)
+    dtypes: Counter[str] = Counter()
+    nbytes = 0
+    for file in files:
+        tensors = _header(file, source)
+        dtypes.update(str(tensor["dtype"]) for tensor in tensors.values())
+        nbytes += file.stat().st_size
+    return WeightsSummary(nbytes=nbytes, dtypes=dtypes)
+
+
+def no_weights(names: list[str], source: str) -> LoadFailed:
+    """The error for a directory or repository with these files, none of which mlx-lm takes weights from."""
+    for pattern, words in _OTHER_WEIGHTS.items():
+        if any(Path(name).match(pattern) for name in names):
+            return LoadFailed(
+                f"{source} holds {words}, and mlx-lm reads {WEIGHTS}. Take a version for MLX (as from mlx-community), "
+                "or convert it with `mlx_lm.convert`."
+            )
+    return LoadFailed(f"{source} holds no weights ({WEIGHTS}). {_mending(source)}")
+
+
+def _numbered(names: list[str]) -> set[str]:
+    """All files of the series that these are of: `model-00001-of-00003.safetensors` is of three."""
+    expected: set[str] = set()
+    for name in names:
+        if (found := _NUMBER.fullmatch(name)) is not None:
+            width, total = len(found["number"]), found["total"]
+            expected |= {f"{found['stem']}-{i:0{width}}-of-{total}.safetensors" for i in range(1, int(total) + 1)}
+    return expected
+
+
+def _indexed(directory: Path, source: str) -> set[str]:
+    """The files that the index names; none without an index. Some models carry the index of what they were made of."""
+    file = directory / _INDEX
+    if not file.is_file():
+        return set()
+    try:
+        return set(json.loads(file.read_bytes())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadFailed(f"{source}: its {_INDEX} is broken. {_mending(source)}") from error
+
+
+def _header(file: Path, source: str) -> dict[str, dict[str, Any]]:
+    """The tensors of a safetensors file, by name: 8 bytes with the header's length, the header as JSON, the tensors."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        content = opened.read(length) if length <= min(size, _MOST_HEADER_NBYTES) else b""
+    try:
+        header = cast(dict[str, dict[str, Any]], json.loads(content))
+        header.pop("__metadata__", None)
+        end = 8 + length + max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if file.read_bytes()[: len(_POINTER)] == _POINTER:
+            raise LoadFailed(f"{source}: {file.name} is only a Git LFS pointer: run `git lfs pull` there.") from error
+        raise LoadFailed(f"{source}: {file.name} is broken ({nbytes_text(size)}). {_mending(source)}") from error
+    if size < end:
+        raise LoadFailed(f"{source}: {file.name} is cut off after {size:,} of {end:,} bytes. {_mending(source)}")
+    return header
+
+
+def _mending(source: str) -> str:
+    if Path(source).expanduser().exists():
+        return "Is the download complete?"
+    return f"`reprise rm {source}` and `reprise pull {source}` fetch it anew."

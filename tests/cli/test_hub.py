@@ -1,0 +1,166 @@
+"""`reprise pull`, `models` and `rm`, with a hub on this machine and directories."""
+
+import json
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub.constants
+import pytest
+from typer.testing import CliRunner, Result
+
+from reprise.cli.main import app
+from reprise.core.errors import LoadFailed
+from reprise.engine import hub as hub_module
+from reprise.engine.load import load_model
+from tests.cli.fake_hub import FakeHub, running_hub
+from tests.models.tiny import tiny_model
+
+ID = "someone/tiny-llama"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[FakeHub]:
+    with running_hub() as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        hub.add(ID, tiny_model("llama"), **{"README.md": b"# Tiny", "pytorch_model.bin": b"x" * 9999})
+        yield hub
+
+
+def run(*words: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(words), input=answer)
+
+
+def sentence_of(result: Result) -> str:
+    assert result.exit_code == 2, result.output
+    sentence = result.stderr.strip()
+    assert sentence.startswith("reprise: ") and "\n" not in sentence and sentence.endswith((".", "?", "`"))
+    return sentence
+
+
+def test_a_model_is_pulled_listed_served_and_removed(hub: FakeHub) -> None:
+    pulled = run("pull", ID)
+    assert pulled.exit_code == 0, pulled.output
+    assert f"{ID}: llama, 560 kB, float32, 2 × full attention; context that fits: all 8,192 tokens" in pulled.stdout
+    # Only what is needed, and each file once.
+    assert hub.fetched() == dict.fromkeys(
+        ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"), 1
+    )
+    assert load_model(ID).name == ID
+    (listed,) = json.loads(run("models", "--json").stdout)
+    assert (listed["name"], listed["architecture"], listed["context_that_fits"]) == (ID, "llama", 8192)
+    assert run("rm", ID, answer="n\n").exit_code == 1
+    assert len(json.loads(run("models", "--json").stdout)) == 1
+    removed = run("rm", ID, "--yes")
+    assert removed.exit_code == 0 and "are free again" in removed.stdout
+    assert run("models").stdout.startswith("No models here.")
+    assert "is not in the hub's cache" in sentence_of(run("rm", ID))
+
+
+def test_a_connection_that_breaks_goes_on_where_it_was(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    hub.breaks["model.safetensors"] = 200_000
+    assert run("pull", ID).exit_code == 0
+    ranges = [asked for method, path, asked in hub.asked if method == "GET" and path.endswith("model.safetensors")]
+    assert len(ranges) == 2 and ranges[0] == "" and 0 < int(ranges[1].removeprefix("bytes=").rstrip("-")) <= 200_000
+    assert load_model(ID).fingerprint == load_model(str(tiny_model("llama"))).fingerprint
+
+
+def test_what_is_here_is_not_fetched_again(hub: FakeHub) -> None:
+    assert run("pull", ID).exit_code == 0
+    hub.asked.clear()
+    assert run("pull", ID).exit_code == 0
+    assert not hub.fetched()
+    # As where it was stopped after the first files.
+    (link,) = Path(huggingface_hub.constants.HF_HUB_CACHE).glob("*/snapshots/*/model.safetensors")
+    link.resolve().unlink()
+    link.unlink()
+    assert run("pull", ID).exit_code == 0
+    assert hub.fetched() == {"model.safetensors": 1}
+
+
+def test_offline_the_cache_serves(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("pull", ID).exit_code == 0
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert load_model(ID).name == ID
+    with pytest.raises(LoadFailed, match="cannot be reached"):
+        load_model("someone/else")
+    assert "cannot be reached" in sentence_of(run("pull", "someone/else"))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        ((403, "GatedRepo"), "is gated: accept its terms at"),
+        ((404, "RepoNotFound"), "Check the name"),
+        ((401, "RepoNotFound"), "Check the name"),
+        ((401, ""), "Log in"),
+        ((503, ""), "Try again later"),
+    ],
+)
+def test_why_the_hub_gives_nothing_is_said(hub: FakeHub, refusal: tuple[int, str], words: str) -> None:
+    hub.refusals["someone/closed"] = refusal
+    said = sentence_of(run("pull", "someone/closed"))
+    assert words in said
+    with pytest.raises(LoadFailed) as raised:
+        load_model("someone/closed")
+    assert words in str(raised.value)
+    assert run("models").stdout.startswith("No models here.")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "sherlock"}, "of type 'sherlock', which mlx-lm"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized with bitsandbytes"),
+        ({"model_type": None}, "names no model_type"),
+        ({"model_file": "own.py"}, "Python code of its own"),
+        (None, "config.json is broken"),
+    ],
+)
+def test_what_cannot_be_run_is_not_fetched(hub: FakeHub, config: dict[str, object] | None, words: str) -> None:
+    whole = json.loads(hub.models[ID]["config.json"])
+    hub.models[ID]["config.json"] = b"{" if config is None else json.dumps({**whole, **config}).encode()
+    assert words in sentence_of(run("pull", ID))
+    assert set(hub.fetched()) == {"config.json"}
+    with pytest.raises(LoadFailed, match=words):
+        load_model(ID)
+
+
+def test_files_for_others_are_not_fetched(hub: FakeHub) -> None:
+    hub.models[ID] = {"config.json": b"{}", "model-Q4_K_M.gguf": b"GGUF"}
+    assert "GGUF files, which are for llama.cpp" in sentence_of(run("pull", ID))
+    assert not hub.fetched()
+
+
+def test_a_disk_without_room_is_said_before(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(total=10**9, used=10**9 - 1000, free=1000)
+    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda path: full)
+    assert "Make room" in sentence_of(run("pull", ID))
+    assert set(hub.fetched()) == {"config.json"}
+
+
+def test_names_that_are_none(hub: FakeHub, tmp_path: Path) -> None:
+    assert "neither a directory here nor the id" in sentence_of(run("pull", "a/b/c"))
+    assert "is a directory here already" in sentence_of(run("pull", str(tmp_path)))
+    assert "is a directory of yours" in sentence_of(run("rm", str(tmp_path), "--yes"))
+    assert tmp_path.is_dir()
+
+
+def test_directories_are_listed_with_what_is_wrong(hub: FakeHub, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model("gpt_oss"), tmp_path / "here" / "owner" / "good")
+    cut = shutil.copytree(tiny_model("llama"), tmp_path / "here" / "cut") / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-1])
+    shown = run("models", str(tmp_path / "here"))
+    assert shown.exit_code == 0, shown.output
+    assert "gpt_oss" in shown.stdout
+    assert "model.safetensors is cut off" in shown.stdout.replace("\n", " ")
+    good, bad = sorted(
+        json.loads(run("models", str(tmp_path / "here"), "--json").stdout), key=lambda each: "fault" in each
+    )
+    assert good["layers"] == "2 × window of 32, 1 × full attention"
+    assert bad["name"].endswith("here/cut")
