@@ -1,6 +1,7 @@
 """What the server shows of itself: overview, tree and events, to each key what is its own."""
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -107,6 +108,8 @@ def test_what_is_on_disk_alone_is_shown_until_it_is_read(tmp_path: Path) -> None
         assert [each["id"] for each in found] == [run["id"]]
         below = server.get("/v1/cache/tree", params={"under": run["id"]}, headers=one).json()["data"]
         assert [node["id"] for node in below] == [run["id"]]
+        shown = CliRunner().invoke(app, ["top", "--once", "--url", str(server.base_url), "--api-key", "one"])
+        assert re.search(rf"{run['tokens']:,} tokens  [\d.]+ KiB on disk, ", shown.output), shown.output
         # It is nobody else's.
         assert not any(node["tokens"] for node in server.get("/v1/cache/tree", headers=two).json()["data"])
         assert server.get(f"/v1/cache/tree/{run['id']}", headers=two).status_code == 404

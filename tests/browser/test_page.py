@@ -1,9 +1,11 @@
 """The page in a real browser: each part has the numbers that /health and the records have, and no text is markup."""
 
+import json
 import re
 import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ from reprise.api.run import ServerThread
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings
+from reprise.core.sizes import Bytes
 from reprise.loop import EngineLoop
 from tests.agents.packages import installed
 from tests.api.real_server import real_server
@@ -56,6 +59,19 @@ def server() -> Iterator[httpx.Client]:
         ask(SYSTEM, "Hello", tools=tools[::-1])
         for text in NASTY:
             ask(SYSTEM, text, prompt_cache_key=text[:60])
+        for text in NASTY:
+            called = {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": text[:60], "arguments": json.dumps({text: text})},
+            }
+            messages = [
+                {"role": "user", "content": "Look it up.", "name": text[:60]},
+                {"role": "assistant", "content": "", "tool_calls": [called]},
+                {"role": "tool", "tool_call_id": "c1", "content": text},
+            ]
+            made = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 4, "user": text[:60]})
+            assert made.status_code in (200, 400), made.text
         client.post("/v1/chat/completions", json={"messages": "no"})
         settle(client)
         yield client
@@ -271,6 +287,49 @@ def test_a_line_of_a_megabyte_is_text_and_does_not_stop_the_page(browser: Any, s
     page.wait_for_selector(".edge")
     assert page.evaluate("document.documentElement.scrollWidth") <= 1400
     context.close()
+
+
+def test_the_tree_is_walked_by_keyboard(page: Any) -> None:
+    page.focus("#tree-scroll")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.classList.contains('edge')")
+    assert page.locator("#tree-scroll [tabindex='0']").count() == 1
+    page.keyboard.press("ArrowDown")
+    second = page.evaluate("document.activeElement.id")
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#edge .text")).to_contain_text(re.compile("."))
+    assert page.evaluate("document.activeElement.id") == second
+    page.keyboard.press("End")
+    page.keyboard.press("Home")
+    assert page.evaluate("document.activeElement.id") != second
+    page.keyboard.press("Tab")
+    # Behind the tree stands what was chosen, and Escape leads back to it.
+    assert page.evaluate("document.activeElement.closest('#edge') !== null")
+    page.keyboard.press("Escape")
+    assert page.locator("#edge *").count() == 0
+    assert page.evaluate("document.activeElement.classList.contains('edge')")
+
+
+def test_what_is_on_disk_alone_is_drawn_and_turns_into_memory_when_it_is_read(browser: Any, tmp_path: Path) -> None:
+    on_disk = {"disk_bytes": Bytes(1 << 28), "disk_directory": str(tmp_path), "settles": False}
+    body = {"messages": [{"role": "user", "content": SYSTEM + "And the lighthouse?"}], "max_tokens": 2}
+    with real_server(**on_disk) as server:
+        server.post("/v1/chat/completions", json=body).raise_for_status()
+    with real_server(**on_disk) as server:
+        context = browser.new_context(viewport={"width": 1400, "height": 900})
+        page = context.new_page()
+        page.goto(str(server.base_url))
+        page.wait_for_selector(".edge.disk-only[data-id]")
+        (run,) = server.get("/v1/cache/tree").json()["data"]
+        assert f"{run['tokens']:,} tokens on disk alone" in page.text_content("#tree-note")
+        page.locator(f"[id='edge-{run['id']}']").focus()
+        page.keyboard.press("Enter")
+        sync_api.expect(page.locator("#edge .text")).to_contain_text("And the lighthouse?")
+        assert "In memoryno" in page.text_content("#edge dl")
+        server.post("/v1/chat/completions", json=body).raise_for_status()
+        sync_api.expect(page.locator(".edge.on-disk[data-id]:not(.disk-only)")).not_to_have_count(0)
+        assert page.locator(f"[id='edge-{run['id']}']").count() == 0
+        context.close()
 
 
 def test_a_thousand_chats_are_drawn_as_far_as_they_can_be(browser: Any) -> None:

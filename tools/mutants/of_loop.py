@@ -9,6 +9,8 @@ _BUDGET = ("tests/loop/test_budget.py", "-k", "llama or taking_over or held_twic
 _MEMORY = ("tests/cache/test_accounts.py",)
 
 _READ_AHEAD = ("tests/loop/test_read_ahead.py",)
+_LOOKS = ("tests/loop/test_looks.py",)
+_TREE = ("tests/loop/test_tree_on_disk.py",)
 
 
 def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -211,5 +213,47 @@ LOOP_MUTANTS = (
         "worst > most or gap > most",
         "False",
         ("tests/loop/test_audit.py", "-k", "llama and wrong_state"),
+    ),
+    _mutant(
+        "LookQueue.answer",
+        "looks hold up the work",
+        "has_work and began_s < self._not_before_s",
+        "False",
+        _LOOKS,
+    ),
+    _mutant(
+        "EngineLoop._publish",
+        "looks are not counted",
+        "replace(status_of(worker), looks=looks, busy_s=busy_s)",
+        "status_of(worker)",
+        _LOOKS,
+    ),
+    _mutant(
+        "_follow",
+        "what leaves where an edge ends is shown twice on disk",
+        "leaves if is_above else [*leaves, _run_on_disk(edge, edge.start + num)]",
+        "[*leaves, _run_on_disk(edge, edge.start + num)]",
+        _TREE,
+    ),
+    _mutant(
+        "_follow",
+        "a chat on disk that goes on where memory ends is not shown",
+        "int(edge.tokens[num]) not in node.children",
+        "False",
+        _TREE,
+    ),
+    _mutant(
+        "DiskIndex.path_tokens",
+        "a key reads the text of another namespace on disk",
+        "(entry := self.entries.get(at)) is not None and entry.root == root",
+        "(entry := self.entries.get(at)) is not None",
+        _TREE,
+    ),
+    _mutant(
+        "DiskIndex.newest",
+        "the tree shows chats on disk of other namespaces",
+        "entry is None or entry.root != root",
+        "entry is None",
+        _TREE,
     ),
 )

@@ -10,7 +10,7 @@ const BEGINNING = 24;
 // Without the template's own markup, which every chat has.
 const label = (text) => oneLine(text.replace(/<[|｜][^<>]{1,40}[|｜]>\s*(system|user|assistant|tool)?/g, " "), 120);
 const USES = { stored: "stored", resumed: "resumed by a request", settled: "prefilled ahead" };
-let nodes = new Map(), totals = {}, hasMore = false, zoom = 1, chosen = null, asTable = false, found = new Set(), running = [];
+let nodes = new Map(), totals = {}, hasMore = false, zoom = 1, chosen = null, asTable = false, found = new Set(), running = [], reached = "";
 const opened = new Map();
 
 export async function load() {
@@ -78,10 +78,11 @@ function draw() {
   const rowOf = new Map();
   for (const item of placed) {
     if (item.more) {
-      const label = s("text", { class: "more", x: x(item.node.start + item.node.tokens) + 10, y: y(item.row) + 4, tabindex: 0, role: "button" }, `${num(item.more)} more`);
+      const label = s("text", { class: "more", x: x(item.node.start + item.node.tokens) + 10, y: y(item.row) + 4, "data-stop": "", tabindex: -1, role: "button", id: `more-${item.node.id}` }, `${num(item.more)} more`);
       const open = () => { opened.set(item.node.id, Math.min(1000, (opened.get(item.node.id) ?? 60) * 2)); load(); };
       label.addEventListener("click", open);
       label.addEventListener("keydown", (event) => event.key === "Enter" && open());
+      label.addEventListener("keydown", walk);
       svg.append(label);
     } else if (item.node.tokens > 0) { rowOf.set(item.node.id, item.row); svg.append(edge(item, x, y, width)); }
   }
@@ -94,6 +95,24 @@ function draw() {
     }
   }
   put(box, svg);
+  stay(svg.querySelector(`[id="${reached}"]`) ?? svg.querySelector("[data-stop]"));
+}
+
+// The tree is one stop of the Tab key; the arrows walk in it.
+function stay(stop) {
+  for (const other of stop?.ownerSVGElement.querySelectorAll("[tabindex='0']") ?? []) other.setAttribute("tabindex", -1);
+  stop?.setAttribute("tabindex", 0);
+}
+
+function walk(event) {
+  const all = [...event.currentTarget.ownerSVGElement.querySelectorAll("[data-stop]")], at = all.indexOf(event.currentTarget);
+  const to = { ArrowDown: at + 1, ArrowUp: at - 1, ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  const stop = all[Math.max(0, Math.min(all.length - 1, to))];
+  reached = stop.id;
+  stay(stop);
+  stop.focus();
 }
 
 function edge({ node, row, from, isFirst, isLeaf, title }, x, y, width) {
@@ -103,7 +122,7 @@ function edge({ node, row, from, isFirst, isLeaf, title }, x, y, width) {
   const fade = Math.max(0.38, 1 - Math.log10(1 + node.age_s / 30) * 0.2);
   const group = s("g", {
     class: `edge${node.disk_bytes ? " on-disk" : ""}${inMemory ? "" : " disk-only"}${chosen === node.id ? " chosen" : ""}${found.has(node.id) ? " found" : ""}`,
-    tabindex: 0, role: "button", id: `edge-${node.id}`, "data-id": node.id,
+    "data-stop": "", tabindex: -1, role: "button", id: `edge-${node.id}`, "data-id": node.id,
     "aria-label": `${num(node.tokens)} tokens from ${num(node.start)}, ${bytes(held)}${inMemory ? (node.disk_bytes ? ", on disk too" : "") : " on disk alone"}, ${USES[node.last_use]}, ${ago(node.age_s)}: ${isLeaf && title ? title : oneLine(node.text, 60)}`,
   },
   s("rect", { class: "hit", x: left, y: line - ROW / 2, width: isLeaf ? Math.max(1, width - left - 8) : right - left, height: ROW, rx: 4 }));
@@ -120,13 +139,8 @@ function edge({ node, row, from, isFirst, isLeaf, title }, x, y, width) {
   group.addEventListener("click", () => choose(node.id));
   group.addEventListener("keydown", (event) => {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(node.id); }
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (step) {
-      event.preventDefault();
-      const all = [...group.ownerSVGElement.querySelectorAll(".edge")];
-      all[all.indexOf(group) + step]?.focus();
-    }
   });
+  group.addEventListener("keydown", walk);
   return group;
 }
 
@@ -147,6 +161,7 @@ function table() {
 
 export async function choose(id) {
   chosen = chosen === id ? null : id;
+  reached = `edge-${id}`;
   document.querySelector(".tree-body").classList.toggle("has-edge", chosen !== null);
   draw();
   const panel = $("edge"), node = nodes.get(chosen);
@@ -196,6 +211,11 @@ export function begin() {
     } catch (error) { $("tree-note").textContent = error.message; }
   });
   $("query").addEventListener("input", (event) => { if (!event.currentTarget.value) { found = new Set(); draw(); } });
+  document.querySelector(".tree-body").addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || chosen === null) return;
+    choose(chosen);
+    document.getElementById(reached)?.focus();
+  });
   new ResizeObserver(() => nodes.size && draw()).observe($("tree-scroll"));
   const mark = (draws) => s("svg", { width: 26, height: 12, "aria-hidden": "true", class: "edge" }, draws);
   put($("tree-legend"),
