@@ -183,7 +183,7 @@ async def test_thinking_goes_round():
         record = await record_of(a, other)
     assert "Hm." in prompt_of(jobs[1])
     assert "Ah." in prompt_of(jobs[2])
-    assert record["notes"] == ["thinking blocks with a signature of another server, taken as they are: 1"]
+    assert record["notes"] == ["thinking blocks signed by another server, accepted unchecked: 1"]
 
 
 async def test_sampling_reaches_the_engine():
@@ -246,9 +246,7 @@ async def test_hosted_tools_are_left_out_and_named():
         record = await record_of(a, made)
         (job,) = a.backend.of(Purpose.GENERATE)
     assert "web_search" not in prompt_of(job)
-    assert record["notes"] == [
-        "tool of a kind that this server does not host, left out: web_search (web_search_20250305)"
-    ]
+    assert record["notes"] == ["unsupported server tool left out: web_search (web_search_20250305)"]
 
 
 async def test_an_answer_that_was_begun_goes_on():

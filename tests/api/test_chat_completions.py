@@ -265,4 +265,4 @@ async def test_unknown_fields_are_noted():
         while not a.service.is_idle:
             await asyncio.sleep(0.005)
         record = (await a.client.get(f"/v1/cache/requests/{made.json()['id']}")).json()
-    assert record["notes"] == ["field without effect here: user", "unknown field ignored: temprature"]
+    assert record["notes"] == ["field without effect: user", "unknown field ignored: temprature"]

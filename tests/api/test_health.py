@@ -58,7 +58,7 @@ def test_a_hang_is_told_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> N
             assert "in hang_here" in caplog.text
             may_go_on.set()
             until(lambda: client.get("/health/live").status_code == 200)
-            until(lambda: "makes progress again" in caplog.text)
+            until(lambda: "making progress again" in caplog.text)
             service.begin_close()
             assert client.get("/health/live").status_code == 200
             assert client.get("/health/ready").json() == {"status": "closing"}

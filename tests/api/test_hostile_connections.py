@@ -157,7 +157,7 @@ def test_a_log_says_the_same_once_a_second():
     assert [said("no room") for _ in range(1000)] == ["no room", *[None] * 999]
     assert said("other") == "other"
     now_s = 1.5
-    assert said("no room") == "no room (and 999 times more)"
+    assert said("no room") == "no room (and 999 more times)"
     now_s = 3.0
     assert said("no room") == "no room"
 

@@ -102,7 +102,7 @@ async def test_one_prompt_of_many_that_is_too_long_is_refused_before_any_is_comp
         together = await a.client.post(URL, json={"prompt": [[5] * 4000] * 20})
         assert a.backend.jobs == []
     assert "maximum context length" in many.json()["error"]["message"]
-    assert "80000 tokens together" in together.json()["error"]["message"]
+    assert "80000 tokens in total" in together.json()["error"]["message"]
 
 
 async def test_what_a_tokenizer_needs_that_is_far_away():

@@ -105,7 +105,7 @@ def test_without_leave_no_text_is_kept_and_a_second_server_appends(tmp_path: Pat
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(LoadFailed, match="cannot be written"):
+    with pytest.raises(LoadFailed, match="Cannot write"):
         Recorder(tmp_path / "nowhere" / "trace.jsonl", with_text=False)
 
 

@@ -23,7 +23,7 @@ def record(*outcomes: Outcome, ended: str = "stop") -> Record:
 @pytest.mark.parametrize(
     ("told", "line"),
     [
-        (record(ended="cancelled"), "r1 chat: cancelled before it began"),
+        (record(ended="cancelled"), "r1 chat: cancelled before it started"),
         (
             record(
                 Outcome(

@@ -197,11 +197,11 @@ async def test_items_reach_the_template():
     assert '{"name": "apply_patch", "arguments": {"input": "*** End"}}' in prompt
     assert prompt.index("*** End") < prompt.index("sunny") < prompt.index("done")
     assert notes == [
-        "`truncation` has no effect: what is too long is refused",
+        "`truncation` has no effect: prompts that are too long are refused",
         "items of type web_search_call left out: 1",
         "items of type reasoning without readable text left out: 1",
-        "tool of a kind that this server does not host, left out: web_search",
-        "tool of a kind that this server does not host, left out: local_shell",
+        "unsupported server tool left out: web_search",
+        "unsupported server tool left out: local_shell",
     ]
 
 

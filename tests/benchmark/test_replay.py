@@ -72,7 +72,12 @@ def test_without_bodies_lengths_and_shared_blocks_are_the_same(tmp_path: Path) -
 
 
 def test_what_is_no_recording_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    for text, sentence in (("", "holds no request"), ('{"a": 1}\n', "line 1"), ("[]\n", "line 1"), ("no\n", "line 1")):
+    for text, sentence in (
+        ("", "contains no requests"),
+        ('{"a": 1}\n', ":1: not a line"),
+        ("[]\n", ":1: not a line"),
+        ("no\n", ":1: not a line"),
+    ):
         file = tmp_path / "trace.jsonl"
         file.write_text(text)
         with pytest.raises(BenchFailed, match=sentence):
@@ -86,7 +91,7 @@ def test_what_is_no_recording_is_refused_in_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--workload", "nonsense"], "There is no workload 'nonsense'"),
+        (["--workload", "nonsense"], "Unknown workload 'nonsense'"),
         (["--html", "/nowhere/report.html"], "there is no directory /nowhere"),
         (["/nowhere/model", "--minutes", "0.1"], "reuse o"),
     ],

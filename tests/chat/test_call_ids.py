@@ -107,6 +107,6 @@ def test_calls_and_results_without_ids_belong_together_by_their_order() -> None:
     weather, search = answer["tool_calls"]
     assert (found["tool_call_id"], found["name"]) == (search["id"], "search")
     assert (sunny["tool_call_id"], sunny["name"]) == (weather["id"], "get_weather")
-    assert "tool calls or results without an id, given one by their order: 1, 2, 3" in rendered.notes
+    assert "tool calls or results without an id, numbered in order: 1, 2, 3" in rendered.notes
     assert any("order of their calls" in note for note in rendered.notes)
     assert render((*chat, {"role": "assistant", "content": "Sunny."}, user("Thanks!"))).text.startswith(rendered.text)

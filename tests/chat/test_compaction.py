@@ -133,4 +133,4 @@ def test_what_was_learnt_is_saved_once_and_read_again(caplog: pytest.LogCaptureF
     assert both is not None and saved[1:-1] in both and "Sum up." in both
     for text in ("", "{", "[1]", '[["x", true, [{"odd": 1}]]]', saved[:-20]):
         Compactions().restore(text)
-    assert caplog.text.count("is learnt again") == 5
+    assert caplog.text.count("will be learnt again") == 5

@@ -344,7 +344,7 @@ def test_what_becomes_too_large_in_the_answer_is_told_too(monkeypatch: pytest.Mo
     rows = " | ".join(f'"b" r{i}' for i in range(70))
     rules = "\n".join(f'r{i}: "c" "{i}"' for i in range(70))
     constraint = Grammars(MODEL).constraint(grammar.context_free(f'start: "a" ({rows})\n{rules}'))()
-    with pytest.raises(BadRequest, match="too large to go on"):
+    with pytest.raises(BadRequest, match="too large to continue"):
         write(constraint, MODEL.encode("abc"))
 
 
@@ -631,7 +631,7 @@ def test_choices_that_are_none(tools: list[Any], choice: Any, says: str) -> None
 
 
 def test_a_model_whose_calls_are_not_known() -> None:
-    with pytest.raises(BadRequest, match="not known"):
+    with pytest.raises(BadRequest, match="is unknown"):
         call_grammar(replace(MODEL, calls=ModelCalls()), tools=[WEATHER], tool_choice="required")
 
 

@@ -320,9 +320,9 @@ def test_a_model_that_is_told_nothing_of_tools() -> None:
     with pytest.raises(BadRequest, match=r"template takes no tools.*can only be 'auto' or 'none'"):
         call_grammar(model, tools=TOOLS, tool_choice="required")
     told = model_with("{{ tools }}" + PLAIN, ("<|role|>",))
-    note = "the format of this model's tool calls is not known: a call comes as text"
+    note = "the format of this model's tool calls is unknown: calls are returned as text"
     assert Renderer(told).render(request).notes == (note,)
-    with pytest.raises(BadRequest, match="format of this model's tool calls is not known"):
+    with pytest.raises(BadRequest, match="format of this model's tool calls is unknown"):
         call_grammar(told, tools=TOOLS, tool_choice="required")
 
 

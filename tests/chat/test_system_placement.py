@@ -52,7 +52,7 @@ def test_several_system_messages_at_the_beginning_are_one_where_only_one_is_take
     rendered = renderer.render(ChatRequest(messages=messages, breakpoints=(1,)))
     assert rendered.request.messages == (said("system", "Be kind.\n\nBe brief."), said("user", "One"))
     assert rendered.request.cuts == (Cut(0, len("Be kind.")),)
-    assert rendered.notes == ("the system messages at the beginning given as one, since the chat template takes one",)
+    assert rendered.notes == ("the system messages at the beginning merged, since the chat template accepts one",)
 
 
 def calls(*words: str) -> Message:

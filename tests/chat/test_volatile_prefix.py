@@ -100,9 +100,9 @@ def test_what_a_model_may_need_is_named_and_not_changed() -> None:
     normalized = normalize(request, sorts_tools=False)
     assert normalized.request is request
     assert [note.split(" (")[0] for note in normalized.notes] == [
-        "the system prompt holds a working directory",
-        "the system prompt holds a git status",
-        "the system prompt holds a date",
+        "the system prompt contains a working directory",
+        "the system prompt contains a git status",
+        "the system prompt contains a date",
     ]
     assert "('2026-03-01')" in normalized.notes[-1]
 
@@ -134,7 +134,7 @@ def test_the_renderer_does_it_unless_told_otherwise() -> None:
 
     (first, _), (second, notes) = rendered(RenderSettings())
     assert "billing" not in first + second
-    assert any("another order" in note for note in notes)
+    assert any("order of the tools changed" in note for note in notes)
     (first, _), (second, _) = rendered(RenderSettings(sorts_tools=True))
     assert first == second
     (first, notes), (second, _) = rendered(RenderSettings(normalizes=False, sorts_tools=True))

@@ -51,4 +51,4 @@ def test_a_disk_that_cannot_be_written() -> None:
     # Not even root writes there.
     status, told = doctor("--disk-cache", "/proc/reprise")
     assert status == 1
-    assert "/proc cannot be written" in told
+    assert "/proc is not writable" in told

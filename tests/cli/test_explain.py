@@ -37,7 +37,7 @@ def test_a_request_of_a_server_for_a_person() -> None:
         assert status == 0
         assert "reason: thinking stripped" in text
         assert f"{second.computed:,} computed" in text
-        assert "parted at token" in text
+        assert "diverged at token" in text
         assert "--restore-reasoning" in text
         assert json.loads(run(second.id, "--url", url, "--json")[1]) == server.record(second.id)
         # Without an id: the last one, and the address without its scheme.
@@ -51,7 +51,7 @@ def test_a_request_of_a_server_for_a_person() -> None:
         assert [record["id"] for record in records] == [second.id, first.id]
         status, text = run("chatcmpl-nobody", "--url", url)
         assert status == 2
-        assert "There is no record of a request" in text
+        assert "There is no record of request" in text
 
 
 def test_two_bodies_of_one_chat(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_two_bodies_of_other_apis(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("{", "cannot be read as JSON"), ("[]", "has to be a JSON object"), ('{"messages": 5}', "is no request body")],
+    [("{", "is not valid JSON"), ("[]", "expected a JSON object"), ('{"messages": 5}', "is not a request body")],
 )
 def test_a_file_that_is_no_request(tmp_path: Path, text: str, sentence: str) -> None:
     file = tmp_path / "a.json"
@@ -98,7 +98,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text("{}")
     assert "--model" in run(file, file)[1]
-    assert "there is no such directory" in run(file, file, "--model", tmp_path / "none")[1]
+    assert "no such directory" in run(file, file, "--model", tmp_path / "none")[1]
     status, text = run("chatcmpl-1", "--url", "http://127.0.0.1:1")
     assert status == 2
     assert "No server answers" in text

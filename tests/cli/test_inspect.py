@@ -86,7 +86,7 @@ def test_layers_are_counted_by_kind() -> None:
         Layers(kind="window of 4,096 with the first 4", num=2),
         Layers(kind="recurrent state and full attention, 4-bit KV", num=1),
         Layers(kind="chunks of 8,192", num=1),
-        Layers(kind="a cache of its own (KVCache)", num=1),
+        Layers(kind="own cache class (KVCache)", num=1),
     )
     assert describe_kind(Window(512)) == "window of 512"
 

@@ -69,7 +69,7 @@ def test_settings_have_the_server_and_keep_the_rest() -> None:
 
 @pytest.mark.parametrize("text", ["[1]", '{"env": 1}', "{not json", '// a comment\n{"a": 1}'])
 def test_what_cannot_be_read_is_not_changed(text: str) -> None:
-    with pytest.raises(ValueError, match=r"it is not|another form"):
+    with pytest.raises(ValueError, match=r"it is not|unexpected form"):
         AGENTS["claude"].settings.edited(text, SERVER)
 
 

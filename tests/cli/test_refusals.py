@@ -51,7 +51,7 @@ def test_a_model_that_cannot_be_served(make: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "named"),
-    [("-n 64", ("open 64 files", "ulimit -Hn 4096")), ("-v 600000", ("614 MB", "ulimit -v"))],
+    [("-n 64", ("open only 64 files", "ulimit -Hn 4096")), ("-v 600000", ("614 MB", "ulimit -v"))],
 )
 def test_a_process_that_may_have_too_little(limit: str, named: tuple[str, ...]) -> None:
     words = [sys.executable, "-m", "reprise.cli.main", "serve", str(tiny_model("llama")), "--port", "0"]

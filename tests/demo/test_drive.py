@@ -197,7 +197,7 @@ def test_the_plot_is_a_page_or_a_sentence(tmp_path: Path) -> None:
     page = (tmp_path / "plot.html").read_text(encoding="utf-8")
     assert page.count("<polyline") == 4 and "Time to the first token" in page and "--accent" in page
     assert "http" not in page and "<script" not in page
-    assert "cannot be written" in str(plot_page(turns, tmp_path / "none" / "plot.html"))
+    assert "Cannot write" in str(plot_page(turns, tmp_path / "none" / "plot.html"))
 
 
 def test_the_story_has_forty_turns_and_asks_for_its_first_fact_at_its_end() -> None:

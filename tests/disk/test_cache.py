@@ -239,7 +239,7 @@ def test_a_folder_of_ours_that_is_open_to_others_is_closed_and_the_directory_lef
 def test_a_directory_that_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(DiskUnusable, match="cannot be used"):
+        with pytest.raises(DiskUnusable, match="Cannot use the cache"):
             DiskCache(place, fingerprint="model", max_bytes=10**6, resumes_anywhere=True)
     assert issubclass(DiskUnusable, RepriseError)
 

@@ -303,7 +303,7 @@ def test_a_directory_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", refuse)
-        with pytest.raises(DiskUnusable, match="cannot be used"):
+        with pytest.raises(DiskUnusable, match="Cannot use the cache"):
             DiskCache(tmp_path, fingerprint="model", max_bytes=10**6, resumes_anywhere=True)
     with opened(tmp_path):
         pass
@@ -314,7 +314,7 @@ def test_a_folder_that_vanished_is_made_again(tmp_path: Path, caplog: pytest.Log
         put_path(cache, CHAT)
         shutil.rmtree(tmp_path / "kv")
         put_path(cache, [7] * 9)
-        assert "made again" in caplog.text and cache.stats().num_errors == 0
+        assert "created again" in caplog.text and cache.stats().num_errors == 0
         assert find(cache, CHAT) is None and position(find(cache, [7] * 9)) == 9
         cache.check()
         put_path(cache, CHAT)

@@ -304,4 +304,4 @@ def test_without_locks_each_server_writes_one_record_over_the_bound_at_most(
                 look(cache)
                 cache.check()
                 assert cache.stats().num_evicted > 0 and cache.stats().num_errors == 0 and cache.is_shared
-    assert "cannot be locked" in caplog.text
+    assert "Cannot lock" in caplog.text

@@ -56,7 +56,7 @@ def test_what_can_never_fit_is_refused_before_it_becomes_work(architecture: str)
     engine = Engine(architecture, cache_bytes=1_000_000)
     try:
         each = engine.ask(lambda worker: worker.runner.footprint.full)
-        with pytest.raises(ContextTooLong, match="Shorten the conversation or give the cache more memory"):
+        with pytest.raises(ContextTooLong, match="Shorten the conversation, or raise --cache-bytes"):
             engine.submit(words(800, 1_000_000 // each + 1))
         assert engine.loop.status().counts.num_requests == 0
         assert engine.inspect().num_inside == 0

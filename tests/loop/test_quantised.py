@@ -86,4 +86,4 @@ def test_a_model_without_full_attention_says_that_nothing_is_quantised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert load_model(str(tiny_model("mamba2")), kv_bits=8).blueprint.layout.kinds == ()
-    assert "no layer of full attention" in caplog.text
+    assert "no full-attention layer" in caplog.text

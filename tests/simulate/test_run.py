@@ -220,7 +220,7 @@ def test_a_plot_that_fails_to_be_written_is_one_sentence(trace: Path, tmp_path: 
     to = tmp_path / (300 * "x" + ".html")
     done = CliRunner().invoke(app, ["simulate", str(trace), "--tokens", "2k", "--plot", str(to)])
     assert done.exit_code == 2
-    assert "cannot be written" in done.stderr and "2000" in done.stdout
+    assert "Cannot write" in done.stderr and "2000" in done.stdout
 
 
 def test_a_recorded_trace_says_what_more_memory_would_save(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_the_command_gives_json(trace: Path, layout: str) -> None:
         (["--tokens", "infM"], "'infM'"),
         (["--tokens", "1M,,2M"], "''"),
         (["--cache-bytes", "50%"], "50%"),
-        (["--cache-bytes", "x"], "amount of memory"),
+        (["--cache-bytes", "x"], "Invalid size"),
         (["--layout", "round"], "'round'"),
         (["--policy", "fifo"], "'fifo'"),
     ],

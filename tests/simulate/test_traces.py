@@ -111,7 +111,7 @@ def test_dialogues_make_a_request_for_each_answer(tmp_path: Path) -> None:
 def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(b'{"tokens": [1, 2]}\n' + line.encode(errors="surrogateescape") + b"\n")
-    with pytest.raises(BadRequest, match=r"t\.jsonl, line 2"):
+    with pytest.raises(BadRequest, match=r"t\.jsonl:2: invalid request"):
         list(read_trace(path))
 
 

@@ -32,7 +32,7 @@ _AT_ONCE = 256
 def refuse_unstreamed(*, goes_on: bool) -> None:
     """Raises BadRequest if an answer that is not streamed is to go on: nobody would learn its id in time."""
     if goes_on:
-        raise BadRequest("An answer in the background is streamed: set `stream` to true.", param="stream")
+        raise BadRequest("A background answer must be streamed: set `stream` to true.", param="stream")
 
 
 class BackgroundAnswer:
@@ -78,7 +78,7 @@ class BackgroundAnswer:
     ) -> None:
         self.num_readers -= 1
         if self.num_readers == 0 and not self.is_over:
-            log.info("%s: nobody reads it; it goes on", self.id)
+            log.info("%s: continues in the background without a reader", self.id)
         self._owner.rearm(self)
 
     def begin(self, reply: AbstractAsyncContextManager[object], tell: AsyncGenerator[str, None]) -> None:
@@ -90,7 +90,7 @@ class BackgroundAnswer:
         Raises BadRequest if there is no event of this number.
         """
         if not -1 <= after < len(self._events):
-            raise BadRequest(f"There is no event {after} yet: the last one of this answer is {len(self._events) - 1}.")
+            raise BadRequest(f"There is no event {after} yet; the last one of this answer is {len(self._events) - 1}.")
         return EventStream(
             self, self._events_after(after), request_id=self.id, on_error=self._on_error, headers=self._headers
         )
@@ -218,9 +218,9 @@ class BackgroundAnswers:
         answer = self.find(request_id, namespace=namespace)
         if answer is None:
             raise NotFound(
-                f"There is no answer {request_id[:80]!r} in the background. It was not asked for with the header "
-                f"`{HEADER}: true`, or nobody read it for {self._keep_s:g} s (--background-time), or it had to make "
-                "room (--background-bytes). What was computed is in the prefix cache: ask again."
+                f"There is no background answer {request_id[:80]!r}. Its request did not have the header "
+                f"`{HEADER}: true`, or no client read it for {self._keep_s:g} s (--background-time), or it was dropped "
+                "to free memory (--background-bytes). The prefix cache has what was computed: send the request again."
             )
         return answer
 
@@ -236,7 +236,9 @@ class BackgroundAnswers:
     async def close(self) -> None:
         """End all: who reads one hears why."""
         for answer in list(self._by_id.values()):
-            self.drop(answer, "The server is shutting down. What was computed is in the prefix cache: ask again.")
+            self.drop(
+                answer, "The server is shutting down. The prefix cache has what was computed: send the request again."
+            )
             await answer.wait()
 
     def rearm(self, answer: BackgroundAnswer) -> None:
@@ -245,7 +247,7 @@ class BackgroundAnswers:
             answer.timer.cancel()
             answer.timer = None
         if answer.num_readers == 0 and self._by_id.get(answer.id) is answer:
-            why = f"Nobody read this answer for {self._keep_s:g} s (--background-time)."
+            why = f"No client read this answer for {self._keep_s:g} s (--background-time)."
             answer.timer = asyncio.get_running_loop().call_later(self._keep_s, self.drop, answer, why)
 
     def grown(self, answer: BackgroundAnswer, nbytes: int) -> None:
@@ -261,9 +263,7 @@ class BackgroundAnswers:
                 victim = min(over, key=lambda answer: answer.num_readers > 0)
             else:
                 victim = max(self._by_id.values(), key=lambda answer: answer.nbytes)
-            self.drop(
-                victim, f"Answers in the background hold more than {self._max_nbytes} bytes (--background-bytes)."
-            )
+            self.drop(victim, f"Background answers hold more than {self._max_nbytes} bytes (--background-bytes).")
 
     def check(self) -> None:
         """Recount; raises AssertionError on any difference."""

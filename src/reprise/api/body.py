@@ -29,7 +29,7 @@ def _stop_at_first_error(schema: object) -> None:
 
 def _not_zero(bound: int) -> int:
     if bound == 0:
-        raise ValueError("has to be at least 1, or -1 for all that the context leaves")
+        raise ValueError("must be at least 1, or -1 for the rest of the context")
     return bound
 
 
@@ -70,7 +70,7 @@ def unknown_fields(body: Body, *, ignored: frozenset[str], refused: Mapping[str,
         if name in refused:
             raise BadRequest(f"`{name}` is not supported. {refused[name]}", param=name)
         if name in ignored:
-            notes.append(f"field without effect here: {name}")
+            notes.append(f"field without effect: {name}")
         else:
             notes.append(f"unknown field ignored: {name[:64]}")
     return tuple(notes)
@@ -87,9 +87,7 @@ def check_numbers(value: object) -> None:
             elif isinstance(item, list):
                 below.extend(cast(list[object], item))
             elif isinstance(item, float) and not isfinite(item):
-                raise BadRequest(
-                    "The body holds NaN, Infinity or a number beyond 1.8e308; send numbers as JSON has them."
-                )
+                raise BadRequest("The body contains NaN, Infinity or a number beyond 1.8e308. Send valid JSON numbers.")
         level = below
 
 
@@ -100,7 +98,7 @@ def invalid_body(body: object, errors: Sequence[Mapping[str, Any]]) -> BadReques
     path = _path(body, first)
     sentence = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     if not path:
-        return BadRequest(f"The body is not as expected: {sentence}.")
+        return BadRequest(f"Invalid body: {sentence}.")
     name = field_name(path)
     return InvalidValue(f"`{name}`: {sentence}.", param=name)
 

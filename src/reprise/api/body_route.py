@@ -54,11 +54,11 @@ def _check_shape(raw: bytes, *, limits: Limits, context: int | None) -> None:
         raise BadRequest(f"The body is nested more than {limits.max_depth} levels deep. Flatten it.")
     if shape.num_containers > limits.max_containers:
         raise BadRequest(
-            f"The body has {shape.num_containers} lists and objects; at most {limits.max_containers} are read. "
+            f"The body has {shape.num_containers} lists and objects; at most {limits.max_containers} are accepted. "
             "Send fewer messages or tools."
         )
     if shape.num_commas > max_commas:
-        raise BadRequest(f"The body lists {shape.num_commas} values; at most {max_commas} are read. Send less at once.")
+        raise BadRequest(f"The body lists {shape.num_commas} values; at most {max_commas} are accepted. Send less.")
 
 
 class _ReadRequest(Request):

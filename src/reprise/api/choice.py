@@ -90,7 +90,7 @@ class Choice:
     def _finish(self, event: Finished) -> Sequence[ReplyEvent]:
         self.outcome = event.outcome
         if event.reason is FinishReason.FAILED:
-            raise event.error or EngineFailed("The model failed on this request; the server's log says why.")
+            raise event.error or EngineFailed("The model failed on this request. The server's log says why.")
         if event.reason is FinishReason.CANCELLED and not self.wants_stop:
             raise RequestCancelled("The request was cancelled.")
         rest = self._piece(self.parser.finish(), is_last=True)

@@ -123,12 +123,12 @@ class Connection(H11Protocol):
         """Why this connection should end now, or None. To be asked regularly."""
         limits = self._limits
         if self._unread.waited_s(self.transport.get_write_buffer_size(), now_s) > limits.unread_s:
-            return "the client does not read"
+            return "the client does not read its answer"
         if self.is_between_requests:
-            return "no request came" if now_s - self._quiet_since_s > limits.arrive_s else None
+            return "no request arrived" if now_s - self._quiet_since_s > limits.arrive_s else None
         if self.cycle.more_body:
             allowed_s = limits.arrive_s + self._num_received / _MIN_BYTES_PER_S
-            return "the request did not arrive" if now_s - self._quiet_since_s > allowed_s else None
+            return "the request did not arrive in time" if now_s - self._quiet_since_s > allowed_s else None
         return None
 
     def forgive(self, late_s: float, now_s: float) -> None:
@@ -144,10 +144,10 @@ class Connection(H11Protocol):
         ]
         if waiting:
             # Without their number: a sentence that changes would be logged each time, and not once a second.
-            log.warning("all connections that are served (--max-connections) are in use: idle ones are closed")
+            log.warning("all connections (--max-connections) are in use: closing idle ones")
             min(waiting, key=lambda each: each.quiet_since_s).transport.abort()
             return
-        log.warning("all connections that are served (--max-connections) are at work: one more is refused")
+        log.warning("all connections (--max-connections) are busy: refusing a new one")
         self.transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
         self.transport.close()
 
@@ -163,7 +163,7 @@ def end_overdue(connections: Iterable[object], *, late_s: float = 0.0) -> None:
         reason = each.why_overdue(now_s)
         if reason is not None:
             # To a request it is as if the client had hung up: it ends, and its work is kept.
-            log.info("a connection was closed: %s", reason)
+            log.info("closed a connection: %s", reason)
             each.transport.abort()
 
 

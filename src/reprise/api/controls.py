@@ -101,9 +101,9 @@ def _schema(schema: Mapping[str, Any] | str, *, param: str) -> Grammar:
     try:
         read: object = json.loads(schema)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"`{param}` holds a JSON schema as text that is not JSON: {error}.", param=param) from error
+        raise BadRequest(f"`{param}` is not valid JSON: {error}.", param=param) from error
     if not isinstance(read, dict):
-        raise BadRequest(f"`{param}` has to be a JSON schema: an object.", param=param)
+        raise BadRequest(f"`{param}` must be a JSON schema: an object.", param=param)
     return json_schema(cast(dict[str, Any], read), param=param)
 
 
@@ -144,17 +144,17 @@ FOREIGN: Mapping[str, tuple[Sequence[object], str]] = {
     "chat_template": ((), "Start the server with --chat-template."),
     "dry_multiplier": ((0,), "Use `repetition_penalty`."),
     "dynatemp_range": ((0,), "Use `temperature`."),
-    "include_stop_str_in_output": ((False,), "Stop strings are not part of an answer here."),
-    "length_penalty": ((1,), "There is no beam search here."),
-    "logits_processors": (([],), "This server runs no code of its clients."),
+    "include_stop_str_in_output": ((False,), "Answers never include stop strings."),
+    "length_penalty": ((1,), "There is no beam search."),
+    "logits_processors": (([],), "This server does not run client code."),
     "mirostat": ((0,), "Use `temperature`, `top_p` or `min_p`."),
     "prompt_logprobs": ((), "Use `echo` with `logprobs` at /v1/completions."),
-    "skip_special_tokens": ((True,), "Special tokens are not part of an answer here."),
+    "skip_special_tokens": ((True,), "Answers never include special tokens."),
     "tfs_z": ((1,), "Use `top_p` or `min_p`."),
     "top_n_sigma": ((-1, 0), "Use `top_p` or `min_p`."),
-    "truncate_prompt_tokens": ((-1,), "What is too long is refused here: shorten the chat."),
+    "truncate_prompt_tokens": ((-1,), "Prompts that are too long are refused: shorten the chat."),
     "typical_p": ((0, 1), "Use `top_p` or `min_p`."),
-    "use_beam_search": ((False,), "Ask for `n` answers."),
+    "use_beam_search": ((False,), "Use `n` to get several answers."),
 }
 """Fields of other servers that change an answer and are not offered: values that change nothing, and what to do."""
 

@@ -23,7 +23,7 @@ def encode_json(body: object) -> str:
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
     except (ValueError, TypeError) as error:
-        raise NotJson("The answer holds a value that JSON has no form for; the server's log says where.") from error
+        raise NotJson("The answer has a value that JSON cannot represent. The server's log says where.") from error
     return text
 
 

@@ -83,7 +83,7 @@ class Ending:
         self._end_s = time.monotonic() + seconds
 
         def end() -> None:
-            log.warning("Not everything ended within the time that stopping may take (--grace): ended as it is.")
+            log.warning("Not everything finished within --grace: exiting now.")
             end_at_once(status)
 
         timer = threading.Timer(seconds, end)

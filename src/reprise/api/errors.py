@@ -86,14 +86,14 @@ def _problem_of(error: Exception) -> Problem:
         case HTTPException():
             return _http_problem(error)
         case _:
-            message = "The server met an error of its own; its log has the details. Other requests go on."
+            message = "Internal server error. The server's log has the details; other requests continue."
             return Problem(status=500, code="internal_error", message=message)
 
 
 _HTTP_SENTENCES = {
-    400: "The body cannot be read: it is nested too deeply, holds a number that is too long, or is not UTF-8.",
+    400: "The body cannot be parsed: it is nested too deeply, has a number that is too long, or is not UTF-8.",
     404: "No such endpoint. GET /openapi.json lists them.",
-    405: "This address does not take this method. GET /openapi.json lists what it takes.",
+    405: "Method not allowed for this endpoint. GET /openapi.json lists the allowed ones.",
 }
 
 
@@ -106,7 +106,7 @@ def _invalid_body(error: RequestValidationError) -> Problem:
     found = cast(Sequence[Mapping[str, Any]], error.errors())
     if isinstance(error.body, bytes):
         return Problem(
-            status=400, code="not_json", message="Send JSON, with the header `Content-Type: application/json`."
+            status=400, code="not_json", message="Send JSON with the header `Content-Type: application/json`."
         )
     return _problem_of(invalid_body(error.body, found))
 

@@ -79,7 +79,7 @@ def cut_at(prompt: Prompt, kind: BoundaryKind) -> Prompt:
     end = max((boundary.position for boundary in prompt.boundaries if boundary.kind is kind), default=0)
     if end == 0:
         raise BadRequest(
-            "This chat template has no system part that stands by itself. Add a user message.", param="messages"
+            "This chat template cannot render a system prompt alone. Add a user message.", param="messages"
         )
     boundaries = tuple(boundary for boundary in prompt.boundaries if boundary.position <= end)
     return Prompt(tokens=own_tokens(prompt.tokens[:end]), boundaries=boundaries)

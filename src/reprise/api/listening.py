@@ -33,7 +33,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise CannotListen(f"{host} is no address of this machine: {error.strerror}.") from error
+        raise CannotListen(f"{host} is not an address of this machine: {error.strerror}.") from error
     listener = socket.socket(family, kind, protocol)
     # A port whose last connections have not timed out yet is free.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

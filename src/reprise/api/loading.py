@@ -163,8 +163,8 @@ class LoadingApp:
             headers=headers,
         )
         if not scope["path"].startswith("/health"):
-            log.info("%s %s: 503, the model is being loaded", scope["method"], scope["path"][:200])
-            message = f"The model is being loaded ({progress}). Try again in {progress.retry_after_s} s."
+            log.info("%s %s: 503, the model is loading", scope["method"], scope["path"][:200])
+            message = f"The model is loading ({progress}). Try again in {progress.retry_after_s} s."
             problem = Problem(status=503, code="model_loading", message=message, retry_after_s=progress.retry_after_s)
             response = error_response(problem, self._shapes.of(scope))
         await response(scope, receive, send)

@@ -63,6 +63,6 @@ async def file(name: str) -> Response:
 def _file(name: str) -> Response:
     found = _FILES.get(name)
     if found is None:
-        raise NotFound(f"There is no file {name!r} of the page.")
+        raise NotFound(f"The page has no file {name!r}.")
     body, kind = found
     return Response(body, headers={"content-type": kind, **_HEADERS})

@@ -66,8 +66,8 @@ async def pin(body: PinBody, request: Request, context: InContext, namespace: Na
     outcome = await while_connected(request.receive, work)
     if outcome.pin is None:
         raise OutOfMemory(
-            f"There is no room to pin {len(prefix)} tokens: pins keep half of --cache-bytes at most, and running "
-            "requests come first. Unpin something, pin less, or give the cache more memory."
+            f"There is no room to pin {len(prefix)} tokens: pins can use at most half of --cache-bytes, and running "
+            "requests take precedence. Unpin something, pin less, or raise --cache-bytes."
         )
     # Asked behind the job, so that whoever has the answer finds the pin in all that the server tells. A short one may
     # be over by then.

@@ -22,17 +22,17 @@ class Metrics:
     def __init__(self, service: ChatService) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "reprise_requests", "Requests that ended, by API and how.", ["api", "outcome"], registry=self._registry
+            "reprise_requests", "Ended requests, by API and outcome.", ["api", "outcome"], registry=self._registry
         )
         self._ttft = Histogram(
             "reprise_time_to_first_token_seconds",
-            "From a request's arrival at the engine to its first token.",
+            "Time from a request's arrival at the engine to its first token.",
             registry=self._registry,
             buckets=_TTFT_BUCKETS_S,
         )
         self._gap = Histogram(
             "reprise_inter_token_seconds",
-            "Between two tokens of one answer.",
+            "Time between two tokens of an answer.",
             registry=self._registry,
             buckets=_GAP_BUCKETS_S,
         )

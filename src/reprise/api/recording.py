@@ -97,7 +97,7 @@ class Recorder:
                 return
         if not self._has_warned_slow:
             self._has_warned_slow = True
-            log.warning("--record: %s is written too slowly; lines are being dropped and counted", self._path)
+            log.warning("--record: writing to %s is too slow; lines are dropped and counted", self._path)
 
     def token_came(self, gap_s: float) -> None:
         """Nothing of it is recorded."""
@@ -151,7 +151,7 @@ class Recorder:
                 self._num_unsaid += num_dropped
             if not self._has_warned_full:
                 self._has_warned_full = True
-                log.warning("--record: %s cannot be written: %s. Lines are dropped until it can", self._path, error)
+                log.warning("--record: cannot write %s: %s. Lines are dropped until it is writable", self._path, error)
         else:
             self.num_written += 1
             self._has_warned_full = False
@@ -227,7 +227,7 @@ def _open(path: Path) -> tuple[int, bool]:
         if is_regular:
             os.fchmod(file, 0o600)
     except OSError as error:
-        raise LoadFailed(f"--record: {path} cannot be written: {error.strerror}.") from error
+        raise LoadFailed(f"Cannot write the --record file {path}: {error.strerror}.") from error
     return file, is_regular
 
 

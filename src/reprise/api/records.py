@@ -178,8 +178,8 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
     if "prompt_tokens" in record:
         lines += [
             f"prompt {record['prompt_tokens']:,} tokens: {record['reused']:,} reused, {record['prefilled']:,} computed",
-            f"of the reused, {record['settled']:,} were computed while idle, {record['awaited']:,} by another request, "
-            f"and {record['loaded']:,} were read from disk",
+            f"of the reused tokens, {record['settled']:,} were computed while idle, {record['awaited']:,} by another "
+            f"request, and {record['loaded']:,} were read from disk",
             f"reason: {record['reason']}",
         ]
     if record.get("audit"):
@@ -197,7 +197,7 @@ def explanation_lines(body: Mapping[str, Any]) -> list[str]:
         if explanation["diverged_at"] is not None:
             where = f" in {explanation['part']}" if explanation["part"] is not None else ""
             lines += [
-                f"parted at token {explanation['diverged_at']:,}{where}",
+                f"diverged at token {explanation['diverged_at']:,}{where}",
                 f"  after    {explanation['shared_text']!r}",
                 f"  expected {explanation['expected_text']!r}",
                 f"  came     {explanation['actual_text']!r}",
@@ -252,7 +252,7 @@ def _how_ended(reply: Reply) -> str:
 def log_line(record: Record) -> str:
     """The record in one line of the log."""
     if not record.outcomes:
-        return f"{record.id} {record.api}: {record.ended} before it began"
+        return f"{record.id} {record.api}: {record.ended} before it started"
     first = record.outcomes[0]
     reason = first.reason if record.explanation is None else record.explanation.reason
     ttft = "-" if first.ttft_s is None else f"{first.ttft_s:.3f} s"
@@ -292,7 +292,7 @@ class Records:
     def get(self, record_id: str, *, namespace: str) -> Record:
         record = self._by_id.get(record_id)
         if record is None or record.namespace not in (namespace, ""):
-            raise NotFound(f"There is no record of a request {record_id!r}; the latest {self._limit} are kept.")
+            raise NotFound(f"There is no record of request {record_id!r}; only the latest {self._limit} are kept.")
         return record
 
     def page(self, *, namespace: str, limit: int, before: str | None = None) -> tuple[tuple[Record, ...], bool]:

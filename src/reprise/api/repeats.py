@@ -33,5 +33,5 @@ class OncePerSecond(logging.Filter):
             while len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
         if num_dropped > 0:
-            record.msg, record.args = f"{text} (and {num_dropped} times more)", None
+            record.msg, record.args = f"{text} (and {num_dropped} more times)", None
         return True

@@ -26,9 +26,9 @@ def chat_in(file: Path, text_model: TextModel) -> ChatRequest:
     try:
         body: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadRequest(f"{file} cannot be read as JSON: {error}.") from error
+        raise BadRequest(f"{file} is not valid JSON: {error}.") from error
     if not isinstance(body, dict):
-        raise BadRequest(f"{file} is no request body: it has to be a JSON object.")
+        raise BadRequest(f"{file} is not a request body: expected a JSON object.")
     served = Served(
         id="",
         text=text_model,
@@ -42,9 +42,9 @@ def chat_in(file: Path, text_model: TextModel) -> ChatRequest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"{file} is no request body: {where}: {first['msg']}.") from error
+        raise BadRequest(f"{file} is not a request body: {where}: {first['msg']}.") from error
     except BadRequest as error:
         raise BadRequest(f"{file}: {error}", param=error.param) from error
     if not isinstance(prompt, ChatRequest):
-        raise BadRequest(f"{file} asks for no chat: it needs `messages` or `input`.")
+        raise BadRequest(f"{file} is not a chat request: expected `messages` or `input`.")
     return prompt

@@ -71,7 +71,7 @@ def run_while_loading(
 
 def _run(server: "_Server", settings: Settings, listener: socket.socket, ending: Ending) -> None:
     if not settings.api_keys and not _is_loopback(listener):
-        log.warning("Everybody who reaches %s may use this server. Give it a key with --api-key.", settings.host)
+        log.warning("Anyone who can reach %s can use this server. Set a key with --api-key.", settings.host)
     ending.on_first, ending.on_second = server.finish, server.cut_off
     server.run(sockets=[listener])
 

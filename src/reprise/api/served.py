@@ -54,7 +54,7 @@ class Served:
         if name is None or self.accepts_any_name or name in (self.id, PurePath(self.id).name):
             return
         raise UnknownModel(
-            f"The model {name!r} is not served here. Ask for {self.id!r}, leave `model` out, "
+            f"The model {name!r} is not served here. Use {self.id!r}, leave `model` out, "
             "or start the server with --any-model."
         )
 

@@ -51,7 +51,7 @@ async def live(context: InContext) -> JsonResponse:
     return JsonResponse({"status": health}, status_code=503 if health in _ILL else 200)
 
 
-@router.get("/health/ready", responses={503: {"description": "Requests would not be served."}})
+@router.get("/health/ready", responses={503: {"description": "The server does not accept requests."}})
 async def ready(context: InContext) -> JsonResponse:
     """Whether to send requests here. 503: the server is shutting down, or its engine hangs."""
     health = _health(context)

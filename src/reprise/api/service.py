@@ -222,7 +222,7 @@ class ChatService:
         chat = self._with_defaults(chat)
         prefix = await self.off_loop(lambda: self._renderer(namespace).typed(chat))
         if len(prefix) == 0:
-            raise BadRequest("Nothing of this chat is known yet.", param="messages")
+            raise BadRequest("Nothing of this chat is cached yet.", param="messages")
         return prefix
 
     async def prefill(
@@ -334,8 +334,8 @@ class ChatService:
             return await asyncio.wait_for(asyncio.wrap_future(making), self.limits.grammar_wait_s)
         except TimeoutError as error:
             raise BadRequest(
-                f"The grammar was not compiled within {self.limits.grammar_wait_s:g} s. Ask for less structure, or try "
-                "again when fewer are being compiled.",
+                f"The grammar was not compiled within {self.limits.grammar_wait_s:g} s. Simplify it, or try "
+                "again when fewer grammars are being compiled.",
                 param=None if grammar is None else grammar.param,
             ) from error
 
@@ -433,7 +433,7 @@ class ChatService:
     def _background_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("What follows an answer failed; the answer itself is not touched", exc_info=error)
+            log.error("the work after an answer failed; the answer is not affected", exc_info=error)
 
 
 def new_request_id(prefix: str) -> str:

@@ -96,7 +96,7 @@ class EventStream(Response):
             async with self._reply:
                 await while_connected(receive, self._send_all(send))
         except (ClientGone, OSError):
-            log.debug("%s: the client hung up", self._request_id)
+            log.debug("%s: the client disconnected", self._request_id)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

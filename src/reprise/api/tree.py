@@ -34,8 +34,8 @@ _AROUND = 60
 """Characters shown on each side of what was found."""
 
 _NO_TEXT = (
-    "The API keys of this server share one prefix cache, so what it holds is not shown as text. Start it with "
-    "--key-namespaces to give each key a cache of its own."
+    "The API keys of this server share one prefix cache, so its text is not shown. Start it with "
+    "--key-namespaces to give each key a separate cache."
 )
 
 
@@ -56,7 +56,7 @@ async def tree(
     part = await _part(context, namespace, under=under, skip=skip)
     found = await asyncio.wrap_future(service.backend.inspect(max_nodes=limit, part=part))
     if under is not None and not found.tree.nodes and skip == 0:
-        raise NotFound(f"There is no edge {under} any more. GET /v1/cache/tree lists what there is.")
+        raise NotFound(f"Edge {under} no longer exists. GET /v1/cache/tree lists the edges.")
     shows_text = service.shows_text
 
     def nodes() -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ async def edge_text(
     else:
         found = await service.threads.run(Stage.AFTER, lambda: _edge_on_disk(context, own, edge))
     if found is None:
-        raise NotFound(f"There is no edge {edge} any more. GET /v1/cache/tree lists what there is.")
+        raise NotFound(f"Edge {edge} no longer exists. GET /v1/cache/tree lists the edges.")
     tokens = found.tokens[offset : offset + limit].tolist()
     decode = service.served.text.decode
     text = await service.threads.run(Stage.AFTER, lambda: decode(tokens) if tokens else "")

@@ -149,7 +149,7 @@ class UnreadParts:
         if message_at is not None and message_at == self._question_at:
             self._refused.add(self._question, namespace=self._namespace)
             raise BadRequest(
-                f"This model reads text only, and cannot take a part of type {kind[:40]!r} in a new user message. "
+                f"This model reads text only and does not accept a part of type {kind[:40]!r} in a new user message. "
                 "Send the message without it; in older messages and in tool results it is left out.",
                 param=where,
             )

@@ -44,15 +44,15 @@ def read_warm_file(file: Path) -> tuple[PrefillBody, ...]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise LoadFailed(f"{file} cannot be read: {error}.") from error
+        raise LoadFailed(f"Cannot read {file}: {error}.") from error
     if not text.lstrip().startswith("{"):
         if not text.strip():
-            raise LoadFailed(f"{file} is empty. Put a system prompt into it, or bodies of POST /v1/prefill.")
+            raise LoadFailed(f"{file} is empty. Put a system prompt or POST /v1/prefill bodies into it.")
         return (PrefillBody(messages=[ChatMessage(role="system", content=text.strip())]),)
     try:
         return tuple(PrefillBody.model_validate(entry) for entry in _objects(text))
     except (json.JSONDecodeError, ValidationError) as error:
-        raise LoadFailed(f"{file} holds no body of POST /v1/prefill: {str(error).splitlines()[0]}.") from error
+        raise LoadFailed(f"{file} has an invalid POST /v1/prefill body: {str(error).splitlines()[0]}.") from error
 
 
 def _objects(text: str) -> list[dict[str, Any]]:

@@ -94,11 +94,11 @@ def send(client: httpx.Client, post: Post, *, hear: Callable[[Body], None] = lam
                 return _whole(response.read(), sent_s)
             return _gather(_events(response.iter_lines()), sent_s, hear)
     except httpx.TimeoutException as error:
-        raise Unreachable("it took too long to answer") from error
+        raise Unreachable("timed out") from error
     except httpx.TransportError as error:
         raise Unreachable(str(error) or type(error).__name__) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Refused(f"its answer is not in the form of the OpenAI API: {error!r}") from error
+        raise Refused(f"its answer does not follow the OpenAI API: {error!r}") from error
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def read_recording(file: Path) -> tuple[list[RecordedCall], int]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BenchFailed(f"{file} cannot be read: {error}.") from error
+        raise BenchFailed(f"Cannot read {file}: {error}.") from error
     found: list[dict[str, Any]] = []
     for number, text in enumerate(lines, start=1):
         try:
@@ -51,10 +51,10 @@ def read_recording(file: Path) -> tuple[list[RecordedCall], int]:
             if not line.keys() >= _NEEDED:
                 raise ValueError(text)
         except (ValueError, AttributeError) as error:
-            raise BenchFailed(f"{file}, line {number}, was not written by `reprise serve --record`.") from error
+            raise BenchFailed(f"{file}:{number}: not a line of `reprise serve --record`.") from error
         found.append(line)
     if not found:
-        raise BenchFailed(f"{file} holds no request.")
+        raise BenchFailed(f"{file} contains no requests.")
     found.sort(key=lambda line: line["arrived_s"])
     first_s = found[0]["arrived_s"]
     calls: list[RecordedCall] = []
@@ -115,12 +115,12 @@ class ReplayBench:
             self.memory |= sampler.samples
         if num < len(self.calls):
             self.notes.append(
-                f"{num} of {len(self.calls)} calls were replayed, the time was over. Give more --minutes."
+                f"{num} of {len(self.calls)} calls were replayed before the time was up. Raise --minutes."
             )
 
     def _note(self, side: Side, answers: "Sequence[_ReplayedCall | None]", refused: Sequence[str], num: int) -> None:
         if not any(answers):
-            why = refused[0] if refused else "the time was over"
+            why = refused[0] if refused else "the time was up"
             self.runs.append(Run(workload=NAME, repeat=0, side=side.name, waves=(), refusal=why))
             return
         if refused:
@@ -172,7 +172,7 @@ def _token_ids(side: Side) -> Iterator[int]:
     """Some of the model's plain tokens."""
     told = side.post("/tokenize", {"prompt": " ".join(WORDS), "add_special_tokens": False})
     if "tokens" not in told:
-        raise BenchFailed(f"{side.name} does not say what its tokens are, which a recording without bodies needs.")
+        raise BenchFailed(f"{side.name} does not report its token ids, which a recording without bodies needs.")
     yield from told["tokens"]
 
 

@@ -76,7 +76,7 @@ def summary_lines(result: BenchResult) -> list[str]:
         tokens = "" if None in computed else f" and computes {_ratio(computed)} times the prompt tokens"
         compared = sum(rows[name, side].num_compared for name in both)
         different = sum(rows[name, side].num_different for name in both)
-        same = "all the same" if different == 0 else f"{different} in other words"
+        same = "all the same" if different == 0 else f"{different} different"
         lines.append(
             f"{side} takes {_ratio(waits)} times as long as {lead}{tokens}; "
             f"of {compared} answers to the same prompts, {same}."

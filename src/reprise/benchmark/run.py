@@ -81,9 +81,7 @@ class Bench:
             replace(self.fit, num_repeats=1 + max((run.repeat for run in self.runs), default=0)) if self.fit else None
         )
         if not any(run.waves for run in self.runs):
-            raise BenchFailed(
-                f"In {self.plan.minutes:g} minutes no workload came to its end. Give more --minutes, or a --size."
-            )
+            raise BenchFailed(f"In {self.plan.minutes:g} minutes no workload finished. Raise --minutes, or set --size.")
 
     @property
     def left_s(self) -> float:
@@ -124,7 +122,7 @@ class Bench:
             fit = replace(fit, num_repeats=plan.num_repeats)
         for workload in plan.workloads:
             if workload not in fit.workloads:
-                self.notes.append(f"{workload.name}: left out, there is no time for it. Give more --minutes.")
+                self.notes.append(f"{workload.name}: skipped for lack of time. Raise --minutes.")
         return fit
 
     def _predicted_s(self, workload: Workload, group: Sequence[Side]) -> float:
@@ -156,10 +154,8 @@ class Bench:
     def _note_short(self, workload: Workload, repeat: int) -> None:
         if self.fit is not None and repeat >= self.fit.num_repeats:
             return
-        held = (
-            "not held" if repeat == 0 else f"held {repeat} times instead of {self.fit.num_repeats if self.fit else 0}"
-        )
-        note = f"{workload.name}: {held}, the time was over. Give more --minutes."
+        held = "not run" if repeat == 0 else f"ran {repeat} times instead of {self.fit.num_repeats if self.fit else 0}"
+        note = f"{workload.name}: {held}, since the time was up. Raise --minutes."
         if not any(known.startswith(f"{workload.name}: ") for known in self.notes):
             self.notes.append(note)
 
@@ -186,7 +182,7 @@ class Bench:
                     if side.can_restart:
                         side.restart()
                     else:
-                        refusals[side.name] = "it cannot be restarted from here"
+                        refusals[side.name] = "bench cannot restart it"
                 else:
                     self._ask(side, step, waves[side.name], refusals)
                     # At once: a restart forgets them.

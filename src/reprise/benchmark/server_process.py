@@ -84,7 +84,7 @@ class ServerProcess:
         status = self._process.poll()
         if status is not None:
             words = self._read().strip()[-_SHOWN:]
-            raise ServerFailed(f"The server has ended with status {status}. It said:\n{words}")
+            raise ServerFailed(f"The server exited with status {status}:\n{words}")
 
     def stop(self) -> None:
         """As Ctrl-C does; a second time it is killed."""
@@ -131,7 +131,7 @@ class ServerProcess:
     def _check_starts(self) -> None:
         # Also with an address it may find no model to load.
         if self._process.poll() is not None:
-            raise ServerFailed(f"The server did not start. It said:\n{self._read().strip()[-_SHOWN:]}")
+            raise ServerFailed(f"The server did not start:\n{self._read().strip()[-_SHOWN:]}")
 
 
 @contextmanager

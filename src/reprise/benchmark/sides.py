@@ -94,7 +94,7 @@ class Side(ABC):
                 self.check_runs()
             except ServerFailed as death:
                 raise BenchFailed(f"{self.name}: {death}") from error
-            raise BenchFailed(f"{self.name} does not answer any more: {error}.") from error
+            raise BenchFailed(f"{self.name} no longer responds: {error}.") from error
 
     def get(self, path: str) -> dict[str, Any]:
         """A JSON object that the server tells; empty if it does not."""
@@ -186,11 +186,11 @@ class UrlSide(Side):
             client = running.enter_context(httpx.Client(base_url=self._url, headers=headers, timeout=_CONNECT_S))
             response = client.get("/v1/models")
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise BenchFailed(f"{self._url} is not an address such as http://127.0.0.1:8000: {error}.") from error
+            raise BenchFailed(f"Invalid URL {self._url}: {error}. Example: http://127.0.0.1:8000.") from error
         except httpx.TransportError as error:
-            raise BenchFailed(f"Nothing answers at {self._url}: {error}.") from error
+            raise BenchFailed(f"No server answers at {self._url}: {error}.") from error
         if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise BenchFailed(f"{self._url} wants an API key: give it with --vs-key.")
+            raise BenchFailed(f"{self._url} requires an API key: pass it with --vs-key.")
         if self._model is None:
             self._model = self._only_model(response)
         return client
@@ -201,8 +201,8 @@ class UrlSide(Side):
         except (ValueError, KeyError, TypeError):
             models = []
         if len(models) != 1:
-            listed = f"It has {', '.join(models[:8])}." if models else "It lists none."
-            raise BenchFailed(f"Say which model of {self._url} to ask, with --vs-model. {listed}")
+            listed = f"It has {', '.join(models[:8])}." if models else "It lists no models."
+            raise BenchFailed(f"Choose a model of {self._url} with --vs-model. {listed}")
         return models[0]
 
     def adapted(self, post: Post) -> Post:

@@ -117,7 +117,7 @@ def restart(size: Size, source: Random) -> Script:
 WORKLOADS: tuple[Workload, ...] = (
     Workload(name="growing chat", about="one chat, turn after turn", script=growing_chat),
     Workload(name="agent loop", about="tool calls, then the user's next message", script=agent_loop),
-    Workload(name="one document", about="questions behind the same text", script=one_document),
+    Workload(name="one document", about="questions after the same text", script=one_document),
     Workload(name="ten users", about="one long system prompt, all at once", script=one_system_prompt),
     Workload(name="translate burst", about="short texts, one instruction, all at once", script=translate_burst),
     Workload(name="long beside short", about="a long prompt and short ones, at once, twice", script=long_beside_short),

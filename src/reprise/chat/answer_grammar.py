@@ -33,7 +33,7 @@ def answer_grammar(
         call = call_grammar(text_model, tools=tools, tool_choice="required", parallel=parallel)
     except BadRequest as error:
         raise BadRequest(
-            f"`{wanted.param}` with tools needs a grammar for this model's tool calls, and there is none ({error}) "
+            f"`{wanted.param}` with tools needs a grammar for this model's tool calls, but there is none ({error}) "
             "Set tool_choice to 'none', or leave out the tools.",
             param=wanted.param,
         ) from error

@@ -189,7 +189,7 @@ class Compactions:
                 for key, has_own_tools, places in json.loads(text)
             }
         except (ValueError, TypeError, KeyError) as error:
-            log.warning("what was learnt of summaries cannot be read, and is learnt again: %s", error)
+            log.warning("cannot read what was learnt about summaries; it will be learnt again: %s", error)
             return
         with self._lock:
             self._shapes = OrderedDict(

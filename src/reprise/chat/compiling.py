@@ -55,8 +55,7 @@ def check_length(text: str, *, param: str, most: int = MAX_CHARACTERS) -> None:
     """Raise BadRequest if a grammar is too long to be looked at."""
     if len(text) > most:
         raise BadRequest(
-            f"The grammar of `{param}` has {len(text):,} characters; at most {most:,} are taken. "
-            "Ask for less structure.",
+            f"The grammar of `{param}` has {len(text):,} characters; at most {most:,} are accepted. Simplify it.",
             param=param,
         )
 
@@ -131,11 +130,13 @@ class GrammarCompiler:
                 self._pool = None
             finally:
                 threading.stack_size(before)
-        raise BadRequest("There is no memory to compile a grammar; raise `ulimit -v` of the server.", param=param)
+        raise BadRequest(
+            "There is not enough memory to compile the grammar. Raise `ulimit -v` of the server.", param=param
+        )
 
     def _compile(self, text: str, param: str) -> Compiled:
         if len(text) > self._stack // _STACK_PER_CHARACTER:
-            raise BadRequest("The grammar is too long for the memory of this server.", param=param)
+            raise BadRequest("The grammar is too long for this server's memory. Simplify it.", param=param)
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 self._tokenizer = self._make_tokenizer()

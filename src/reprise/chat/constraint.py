@@ -41,7 +41,7 @@ class MatcherConstraint:
         if self._matcher.is_error():
             raise self._error()
         if thread_time() - begun_s > _MAX_STEP_S:
-            raise BadRequest("The grammar takes too long to go on with at this token. Ask for less structure.")
+            raise BadRequest("The grammar takes too long to continue at this token. Simplify it.")
         return mask
 
     def accept(self, token: int) -> None:
@@ -55,9 +55,7 @@ class MatcherConstraint:
         # The first line is the sentence, what follows is the parser's state.
         sentence = sentence_of(self._matcher).partition("\n")[0]
         if _TOO_LARGE.search(sentence) is not None:
-            return BadRequest(
-                f"The grammar is too large to go on with at this token ({sentence}). Ask for less structure."
-            )
+            return BadRequest(f"The grammar is too large to continue at this token ({sentence}). Simplify it.")
         return ValueError(sentence)
 
 

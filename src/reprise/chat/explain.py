@@ -15,28 +15,28 @@ _NUM_SHOWN = 32
 ADVICE = {
     Reason.NOTHING_NEW: "",
     Reason.NEW_TOKENS: "",
-    Reason.COLD: "Nothing like this was asked before: the first request computes everything.",
+    Reason.COLD: "No earlier request was similar: the first request computes everything.",
     Reason.CACHE_OFF: "Start the server without --no-prefix-cache.",
-    Reason.SYSTEM_CHANGED: "Keep the system prompt the same throughout; what changes belongs at the chat's end.",
+    Reason.SYSTEM_CHANGED: "Keep the system prompt the same throughout; put what changes at the end of the chat.",
     Reason.TOOLS_CHANGED: "Send the same tools in the same order with every request of a chat.",
     Reason.TEMPLATE_OPTIONS_CHANGED: "Send the same template options (thinking, reasoning effort) throughout a chat.",
-    Reason.DATE_CHANGED: "--freeze-template-date keeps the day on which a chat began, where the template writes it.",
+    Reason.DATE_CHANGED: "--freeze-template-date keeps the date of a chat's first request in templates that print it.",
     Reason.CLOCK_CHANGED: (
-        "A time of day at the beginning is another with every request: leave it out, give the day alone, or put it "
+        "A time of day at the beginning changes on every request: leave it out, use only the date, or put it "
         "into the last message."
     ),
-    Reason.BREAKER: "A value at the beginning changes with every request: leave it out, or put it at the end.",
-    Reason.EARLIER_MESSAGE_EDITED: "The chat was edited: what comes after the edit is computed again.",
-    Reason.LAST_MESSAGE_EDITED: "The last message was edited: only what comes after it is computed.",
+    Reason.BREAKER: "A value at the beginning changes on every request: leave it out, or put it at the end.",
+    Reason.EARLIER_MESSAGE_EDITED: "The chat was edited: everything after the edit is computed again.",
+    Reason.LAST_MESSAGE_EDITED: "The last message was edited: only what follows it is computed.",
     Reason.THINKING_STRIPPED: (
-        "The template drops earlier thinking, or the client does not send it back. Settling computes the stripped chat "
-        "while the server is idle; --restore-reasoning puts back what a client drops."
+        "The template strips earlier reasoning, or the client does not send it back. Settling computes the stripped "
+        "chat while the server is idle; --restore-reasoning puts back what a client drops."
     ),
     Reason.ANSWER_RENDERED_DIFFERENTLY: "Send answers back exactly as they came, with reasoning and tool calls.",
     Reason.TEMPLATE_RERENDERED: "The chat template moves text as the chat grows; settling computes that while idle.",
     Reason.BRANCHED: "",
-    Reason.NO_SNAPSHOT: "This model resumes only where a snapshot was kept; more memory keeps more of them.",
-    Reason.PROMPT_LOGPROBS: "Log-probabilities of the prompt were asked for, which need all of it to be computed.",
+    Reason.NO_SNAPSHOT: "This model resumes only at snapshots; more memory keeps more of them.",
+    Reason.PROMPT_LOGPROBS: "The request asked for log-probabilities of the prompt, so all of it is computed.",
     Reason.EVICTED: "The cache was full: a larger --cache-bytes keeps more chats.",
 }
 

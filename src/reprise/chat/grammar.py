@@ -59,7 +59,7 @@ def json_schema(schema: Mapping[str, Any] | bool, *, is_strict: bool = True, par
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
-        raise BadRequest("A JSON schema that the answer should fit has to be an object.", param=param)
+        raise BadRequest("The JSON schema of the answer must be an object.", param=param)
     options = {**JSON_OPTIONS, "lenient": not is_strict}
     return _grammar({"json_schema": {**schema, "x-guidance": options}}, param=param)
 
@@ -86,7 +86,7 @@ def context_free(grammar: str, *, param: str = "guided_grammar") -> Grammar:
 def choice(options: Sequence[str], *, param: str = "guided_choice") -> Grammar:
     """One of the texts."""
     if len(options) == 0:
-        raise BadRequest("There has to be at least one text to choose from.", param=param)
+        raise BadRequest("Send at least one choice.", param=param)
     return lark("start: " + " | ".join(lark_text(option) for option in options), param=param)
 
 
@@ -170,7 +170,7 @@ def _give(
 
 def _make_tokenizer(text_model: TextModel) -> LLTokenizer:
     if text_model.tokenizer_json is None:
-        raise BadRequest("This model's tokenizer is not a fast tokenizer, so its answers cannot be held to a grammar.")
+        raise BadRequest("This model's tokenizer is not a fast tokenizer, so grammars are not supported.")
     definition, eos = text_model.tokenizer_json(), sorted(text_model.eos)
     tokenizer = LLTokenizer(definition, eos_token=eos if eos else None)
     if tokenizer.vocab_size >= text_model.vocab_size:
@@ -182,7 +182,8 @@ def _with_lead(text_model: TextModel, grammar: Grammar, *, thinking: Thinking | 
     """The whole grammar: the bodies, and before each what the model's markup wants there."""
     if text_model.transitions:
         raise BadRequest(
-            "This model answers in messages with headers, which cannot be held to a grammar yet.", param=grammar.param
+            "This model answers in messages with headers, for which grammars are not supported yet.",
+            param=grammar.param,
         )
     rules: dict[str, str] = {}
     starts: list[str] = []

@@ -46,9 +46,9 @@ _LARGE_NBYTES = 128 * 2**20
 
 _NUM_PROCESSES = 2
 
-TOO_SLOW = "The grammar takes too long to compile. Ask for less structure."
-TOO_LARGE = "The grammar takes too much memory to compile. Ask for less structure."
-TOO_DEEP = "The grammar cannot be compiled: it ended the process that tried. Ask for less structure."
+TOO_SLOW = "The grammar takes too long to compile. Simplify it."
+TOO_LARGE = "The grammar takes too much memory to compile. Simplify it."
+TOO_DEEP = "The grammar cannot be compiled: it crashed the compiler process. Simplify it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def compile_grammar(tokenizer: LLTokenizer, text: str, limits: Mapping[str, Any]
     trial = matcher.deep_copy()
     trial.compute_bitmask()
     if trial.is_error():
-        return matcher, f"The grammar is too large for its first token: {sentence_of(trial)} Ask for less structure."
+        return matcher, f"The grammar is too large for its first token: {sentence_of(trial)} Simplify it."
     return matcher, None
 
 
@@ -108,7 +108,7 @@ class TrialProcess:
             if verdict is not None:
                 return verdict
             # It had ended by itself, for want of work.
-        raise QueueFull("No process could be kept to compile the grammar. Try again in a moment.", retry_after_s=5)
+        raise QueueFull("The process that compiles grammars ended. Try again in a moment.", retry_after_s=5)
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None:
@@ -122,7 +122,7 @@ class TrialProcess:
                     start_new_session=True,
                 )
             except OSError as error:
-                sentence = f"No process can be started to compile the grammar ({error.strerror}). Try again later."
+                sentence = f"Cannot start a process to compile the grammar ({error.strerror}). Try again later."
                 raise QueueFull(sentence, retry_after_s=5) from error
         return self._process
 

@@ -90,7 +90,7 @@ class _Mender:
         if self._broken:
             notes.append(f"tool arguments that are not a JSON object, passed as text: message {_listed(self._broken)}")
         if self._nameless:
-            notes.append(f"tool calls or results without an id, given one by their order: {_listed(self._nameless)}")
+            notes.append(f"tool calls or results without an id, numbered in order: {_listed(self._nameless)}")
         if self._orphans:
             notes.append(f"tool results without a call before them: message {_listed(self._orphans)}")
         return tuple(notes)
@@ -108,7 +108,7 @@ class _Mender:
         if self._num_containers > _MAX_CONTAINERS or self._num_commas > _MAX_COMMAS:
             raise BadRequest(
                 f"The arguments of the tool calls hold too many values: at most {_MAX_CONTAINERS} lists and objects "
-                f"and {_MAX_COMMAS} values are read. Send fewer tool calls.",
+                f"and {_MAX_COMMAS} values are accepted. Send fewer tool calls.",
                 param="messages",
             )
 

@@ -13,7 +13,7 @@ from reprise.chat.text_model import TextModel
 from reprise.chat.tools import is_encodable, make_calls, new_call_id, parse_calls
 
 _MALFORMED = "a malformed tool call was left in the text"
-_MALFORMED_TOLD = "a tool call turned out to be malformed when its beginning had been streamed; the rest of it is text"
+_MALFORMED_TOLD = "a tool call turned out to be malformed after part of it was streamed; the rest of it is text"
 _NOTED = 200
 """Characters of a text that a note quotes."""
 
@@ -227,7 +227,7 @@ class AnswerParser:
         """The arguments of a call whose function a header named."""
         if reader.is_over:
             if text.strip() and not self._call.has_failed and not reader.is_broken:
-                self._notes.append(f"text behind the arguments of a tool call was left out: {text[:_NOTED]!r}")
+                self._notes.append(f"text after the arguments of a tool call was left out: {text[:_NOTED]!r}")
             return []
         reader.feed(text)
         return self._take(reader.take())

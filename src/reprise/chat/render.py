@@ -309,7 +309,7 @@ def _tool_notes(text_model: TextModel) -> tuple[str, ...]:
     if not calls.shows_tools:
         return ("the chat template does not show the tools to the model",)
     is_read = calls.format is not None or text_model.parse_tool_call is not None or is_harmony(text_model)
-    return () if is_read else ("the format of this model's tool calls is not known: a call comes as text",)
+    return () if is_read else ("the format of this model's tool calls is unknown: calls are returned as text",)
 
 
 def _as_sent(rendered: Rendered) -> ChatRequest:

@@ -219,17 +219,19 @@ class ChatTemplate:
 
     def _refuse(self, request: ChatRequest) -> None:
         if self._render is None:
-            raise BadRequest("This model has no chat template: send a prompt to the completions endpoint instead.")
+            raise BadRequest("This model has no chat template. Send a prompt to /v1/completions instead.")
         if not request.messages:
-            raise BadRequest("`messages` is empty: send at least one message.", param="messages")
+            raise BadRequest("`messages` is empty. Send at least one message.", param="messages")
         if request.continue_final and request.messages[-1].get("role") != "assistant":
-            raise BadRequest("Only an assistant message can be continued: let it be the last one.", param="messages")
+            raise BadRequest(
+                "Only an assistant message can be continued: it must be the last message.", param="messages"
+            )
         reserved = sorted(_RESERVED & request.template_options.keys())
         if reserved:
-            raise BadRequest(f"`{reserved[0]}` is no option of a chat template.", param="chat_template_kwargs")
+            raise BadRequest(f"`{reserved[0]}` cannot be a chat template option.", param="chat_template_kwargs")
         for message in request.messages:
             if not is_text_only(message.get("content")) and not self.takes_parts:
-                raise BadRequest("This model reads text only: send text content.", param="messages")
+                raise BadRequest("This model reads text only. Send text content.", param="messages")
 
     def _needs_no_joining(self, request: ChatRequest) -> bool:
         return not any(isinstance(message.get("content"), list) for message in request.messages) or self.takes_parts

@@ -76,7 +76,7 @@ def refuse_if_too_long(text: str, text_model: TextModel, *, context: int | None,
         return
     least = text_model.extent.least_tokens(text)
     if least > context:
-        note = f" It has {len(text)} characters, and was not tokenized: it is at least so many tokens."
+        note = f" It has {len(text)} characters and was not tokenized; the token count is a lower bound."
         raise prompt_too_long(least, context, note=note, param=param)
 
 
@@ -87,5 +87,5 @@ def refuse_if_parts_too_long(texts: Iterable[str], text_model: TextModel, *, con
     # A token may reach over each end of a text.
     least = sum(max(0, text_model.extent.least_tokens(text) - 2) for text in texts)
     if least > context:
-        note = " The arguments of its tool calls alone are at least so many tokens."
+        note = " The count is a lower bound, from the arguments of its tool calls alone."
         raise prompt_too_long(least, context, note=note)

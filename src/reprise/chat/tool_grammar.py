@@ -72,9 +72,9 @@ def call_grammar(
     form = text_model.calls.format
     if form is None:
         reason = (
-            "The format of this model's tool calls is not known: its chat template shows none that can be understood."
+            "The format of this model's tool calls is unknown: its chat template shows no readable call."
             if text_model.calls.shows_tools
-            else "This model's chat template takes no tools: the model would not know of them."
+            else "This model's chat template takes no tools, so the model would not see them."
         )
         raise BadRequest(f"{reason} tool_choice can only be 'auto' or 'none'.", param="tool_choice")
     is_repeated = parallel and tool_choice == "required" and form.is_parallel
@@ -98,7 +98,7 @@ def _chosen(functions: Sequence[dict[str, Any]], tool_choice: str | Mapping[str,
             return chosen[:1]
         raise BadRequest(f"tool_choice names the function {name!r}, which is not in tools.", param="tool_choice")
     raise BadRequest(
-        "tool_choice has to be 'none', 'auto', 'required', or an object that names a function.", param="tool_choice"
+        "tool_choice must be 'none', 'auto', 'required', or an object that names a function.", param="tool_choice"
     )
 
 

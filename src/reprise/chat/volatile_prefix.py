@@ -43,14 +43,14 @@ RULES = (
     Rule(
         name="working directory",
         pattern=re.compile(r"^[^\n]*(?:<cwd>|\bworking directory\b[^\n]*[/\\:]|\bcwd\s*[:=])[^\n]*$", re.I | re.M),
-        advice="chats in other directories share nothing behind it; the first user message is a better place",
+        advice="chats in other directories share nothing after it; put it in the first user message",
     ),
     Rule(
         name="git status",
         pattern=re.compile(
             r"^[^\n]*(?:\bgit ?status\b[^\n]*:|\bcurrent branch:|\brecent commits:)[^\n]*$", re.I | re.M
         ),
-        advice="all behind it is computed again after each change of a file; the last message is a better place",
+        advice="everything after it is computed again after each file change; put it in the last message",
     ),
 )
 
@@ -83,7 +83,7 @@ def reordered_tools(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[s
     """A note if two requests have the same tools in another order."""
     if list(before) == list(now) or sorted(map(_json, before)) != sorted(map(_json, now)):
         return ()
-    return ("tools came in another order than before, which breaks the prefix: --stable-tools sorts them",)
+    return ("the order of the tools changed, which breaks the prefix: --stable-tools sorts them",)
 
 
 def _notes(rule: Rule, messages: Sequence[Message]) -> list[str]:
@@ -93,7 +93,7 @@ def _notes(rule: Rule, messages: Sequence[Message]) -> list[str]:
             if rule.is_removed:
                 return [f"{rule.name} left out of the system prompt"]
             shown = found.group().strip()[:_NUM_SHOWN]
-            return [f"the system prompt holds a {rule.name} ({shown!r}): {rule.advice}"]
+            return [f"the system prompt contains a {rule.name} ({shown!r}): {rule.advice}"]
     return []
 
 
@@ -109,8 +109,8 @@ def present_moments(text: str) -> list[Moment]:
 
 
 _MOMENT_ADVICE = {
-    True: "all behind it is computed again when it changes, with every request; leave it out, or give the day alone",
-    False: "all behind it is computed again when the day changes; the last message is a better place",
+    True: "everything after it is computed again on every request; leave it out, or use only the date",
+    False: "everything after it is computed again when the date changes; put it in the last message",
 }
 
 
@@ -121,7 +121,7 @@ def _moment_notes(messages: Sequence[Message]) -> list[str]:
             name = "time of day" if moment.is_clock else "date"
             notes.setdefault(
                 moment.is_clock,
-                f"the system prompt holds a {name} ({moment.text!r}): {_MOMENT_ADVICE[moment.is_clock]}",
+                f"the system prompt contains a {name} ({moment.text!r}): {_MOMENT_ADVICE[moment.is_clock]}",
             )
     return list(notes.values())
 

@@ -146,7 +146,7 @@ def _codex_settings(text: str, server: ServerAddress) -> str:
         providers["reprise"] = _codex_provider(server)
         return tomlkit.dumps(body)
     except TOMLKitError as error:
-        raise ValueError(f"it is not TOML: {error}") from error
+        raise ValueError(f"it is not valid TOML: {error}") from error
 
 
 def _opencode_body(server: ServerAddress) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def _object(value: Any) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
-        raise ValueError("a part of it has another form than expected")
+        raise ValueError("part of it has an unexpected form")
     return dict(cast(dict[str, Any], value or {}))
 
 

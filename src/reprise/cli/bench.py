@@ -34,28 +34,32 @@ def bench(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="A local model directory or a Hugging Face repository id. Default: the demonstration's small model.",
+            help="A local model directory or a Hugging Face repository id. Default: the demo's small model.",
             show_default=False,
         ),
     ] = None,
-    minutes: Annotated[float, Option(min=0.05, help="How long it may take. Sizes and repeats are fitted to it.")] = 5.0,
+    minutes: Annotated[
+        float, Option(min=0.05, help="Time limit in minutes. Sizes and repeats are chosen to fit.")
+    ] = 5.0,
     vs: Annotated[
         list[str] | None,
         Option(
             metavar="URL|mlx-lm",
-            help="Compare with this OpenAI-compatible server, or with mlx_lm.server started beside ours. Repeatable.",
+            help="Compare with this OpenAI-compatible server, or with mlx_lm.server, which is started too. Repeatable.",
         ),
     ] = None,
     vs_model: Annotated[
-        str | None, Option(help="The model to ask the server at --vs URL for, if it has several.")
+        str | None, Option(help="Model to request from the server at --vs URL, if it serves several.")
     ] = None,
     vs_key: Annotated[str | None, Option(help="API key for --vs URL.", show_default=False)] = None,
     only: Annotated[
-        list[str] | None, Option("--workload", metavar="NAME", help="Hold this workload only. Repeatable.")
+        list[str] | None, Option("--workload", metavar="NAME", help="Run only this workload. Repeatable.")
     ] = None,
-    size: Annotated[float | None, Option(min=0.01, help="Size of the workloads instead of a fitted one.")] = None,
-    repeats: Annotated[int | None, Option(min=1, help="Repeats instead of as many as there is time for.")] = None,
-    seed: Annotated[int, Option(help="Of the texts.")] = 0,
+    size: Annotated[
+        float | None, Option(min=0.01, help="Size of the workloads. Default: chosen to fit the time.")
+    ] = None,
+    repeats: Annotated[int | None, Option(min=1, help="Number of repeats. Default: as many as fit the time.")] = None,
+    seed: Annotated[int, Option(help="Seed for the texts.")] = 0,
     one_at_a_time: Annotated[
         bool | None,
         Option(
@@ -66,18 +70,18 @@ def bench(
     ] = None,
     replay: Annotated[
         Path | None,
-        Option(exists=True, dir_okay=False, help="Send what `reprise serve --record` wrote to this file instead."),
+        Option(exists=True, dir_okay=False, help="Replay this recording of `reprise serve --record` instead."),
     ] = None,
     fast: Annotated[
-        bool, Option("--fast", help="With --replay: not in its own timing, but as fast as it goes.")
+        bool, Option("--fast", help="With --replay: as fast as possible instead of at the recorded times.")
     ] = False,
     html: Annotated[Path, Option(dir_okay=False, help="The report.")] = Path("reprise-bench.html"),
     numbers: Annotated[Path, Option("--json", dir_okay=False, help="The numbers.")] = Path("reprise-bench.json"),
 ) -> None:
-    """Measure reuse on your model and machine: the same requests with reuse, without, and with other servers.
+    """Measure reuse on your model and machine: the same requests with reuse, without it, and on other servers.
 
-    Starts the servers itself, holds chats, agent loops and bursts with them, and leaves a report that shows what was
-    computed and waited for. `reprise bench --minutes 1` needs no model.
+    Starts the servers, runs chats, agent loops and bursts against them, and writes a report of tokens computed and time
+    waited. `reprise bench --minutes 1` needs no model.
     """
     from rich.console import Console  # noqa: PLC0415 (quick start)
 
@@ -88,11 +92,11 @@ def bench(
 
     for file in (html, numbers):
         if not file.absolute().parent.is_dir():
-            refuse(f"{file} cannot be written: there is no directory {file.absolute().parent}.")
+            refuse(f"Cannot write {file}: there is no directory {file.absolute().parent}.")
     known = {workload.name: workload for workload in WORKLOADS}
     unknown = [name for name in only or () if name not in known]
     if unknown:
-        refuse(f"There is no workload {unknown[0]!r}: choose from {', '.join(known)}.")
+        refuse(f"Unknown workload {unknown[0]!r}. Choose from {', '.join(known)}.")
     again = ["reprise", "bench", *(() if model is None else (model,)), "--minutes", f"{minutes:g}"]
     for flag, values in (("--vs", vs), ("--workload", only)):
         again += [word for value in values or () for word in (flag, value)]
@@ -120,7 +124,7 @@ def bench(
             )
             result = _held(plan, sides, again, tell=progress.tell)
     if model is None:
-        result = replace(result, head={**result.head, "model": "the demonstration's, which comes with Reprise"})
+        result = replace(result, head={**result.head, "model": "the demo model, included with Reprise"})
     _show(result, html, numbers)
 
 
@@ -161,11 +165,11 @@ def _replayed(
     calls, num_dropped = read_recording(file)
     held = ReplayBench(calls=calls, sides=sides, minutes=minutes, is_fast=is_fast, tell=tell)
     held.hold()
-    how = "as fast as it goes" if is_fast else "in its own timing"
+    how = "as fast as possible" if is_fast else "at the recorded times"
     if num_dropped > 0:
-        held.notes.append(f"{file} lacks {num_dropped} requests that could not be written in time.")
+        held.notes.append(f"{file} lacks {num_dropped} requests that were not recorded in time.")
     if any(call.body is None for call in calls):
-        held.notes.append("Without recorded text the prompts are made up: of the same lengths, sharing whole blocks.")
+        held.notes.append("The recording has no text: prompts are generated with the same lengths and shared blocks.")
     return BenchResult(
         head=_head(held.about, join([*again, "--replay", str(file), *(("--fast",) if is_fast else ())])),
         sides=tuple(side.name for side in sides),
@@ -192,8 +196,8 @@ def _show(result: "BenchResult", html: Path, numbers: Path) -> None:
         html.write_text(as_html(result), encoding="utf-8")
         numbers.write_text(json.dumps(as_json(result), indent=1), encoding="utf-8")
     except OSError as error:
-        refuse(f"The report cannot be written: {error}.")
-    console.print(f"The report is in {html}, the numbers are in {numbers}.", highlight=False, markup=False)
+        refuse(f"Cannot write the report: {error}.")
+    console.print(f"Wrote the report to {html} and the numbers to {numbers}.", highlight=False, markup=False)
 
 
 def _fit_together(model: str, num: int) -> bool:

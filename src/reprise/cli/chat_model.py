@@ -161,7 +161,7 @@ class RemoteModel:
         except httpx.HTTPError as error:
             raise NoAnswer(f"The connection to {self._client.base_url} failed: {error}.") from error
         except ValueError as error:
-            raise NoAnswer(f"{self._client.base_url} answered with something that is not JSON.") from error
+            raise NoAnswer(f"{self._client.base_url} returned invalid JSON.") from error
 
     def prefill(self, messages: Sequence[Message]) -> None:
         if not self._is_reprise or (self._typing is not None and self._typing.is_alive()):
@@ -183,7 +183,7 @@ class RemoteModel:
         from reprise.api.records import record_lines  # noqa: PLC0415 (imports pydantic)
 
         if not self._is_reprise or self._request_id is None:
-            return "There is no answer yet." if self._is_reprise else "This server doesn't say: it is not Reprise."
+            return "There is no answer yet." if self._is_reprise else "Not available: this server is not Reprise."
         response = self._client.get(f"/v1/cache/requests/{self._request_id}")
         return "\n".join(record_lines(response.json())) if response.is_success else _sentence(response.text)
 
@@ -208,9 +208,9 @@ def remote_model(url: str, *, api_key: str | None, model: str | None, options: M
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoAnswer(f"No server answers at {url}: {error}. Start one with `reprise serve`.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise NoAnswer(f"The server at {url} does not speak OpenAI's API.") from error
+        raise NoAnswer(f"The server at {url} does not support the OpenAI API.") from error
     if model is None and not names:
-        raise NoAnswer(f"The server at {url} lists no model.")
+        raise NoAnswer(f"The server at {url} lists no models.")
     return RemoteModel(client, name=model or names[0], is_reprise=is_reprise, options=options)
 
 

@@ -78,7 +78,9 @@ class Session:
             return False
         known = [command for command in COMMANDS if command == name] or [c for c in COMMANDS if c.startswith(name)]
         if len(known) != 1:
-            self._screen.complain(f"There is no command /{name}. /help lists them; // begins a message with a slash.")
+            self._screen.complain(
+                f"Unknown command /{name}. /help lists the commands; // starts a message with a slash."
+            )
             return True
         try:
             COMMANDS[known[0]][1](self, rest.strip())
@@ -135,7 +137,7 @@ class Session:
         self._answer(self.messages[: self._user_at(-1) + 1])
 
     def edit(self, rest: str) -> None:
-        """Change your last message (or number N) and go on from there: /edit [N] [TEXT]"""
+        """Change your last message (or number N) and continue from there: /edit [N] [TEXT]"""
         first, _, more = rest.partition(" ")
         number, text = (int(first), more.strip()) if first.isdecimal() else (0, rest)
         at = self._user_at(number - 1 if number > 0 else -1)
@@ -147,7 +149,7 @@ class Session:
         self._answer([*self.messages[:at], {**self.messages[at], "content": text}])
 
     def go_to_branch(self, name: str) -> None:
-        """Begin a branch here, or go to one: /branch NAME; without a name, list them"""
+        """Start a branch here, or switch to one: /branch NAME; without a name, list them"""
         if name == "":
             marks = (("*" if each == self._branch else " ", each, len(self._branches[each])) for each in self._branches)
             self._screen.say("\n".join(f"{mark} {each}: {num} messages" for mark, each, num in marks))
@@ -158,19 +160,19 @@ class Session:
         self._screen.note(f"on branch {name}, {len(self.messages)} messages")
 
     def set_system(self, text: str) -> None:
-        """Change the system prompt; the chat stays: /system TEXT; without a text, show it"""
+        """Change the system prompt and keep the chat: /system TEXT; without a text, show it"""
         has_one = bool(self.messages) and self.messages[0]["role"] in ("system", "developer")
         if text == "":
             self._screen.say(self.messages[0]["content"] if has_one else "There is no system prompt.")
             return
         rest = self.messages[1:] if has_one else self.messages
         self._branches[self._branch] = [{"role": "system", "content": text}, *rest]
-        self._screen.note("the next turn computes the whole chat: its beginning has changed" if rest else "set")
+        self._screen.note("set; the next turn computes the whole chat, since its beginning changed" if rest else "set")
 
     def save(self, file: str) -> None:
         """Save the chat with its branches: /save FILE"""
         if file == "":
-            raise NoAnswer("Say where: /save FILE.")
+            raise NoAnswer("Name a file: /save FILE.")
         path = Path(file).expanduser()
         _write(path, {"branch": self._branch, "branches": self._branches, "messages": self.messages})
         self._screen.note(f"saved to {path}")
@@ -178,7 +180,7 @@ class Session:
     def load(self, file: str) -> None:
         """Load a saved chat, or a list of messages as JSON: /load FILE"""
         if file == "":
-            raise NoAnswer("Say what: /load FILE.")
+            raise NoAnswer("Name a file: /load FILE.")
         path = Path(file).expanduser()
         try:
             body: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -189,11 +191,11 @@ class Session:
         self._screen.note(f"{len(self.messages)} messages on branch {branch}")
 
     def why(self, _: str) -> None:
-        """Say why not more of the last prompt was reused."""
+        """Explain why no more of the last prompt was reused."""
         self._screen.say(self._model.why())
 
     def think(self, _: str) -> None:
-        """Show the reasoning of the last answer, and fold it from now on or no longer."""
+        """Show the reasoning of the last answer, and toggle folding of reasoning."""
         self._is_folded = not self._is_folded
         self._screen.fold_reasoning(is_folded=self._is_folded)
         if not self._is_folded and self._reasoning:
@@ -209,7 +211,7 @@ class Session:
         """Where the user's message of this number stands, counted from the end if negative. Raises NoAnswer."""
         at = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
         if not -len(at) <= number < len(at):
-            raise NoAnswer("You have said nothing yet." if not at else f"You have said {len(at)} messages so far.")
+            raise NoAnswer("You have sent no messages yet." if not at else f"You have sent {len(at)} messages so far.")
         return at[number]
 
 
@@ -242,7 +244,7 @@ def counts_line(counts: TurnCounts) -> str:
         rate = f", {(counts.completion_tokens - 1) / decode_s:.0f} tokens/s" if decode_s > 0 else ""
         parts.append(f"{counts.completion_tokens:,} tokens{rate}")
     if counts.finish_reason == "length":
-        parts.append("cut at the longest answer allowed")
+        parts.append("cut off at the token limit")
     return " · ".join(parts)
 
 
@@ -264,7 +266,7 @@ def _messages_of(found: Any, path: Path) -> list[Message]:
     for one in messages:
         fields = cast(Message, one) if isinstance(one, dict) else {}
         if fields.get("role") not in _ROLES or not isinstance(fields.get("content"), str):
-            raise NoAnswer(f"{path} is not a chat: it needs a list of messages with a role and a text.")
+            raise NoAnswer(f"{path} is not a chat: expected a list of messages, each with a role and text.")
     return messages
 
 

@@ -160,7 +160,7 @@ class MarkdownView:
             return
         self._is_thinking = False
         thought = self._reasoning.strip()
-        shown = f"thought, {len(thought.split()):,} words (/think shows them)" if self._folds() else thought
+        shown = f"reasoning, {len(thought.split()):,} words (/think shows it)" if self._folds() else thought
         self._live.console.print(Text(shown, style="dim italic"))
 
 

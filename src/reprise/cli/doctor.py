@@ -71,7 +71,7 @@ def _python() -> DoctorFinding:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if (3, 11) <= sys.version_info[:2] < (3, 14):
         return DoctorFinding(subject="Python", verdict=Severity.FINE, text=text)
-    mend = "Install with Python 3.11, 3.12 or 3.13, as by: uv tool install --python 3.13 ."
+    mend = "Install with Python 3.11, 3.12 or 3.13, for example: uv tool install --python 3.13 ."
     return DoctorFinding(subject="Python", verdict=Severity.WRONG, text=text, mend=mend)
 
 
@@ -94,7 +94,7 @@ def _mlx_lm() -> DoctorFinding:
     return DoctorFinding(
         subject="mlx-lm",
         verdict=Severity.WRONG,
-        text=f"{version}, and {wanted.strip()} is needed",
+        text=f"{version}, but {wanted.strip()} is required",
         mend=f'pip install "{wanted.strip()}"',
     )
 
@@ -109,13 +109,13 @@ def _mlx() -> DoctorFinding:
     except ImportError as error:
         text = f"cannot be imported: {str(error).splitlines()[0]}"
         return DoctorFinding(
-            subject="MLX", verdict=Severity.WRONG, text=text, mend=f"{install}; with a GPU of NVIDIA's mlx[cuda13]"
+            subject="MLX", verdict=Severity.WRONG, text=text, mend=f"{install}; with an NVIDIA GPU, mlx[cuda13]"
         )
     except RuntimeError as error:
-        return DoctorFinding(subject="MLX", verdict=Severity.WRONG, text=f"does not compute: {error}", mend=install)
+        return DoctorFinding(subject="MLX", verdict=Severity.WRONG, text=f"fails to compute: {error}", mend=install)
     version = metadata.version("mlx")
     if device == "cpu":
-        mend = 'With a GPU of NVIDIA\'s: pip install "mlx[cuda13]"' if sys.platform == "linux" else ""
+        mend = 'With an NVIDIA GPU: pip install "mlx[cuda13]"' if sys.platform == "linux" else ""
         return DoctorFinding(subject="MLX", verdict=Severity.ODD, text=f"{version}, on the CPU", mend=mend)
     return DoctorFinding(subject="MLX", verdict=Severity.FINE, text=f"{version}, on the {device}")
 
@@ -131,11 +131,11 @@ def _memory(bound: Amount | None, model: str | None) -> DoctorFinding:
         return DoctorFinding(
             subject="memory",
             verdict=Severity.WRONG,
-            text=f"{text}; the weights alone take {nbytes_text(weights)}, and {nbytes_text(most)} may be used",
-            mend="Take a smaller or a more strongly quantized model, or raise --memory.",
+            text=f"{text}; the weights alone take {nbytes_text(weights)}, but only {nbytes_text(most)} may be used",
+            mend="Use a smaller or more heavily quantized model, or raise --memory.",
         )
     if weights > memory.available:
-        mend = "Close other programs: a server that starts now would be swapped out."
+        mend = "Close other programs: a server started now would be swapped out."
         return DoctorFinding(subject="memory", verdict=Severity.ODD, text=text, mend=mend)
     return DoctorFinding(subject="memory", verdict=Severity.FINE, text=text)
 
@@ -151,19 +151,19 @@ def _descriptors() -> DoctorFinding:
 def _port(host: str, port: int) -> DoctorFinding:
     subject = f"port {port}"
     if is_reprise_at(f"http://{host}:{port}"):
-        return DoctorFinding(subject=subject, verdict=Severity.ODD, text="a Reprise server runs there")
+        return DoctorFinding(subject=subject, verdict=Severity.ODD, text="a Reprise server is already running there")
     try:
         with socket.create_server((host, port)):
             return DoctorFinding(subject=subject, verdict=Severity.FINE, text="free")
     except OSError as error:
-        mend = "Another program listens there: end it, or choose another with --port."
-        text = f"cannot be listened on: {error.strerror or error}"
+        mend = "Stop the program that uses it, or choose another port with --port."
+        text = f"cannot listen: {error.strerror or error}"
         return DoctorFinding(subject=subject, verdict=Severity.WRONG, text=text, mend=mend)
 
 
 def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
     if directory is None:
-        mend = "With --disk-cache DIRECTORY a restart is warm."
+        mend = "With --disk-cache DIRECTORY, prefixes survive a restart."
         return DoctorFinding(subject="disk cache", verdict=Severity.ODD, text="not used", mend=mend)
     place = Path(directory).expanduser()
     existing = next(each for each in (place, *place.parents) if each.exists())
@@ -174,14 +174,14 @@ def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
         return DoctorFinding(
             subject="disk cache",
             verdict=Severity.WRONG,
-            text=f"{existing} cannot be written: {error.strerror}",
+            text=f"{existing} is not writable: {error.strerror}",
             mend="chown or chmod it, or choose another directory: mkdir -p ~/.cache/reprise",
         )
     total = os.statvfs(existing).f_blocks * os.statvfs(existing).f_frsize
     if room < nbytes.of(total):
-        text = f"{place}: {nbytes_text(room)} free, and --disk-bytes allows {nbytes_text(nbytes.of(total))}"
+        text = f"{place}: {nbytes_text(room)} free, but --disk-bytes allows {nbytes_text(nbytes.of(total))}"
         return DoctorFinding(
-            subject="disk cache", verdict=Severity.ODD, text=text, mend="Make room, or lower --disk-bytes."
+            subject="disk cache", verdict=Severity.ODD, text=text, mend="Free some space, or lower --disk-bytes."
         )
     return DoctorFinding(subject="disk cache", verdict=Severity.FINE, text=f"{place}, {nbytes_text(room)} free")
 
@@ -189,7 +189,7 @@ def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
 def _model(model: str | None) -> DoctorFinding:
     if model is None:
         return DoctorFinding(
-            subject="model", verdict=Severity.ODD, text="none named", mend="reprise doctor MODEL looks at it."
+            subject="model", verdict=Severity.ODD, text="none named", mend="`reprise doctor MODEL` checks one."
         )
     path = Path(model).expanduser()
     if not path.exists():
@@ -202,7 +202,7 @@ def _model(model: str | None) -> DoctorFinding:
     if weights_nbytes(path) == 0:
         missing.append("*.safetensors")
     if missing:
-        text = f"{model} lacks {', '.join(missing)}"
-        mend = "Is the download complete? Models for MLX are on the hub, others are converted with mlx_lm.convert."
+        text = f"{model} is missing {', '.join(missing)}"
+        mend = "Is the download complete? The hub has models for MLX; mlx_lm.convert converts others."
         return DoctorFinding(subject="model", verdict=Severity.WRONG, text=text, mend=mend)
     return DoctorFinding(subject="model", verdict=Severity.FINE, text=f"{model}, {nbytes_text(weights_nbytes(path))}")

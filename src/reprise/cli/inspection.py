@@ -186,7 +186,7 @@ def _describe(spec: Spec) -> str:
         case PartsSpec(parts=parts):
             return " and ".join(_describe(part) for part in parts)
         case _:
-            return f"a cache of its own ({type(spec.prototype).__name__})"
+            return f"own cache class ({type(spec.prototype).__name__})"
 
 
 def idle_chats(tokens: int, footprint: Footprint, budget: int) -> Chats:

@@ -35,7 +35,7 @@ def size(nbytes: int) -> str:
 
 
 def _model(inspection: TemplateReport) -> Iterator[tuple[str, str]]:
-    context = f"{inspection.context:,} tokens" if inspection.context is not None else "not said by its configuration"
+    context = f"{inspection.context:,} tokens" if inspection.context is not None else "not in its configuration"
     yield "model", f"{inspection.name} ({inspection.architecture}, {size(inspection.weights)})"
     yield "context", context
     yield "layers", ", ".join(f"{layers.num} × {layers.kind}" for layers in inspection.layers)
@@ -79,8 +79,8 @@ def _thinking(behavior: TemplateBehavior) -> str:
 
 def _prompt_end(behavior: TemplateBehavior) -> str:
     if behavior.keeps_prompt_end is None:
-        return "not known: the template refuses a second turn"
-    return "stays in the next turn" if behavior.keeps_prompt_end else "is rendered otherwise in the next turn"
+        return "unknown: the template refuses a second turn"
+    return "stays in the next turn" if behavior.keeps_prompt_end else "is rendered differently in the next turn"
 
 
 def _tools(behavior: TemplateBehavior) -> str:
@@ -89,7 +89,7 @@ def _tools(behavior: TemplateBehavior) -> str:
 
 def _tool_calls(calls: ToolCalls) -> Iterator[tuple[str, str]]:
     if not calls.is_understood:
-        yield "tool calls", "not understood: the chat template shows none that can be read"
+        yield "tool calls", "not understood: the chat template shows no readable call"
         return
     forced = "can be forced" if calls.is_forcible else "cannot be forced"
     yield "tool calls", f"understood, {forced}, {'several' if calls.is_parallel else 'one'} at a time"

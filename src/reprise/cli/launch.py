@@ -28,31 +28,33 @@ _END_S = 60.0
 def launch(
     context: typer.Context,
     *,
-    agent: Annotated[str, typer.Argument(help=f"One of {', '.join(AGENTS)}. What follows it goes to the agent.")],
+    agent: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(AGENTS)}. Further arguments are passed to the agent.")
+    ],
     url: Annotated[str, typer.Option(help="Server, as host:port or a URL.")] = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
     model: Annotated[
         str | None, typer.Option(envvar="REPRISE_MODEL", help="If no server runs: start one with this model.")
     ] = None,
-    prints: Annotated[bool, typer.Option("--print", help="Print the lines for a shell instead.")] = False,
+    prints: Annotated[bool, typer.Option("--print", help="Print the settings for a shell instead.")] = False,
     writes: Annotated[
-        bool, typer.Option("--write", help="Write it into the agent's own settings; --undo takes it back.")
+        bool, typer.Option("--write", help="Write to the agent's own settings; --undo reverts it.")
     ] = False,
     undoes: Annotated[bool, typer.Option("--undo", help="Restore the agent's settings, byte for byte.")] = False,
     is_forced: Annotated[
-        bool, typer.Option("--force", help="With --undo: even if the settings were changed since.")
+        bool, typer.Option("--force", help="With --undo: even if the settings have changed since.")
     ] = False,
 ) -> None:
-    """Start an agent on the running server, or on one that is started for it.
+    """Start an agent with the running server, or with a server started for it.
 
     What the agent needs (address, key, model, context length, timeouts) is set for its process only. Options for the
-    agent stand behind its name: reprise launch claude --continue.
+    agent follow its name: reprise launch claude --continue.
     """
     chosen = AGENTS.get(agent)
     if chosen is None:
-        refuse(f"Unknown agent {agent!r}. Known are {', '.join(AGENTS)}.")
+        refuse(f"Unknown agent {agent!r}. Choose from {', '.join(AGENTS)}.")
     if sum((prints, writes, undoes)) > 1 or (is_forced and not undoes):
-        refuse("Give one of --print, --write and --undo; --force goes with --undo.")
+        refuse("Use only one of --print, --write and --undo. --force needs --undo.")
     backups = SettingsBackups(platformdirs.user_state_path("reprise", appauthor=False) / "launch")
     with refusals():
         if undoes:
@@ -86,7 +88,7 @@ def _write(backups: SettingsBackups, name: str, agent: Agent, server: ServerAddr
         text = file.read_text(encoding="utf-8") if file.exists() else ""
         content = agent.settings.edited(text, server).encode()
     except (OSError, ValueError) as error:
-        refuse(f"{file} cannot be changed: {error}. `reprise launch {name} --print` shows the lines instead.")
+        refuse(f"{file} cannot be changed: {error}. `reprise launch {name} --print` prints the settings instead.")
     target = backups.write(name, file, content)
     typer.echo(f"Wrote {target}. `reprise launch {name} --undo` restores it.")
 
@@ -114,13 +116,13 @@ def _server(url: str, *, model: str | None, may_start: bool) -> Generator[str]:
     if model is None or not may_start:
         refuse(
             f"No server answers at {url}. Start one with `reprise serve MODEL`"
-            f"{', or name a model with --model to have one started' if may_start else ''}."
+            f"{', or pass --model MODEL to start one' if may_start else ''}."
         )
     log = platformdirs.user_log_path("reprise", appauthor=False) / "launch.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     port = str(urlsplit(url).port or 80)
     command = [sys.executable, "-m", "reprise.cli.main", "serve", model, "--port", port]
-    typer.echo(f"Starting a server of {model} (log: {log}) …", err=True)
+    typer.echo(f"Starting a server for {model} (log: {log}) …", err=True)
     with log.open("wb") as out:
         # In a session of its own: Ctrl-C in the agent does not end it.
         server = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -128,7 +130,7 @@ def _server(url: str, *, model: str | None, may_start: bool) -> Generator[str]:
         while not is_reprise_at(url):
             if server.poll() is not None:
                 lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                refuse(f"The server did not start: {(lines or ['it said nothing.'])[-1]}")
+                refuse(f"The server did not start: {(lines or ['no output.'])[-1]}")
             time.sleep(_POLL_S)
         wait_while_loading(url)
         yield url

@@ -55,16 +55,16 @@ REWRITTEN: dict[str, Callable[[str], list[str]]] = {
     "prompt-cache-bytes": _renamed("cache-bytes"),
 }
 IGNORED = {
-    "draft-model": "drafts come from what was said before, without a second model",
+    "draft-model": "drafts come from earlier text, without a second model",
     "num-draft-tokens": "there is no draft model",
     "prompt-concurrency": "prompts that share a prefix wait for each other, all others take turns",
-    "prompt-cache-size": "chats are not counted here, but bounded in bytes: --cache-bytes",
-    "use-default-chat-template": "transformers has no default templates any more; --chat-template takes one",
+    "prompt-cache-size": "the cache is limited in bytes, not in chats: --cache-bytes",
+    "use-default-chat-template": "transformers no longer has default templates; use --chat-template",
 }
 """What only tunes, and why it has no effect here."""
 REFUSED = {
-    "quantized-kv-start": "KV is quantized from the first token on here. Leave --quantized-kv-start out.",
-    "pipeline": "A model cannot be spread over several machines yet.",
+    "quantized-kv-start": "KV is always quantized from the first token. Omit --quantized-kv-start.",
+    "pipeline": "Running a model on several machines is not supported yet.",
 }
 _WITHOUT_VALUE = frozenset({"pipeline", "use-default-chat-template"})
 

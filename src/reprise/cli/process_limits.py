@@ -18,15 +18,15 @@ def check_process_limits(model: str) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < LEAST_DESCRIPTORS:
         refuse(
-            f"This process may open {most} files at most, and mlx-lm needs {LEAST_DESCRIPTORS}. "
+            f"This process may open only {most} files, but mlx-lm needs {LEAST_DESCRIPTORS}. "
             f"Raise the hard limit: `ulimit -Hn {LEAST_DESCRIPTORS}`, or LimitNOFILE= of a systemd unit."
         )
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     needed = _LEAST_ADDRESS_SPACE + weights_nbytes(Path(model).expanduser())
     if space != resource.RLIM_INFINITY and space < needed:
         refuse(
-            f"This process may use {nbytes_text(space)} of addresses (`ulimit -v`), and needs {nbytes_text(needed)} "
-            "for its libraries and the model. Raise that limit, and bound the memory with --memory instead."
+            f"This process may use only {nbytes_text(space)} of address space (`ulimit -v`), but needs "
+            f"{nbytes_text(needed)} for its libraries and the model. Raise that limit, and use --memory instead."
         )
 
 

@@ -27,7 +27,7 @@ def server_url(text: str) -> str:
     except ValueError:
         is_whole = False
     if not is_whole:
-        refuse(f"--url {text!r} is not an address: write for example 127.0.0.1:8080.")
+        refuse(f"Invalid --url {text!r}. Example: 127.0.0.1:8080.")
     return text.rstrip("/").removesuffix("/v1")
 
 

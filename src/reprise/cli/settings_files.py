@@ -34,7 +34,7 @@ class SettingsBackups:
         kept = self._read(name)
         if kept is not None and (kept["path"] != str(target) or not _is_ours(before, kept)):
             raise SettingsConflict(
-                f"{kept['path']} has changed since it was written. Put it right with --undo (or --undo --force) first."
+                f"{kept['path']} has changed since Reprise wrote it. Run --undo (or --undo --force) first."
             )
         mode = target.stat().st_mode & 0o777 if before is not None else 0o600
         if kept is None:
@@ -50,12 +50,12 @@ class SettingsBackups:
         """Bring back what stood there. `is_forced`: even if the file was changed since. Raises SettingsConflict."""
         kept = self._read(name)
         if kept is None:
-            raise SettingsConflict(f"Nothing was written for {name}.")
+            raise SettingsConflict(f"There are no settings to restore for {name}.")
         target = Path(kept["path"])
         now = target.read_bytes() if target.exists() else None
         if not is_forced and not _is_ours(now, kept):
             raise SettingsConflict(
-                f"{target} has changed since it was written. --undo --force brings back what stood there before."
+                f"{target} has changed since Reprise wrote it. --undo --force restores the original anyway."
             )
         if kept["before"] is None:
             target.unlink(missing_ok=True)

@@ -129,7 +129,7 @@ def _tokens(text: str) -> int:
     except (ValueError, OverflowError):
         num = 0
     if num <= 0:
-        refuse(f"{text!r} is not a number of tokens: write for example 0.25M,1M.")
+        refuse(f"Invalid number of tokens {text!r}. Example: 0.25M,1M.")
     return num
 
 
@@ -141,6 +141,6 @@ def _byte_budgets(text: str) -> tuple[int, ...]:
         except ValueError as error:
             refuse(str(error))
         if not isinstance(amount, Bytes) or amount.nbytes == 0:
-            refuse(f"{part!r} is not a budget: write for example 2GB,8GB.")
+            refuse(f"Invalid budget {part!r}. Example: 2GB,8GB.")
         found.append(amount.nbytes)
     return tuple(found)

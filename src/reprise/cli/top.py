@@ -39,7 +39,7 @@ def top(
     url: Annotated[str, Option(help="Server, as host:port or a URL.")] = DEFAULT_URL,
     api_key: Annotated[str | None, Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
     once: Annotated[bool, Option("--once", help="Print the current state and exit.")] = False,
-    every: Annotated[float, Option(min=0.2, max=60, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, Option(min=0.2, max=60, help="Seconds between refreshes.")] = 1.0,
 ) -> None:
     """Show what a running server's cache holds, saves and computes.
 
@@ -113,7 +113,7 @@ def _load(look: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
     parts = [f"decoding {load['decoding']}", f"prefilling {load['prefilling']}", f"waiting {load['queued']}"]
     if before is not None:
         seconds, earlier = max(0.05, look["at"] - before["at"]), before["overview"]["health"]
-        parts.insert(0, f"{(health['generated'] - earlier['generated']) / seconds:,.0f} tokens/s written")
+        parts.insert(0, f"{(health['generated'] - earlier['generated']) / seconds:,.0f} tokens/s generated")
     if load["decode_groups"]:
         parts.append(f"groups of {', '.join(map(str, load['decode_groups']))}")
     return "   ".join(parts)

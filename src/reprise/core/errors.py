@@ -145,6 +145,6 @@ def first_line(error: BaseException) -> str:
 def memory_too_small(model: str, *, bound: int, needed: int) -> LoadFailed:
     """`--memory` leaves nothing for requests."""
     return LoadFailed(
-        f"--memory is {nbytes_text(bound)}, and {model} needs at least {nbytes_text(needed)}: its weights, the "
-        "program, and some for requests. Raise --memory, or choose a smaller model."
+        f"--memory is {nbytes_text(bound)}, and {model} needs at least {nbytes_text(needed)} for its weights, the "
+        "program and requests. Raise --memory, or choose a smaller model."
     )

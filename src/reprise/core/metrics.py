@@ -79,7 +79,7 @@ _state = _series(
     "Memory by use: KV, snapshots and logits of the cache, live state of running requests, the index.",
 )
 _disk_bytes = _series(
-    "disk_bytes", "bytes", "model", "Bytes on disk: of this model, and of others in the same directory."
+    "disk_bytes", "bytes", "model", "Bytes on disk, of this model and of others in the same directory."
 )
 
 
@@ -113,21 +113,21 @@ METRICS: Sequence[Metric] = (
         "busy_s",
         "engine_busy_seconds",
         "seconds",
-        "Time that the engine's thread worked, and did not wait for something to do.",
+        "Time the engine thread spent working rather than waiting.",
         lambda s: s.busy_s,
     ),
     _counter(
         "looks",
         "looks",
         "looks",
-        "Times that the engine was looked at, for the page, `reprise top` and events.",
+        "Times the engine was sampled for the page, `reprise top` and events.",
         lambda s: s.looks.num,
     ),
     _counter(
         "looks_s",
         "looks_seconds",
         "seconds",
-        "Of the engine's busy time, what the looks took: a hundredth at most while requests run.",
+        "Part of the engine's busy time spent on looks; at most a hundredth while requests run.",
         lambda s: s.looks.spent_s,
     ),
     _phase("queued", "queued", lambda s: s.num_waiting),
@@ -137,7 +137,7 @@ METRICS: Sequence[Metric] = (
         "requests",
         "jobs",
         "jobs",
-        "Jobs at the engine: one for each choice of a request.",
+        "Jobs in the engine, one per choice of a request.",
         lambda s: s.counts.num_requests,
     ),
     _counter("finished", "finished_jobs", "jobs", "Jobs that ran to their end.", lambda s: s.counts.num_finished),
@@ -179,20 +179,18 @@ METRICS: Sequence[Metric] = (
         "Times a running request was preempted for lack of memory.",
         lambda s: s.counts.num_preemptions,
     ),
-    _by_source(
-        "drafted", "drafted_tokens", "Tokens drafted and verified, by where they came from.", lambda d: d.num_drafted
-    ),
+    _by_source("drafted", "drafted_tokens", "Tokens drafted and verified, by source.", lambda d: d.num_drafted),
     _by_source(
         "draft_accepted",
         "accepted_draft_tokens",
-        "Drafted tokens that were right, by where they came from.",
+        "Drafted tokens accepted, by source.",
         lambda d: d.num_accepted,
     ),
     _gauge(
         "draft_saved_s",
         "draft_saved_seconds",
         "seconds",
-        "Decode time that drafts saved, by what a pass over one token takes.",
+        "Decode time saved by drafts, relative to passes over one token.",
         lambda s: None if s.drafts is None else s.drafts.saved_s,
     ),
     _gauge(
@@ -229,7 +227,7 @@ METRICS: Sequence[Metric] = (
         "bytes_pinned",
         "pinned_bytes",
         "bytes",
-        "Of KV and snapshots, what pins protect.",
+        "Part of KV and snapshots that is pinned.",
         lambda s: s.held.pinned_nbytes,
     ),
     _state("bytes_live", "live", lambda s: s.held.live_nbytes),
@@ -248,7 +246,7 @@ METRICS: Sequence[Metric] = (
         "audit.different",
         "audit_differences",
         "answers",
-        "Audited answers that a cold run would not have given. Any is a bug.",
+        "Audited answers that differ from a cold run. Any is a bug.",
         lambda s: s.audit.num_different,
     ),
     _counter(
@@ -269,14 +267,14 @@ METRICS: Sequence[Metric] = (
         "recorded",
         "recorded_requests",
         "requests",
-        "Requests written to the file of `--record`.",
+        "Requests written to the `--record` file.",
         lambda s: s.num_recorded,
     ),
     _counter(
         "unrecorded",
         "unrecorded_requests",
         "requests",
-        "Requests that are missing in the file of `--record`: it could not be written, or not in time.",
+        "Requests missing from the `--record` file: it could not be written, or not in time.",
         lambda s: s.num_unrecorded,
     ),
     _gauge(
@@ -311,7 +309,7 @@ METRICS: Sequence[Metric] = (
         "disk.quarantined",
         "disk_quarantined",
         "files",
-        "Files that failed verification and were put aside.",
+        "Files that failed verification and were quarantined.",
         _on_disk(lambda d: d.num_quarantined),
     ),
     _counter("disk.errors", "disk_errors", "times", "Failed reads and writes.", _on_disk(lambda d: d.num_errors)),

@@ -108,7 +108,7 @@ class Settings:
         _server(
             "background-time",
             _SECONDS,
-            "How long an answer in the background runs on, and is kept after its end, while nobody reads it.",
+            "How long a background answer keeps running, and is kept after it ends, while no client reads it.",
         ),
     ] = 600.0
     background_nbytes: Annotated[
@@ -116,7 +116,7 @@ class Settings:
         _server(
             "background-bytes",
             NbytesKind(),
-            "Most memory for answers in the background. Ended ones are dropped first, then the largest is cancelled.",
+            "Most memory for background answers. Finished ones are dropped first, then the largest is cancelled.",
         ),
     ] = 64 * 2**20
     stall_after_s: Annotated[
@@ -309,7 +309,11 @@ class Settings:
     ] = False
     adapter_path: Annotated[
         str | None,
-        _load("adapter-path", PathKind(is_directory=True), "Adapter for the model, as mlx_lm.lora writes it."),
+        _load(
+            "adapter-path",
+            PathKind(is_directory=True),
+            "Directory of an adapter for the model, as written by mlx_lm.lora.",
+        ),
     ] = None
     max_queue: Annotated[
         int, _load("max-queue", _COUNT, "Most requests that may wait; further ones are refused with status 429.")

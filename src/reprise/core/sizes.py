@@ -72,11 +72,11 @@ def parse_amount(text: str) -> Amount:
     form = _FORM.fullmatch(text)
     unit = form.group(2).upper() if form is not None else None
     if form is None or (unit != "%" and unit not in _UNITS):
-        raise ValueError(f"{text!r} is not an amount of memory: write for example 8GB, 512MiB or 25%.")
+        raise ValueError(f"Invalid size {text!r}. Examples: 8GB, 512MiB, 25%.")
     number = Fraction(form.group(1))
     if unit == "%":
         if number > 100:
-            raise ValueError(f"{text!r} is more than all of the memory.")
+            raise ValueError(f"{text!r} is more than 100%.")
         return Share(number / 100)
     assert unit is not None
     return Bytes(int(number * _UNITS[unit]))

@@ -35,9 +35,9 @@ def ask(client: httpx.Client, history: History, *, hear: Hear = lambda _kind, _t
     try:
         reply = send(client, Post(body=request_body(history)), hear=take)
     except (Refused, Unreachable) as error:
-        raise DemoFailed(f"The server gave no whole answer: {error}") from error
+        raise DemoFailed(f"The server's answer was incomplete: {error}") from error
     if reply.num_prompt is None or reply.num_cached is None or not tokens:
-        raise DemoFailed("The server gave no answer or no usage.")
+        raise DemoFailed("The server's response has no answer or no usage.")
     return ClientAnswer(
         content=reply.content,
         reasoning=reply.reasoning,

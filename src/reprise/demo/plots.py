@@ -14,7 +14,7 @@ def plot_text(turns: Sequence[Turn]) -> str:
     """Two bar charts for a terminal, a column for each turn."""
     tokens = _bars("tokens", [turn.computed for turn in turns], [turn.cold_computed for turn in turns])
     waits = _bars("ms", [1000 * turn.ttft_s for turn in turns], [1000 * turn.cold_ttft_s for turn in turns])
-    key = f"{_WITH} with reuse  {_WITHOUT} without, a column a turn"
+    key = f"{_WITH} with reuse  {_WITHOUT} without, one column per turn"
     return f"Prompt tokens computed: {key}\n{tokens}\n\nTime to the first token, ms: {key}\n{waits}"
 
 
@@ -49,7 +49,7 @@ def plot_page(turns: Sequence[Turn], path: Path) -> str | None:
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        return f"The plot cannot be written: {error}"
+        return f"Cannot write the plot: {error}"
     return None
 
 

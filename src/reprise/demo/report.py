@@ -144,7 +144,7 @@ def summary(parts: Sequence[DemoPart]) -> str:
         f"Of the chat's {sums.prompt_tokens:,} prompt tokens, {sums.computed:,} were computed with reuse "
         f"({100 * sums.hit_share:.1f} % skipped), {sums.cold_computed:,} without.\n"
         f"An oracle that forgets nothing would compute {sums.oracle:,}: "
-        f"this is {sums.computed / sums.oracle:.3f} times that.\n"
+        f"{sums.computed / sums.oracle:.3f} times as many were computed.\n"
         f"Time to first token, all turns of the chat: {waited:.1f} s with reuse, {waited_cold:.1f} s without.\n"
         f"Settling was off, so that these counts are exact; it would read all but {sums.typed:,} of the tokens "
         "while the server is idle."

@@ -188,7 +188,7 @@ def show_chats(console: Console) -> tuple[DemoPart, ...]:
     console.print(summary(parts), highlight=False)
     console.print(plot_text(chat), highlight=False)
     why_no_page = plot_page(chat, PLOT)
-    console.print(why_no_page or f"The plot is in {PLOT}, for a browser.", highlight=False)
+    console.print(why_no_page or f"Wrote the plot to {PLOT}; open it in a browser.", highlight=False)
     console.print(_NEXT.format(model=_model_path()), highlight=False)
     return parts
 

@@ -180,7 +180,7 @@ class DiskCache:
         try:
             self._store.write_note(self.root(namespace), text.encode())
         except OSError as error:
-            log.warning("A note cannot be written to the disk cache: %s", error)
+            log.warning("Cannot write a note to the disk cache: %s", error)
 
     # Changes. What they ask of the disk is done by other threads.
 
@@ -249,7 +249,7 @@ class DiskCache:
             thread.join(timeout_s)
         if any(thread.is_alive() for thread in self._threads):
             # It may still write: the lease stays until the process ends.
-            log.warning("The disk cache did not answer in time, and is left to itself.")
+            log.warning("The disk cache did not close in time; exiting without it.")
             return
         self._reader.close()
         self.directory.release()

@@ -92,7 +92,7 @@ class ModelDirectory:
             self.begin_lease()
         except OSError as error:
             raise DiskUnusable(
-                f"The cache directory {directory} cannot be used ({error.strerror}): choose one that can be written."
+                f"Cannot use the cache directory {directory} ({error.strerror}). Choose a writable one."
             ) from error
 
     # Other servers.
@@ -154,7 +154,7 @@ class ModelDirectory:
                 if not self.directory.is_dir():
                     raise
                 log.warning(
-                    "The disk cache's directory cannot be locked (%s): servers that share it may exceed its bound by "
+                    "Cannot lock the disk cache's directory (%s): servers that share it may exceed its limit by "
                     "what they are writing.",
                     error,
                 )
@@ -203,7 +203,7 @@ class ModelDirectory:
         with info.path.open("rb") as file:
             header = read_header(file, os.fstat(file.fileno()).st_size)
         if info.path != self.path_of(header.key):
-            raise Unverified("it is another record than its name says")
+            raise Unverified("its name does not match its content")
         return header
 
     def read(self, key: bytes) -> DiskRecord:
@@ -211,7 +211,7 @@ class ModelDirectory:
         with self.path_of(key).open("rb") as file:
             record = read_record(file, os.fstat(file.fileno()).st_size)
         if record.key != key:
-            raise Unverified("it is another record than its name says")
+            raise Unverified("its name does not match its content")
         return record
 
     # Writing. All of it raises OSError.

@@ -180,7 +180,7 @@ def read_record(file: BufferedReader, file_nbytes: int) -> DiskRecord:
     if file.readinto(body) != header.body_nbytes:
         raise Unverified("it ends before its body does")
     if hashlib.sha256(body).digest() != header.body_sha256:
-        raise Unverified("its body has another checksum")
+        raise Unverified("its body has the wrong checksum")
     view = memoryview(body).toreadonly()
     return DiskRecord(
         root=header.root,
@@ -212,7 +212,7 @@ def _parsed(text: bytes, *, body_at: int) -> RecordHeader:
     if metadata["version"] != str(FORMAT_VERSION):
         raise OtherVersion(f"it is of format version {metadata['version']}")
     if metadata[_HEADER_SUM] != _checksum(fields):
-        raise ValueError("it has another checksum")
+        raise ValueError("it has the wrong checksum")
     tokens = np.frombuffer(base64.b64decode(metadata["tokens"], validate=True), dtype="<i4").astype(np.int32)
     tokens.flags.writeable = False
     header = RecordHeader(

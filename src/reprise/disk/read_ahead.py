@@ -216,7 +216,7 @@ class ReadAhead:
             try:
                 self._take(read)
             except Exception:
-                log.exception("what was read from the disk could not be used: it is computed")
+                log.exception("what was read from disk could not be used; it will be computed")
                 self._end(read)
         admissible, self._admissible = self._admissible, []
         return admissible
@@ -243,7 +243,7 @@ class ReadAhead:
                 self._commit_part(read)
         elif now_s - read.heard_s >= STALLED_S:
             log.warning(
-                "The disk cache does not answer: what was to be read is computed, and nothing read for a while."
+                "The disk cache does not respond: nothing is read from disk for a while; prefixes are computed."
             )
             self._rests_until_s = now_s + _REST_S
             self._end(read)
@@ -301,7 +301,7 @@ class ReadAhead:
         try:
             read.target.finish(self._end_of(read))
         except LookupError as error:
-            log.debug("the records of a path lack something: %s", error)
+            log.debug("the records of a path are incomplete: %s", error)
             read.is_void = True
 
     def _commit(self, read: _PathRead) -> None:
@@ -333,7 +333,7 @@ class ReadAhead:
                 seams=seams,
             )
         except LookupError as error:
-            log.debug("what was not read again since the memory had it has gone: %s", error)
+            log.debug("entries that were not read, since memory had them, are gone: %s", error)
             return None
         for request, held in zip(waiting, before, strict=True):
             request.loaded += max(0, self._resume_at(request) - held)

@@ -111,7 +111,7 @@ class Fetch:
         try:
             self._wake()
         except Exception:
-            log.exception("who waits for records from the disk could not be told")
+            log.exception("could not notify who waits for records from disk")
 
 
 class RecordReader:

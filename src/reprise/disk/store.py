@@ -72,8 +72,8 @@ class RecordStore:
         except OSError as error:
             directory.release()
             raise DiskUnusable(
-                f"The cache directory {directory.directory} cannot be used ({error.strerror}): "
-                "choose one that is yours alone."
+                f"Cannot use the cache directory {directory.directory} ({error.strerror}). "
+                "Choose one that belongs to you."
             ) from error
 
     # For those who hold `changed`.
@@ -223,7 +223,7 @@ class RecordStore:
             if error.errno == errno.EIO:
                 self._put_away(key, "it cannot be read")
                 return None
-            log.warning("A file of the disk cache cannot be read (%s); what it holds is computed.", error.strerror)
+            log.warning("Cannot read a file of the disk cache (%s); its content will be computed.", error.strerror)
             with self.changed:
                 self.counters.num_errors += 1
             return None
@@ -261,11 +261,11 @@ class RecordStore:
 
     def _quarantine(self, info: FileInfo, reason: str) -> None:
         """Move a file of which nothing is known into quarantine."""
-        log.warning("A file of the disk cache is damaged, since %s; it is put aside: %s", reason, info.path.name)
+        log.warning("A file of the disk cache is damaged (%s) and was quarantined: %s", reason, info.path.name)
         try:
             self.directory.quarantine(info.path)
         except OSError as error:
-            log.warning("It cannot be moved (%s), and stays where it is, unused.", error.strerror)
+            log.warning("It cannot be moved (%s) and stays in place, unused.", error.strerror)
             with self.changed:
                 self.counters.num_errors += 1
                 self.index.add_unusable(UnusableFile(info=info, root=None))
@@ -281,7 +281,7 @@ class RecordStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            log.warning("A note of the disk cache cannot be read, and is left out: %s", error)
+            log.warning("Cannot read a note of the disk cache; it is skipped: %s", error)
             return None
 
     def write_note(self, root: bytes, content: bytes) -> None:
@@ -319,7 +319,7 @@ class RecordStore:
         if not self._is_due(record, is_wanted) or self._is_there(record.key):
             return False
         if path.is_dir():
-            log.warning("A folder lies in the place of a record, which is left out: %s", path.name)
+            log.warning("A folder is in the place of a record, which is skipped: %s", path.name)
             return False
         encoded = encode(record)
         with directory.names:
@@ -355,7 +355,7 @@ class RecordStore:
                     self.counters.written_nbytes += encoded.nbytes
             return True
         except FileNotFoundError as error:
-            log.debug("other servers took this one for dead, and removed what it had not finished: %s", error)
+            log.debug("other servers took this one for dead and removed its unfinished files: %s", error)
             return False
         finally:
             directory.remove(temporary)
@@ -380,7 +380,7 @@ class RecordStore:
 
     def _start_anew(self) -> None:
         """The folder has vanished, or our part in it has: take our part again. Raises OSError."""
-        log.warning("The disk cache's folder has vanished, and is made again: %s", self.directory.folder)
+        log.warning("The disk cache's folder has vanished and is created again: %s", self.directory.folder)
         with self.changed:
             self.index.remove_all()
         self.directory.files.forget()
@@ -394,7 +394,7 @@ class RecordStore:
                 self.directory.set_time(self.directory.path_of(key), at_ns)
             except OSError as error:
                 # It went meanwhile, or is a little older after a restart.
-                log.debug("the time of a cache file cannot be set: %s", error)
+                log.debug("cannot set the time of a cache file: %s", error)
 
     # Eviction.
 

@@ -50,7 +50,7 @@ class FolderWatcher:
                 if wakes or store.is_shared or store.directory.has_new_servers:
                     store.look()
             except Exception:
-                log.debug("the folder of the disk cache cannot be looked at", exc_info=True)
+                log.debug("cannot look at the disk cache's folder", exc_info=True)
             with store.changed:
                 self._num_ended = self._num_begun
             for wake in wakes:

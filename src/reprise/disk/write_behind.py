@@ -148,7 +148,7 @@ class WriteBehind:
         try:
             is_left = self._go_on(path)
         except Exception:
-            log.exception("a stored prefix could not be written to the disk")
+            log.exception("could not write a stored prefix to disk")
             is_left = False
         if not is_left:
             del self._due[name]

@@ -88,14 +88,14 @@ class RecordWriter:
             # Of two writes of one key, the one that was asked for last counts.
             is_written = self._store.write(record, is_wanted=lambda: self.queue.get(record.key) is record)
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-            log.warning("Something else lies where a record would be written, which is left out: %s", error)
+            log.warning("Something else is in the place of a record, which is not written: %s", error)
             with changed:
                 self._store.counters.num_errors += 1
         except OSError as error:
             with changed:
                 self._fail(error)
         except Exception:
-            log.exception("a record of the disk cache cannot be written, and is left out")
+            log.exception("cannot write a record of the disk cache; it is skipped")
             with changed:
                 self._store.counters.num_errors += 1
         else:
@@ -113,7 +113,7 @@ class RecordWriter:
         self._store.counters.num_errors += 1
         if not self._has_warned:
             log.warning(
-                "The disk cache cannot be written (%s): it is still read, and writing is tried again each minute.",
+                "Cannot write to the disk cache (%s): it is still read, and writing is retried every minute.",
                 error.strerror,
             )
         self._has_warned = True

@@ -71,12 +71,10 @@ def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
 
 def _read_config(directory: Path, adapter: str) -> dict[str, Any]:
     if not directory.is_dir():
-        raise LoadFailed(
-            f"{adapter}: there is no such directory. Give the folder that mlx_lm.lora wrote the adapter to."
-        )
+        raise LoadFailed(f"{adapter}: no such directory. Give the directory that mlx_lm.lora wrote the adapter to.")
     lacking = [name for name in (_CONFIG, _WEIGHTS) if not (directory / name).is_file()]
     if lacking:
-        raise LoadFailed(f"{adapter} lacks {' and '.join(lacking)}, so it is not an adapter that mlx-lm can load.")
+        raise LoadFailed(f"{adapter} is missing {' and '.join(lacking)}, so mlx-lm cannot load it as an adapter.")
     try:
         config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -85,7 +83,7 @@ def _read_config(directory: Path, adapter: str) -> dict[str, Any]:
         raise LoadFailed(f"{adapter}: its {_CONFIG} is not a JSON object.")
     if "peft_type" in config:
         raise LoadFailed(
-            f"{adapter} is an adapter of PEFT, which mlx-lm cannot load. Train it with mlx_lm.lora, or fuse it."
+            f"{adapter} is a PEFT adapter, which mlx-lm cannot load. Train it with mlx_lm.lora, or fuse it."
         )
     return cast(dict[str, Any], config)
 

@@ -113,10 +113,10 @@ def is_local(source: str) -> bool:
     path = Path(source).expanduser()
     if not path.exists():
         if source.startswith((".", "/", "~")):
-            raise LoadFailed(f"{source}: there is no such directory. Give the path of a model directory, or a hub id.")
+            raise LoadFailed(f"{source}: no such directory. Give the path of a model directory, or a hub id.")
         return False
     if not path.is_dir():
-        raise LoadFailed(f"{source} is a file. Give the directory that holds config.json and the weights.")
+        raise LoadFailed(f"{source} is a file. Give the directory with config.json and the weights.")
     return True
 
 
@@ -144,7 +144,7 @@ def _generation_config(directory: Path, source: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        log.warning("%s: its generation_config.json cannot be read: %s", source, first_line(error))
+        log.warning("%s: cannot read its generation_config.json: %s", source, first_line(error))
         return {}
     return cast(dict[str, Any], config) if isinstance(config, dict) else {}
 

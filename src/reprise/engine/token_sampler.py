@@ -232,11 +232,11 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     numbers = {name: getattr(sampling, name) for name in _FLOATS} | {"logit_bias": sum(sampling.logit_bias.values())}
     for name, value in numbers.items():
         if not math.isfinite(value):
-            raise BadRequest(f"{name} is {value}: send a number that is finite.", param=name)
+            raise BadRequest(f"{name} is {value}. Send a finite number.", param=name)
     for token in sampling.logit_bias:
         if not 0 <= token < vocab_size:
             raise BadRequest(
-                f"logit_bias names the token {token}, but this model's tokens go from 0 to {vocab_size - 1}.",
+                f"logit_bias contains an invalid token id {token} (valid: 0 to {vocab_size - 1}).",
                 param="logit_bias",
             )
 
@@ -265,7 +265,7 @@ def sampled_with(
     Raises EngineFailed where the model gave no number.
     """
     if math.isnan(logprob):
-        raise EngineFailed("The model's output is not a number here, so there are no log-probabilities to give.")
+        raise EngineFailed("The model's output is not a number here, so there are no log-probabilities.")
     possible = [(t, max(value, _LEAST_LOGPROB)) for t, value in top if math.isfinite(value)]
     ordered = tuple(sorted(possible, key=lambda pair: -pair[1]))
     return Sampled(token=token, logprob=max(logprob, _LEAST_LOGPROB), top=ordered, is_stop=is_stop)

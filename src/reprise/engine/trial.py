@@ -31,7 +31,7 @@ def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int
     """LoadFailed if the model cannot run on quantised entries. mlx-lm's attention takes them only in part."""
     blueprint = blueprint_of(model, kv_bits=bits, kv_group_size=group_size)
     if not any(isinstance(spec, FullSpec) for spec in blueprint.leaves):
-        log.warning("%s has no layer of full attention, so there is no KV that --kv-bits could quantise", source)
+        log.warning("%s has no full-attention layer, so --kv-bits has no effect", source)
         return
     _check_widths(model, source, group_size)
     rows = SequenceBatch(blueprint)
@@ -41,7 +41,7 @@ def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int
     except Exception as error:
         # Whatever a model's own code raises when it meets a tuple where it wants an array.
         raise LoadFailed(
-            f"{source}: its attention cannot work on quantised KV ({_reason(error)}). Start it without --kv-bits."
+            f"{source}: its attention does not support quantized KV ({_reason(error)}). Start it without --kv-bits."
         ) from error
 
 
@@ -54,7 +54,7 @@ def _check_widths(model: nn.Module, source: str, group_size: int) -> None:
     fitting = [size for size in KV_GROUP_SIZES if all(width % size == 0 for width in widths)]
     advice = f"Start it with --kv-group-size {max(fitting)}" if fitting else "Start it without --kv-bits"
     raise LoadFailed(
-        f"{source}: entries {' and '.join(map(str, sorted(widths)))} values wide cannot be quantised in groups of "
+        f"{source}: entries {' and '.join(map(str, sorted(widths)))} values wide cannot be quantized in groups of "
         f"{group_size}. {advice}."
     )
 

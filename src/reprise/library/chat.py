@@ -190,7 +190,7 @@ class Chat:
         with self._owned():
             name = _open_calls(self._messages).get(call_id)
             if name is None:
-                raise BadRequest(f"The last answer made no call {call_id!r} that waits for a result.", param="call")
+                raise BadRequest(f"The last answer has no call {call_id!r} that awaits a result.", param="call")
             message = {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
             self._messages = [*self._messages, message]
 
@@ -204,7 +204,7 @@ class Chat:
             message = self._messages[index]
             index %= len(self._messages)
             if message["role"] == "tool":
-                raise BadRequest("A tool's result cannot be edited: edit the question before it.", param="index")
+                raise BadRequest("Tool results cannot be edited. Edit the question before it.", param="index")
             rest = self._messages[index + 1 :] if message["role"] in ("system", "developer") else []
             edited = {"role": message["role"], "content": text}
             self._messages = [*self._messages[:index], edited, *rest]
@@ -235,7 +235,7 @@ class Chat:
         with self._owned():
             history = history_of()
             if not history or history[-1]["role"] not in ("user", "tool"):
-                raise BadRequest("There is nothing to answer: say something, or regenerate().", param="messages")
+                raise BadRequest("There is nothing to answer. Send a text, or regenerate().", param="messages")
             fields = {**self._options, **options, "messages": history, "tools": list(self._tools) or None}
             reply = self._replies.begin(lambda: _request_of(fields, self._replies))
             ended: AnswerEnd | None = None
@@ -254,7 +254,9 @@ class Chat:
     @contextmanager
     def _owned(self) -> Generator[None]:
         if not self._turn.acquire(blocking=False):
-            raise ChatBusy("An answer of this chat is being read: read it to its end, close its stream, or fork().")
+            raise ChatBusy(
+                "An answer of this chat is still being read. Read it to the end, close its stream, or fork()."
+            )
         try:
             yield
         finally:
@@ -328,4 +330,4 @@ def _copy(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _check_names(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in OPTIONS:
-            raise TypeError(f"{name!r} is not an option of a turn. The options are {', '.join(sorted(OPTIONS))}.")
+            raise TypeError(f"Unknown option {name!r} of a turn. The options are {', '.join(sorted(OPTIONS))}.")

@@ -34,13 +34,13 @@ def _spec_of(function: Callable[..., Any]) -> Mapping[str, Any]:
     """The function by its name, its docstring, and the JSON schema of its parameters."""
     name = cast(str | None, getattr(function, "__name__", None))
     if name is None or not name.isidentifier():
-        raise TypeError(f"{function!r} has no name that a model could call it by: pass a function that has one.")
+        raise TypeError(f"{function!r} has no name for the model to call. Pass a named function.")
     try:
         schema = TypeAdapter(cast(Any, function)).json_schema()
     except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
         raise TypeError(f"The parameters of {name}() have no JSON schema: {error}") from error
     if schema.get("type") != "object":
-        raise TypeError(f"{name}() takes parameters by position only; a model gives them by name.")
+        raise TypeError(f"{name}() has positional-only parameters, but a model passes them by name.")
     spec: dict[str, Any] = {"name": name, "parameters": _without_titles(schema)}
     description = inspect.getdoc(function)
     if description:
@@ -74,7 +74,7 @@ class Engine:
     def __init__(self, model: str | PathLike[str] | Settings, **options: Any) -> None:
         if isinstance(model, Settings):
             if options:
-                raise TypeError("Options beside Settings: put them into the Settings.")
+                raise TypeError("Pass either Settings or options, not both.")
             self._settings = model
         else:
             self._settings = _settings(fspath(model), options)
@@ -154,9 +154,7 @@ def _settings(model: str, given: Mapping[str, Any]) -> Settings:
     for name, value in given.items():
         option = ENGINE_OPTIONS.get(name)
         if option is None:
-            raise TypeError(
-                f"{name!r} is not an option of an engine. The options are {', '.join(sorted(ENGINE_OPTIONS))}."
-            )
+            raise TypeError(f"Unknown engine option {name!r}. The options are {', '.join(sorted(ENGINE_OPTIONS))}.")
         if value is None:
             continue
         try:

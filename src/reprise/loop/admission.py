@@ -49,7 +49,7 @@ class Gate:
             if self._is_closed:
                 raise ShuttingDown("The server is shutting down. Try again when it is back.")
             if job.id in self._inside:
-                raise BadRequest(f"A request with the id {job.id} is running already.", param="request_id")
+                raise BadRequest(f"A request with the id {job.id} is already running.", param="request_id")
             if job.purpose is not Purpose.SETTLE:
                 num_left = sum(len(self._inside[i].prompt) for i in self._waiting)
                 num_running = sum(j.purpose is not Purpose.SETTLE for j in self._inside.values()) - len(self._waiting)
@@ -58,7 +58,7 @@ class Gate:
                 wait_s = retry_after_s(num_waiting=num_waiting, num_left=num_left, limits=self.limits, speed=self.speed)
                 if wait_s is not None:
                     raise QueueFull(
-                        f"{num_waiting} requests are waiting, which is all that the queue takes. "
+                        f"{num_waiting} requests are waiting, and the queue is full. "
                         f"Try again in about {wait_s} s, or start the server with a larger --max-queue.",
                         retry_after_s=wait_s,
                     )
@@ -74,7 +74,7 @@ class Gate:
         if self.budget is not None and needed > self.budget:
             raise ContextTooLong(
                 f"The prompt has {len(job.prompt)} tokens, whose state takes {needed:,} bytes, but --cache-bytes is "
-                f"{self.budget:,}. Shorten the conversation or give the cache more memory.",
+                f"{self.budget:,}. Shorten the conversation, or raise --cache-bytes.",
                 param="messages",
             )
 

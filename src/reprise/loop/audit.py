@@ -128,7 +128,7 @@ class Audit:
             log.info("%s", told)
             return None
         log.error(
-            "%s. The answer is not what a cold run computes, so its path is dropped from memory and disk. "
+            "%s. The answer differs from a cold run, so its path is dropped from memory and disk. "
             "Please report this: %s",
             told,
             _report_of(finding, self._runner.loaded, with_text=self._with_text),

@@ -38,7 +38,7 @@ def open_disk(
         return None
     reason = why_not_persistable(loaded.blueprint)
     if reason is not None:
-        log.warning("The prefixes of %s are not kept on disk: %s.", loaded.name, reason)
+        log.warning("Prefixes of %s are not stored on disk: %s.", loaded.name, reason)
         return None
     directory = Path(settings.disk_directory).expanduser()
     if block is None:
@@ -48,7 +48,7 @@ def open_disk(
     max_bytes = settings.disk_bytes.of(_disk_nbytes(directory))
     least = 2 * (block * footprint.full + footprint.checkpoint)
     if max_bytes < least:
-        raise DiskUnusable(f"--disk-bytes is {max_bytes:,}; with this model {least:,} are the least.")
+        raise DiskUnusable(f"--disk-bytes is {max_bytes:,}; this model needs at least {least:,}.")
     return DiskCache(
         directory,
         # The same weights give other bytes in another version or on another device.

@@ -121,8 +121,11 @@ def make_drafts(runner: Runner, mode: str) -> Drafts | None:
         return None
     sizes = PASS_SIZES if mode == "auto" else runner.exact_sizes(PASS_SIZES)
     if mode == "exact":
-        log.info("drafts are verified in passes of %s tokens, which equal single steps", ", ".join(map(str, sizes)))
+        log.info(
+            "drafts are verified in passes of %s tokens, whose logits equal those of single steps",
+            ", ".join(map(str, sizes)),
+        )
     if max(sizes, default=1) == 1:
-        log.warning("no pass over several tokens equals single steps on this device: --drafts exact is --drafts off")
+        log.warning("no pass over several tokens equals single steps on this device, so --drafts exact has no effect")
         return None
     return Drafts(rewinds=runner.loaded.blueprint.rewinds, sizes=sizes)

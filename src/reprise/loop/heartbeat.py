@@ -88,17 +88,17 @@ def _look(engine: Watched, after_s: float) -> Callable[[], None]:
         status = engine.status()
         if status.has_died:
             if not has_told_death:
-                log.critical("the engine's thread has ended: restart the server")
+                log.critical("the engine thread has ended: restart the server")
             has_told_death = True
         elif status.stalled_s >= due_s:
             log.error(
                 "the engine has made no progress for %.0f s (%d requests queued, %d in prefill, %d in decode). "
-                "Its thread is here:\n%s",
+                "Its stack:\n%s",
                 status.stalled_s, status.num_waiting, status.num_prefilling, status.num_decoding, engine.stack(),
             )  # fmt: skip
             due_s = 2 * status.stalled_s
         elif due_s > after_s and status.stalled_s < after_s:
-            log.warning("the engine makes progress again")
+            log.warning("the engine is making progress again")
             due_s = after_s
 
     return look

@@ -43,7 +43,7 @@ class Preemption:
     def _preempt(self, request: RunningRequest) -> None:
         """Give the request's state up, to be computed again when there is room; what the cache can keep is kept."""
         assert request.live is not None
-        log.info("request %s waits for memory at token %d", request.id, request.position)
+        log.info("request %s was preempted at token %d for lack of memory", request.id, request.position)
         self._prefixes.store_progress(request)
         sampler = self._sequences.runner.pause(request.live)
         preempted = request.preempted

@@ -312,7 +312,7 @@ class RequestPrefixes:
         if cache.pins.num_changes > num_before and cache.memory.budget is not None:
             num = cache.pins.keep_within(cache.memory.budget // _PINNED_SHARE)
             if num > 0:
-                log.warning("%d pins gave way: pins keep half of --cache-bytes at most", num)
+                log.warning("dropped %d pins: pins can use at most half of --cache-bytes", num)
         prompt = request.job.prompt
         if request.pin is None and request.job.purpose is Purpose.PREFILL and len(prompt) in request.pinned_until:
             # Now, before it may be over.
@@ -322,7 +322,7 @@ class RequestPrefixes:
         """Give up the pin that ends first. False if there is none."""
         has_gone = self._cache.pins.unpin_first()
         if has_gone:
-            log.warning("a pin gave way: running requests had no room otherwise")
+            log.warning("dropped a pin: running requests had no room otherwise")
         return has_gone
 
 

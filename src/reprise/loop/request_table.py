@@ -100,7 +100,7 @@ class RequestTable:
 
     def fail_together(self, requests: Sequence[RunningRequest], error: Exception) -> None:
         """End all of these with `error`, and keep nothing of them: their state is not to be trusted."""
-        log.error("%d requests have lost their state", len(requests), exc_info=error)
+        log.error("%d requests lost their state", len(requests), exc_info=error)
         # All of them before the first one fails, which may make room with what they hold.
         for request in requests:
             self._discard_state(request)
@@ -111,7 +111,7 @@ class RequestTable:
         """The request has failed. What is no error of ours becomes one, with a sentence for its client."""
         if device_memory.is_out_of_memory(error):
             shown: RepriseError = OutOfMemory(
-                "There was not enough memory for this request. Shorten it, or lower --cache-bytes or --max-batch."
+                "Not enough memory for this request. Shorten it, or lower --cache-bytes or --max-batch."
             )
             self._relieve(request)
         elif isinstance(error, RepriseError):
@@ -167,7 +167,7 @@ class RequestTable:
             self._sequences.end(before.live, tokens, namespace=request.namespace)
             self._sequences.measure()
         except Exception:
-            log.exception("what request %s held could not be given back; the cache is reset", request.id)
+            log.exception("could not release the state of request %s; the cache is reset", request.id)
             self._sequences.drop(before.live)
             self.reset_cache()
         if self._sequences.is_broken:
@@ -185,7 +185,7 @@ class RequestTable:
             # All that it was given or has computed: a checkpoint of this very run may have shared as well.
             self._sequences.discard(phase.live, request.tokens, namespace=request.namespace)
         except Exception:
-            log.exception("what request %s shared is lost; the cache is reset", request.id)
+            log.exception("lost the shared state of request %s; the cache is reset", request.id)
             self.reset_cache()
 
     def reset_cache(self) -> None:

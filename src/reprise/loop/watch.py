@@ -41,7 +41,7 @@ def following_machine(
             try:
                 follower.look()
             except Exception:
-                log.exception("the memory cannot be read: the budget stays as it is")
+                log.exception("cannot read the machine's memory: the budget stays the same")
                 return
 
     thread = threading.Thread(target=follow, name="reprise-memory", daemon=True)
@@ -94,13 +94,12 @@ class _Follower:
         if self._by_machine.is_reduced and not self._has_told_machine:
             self._has_told_machine = True
             log.warning(
-                "other programs need memory (%.1f GB are free): the cache shrinks, and grows again when there is room",
+                "other programs need memory (%.1f GB free): the cache shrinks, and grows again when memory is free",
                 reading.available / 10**9,
             )
         if self._by_bound.is_reduced and not self._has_told_bound:
             self._has_told_bound = True
             log.warning(
-                "this process holds %.2f GB, which is nearly --memory: the cache shrinks, and grows again when there "
-                "is room",
+                "this process holds %.2f GB, close to --memory: the cache shrinks, and grows again when memory is free",
                 process / 10**9,
             )

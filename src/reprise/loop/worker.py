@@ -361,12 +361,12 @@ class Worker:
             self.cache.compact_path(tokens, namespace=request.namespace, max_entries=self._max_compacted)
         except Exception:
             # The answer is there, and each step leaves the books right: it stays as it is.
-            log.exception("what a chat has stored could not be joined")
+            log.exception("could not merge what a chat has stored")
 
     def _stop_for_memory(self, request: RunningRequest) -> None:
         """What it has is an answer, if any."""
         if not request.generated:
-            raise OutOfMemory("There is no room for the first token of an answer. Give --cache-bytes more memory.")
+            raise OutOfMemory("There is no room for the first token of an answer. Raise --cache-bytes.")
         self._complete(request, FinishReason.LENGTH)
 
     def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:

@@ -73,7 +73,7 @@ def check_plot(path: Path) -> None:
     if path.suffix != ".html":
         raise PlotUnavailable(f"A plot is a page: give it a name that ends in .html, not {path.name}.")
     if not path.absolute().parent.is_dir():
-        raise PlotUnavailable(f"The plot cannot be written: there is no directory {path.absolute().parent}.")
+        raise PlotUnavailable(f"Cannot write the plot: there is no directory {path.absolute().parent}.")
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
@@ -103,7 +103,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
     try:
         path.write_text(report_page(f"{first.trace}: what more memory would save", text, chart), encoding="utf-8")
     except OSError as error:
-        raise PlotUnavailable(f"The plot cannot be written: {error}") from error
+        raise PlotUnavailable(f"Cannot write the plot: {error}") from error
 
 
 def _peer(results: Sequence[Result], result: Result, policy: str) -> Result | None:

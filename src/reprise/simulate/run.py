@@ -59,12 +59,12 @@ def run_simulation(
     """
     unknown = [policy for policy in policies if policy not in KNOWN]
     if unknown:
-        raise BadRequest(f"There is no policy {unknown[0]!r}: choose from {', '.join(KNOWN)}.")
+        raise BadRequest(f"Unknown policy {unknown[0]!r}. Choose from {', '.join(KNOWN)}.")
     sizes = sizes if sizes is not None else Sizes()
     stream = iter(requests)
     first = next(stream, None)
     if first is None:
-        raise BadRequest(f"{name} holds no request.")
+        raise BadRequest(f"{name} contains no requests.")
     bounded = [(policy, budget) for budget in budgets for policy in policies if policy in POLICIES]
     unbounded = [("lru", None)] if UNBOUNDED in policies else []
     replays = [
@@ -76,8 +76,8 @@ def run_simulation(
     for request in chain((first,), stream):
         if request.unit != first.unit:
             raise BadRequest(
-                f"{name}, request {num + 1}: block hashes and token prompts in one trace are replayed with "
-                "--granularity token alone."
+                f"{name}, request {num + 1}: a trace with both block hashes and token prompts needs "
+                "--granularity token."
             )
         for _, _, replay in replays:
             replay.take(request)
@@ -98,7 +98,7 @@ def run_simulation(
     ]
     if future is not None:
         for budget in budgets:
-            on_stage(f"the bound with the future known, within {budget // sizes.full:,} tokens")
+            on_stage(f"upper bound (future known) at {budget // sizes.full:,} tokens")
             results.append(result(BELADY, budget, future.reused_within(budget // sizes.full)))
     order = list(policies)
     return tuple(sorted(results, key=lambda r: (r.budget is None, r.budget or 0, order.index(r.policy))))

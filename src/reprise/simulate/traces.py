@@ -82,7 +82,7 @@ def read_trace(
                 dialogues = [_messages(dialogue) for dialogue in json.load(file)]
             except _MALFORMED as error:
                 needs = "each needs `traj` or `messages`, and each message a `role`"
-                raise BadRequest(f"{path} is no list of dialogues: {needs}.") from error
+                raise BadRequest(f"{path}: not a list of dialogues: {needs}.") from error
             for messages in dialogues:
                 yield from dialogue_requests(messages)
             return
@@ -92,8 +92,8 @@ def read_trace(
             try:
                 request = _request(json.loads(line), granularity, block_length)
             except _MALFORMED as error:
-                needs = f"it needs `hash_ids`, one for {block_length} tokens, and `input_length`; or `tokens`"
-                raise BadRequest(f"{path}, line {number}, is no request of a trace: {needs}.") from error
+                needs = f"expected `hash_ids` (one per {block_length} tokens) and `input_length`, or `tokens`"
+                raise BadRequest(f"{path}:{number}: invalid request: {needs}.") from error
             yield request
 
 

@@ -21,8 +21,8 @@ IGNORED = frozenset(
 """Fields of the API that have no effect on a local server."""
 
 REFUSED = {
-    "container": "This server runs no code.",
-    "fallbacks": "One model is served.",
+    "container": "This server does not run code.",
+    "fallbacks": "This server has only one model.",
     "mcp_servers": "Connect to the MCP server yourself and pass its tools in `tools`.",
 }
 

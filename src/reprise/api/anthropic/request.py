@@ -43,10 +43,12 @@ def asked_of(body: CountBody, *, served: Served, limits: Limits, namespace: str 
     if not body.messages:
         raise BadRequest("Send at least one message.", param="messages")
     if len(body.messages) > limits.max_messages:
-        raise BadRequest(f"More than {limits.max_messages} messages.", param="messages")
+        raise BadRequest(
+            f"Too many messages: at most {limits.max_messages} are accepted. Send fewer.", param="messages"
+        )
     given = body.tools or []
     if len(given) > limits.max_tools:
-        raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
+        raise BadRequest(f"Too many tools: at most {limits.max_tools} are accepted. Send fewer.", param="tools")
     hosted = [tool for tool in given if tool.type not in (None, "custom")]
     own = [tool for tool in given if tool.type in (None, "custom")]
     question_at = newest_question_at([speaker_of(message) for message in body.messages])
@@ -70,7 +72,7 @@ def asked_of(body: CountBody, *, served: Served, limits: Limits, namespace: str 
         notes=(
             *notes,
             *transcript.notes,
-            *(f"tool of a kind that this server does not host, left out: {tool.name} ({tool.type})" for tool in hosted),
+            *(f"unsupported server tool left out: {tool.name} ({tool.type})" for tool in hosted),
         ),
     )
 
@@ -82,7 +84,7 @@ def service_request_of(
     common = asked_of(body, namespace=namespace, served=served, limits=limits)
     last = common.chat.messages[-1]
     if "tool_calls" in last:
-        raise BadRequest("The chat ends with a tool use: send its tool result.", param="messages")
+        raise BadRequest("The chat ends with a tool use. Send its tool result.", param="messages")
     grammar = grammar_of(body, (_grammar(body),))
     choice = body.tool_choice
     chosen = _sampling(body, served)
@@ -131,7 +133,7 @@ def _tool_choice(body: CountBody, tools: list[AnthropicTool]) -> str | Mapping[s
     if choice is None:
         return "auto"
     if choice.type in ("any", "tool") and not tools:
-        raise BadRequest("`tool_choice` asks for a call, but there are no tools.", param="tool_choice")
+        raise BadRequest("`tool_choice` requires a call, but there are no tools. Send `tools`.", param="tool_choice")
     match choice.type:
         case "auto" | "none":
             return choice.type
@@ -164,7 +166,7 @@ def _sampling(body: MessagesBody, served: Served) -> ChosenSampling:
     vocab_size = served.text.vocab_size
     top_k = None if body.top_k is None else max(0, body.top_k)
     if top_k is not None and top_k > vocab_size:
-        raise BadRequest(f"`top_k` is {top_k}, but the vocabulary has {vocab_size} tokens.", param="top_k")
+        raise BadRequest(f"`top_k` is {top_k}, but the vocabulary has only {vocab_size} tokens.", param="top_k")
     return served.sampling.sampling({"temperature": body.temperature, "top_p": body.top_p, "top_k": top_k})
 
 
@@ -172,10 +174,11 @@ def _stops(body: MessagesBody, limits: Limits) -> tuple[str, ...]:
     stops = tuple(body.stop_sequences or ())
     if len(stops) > limits.max_stops:
         raise BadRequest(
-            f"`stop_sequences` has {len(stops)} strings; at most {limits.max_stops} are taken.", param="stop_sequences"
+            f"`stop_sequences` has {len(stops)} strings; at most {limits.max_stops} are accepted.",
+            param="stop_sequences",
         )
     if "" in stops:
         raise BadRequest(
-            "`stop_sequences` holds an empty string, which would end every answer at once.", param="stop_sequences"
+            "`stop_sequences` contains an empty string, which would end every answer at once.", param="stop_sequences"
         )
     return stops

@@ -86,7 +86,7 @@ class Writer:
         """The transcript; `last_mark` is the mark that stands for the end of the last message."""
         self._mark(last_mark)
         if len(self._ttls) > _MAX_MARKS:
-            raise BadRequest(f"There are {len(self._ttls)} `cache_control` marks; at most {_MAX_MARKS} are taken.")
+            raise BadRequest(f"There are {len(self._ttls)} `cache_control` marks; at most {_MAX_MARKS} are accepted.")
         breakpoints: set[int] = set()
         cuts: set[Cut] = set()
         for mark in self._marks:
@@ -113,7 +113,7 @@ class Writer:
     def _notes(self) -> tuple[str, ...]:
         notes: list[str] = []
         if self._num_foreign > 0:
-            notes.append(f"thinking blocks with a signature of another server, taken as they are: {self._num_foreign}")
+            notes.append(f"thinking blocks signed by another server, accepted unchecked: {self._num_foreign}")
         if self._num_unreadable > 0:
             notes.append(f"thinking blocks without readable text, left out: {self._num_unreadable}")
         return (*notes, *self._unread.notes)

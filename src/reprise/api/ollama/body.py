@@ -11,8 +11,8 @@ IGNORED = frozenset({"keep_alive", "truncate", "shift", "dimensions", "verbose"}
 """Fields of the API that have no effect here: the model stays loaded, and a chat that is too long is refused."""
 
 REFUSED = {
-    "adapters": "Start the server with the model that has them.",
-    "modelfile": "Start the server with the model that you mean.",
+    "adapters": "Start the server with a model that has them.",
+    "modelfile": "Start the server with the model you want.",
 }
 
 IGNORED_OPTIONS = frozenset(

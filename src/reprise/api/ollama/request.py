@@ -62,7 +62,7 @@ def _of_generate(
     if body.template:
         raise BadRequest("`template` is not supported. Start the server with --chat-template.", param="template")
     if body.suffix:
-        raise BadRequest("`suffix` is not supported here. Send it to /v1/completions.", param="suffix")
+        raise BadRequest("`suffix` is not supported by this API. Use /v1/completions.", param="suffix")
     if body.raw is True:
         return _raw(body, request_id=request_id, namespace=namespace, served=served, limits=limits)
     system = [] if not body.system else [OllamaMessage(role="system", content=body.system)]

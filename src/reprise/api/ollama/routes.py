@@ -138,7 +138,7 @@ async def _answer(
     kind: Kind, body: OllamaChatBody | GenerateBody, request: Request, context: Context, namespace: str
 ) -> Response:
     if request.headers.get(HEADER, "false") != "false":
-        raise BadRequest("Lines of JSON have no ids to go on from: use /v1/chat/completions for the background.")
+        raise BadRequest("JSON lines have no ids to resume from. Use /v1/chat/completions for background answers.")
     if body.stream is False:
         return JsonResponse(await while_connected(request.receive, _whole(kind, context, body, namespace)))
     reply = await while_connected(request.receive, _start(context, body, namespace))

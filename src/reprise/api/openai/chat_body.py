@@ -23,10 +23,10 @@ IGNORED = frozenset(
 """Fields of the API that have no effect on a local server."""
 
 REFUSED = {
-    "audio": "This server answers in text.",
+    "audio": "This server returns only text.",
     "function_call": "Use `tool_choice`.",
     "functions": "Use `tools`.",
-    "web_search_options": "Give the model a tool of your own that searches.",
+    "web_search_options": "Give the model your own search tool.",
 }
 
 

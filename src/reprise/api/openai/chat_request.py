@@ -61,9 +61,11 @@ def service_request_of(
     tool_choice = _tool_choice(body)
     grammar = grammar_of(body, (response_grammar(body.response_format),))
     if len(body.messages) > limits.max_messages:
-        raise BadRequest(f"More than {limits.max_messages} messages.", param="messages")
+        raise BadRequest(
+            f"Too many messages: at most {limits.max_messages} are accepted. Send fewer.", param="messages"
+        )
     if len(tools) > limits.max_tools:
-        raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
+        raise BadRequest(f"Too many tools: at most {limits.max_tools} are accepted. Send fewer.", param="tools")
     chosen = sampling_of(body, served, logprobs=_num_logprobs(body, limits))
     is_prewarm = prewarms(body.prompt_cache_options)
     messages, until = body.messages, None
@@ -193,7 +195,7 @@ def _part_text(part: ContentPart, at: int, where: str, unread: UnreadParts) -> s
         case "refusal" if part.refusal is not None:
             return part.refusal
         case "text" | "input_text" | "output_text" | "refusal":
-            raise BadRequest(f"A part of type {part.type!r} needs its text.", param=where)
+            raise BadRequest(f"A part of type {part.type!r} needs `text`.", param=where)
         case _:
             return unread.text(part.type, message_at=at, where=f"{where}.type")
 
@@ -219,7 +221,7 @@ def _continues(body: ChatBody) -> bool:
     continues = body.continue_final_message is True
     if body.add_generation_prompt is not None and body.add_generation_prompt is continues:
         raise BadRequest(
-            "`add_generation_prompt` and `continue_final_message` exclude each other, and one of them has to be true.",
+            "Exactly one of `add_generation_prompt` and `continue_final_message` must be true.",
             param="add_generation_prompt",
         )
     return continues
@@ -228,7 +230,9 @@ def _continues(body: ChatBody) -> bool:
 def _num_logprobs(body: ChatBody, limits: Limits) -> int | None:
     top = 0 if body.top_logprobs is None else body.top_logprobs
     if top > limits.max_top_logprobs:
-        raise BadRequest(f"`top_logprobs` is {top}; at most {limits.max_top_logprobs} are given.", param="top_logprobs")
+        raise BadRequest(
+            f"`top_logprobs` is {top}; at most {limits.max_top_logprobs} are returned.", param="top_logprobs"
+        )
     if body.logprobs is True:
         return top
     if top > 0:

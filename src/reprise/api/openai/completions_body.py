@@ -95,7 +95,7 @@ def service_requests_of(
         grammar = replace(grammar, is_whole=True)
     if body.logprobs is not None and body.logprobs > limits.max_top_logprobs:
         raise BadRequest(
-            f"`logprobs` is {body.logprobs}; at most {limits.max_top_logprobs} are given.", param="logprobs"
+            f"`logprobs` is {body.logprobs}; at most {limits.max_top_logprobs} are returned.", param="logprobs"
         )
     num_given = num_choices_of(body, limits)
     num_choices = _num_sampled(body, num_given)
@@ -105,7 +105,9 @@ def service_requests_of(
     markers = _markers(body, served)
     # Counted before the first is tokenized.
     if _num_prompts(body.prompt) * num_choices > limits.max_completions:
-        raise BadRequest(f"More than {limits.max_completions} answers: send fewer prompts at once.", param="prompt")
+        raise BadRequest(
+            f"Too many answers: at most {limits.max_completions} at once. Send fewer prompts.", param="prompt"
+        )
     prompts = prompts_of(body.prompt, served)
     _check_together(prompts, served, limits)
     stop_tokens = stop_tokens_of(body, served)
@@ -149,7 +151,7 @@ def _check_together(prompts: Sequence[Tokens], served: Served, limits: Limits) -
     num_tokens, most = sum(map(len, prompts)), limits.max_choices * context
     if num_tokens > most:
         raise BadRequest(
-            f"The prompts have {num_tokens} tokens together; at most {most} are taken. Send fewer at once.",
+            f"The prompts have {num_tokens} tokens in total; at most {most} are accepted. Send fewer.",
             param="prompt",
         )
 
@@ -160,7 +162,7 @@ def _num_sampled(body: CompletionsBody, num_given: int) -> int:
     if body.best_of < num_given:
         raise BadRequest(f"`best_of` is {body.best_of}, but `n` is {num_given}.", param="best_of")
     if body.best_of > num_given and body.stream is True:
-        raise BadRequest("`best_of` cannot be streamed: which answers are best is known at their end.", param="best_of")
+        raise BadRequest("`best_of` cannot be streamed: the best answers are known only at the end.", param="best_of")
     return body.best_of
 
 
@@ -171,7 +173,7 @@ def _markers(body: CompletionsBody, served: Served) -> InfillMarkers | None:
     markers = infill_markers(served.text.splitters)
     if markers is None:
         raise BadRequest(
-            "`suffix` needs a model that fills in the middle, and this one has no tokens for that. Leave it out.",
+            "`suffix` needs a fill-in-the-middle model, and this one has no tokens for it. Leave it out.",
             param="suffix",
         )
     if body.echo is True:

@@ -70,7 +70,9 @@ def sampling_of(fields: SamplingFields, served: Served, *, logprobs: int | None)
     given: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(fields, name)) is not None}
     if fields.top_k is not None:
         if fields.top_k > vocab_size:
-            raise BadRequest(f"`top_k` is {fields.top_k}, but the vocabulary has {vocab_size} tokens.", param="top_k")
+            raise BadRequest(
+                f"`top_k` is {fields.top_k}, but the vocabulary has only {vocab_size} tokens.", param="top_k"
+            )
         given["top_k"] = max(0, fields.top_k)
     if fields.repeat_penalty is not None:
         given.setdefault("repetition_penalty", fields.repeat_penalty)
@@ -89,7 +91,7 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, flo
         # Digits of other scripts are digits to Python, too.
         if not (key.isascii() and key.isdigit() and len(key) <= 9 and int(key) < vocab_size):
             raise BadRequest(
-                f"`logit_bias` has the key {key[:40]!r}; keys are token ids from 0 to {vocab_size - 1}.",
+                f"`logit_bias` has the key {key[:40]!r}; keys must be token ids from 0 to {vocab_size - 1}.",
                 param="logit_bias",
             )
         checked[int(key)] = value
@@ -102,14 +104,14 @@ def stops_of(fields: SamplingFields, limits: Limits) -> tuple[str, ...]:
         return ()
     stops = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
     if len(stops) > limits.max_stops:
-        raise BadRequest(f"`stop` has {len(stops)} strings; at most {limits.max_stops} are taken.", param="stop")
+        raise BadRequest(f"`stop` has {len(stops)} strings; at most {limits.max_stops} are accepted.", param="stop")
     if "" in stops:
-        raise BadRequest("`stop` holds an empty string, which would end every answer at once.", param="stop")
+        raise BadRequest("`stop` contains an empty string, which would end every answer at once.", param="stop")
     return stops
 
 
 def num_choices_of(fields: SamplingFields, limits: Limits) -> int:
     count = 1 if fields.n is None else fields.n
     if count > limits.max_choices:
-        raise BadRequest(f"`n` is {count}; at most {limits.max_choices} answers are given.", param="n")
+        raise BadRequest(f"`n` is {count}; at most {limits.max_choices} answers are returned.", param="n")
     return count

@@ -23,7 +23,7 @@ IGNORED = frozenset(
 
 REFUSED = {
     "conversation": "Use `previous_response_id`, or send the whole chat in `input`.",
-    "prompt": "There are no stored prompts here: send `instructions` and `input`.",
+    "prompt": "This server stores no prompts. Send `instructions` and `input`.",
 }
 
 

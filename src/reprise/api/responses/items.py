@@ -52,7 +52,7 @@ class MessageWriter:
             case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
                 self._add_output(item, where)
             case "item_reference":
-                raise BadRequest("Items are not kept by their ids: send the item itself.", param=where)
+                raise BadRequest("Items are not stored by id. Send the item itself.", param=where)
             case _:
                 self._skipped[item.type[:40]] += 1
         self._num_items += 1
@@ -135,7 +135,7 @@ class MessageWriter:
             case "refusal" if part.refusal is not None:
                 return part.refusal
             case "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" | "refusal":
-                raise BadRequest(f"A part of type {part.type!r} needs its text.", param=where)
+                raise BadRequest(f"A part of type {part.type!r} needs `text`.", param=where)
             case _:
                 return self._unread.text(part.type, message_at=self._num_items, where=f"{where}.type")
 

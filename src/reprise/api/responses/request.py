@@ -49,7 +49,7 @@ def service_request_of(
     given = body.tools or []
     tools = own_tools(given)
     if max(len(given), len(tools)) > limits.max_tools:
-        raise BadRequest(f"More than {limits.max_tools} tools.", param="tools")
+        raise BadRequest(f"Too many tools: at most {limits.max_tools} are accepted. Send fewer.", param="tools")
     tool_choice = tool_choice_of(body, tools)
     grammar = grammar_of(body, (_grammar(body),))
     items = (*earlier, *input_items(body))
@@ -63,7 +63,7 @@ def service_request_of(
     for at, item in enumerate(input_items(body)):
         writer.add(item, f"input[{at}]")
     if len(writer.messages) > limits.max_messages:
-        raise BadRequest(f"More than {limits.max_messages} messages.", param="input")
+        raise BadRequest(f"Too many messages: at most {limits.max_messages} are accepted. Send fewer.", param="input")
     chosen = served.sampling.sampling({"temperature": body.temperature, "top_p": body.top_p})
     return ServiceRequest(
         id=request_id,
@@ -86,9 +86,13 @@ def service_request_of(
         retain_for_s=retained_for_s(body.prompt_cache_retention, body.prompt_cache_options),
         notes=(
             *notes,
-            *(("`truncation` has no effect: what is too long is refused",) if body.truncation == "auto" else ()),
+            *(
+                ("`truncation` has no effect: prompts that are too long are refused",)
+                if body.truncation == "auto"
+                else ()
+            ),
             *writer.notes,
-            *(f"tool of a kind that this server does not host, left out: {kind[:64]}" for kind in hosted_tools(given)),
+            *(f"unsupported server tool left out: {kind[:64]}" for kind in hosted_tools(given)),
         ),
     )
 
@@ -128,7 +132,7 @@ def _check(body: ResponsesBody, limits: Limits) -> None:
         raise BadRequest("Send at least one input item.", param="input")
     if _LOGPROBS in (body.include or ()) or (body.top_logprobs or 0) > 0:
         field = "include" if _LOGPROBS in (body.include or ()) else "top_logprobs"
-        raise BadRequest("Log-probabilities are given by /v1/chat/completions only.", param=field)
+        raise BadRequest("Only /v1/chat/completions returns log-probabilities.", param=field)
 
 
 def _template_options(body: ResponsesBody) -> dict[str, Any]:

@@ -129,7 +129,7 @@ async def cancel_response(response_id: str, context: InContext, namespace: Names
     if answer is None or answer.state is None:
         made = context.responses.get(response_id, namespace=namespace).body
         if not made["background"]:
-            raise BadRequest("Only a response with `background` can be cancelled here: hang up to cancel this one.")
+            raise BadRequest("Only a background response can be cancelled this way. Disconnect to cancel this one.")
         return made
     answer.cancel("The response was cancelled.")
     await answer.wait()

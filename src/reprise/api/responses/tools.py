@@ -65,7 +65,7 @@ def tool_choice_of(body: ResponsesBody, tools: Sequence[Mapping[str, Any]]) -> s
     if choice is None:
         return "auto"
     if choice not in ("auto", "none") and not tools:
-        raise BadRequest("`tool_choice` asks for a call, but there are no tools.", param="tool_choice")
+        raise BadRequest("`tool_choice` requires a call, but there are no tools. Send `tools`.", param="tool_choice")
     if not isinstance(choice, ToolReference):
         return choice
     if choice.type not in ("function", "custom") or choice.name is None:
@@ -112,5 +112,5 @@ def _custom_description(tool: ResponseTool) -> str | None:
     definition = None if tool.format is None else tool.format.get("definition")
     if not isinstance(definition, str):
         return tool.description
-    grammar = f"The input has to be of this grammar:\n{definition}"
+    grammar = f"The input must follow this grammar:\n{definition}"
     return grammar if tool.description is None else f"{tool.description}\n\n{grammar}"
