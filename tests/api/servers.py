@@ -61,6 +61,7 @@ def make_service(
         context=context,
         created=1_700_000_000,
         accepts_any_name=settings.accepts_any_model,
+        adapter=settings.adapter_path,
     )
     return ChatService(served=served, backend=backend, settings=settings, limits=limits, clock=clock)
 

@@ -228,6 +228,19 @@ async def test_names_of_the_model():
     assert answer["model"] == MODEL
 
 
+@pytest.mark.parametrize("served", ["adapters/legal", None])
+async def test_names_of_the_adapter(served: str | None):
+    """As mlx-lm's server takes it, in both of its APIs. `--any-model` is about the model's name alone."""
+    async with api(settings=Settings(model=MODEL, adapter_path=served, accepts_any_model=True)) as a:
+        for url, body in ((URL, {"messages": HI}), ("/v1/completions", {"prompt": "Hi", "max_tokens": 2})):
+            for name in ("adapters/legal", "legal", None):
+                status = 200 if name is None or served is not None else 404
+                assert (await a.client.post(url, json={**body, "adapters": name})).status_code == status
+            refused = await a.client.post(url, json={**body, "adapters": "other"})
+            assert refused.status_code == 404
+            assert "'other' is not served here" in refused.json()["error"]["message"]
+
+
 async def test_keys_share_what_is_computed_and_nothing_else():
     async with api(settings=Settings(model=MODEL, api_keys=("one", "two"))) as a:
         one, two = {"x-api-key": "one"}, {"x-api-key": "two"}

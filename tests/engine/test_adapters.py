@@ -13,7 +13,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model, save_config
 
 from reprise.core.errors import LoadFailed
-from reprise.engine.adapters import with_adapter
+from reprise.core.settings import Settings
+from reprise.engine.adapters import SharedBases, load_for, with_adapter
 from reprise.engine.blueprint import blueprint_of
 from reprise.engine.load import LoadedModel, load_model
 from tests.holding import active_memory
@@ -85,6 +86,31 @@ def test_adapters_share_the_weights_of_their_base(tmp_path: Path) -> None:
     assert {id(array) for array in arrays(base).values()} <= {id(array) for array in arrays(adapted[0]).values()}
     del adapted
     assert active_memory() <= before
+
+
+def test_a_base_is_loaded_once_for_all_who_hold_it(tmp_path: Path) -> None:
+    directory = shutil.copytree(tiny_model("llama"), tmp_path / "model")
+    paths = [str(write_adapter(tmp_path / str(seed), mlx_lm.load(str(directory))[0], seed=seed)) for seed in (1, 2)]
+    settings = [Settings(model=str(directory), adapter_path=path) for path in (*paths, None)]
+    alone = [load_for(each).fingerprint for each in settings]
+    before = active_memory()
+    bases = SharedBases()
+    held = [bases.load(each) for each in settings]
+    added = sum(each.nbytes - each.shared_nbytes for each in held)
+    assert [each.fingerprint for each in held] == alone
+    assert active_memory() - before <= added + 4096
+    # The base goes, and an adapter keeps its weights for the next one.
+    held = held[:1]
+    held += [bases.load(settings[1])]
+    assert held[0].base is held[1].base
+    assert active_memory() - before <= held[0].nbytes + held[1].nbytes - held[1].shared_nbytes + 4096
+    # New files are read, although the old weights are here.
+    weights = dict(mx.load(str(directory / "model.safetensors")))
+    mx.save_safetensors(str(directory / "model.safetensors"), {name: 2 * each for name, each in weights.items()})
+    del weights
+    assert bases.load(settings[1]).fingerprint not in alone
+    del held
+    assert active_memory() <= before + 4096
 
 
 def test_a_fingerprint_for_each_and_the_same_one_again(tmp_path: Path) -> None:

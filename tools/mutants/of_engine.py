@@ -260,6 +260,20 @@ WEIGHTS = (
 
 FILES = (
     _mutant(
+        "SharedBases.load",
+        "files that have changed are not read while old weights are here",
+        "_files(model_directory(settings.model))",
+        "()",
+        ("tests/engine/test_adapters.py", "-k", "loaded_once"),
+    ),
+    _mutant(
+        "SharedBases.load",
+        "a base is loaded again for each adapter",
+        "base = self._held.get(key)",
+        "base = None",
+        ("tests/engine/test_adapters.py", "-k", "loaded_once"),
+    ),
+    _mutant(
         "_header",
         "a file of weights that is cut off is loaded",
         "size < end",

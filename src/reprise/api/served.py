@@ -46,6 +46,8 @@ class Served:
     nbytes: int = 0
     """Of the weights; 0: not known."""
     accepts_any_name: bool = False
+    adapter: str | None = None
+    """Where the model's adapter is, as the settings say; None: it has none."""
     refused_questions: RefusedQuestions = field(default_factory=RefusedQuestions)
     """Questions with images and the like that were refused, so that the chats they stand in can go on."""
 
@@ -56,6 +58,16 @@ class Served:
         raise UnknownModel(
             f"The model {name!r} is not served here. Use {self.id!r}, leave `model` out, "
             "or start the server with --any-model."
+        )
+
+    def check_adapter(self, name: str | None) -> None:
+        """Raise UnknownModel unless a request that names this adapter can be served. None means the model as it is."""
+        if name is None or (self.adapter is not None and name in (self.adapter, PurePath(self.adapter).name)):
+            return
+        others = "" if self.adapter is None else f"ask for {self.adapter!r}, "
+        raise UnknownModel(
+            f"The adapter {name!r} is not served here: {others}leave `adapters` out, or start the server with "
+            "--adapter-path."
         )
 
     def answer_room(self, num_prompt: int, wanted: int | None) -> int:
@@ -96,6 +108,7 @@ def served_model(loaded: "LoadedModel", settings: Settings) -> Served:
         architecture=loaded.architecture,
         nbytes=loaded.nbytes,
         accepts_any_name=settings.accepts_any_model,
+        adapter=settings.adapter_path,
     )
 
 

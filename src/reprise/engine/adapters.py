@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import mlx.core as mx
 from mlx import nn
@@ -16,23 +18,51 @@ from mlx_lm.utils import load_adapters
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.settings import Settings
 from reprise.engine.fingerprint import fingerprint_of
-from reprise.engine.load import LoadedModel, load_model
+from reprise.engine.load import LoadedModel, load_model, model_directory
+from reprise.engine.model_files import WEIGHTS
 from reprise.engine.trial import vocabulary_size
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapters.safetensors"
 
 
+class SharedBases:
+    """Loads models so that a base and all adapters on it hold its weights once, for as long as one of them is held.
+
+    From any thread. A base whose files have changed since is another one.
+    """
+
+    def __init__(self) -> None:
+        self._held: WeakValueDictionary[Hashable, LoadedModel] = WeakValueDictionary()
+        self._loading = Lock()
+        """Two at a time would both find nothing."""
+
+    def load(self, settings: Settings) -> LoadedModel:
+        """The model that the settings name, with its adapter where they name one. Raises LoadFailed."""
+        options: dict[str, Any] = {
+            "kv_bits": settings.kv_bits,
+            "kv_group_size": settings.kv_group_size,
+            "chat_template": settings.chat_template,
+            "trusts_remote_code": settings.trusts_remote_code,
+        }
+        with self._loading:
+            key = (settings.model, *options.values(), _files(model_directory(settings.model)))
+            base = self._held.get(key)
+            if base is None:
+                base = self._held[key] = load_model(settings.model, **options)
+        return base if settings.adapter_path is None else with_adapter(base, settings.adapter_path)
+
+
+def _files(directory: Path) -> Hashable:
+    """What tells whether the files were changed, at no cost: here it only says which weights to take from memory."""
+    files = [*sorted(directory.glob(WEIGHTS)), directory / "config.json"]
+    facts = [(file.name, file.stat()) for file in files if file.is_file()]
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in facts)
+
+
 def load_for(settings: Settings) -> LoadedModel:
-    """Load the model that the settings name, with its adapter where they name one. Raises LoadFailed."""
-    loaded = load_model(
-        settings.model,
-        kv_bits=settings.kv_bits,
-        kv_group_size=settings.kv_group_size,
-        chat_template=settings.chat_template,
-        trusts_remote_code=settings.trusts_remote_code,
-    )
-    return loaded if settings.adapter_path is None else with_adapter(loaded, settings.adapter_path)
+    """Load the model that the settings name, with its adapter, by itself. Raises LoadFailed."""
+    return SharedBases().load(settings)
 
 
 def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
@@ -63,6 +93,7 @@ def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
     return replace(
         base,
         model=model,
+        base=base,
         nbytes=nbytes,
         shared_nbytes=nbytes - added_nbytes,
         fingerprint=fingerprint_of(added, config, of=base.fingerprint),

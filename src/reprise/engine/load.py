@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "n_positions", "max_seq_len", "seq_length")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True, eq=False)
 class LoadedModel:
     """A model ready to run.
 
@@ -52,6 +52,8 @@ class LoadedModel:
     fingerprint: str
     shared_nbytes: int = 0
     """Of `nbytes`: the weights below an adapter, which all models on that base hold together."""
+    base: LoadedModel | None = None
+    """What an adapter was put on."""
     sampling: Mapping[str, Number] = field(default_factory=dict[str, Number])
     """How its makers sample, by the names of `Sampling`: what `generation_config.json` says."""
 
@@ -68,8 +70,7 @@ def load_model(
 
     Raises LoadFailed with a sentence that says what to do.
     """
-    path = Path(source).expanduser()
-    directory = path if is_local(source) else fetch(source)
+    directory = model_directory(source)
     config = check_config(read_config(directory, source), source)
     check_weights(directory, source)
     tokenizer_config: dict[str, Any] = {} if chat_template is None else {"chat_template": chat_template}
@@ -106,6 +107,11 @@ def load_model(
         fingerprint=fingerprint_of(weights, {"config": config, "kv": [kv_bits, kv_group_size]}),
         sampling=read_generation_config(_generation_config(directory, source), vocab_size=vocab_size),
     )
+
+
+def model_directory(source: str) -> Path:
+    """Where the files of a model are, fetched from the hub where it has something newer. Raises LoadFailed."""
+    return Path(source).expanduser() if is_local(source) else fetch(source)
 
 
 def is_local(source: str) -> bool:

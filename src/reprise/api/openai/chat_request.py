@@ -54,6 +54,7 @@ def service_request_of(
 ) -> ServiceRequest:
     """The request that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
     served.check_name(body.model)
+    served.check_adapter(body.adapters)
     notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
     refuse_foreign(body)
     check_stream_options(body.stream_options, stream=body.stream)

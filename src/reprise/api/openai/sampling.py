@@ -22,6 +22,8 @@ class SamplingFields(AnswerControls):
     """OpenAI's sampling parameters, and those that mlx-lm and llama.cpp have beside them. Null is the default."""
 
     model: str | None = None
+    adapters: str | None = None
+    """mlx-lm's name for the adapter that the model is to have."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
