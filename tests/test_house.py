@@ -1,6 +1,7 @@
 """The house rules that a machine can keep."""
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,8 +26,8 @@ def test_tests_go_through_public_names() -> None:
 
 def test_a_class_name_has_one_meaning() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for path in sorted((_ROOT / "src").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in _source().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(f"{path.relative_to(_ROOT)}:{node.lineno}")
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
@@ -44,11 +45,16 @@ def test_the_map_of_the_house_names_what_is_there() -> None:
     assert {name for name in named if not name[0].isupper() and name[1] not in members.get(name[0], ())} == set()
 
 
+@functools.cache
+def _source() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in sorted((_ROOT / "src").rglob("*.py"))}
+
+
 def _members() -> dict[str, set[str]]:
     """What the classes of the source have: methods, fields, and attributes that their methods set."""
     found: dict[str, set[str]] = defaultdict(set)
-    for path in (_ROOT / "src").rglob("*.py"):
-        for cls in ast.walk(ast.parse(path.read_text())):
+    for tree in _source().values():
+        for cls in ast.walk(tree):
             for node in ast.walk(cls) if isinstance(cls, ast.ClassDef) else ():
                 match node:
                     case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
@@ -65,8 +71,8 @@ def _members() -> dict[str, set[str]]:
 def _private_names() -> set[str]:
     """What is defined somewhere in the source under a name of its own: functions, classes, constants, attributes."""
     names: set[str] = set()
-    for path in (_ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for tree in _source().values():
+        for node in ast.walk(tree):
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                     names.add(name)

@@ -59,7 +59,7 @@ def backend_tokenizer(*, vocab_size: int = 600) -> Tokenizer:
 
 @dataclass
 class PlainDetokenizer:
-    """Decodes all tokens so far and gives what is new, holding back unfinished characters."""
+    """Decodes the tokens since the last whole character and gives what is new, holding back unfinished characters."""
 
     tokenizer: PreTrainedTokenizerFast
     tokens: list[int] = field(default_factory=list)
@@ -75,8 +75,11 @@ class PlainDetokenizer:
     @property
     def last_segment(self) -> str:
         text = self.tokenizer.decode(self.tokens)
-        if not self.is_final:
-            text = text.rstrip("\ufffd")
+        if self.is_final or not text.endswith("\ufffd"):
+            segment = text[self.seen :]
+            self.tokens, self.seen = [], 0
+            return segment
+        text = text.rstrip("\ufffd")
         segment, self.seen = text[self.seen :], max(self.seen, len(text))
         return segment
 

@@ -12,6 +12,7 @@ import reprise
 from reprise.demo import story
 from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange
 from tests.demo.trained import MODEL
+from tests.matrix import now_and_later
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 96}
 
@@ -125,10 +126,14 @@ IN_TURN = tuple(
 )
 
 
+_LITTLE_MEMORY = {"cache_bytes": 700_000}
+_SMALL_STEPS = {"prefill_chunk": 16, "max_batch": 2}
+
+
 @pytest.mark.parametrize(
     "settings",
-    [{"drafts": "auto"}, {"cache_bytes": 700_000}, {"prefill_chunk": 16, "max_batch": 2}],
-    ids=["with drafts", "in little memory", "in small steps"],
+    now_and_later([{"drafts": "auto"}, _LITTLE_MEMORY | _SMALL_STEPS], [_LITTLE_MEMORY, _SMALL_STEPS]),
+    ids=str,
 )
 def test_chats_about_the_same_people_in_turn(settings: dict[str, Any]) -> None:
     with reprise.Engine(MODEL, settles=False, **settings) as engine:

@@ -289,7 +289,7 @@ def test_without_locks_each_server_writes_one_record_over_the_bound_at_most(
     bound = 8_000
     tmp_path.mkdir(exist_ok=True)
     with FileLock(tmp_path / ("lock" if is_held else "of somebody else")):
-        monkeypatch.setattr(directory_module, "_LOCKED_S", 0.05)
+        monkeypatch.setattr(directory_module, "LOCKED_S", 0.05)
         if not is_held:
             monkeypatch.setattr(FileLock, "acquire", refuse)
         with opened(tmp_path, max_bytes=bound) as a, opened(tmp_path, max_bytes=bound) as b:

@@ -66,7 +66,7 @@ def test_health_is_not_idle_until_the_settle_is_done(server: Serving) -> None:
 
 
 def test_a_settle_computes_no_more_than_its_bound_and_a_chunk(server: Serving) -> None:
-    stripped_chat(server, 1500)
+    stripped_chat(server, 900)
     server.wait_until_idle()
     assert 300 <= sum(settles(server)) < 300 + 64
 

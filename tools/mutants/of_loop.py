@@ -75,13 +75,6 @@ LOOP_MUTANTS = (
         ("tests/loop/test_broken_passes.py", *_PARKED),
     ),
     _mutant(
-        "RequestTable.release",
-        "followers wait for one that is gone",
-        "self.note_change(request)",
-        "",
-        ("tests/loop/test_failures.py", "tests/loop/test_reuse.py", "-k", "llama"),
-    ),
-    _mutant(
         "Worker._complete",
         "segments that cannot be joined fail the answers of others",
         "Exception",

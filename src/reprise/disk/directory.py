@@ -35,7 +35,7 @@ _TEMPORARY_ENDING = ".tmp"
 _NOTES = "notes"
 _NOTE_ENDING = ".json"
 _SERVERS = "servers"
-_LOCKED_S = 10.0
+LOCKED_S = 10.0
 """Nobody makes room for so long: a lock that is held longer is a dead host's, or does not work."""
 
 _UNLOCKED_S = 600.0
@@ -148,7 +148,7 @@ class ModelDirectory:
         is_held = False
         if time.monotonic() >= self._unlocked_until_s:
             try:
-                self._room_lock.acquire(timeout=_LOCKED_S)
+                self._room_lock.acquire(timeout=LOCKED_S)
                 is_held = True
             except (Timeout, OSError, NotImplementedError) as error:
                 if not self.directory.is_dir():
