@@ -11,7 +11,7 @@ from reprise.cache.payload import SegmentPayload, SharedPayload
 from reprise.cache.tree import RadixTree
 from reprise.core.kinds import Full, Layout
 from reprise.core.tokens import Span
-from reprise.memory import Account, Memory
+from reprise.memory import Account, Memory, SharedMemory
 
 
 class Holder:
@@ -48,6 +48,80 @@ def test_bytes_that_change_hands_are_held_once() -> None:
     memory.check({Account.SEQUENCES: 2, Account.KV: 4, Account.INCOMING: 0})
     with pytest.raises(AssertionError):
         memory.check({Account.SEQUENCES: 6})
+
+
+class ByWorth:
+    """A cache of entries of one byte, by their worth."""
+
+    def __init__(self, memory: Memory, *worths: float, protected: int = 0) -> None:
+        self.memory, self.worths, self.protected = memory, sorted(worths), protected
+        memory.evict_from(self, token_s=lambda: 1.0)
+        memory.reclaim_from(lambda: False, self.evict_one)
+        memory.charge(Account.KV, len(worths))
+
+    def least_worth(self) -> float | None:
+        return self.worths[0] if len(self.worths) > self.protected else None
+
+    def evict_one(self) -> bool:
+        if self.least_worth() is None:
+            return False
+        self.worths.pop(0)
+        self.memory.charge(Account.KV, -1)
+        return True
+
+    def protected_nbytes(self) -> int:
+        return self.protected
+
+
+def test_models_share_a_budget_and_what_is_worth_least_goes_first() -> None:
+    shared = SharedMemory(12)
+    shared.weights["a"] = 4
+    one, other = Memory(shared=shared), Memory(shared=shared)
+    low, high = ByWorth(one, 1, 4, 6), ByWorth(other, 2, 3, 9, protected=1)
+    assert (one.budget, one.held, one.available, one.kept_by_others) == (8, 3, 2, 1)
+    assert one.evictable_from_others == 2
+    assert one.reserve(5)
+    assert (low.worths, high.worths) == ([4, 6], [9]), "1, 2 and 3 went, whoever asked"
+    # A token that takes longer to compute is worth more, and so is one of a model that is asked more often.
+    high.protected = 0
+    other.evict_from(high, token_s=lambda: 0.1)
+    assert other.reserve(6) and (low.worths, high.worths) == ([4, 6], [])
+    for _ in range(50):
+        shared.note_request(other)
+    assert other.share_of_requests > 10 * one.share_of_requests
+
+
+def test_weights_are_given_up_last() -> None:
+    shared = SharedMemory(10)
+    shared.weights |= {"a": 4, "b": 4}
+    memory = Memory(shared=shared)
+    entries = ByWorth(memory, 1, 2)
+
+    def unload_one() -> bool:
+        assert not entries.worths
+        return shared.weights.pop("b", None) is not None
+
+    shared.unload_one = unload_one
+    assert memory.reserve(6) and shared.weights == {"a": 4}
+    assert not memory.reserve(7) and (memory.budget, shared.state_nbytes) == (6, 0)
+
+
+def test_layer_states_have_a_bound_of_their_own() -> None:
+    shared = SharedMemory(10, most_state=3)
+    shared.weights["a"] = 4
+    memory = Memory(shared=shared)
+    assert memory.budget == 3 and memory.reserve(3) and not memory.reserve(4)
+
+
+def test_what_is_new_takes_the_place_of_another_model_s_only_where_it_is_worth_more() -> None:
+    shared = SharedMemory(4)
+    one, other = Memory(shared=shared), Memory(shared=shared)
+    mine, theirs = ByWorth(one, 5, 6), ByWorth(other, 2, 7)
+    assert one.evict_from_others(3) and theirs.worths == [7]
+    assert not one.evict_from_others(6.5), "what is worth least is here"
+    assert not one.evict_from_others(None)
+    mine.worths = [8.0, 9.0]
+    assert not one.evict_from_others(6.5) and one.evict_from_others(None) and not theirs.worths
 
 
 def test_what_is_given_back_twice_is_noticed() -> None:

@@ -139,6 +139,13 @@ class PrefixCache:
         """The first `num` items that `evict_one` would take, as things are now."""
         return self.order.first(num, may_evict=self._may_evict)
 
+    def least_worth(self) -> float | None:
+        """The worth of what `evict_one` would take, in the policy's terms; None if nothing may be evicted."""
+        if len(self.rows) > 0:
+            return 0.0
+        first = self.would_evict(1)
+        return self.order.policy.worth(first[0][1]) if first else None
+
     def protected_nbytes(self) -> int:
         """At least so many bytes stay whatever is evicted, pins aside: full entries and snapshots up to the leases."""
         return self.tree.leased_nbytes()
@@ -271,6 +278,7 @@ class PrefixCache:
         if available is None or available >= nbytes:
             return True
         most = available + self.nbytes + self.memory.nbytes(Account.LOGITS) - self.protected_nbytes()
+        most += self.memory.evictable_from_others
         return nbytes <= most and self._evict_for(nbytes, new)
 
     def _stop_that_fits(self, walk: Walk, position: int, nbytes: int) -> int:
@@ -487,8 +495,9 @@ class PrefixCache:
 
     def _evict_for(self, nbytes: int, new: Facts | None) -> bool:
         """Evict until `nbytes` more fit, but nothing that is worth more than `new`. False if they do not."""
+        worth = None if new is None else self.order.policy.worth(new)
         while not self.memory.fits(nbytes):
-            if not self._evict_least(new):
+            if not self.memory.evict_from_others(worth) and not self._evict_least(new):
                 return False
         return True
 

@@ -34,10 +34,11 @@ class StepAllowance:
         self._nbytes_per_s: float | None = None
         """Seen in the parts so far."""
 
-    def renew(self, *, decode_s: float = 0.0) -> None:
-        """A step begins, in which others decode for about so long."""
-        rest_s = max(0.0, self._max_stall_s - decode_s)
-        self._room_s = min(_SHARE_OF_STALL * self._max_stall_s, _SHARE_OF_REST * rest_s)
+    def renew(self, *, decode_s: float = 0.0, num_sharing: int = 1) -> None:
+        """A step begins, in which others decode for about so long; so many models have a step in the gap."""
+        max_stall_s = self._max_stall_s / num_sharing
+        rest_s = max(0.0, max_stall_s - decode_s)
+        self._room_s = min(_SHARE_OF_STALL * max_stall_s, _SHARE_OF_REST * rest_s)
         self._begun_s = self._noted_s = self._clock()
         self._num_taken = self._nbytes_taken = 0
 

@@ -130,6 +130,14 @@ class StoredRun:
     tokens: Tokens
 
 
+class WeightsState(StrEnum):
+    """Where the weights of a model are. What is stored of it stays in any case."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    READY = "ready"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """A consistent picture of the engine side, published by the engine thread after each step."""
@@ -158,6 +166,7 @@ class Status:
     """Requests that `--record` has written; None: nothing is recorded."""
     num_unrecorded: int | None = None
     """Those that it dropped."""
+    weights: WeightsState = WeightsState.READY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,3 +148,11 @@ def memory_too_small(model: str, *, bound: int, needed: int) -> LoadFailed:
         f"--memory is {nbytes_text(bound)}, and {model} needs at least {nbytes_text(needed)} for its weights, the "
         "program and requests. Raise --memory, or choose a smaller model."
     )
+
+
+def no_room_for_requests(model: str, *, room: int, least: int) -> LoadFailed:
+    """The weights of several models leave too little for requests."""
+    return LoadFailed(
+        f"{model} was not loaded: beside the weights of the models there is room for {nbytes_text(max(0, room))} of "
+        f"layer state, and it needs at least {nbytes_text(least)}. Raise --memory or --cache-bytes, or unload a model."
+    )

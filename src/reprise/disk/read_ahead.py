@@ -187,7 +187,7 @@ class ReadAhead:
             return True
         # What has come of the others is not free any more, and counted with the rest of them.
         room = free + self._cache.memory.nbytes(Account.INCOMING) + self._cache.nbytes - self._cache.protected_nbytes()
-        room += sum(read.target.buffer_nbytes for read in self._reads)
+        room += sum(read.target.buffer_nbytes for read in self._reads) + self._cache.memory.evictable_from_others
         if not self._reads:
             return self._sizes.at(position) <= room
         return sum(read.needed for read in self._reads) + needed <= room

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
@@ -57,6 +58,10 @@ class LoadedModel:
     sampling: Mapping[str, Number] = field(default_factory=dict[str, Number])
     """How its makers sample, by the names of `Sampling`: what `generation_config.json` says."""
 
+    def without_weights(self) -> LoadedModel:
+        """The same, with nothing that could run."""
+        return replace(self, model=nn.Module())
+
 
 def load_model(
     source: str,
@@ -95,6 +100,8 @@ def load_model(
     blueprint = blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
     vocab_size = vocabulary_size(model, blueprint)
     weights = dict(tree_flatten(model.parameters()))
+    # Tables of positions and the like too: what is left to be computed is this thread's, and another may run the model.
+    mx.eval([array for _, array in tree_flatten(cast(dict[str, Any], model))])
     return LoadedModel(
         name=directory.name if is_local(source) else source,
         model=model,

@@ -1,42 +1,41 @@
-"""The engine loop: one thread that owns the model, the prefix cache and all leases.
+"""The engine loop of one model: what the API asks of it, and what the engine thread does for it.
 
-Commands come in through a queue; between two of them the loop asks the scheduler what to do and does it. Nothing that a
-request does wrong ends the thread: it ends the request.
+Commands come in through the thread's queue; between two of them it asks the scheduler what to do and does it. Nothing
+that a request does wrong ends the thread: it ends the request. The model's weights come and go; its prefix cache stays.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from reprise.core.backend import Looks, Lookup, Status, StoredRun
+from reprise.core.backend import Looks, Lookup, Status, StoredRun, WeightsState
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
 from reprise.core.events import Event
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
-from reprise.core.job import Job
+from reprise.core.job import Job, Purpose
 from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import Span, Tokens
 from reprise.disk.tier import DiskTier
 from reprise.engine.adapters import load_for
+from reprise.engine.batching import reason_to_run_alone
 from reprise.engine.load import LoadedModel
-from reprise.engine.memory import leave_thread
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop.admission import Gate
-from reprise.loop.heartbeat import Heartbeat
+from reprise.loop.engine_thread import EngineThread
 from reprise.loop.inspection import inspect, inspect_evictions, lookup, status_of
-from reprise.loop.looks import LookQueue
+from reprise.loop.preemption import Preemption
 from reprise.loop.tree_inspection import edge_tokens
 from reprise.loop.worker import Worker
+from reprise.memory import SharedMemory
+from reprise.schedule.models import ModelState
 
 log = logging.getLogger("reprise.loop")
 
@@ -48,7 +47,7 @@ Command = Callable[[Worker], None]
 
 
 class EngineLoop:
-    """The engine side of a server (`reprise.core.backend.Backend`), on a thread of its own."""
+    """The engine side of one model (`reprise.core.backend.Backend`), on a thread that computes."""
 
     def __init__(
         self,
@@ -57,57 +56,95 @@ class EngineLoop:
         load: Callable[[], LoadedModel] | None = None,
         shares_from: int = SHARES_FROM,
         disk_block: int | None = None,
+        thread: EngineThread | None = None,
+        name: str | None = None,
+        nbytes: int = 0,
+        is_pinned: bool = False,
+        keep_alive_s: float | None = None,
     ) -> None:
-        """`load` gives the model; it is called on the engine thread. By default the model that `settings` name.
+        """`load` gives the model. By default the model that `settings` name.
 
         `shares_from`: from how many positions on a sequence and the cache share buffers. `disk_block`: tokens of a file
-        on disk, None: as fits the model.
+        on disk, None: as fits the model. `thread`: where other models run too, under another `name` each, with weights
+        of `nbytes` (0: not known before they are loaded); None: a thread of its own. `is_pinned`, `keep_alive_s`: see
+        `ModelState`.
         """
         self._settings = settings
         self._shares_from = shares_from
         self._disk_block = disk_block
         self._load = load if load is not None else lambda: load_for(settings)
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
-        self._is_ready = threading.Event()
-        self._failure: Exception | None = None
+        self.name = settings.model if name is None else name
+        self.nbytes = nbytes
+        self._thread = EngineThread() if thread is None else thread
+        self._thread.add(self)
+        self._worker: Worker | None = None
+        self._weights = _Weights(is_pinned=is_pinned, keep_alive_s=keep_alive_s)
         self._loaded: LoadedModel | None = None
+        """Without its weights while they are not here."""
         self._disk: DiskTier | None = None
         self._gate = Gate()
-        self._status = Status()
-        self._heartbeat = Heartbeat()
-        self._looks = LookQueue()
-        self._busy_since_s = time.monotonic()
-        """When the thread would have begun, had it never waited for something to do."""
+        self.published = Status()
+        """By the thread, after each command and each step."""
         self._is_ending = False
         self._ends_now = False
         self._asking = threading.Lock()
-        self._is_closed = False
+        self.is_closed = False
 
     def start(self) -> LoadedModel:
         """Load the model and start serving. Raises LoadFailed."""
+        ready = self.ready()
         self._thread.start()
-        self._is_ready.wait()
-        if self._failure is not None:
-            raise self._failure
-        assert self._loaded is not None
-        return self._loaded
+        return ready.result()
+
+    def ready(self) -> Future[LoadedModel]:
+        """The model, when its weights are here: they are loaded, if there is room or others can be unloaded.
+
+        Raises ShuttingDown; the future has what went wrong with loading.
+        """
+        answer: Future[LoadedModel] = Future()
+
+        def want() -> None:
+            if self.is_loaded and self._loaded is not None:
+                self._weights.is_dismissed = False
+                _resolve(answer, self._loaded)
+            else:
+                self._weights.wanted.append((time.monotonic(), answer))
+
+        self._call_unless_closed(want)
+        # Asked after the command was given: then its thread refuses those that were there before, or has said why.
+        if self._thread.failure is not None:
+            raise self._thread.failure
+        return answer
+
+    def dismiss(self) -> None:
+        """Unload the weights as soon as nothing runs on them; what is stored stays."""
+
+        def dismiss() -> None:
+            self._weights.is_dismissed = self.is_loaded
+
+        self._thread.call(dismiss)
 
     def close(self, *, now: bool = False, timeout_s: float | None = None) -> None:
-        """Take no more jobs; return when those under way have ended. `now`: cancel them."""
+        """Take no more jobs; return when those under way have ended, where no other model runs. `now`: cancel them."""
         self._gate.close()
+
+        def end_soon() -> None:
+            # The last one who asked for it is heard.
+            self._is_ending, self._ends_now = True, now
+            self._weights.fail(ShuttingDown("The server is shutting down. Try again when it is back."))
+
         with self._asking:
-            self._is_closed = True
-            self.call(lambda worker: self._end_soon(now=now))
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+            self.is_closed = True
+            self._thread.call(end_soon)
+        self._thread.join(timeout_s)
 
     # Backend: from any thread.
 
     def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
+        assert self._loaded is not None, "who has not heard that the model is ready cannot know its tokens"
         self._gate.enter(job)
         arrived_s = time.monotonic()
-        self.call(lambda worker: worker.arrive(job, sink, arrived_s))
+        self.call(lambda worker: self._arrive(worker, job, sink, arrived_s))
 
     def cancel(self, job_id: str) -> bool:
         if not self._gate.is_inside(job_id):
@@ -118,15 +155,14 @@ class EngineLoop:
     def status(self) -> Status:
         # The writer goes on while the loop sleeps, and publishes nothing.
         on_disk = self._disk.stats() if self._disk is not None else None
-        has_died = self._loaded is not None and not self._is_closed and not self._thread.is_alive()
-        now = replace(self._status, disk=on_disk, stalled_s=self._heartbeat.stalled_s, has_died=has_died)
+        has_died = self._loaded is not None and not self.is_closed and not self._thread.is_alive
+        stalled_s = self._thread.heartbeat.stalled_s
+        now = replace(self.published, disk=on_disk, stalled_s=stalled_s, has_died=has_died, weights=self._weights.state)
         return self._gate.adjust(now)
 
     def stack(self) -> str:
         """Where the engine's thread is now, as a traceback; "" if it is not running."""
-        # The one way to another thread's stack.
-        frame = sys._current_frames().get(self._thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
-        return "" if frame is None else "".join(traceback.format_stack(frame))
+        return self._thread.stack()
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
         return self._ask(lambda worker: worker.clear_cache(namespace, owner=owner))
@@ -177,124 +213,276 @@ class EngineLoop:
         self.call(lambda worker: worker.set_budget(nbytes, returns_buffers=returns_buffers))
 
     def call(self, command: Command) -> None:
-        """Have the engine thread do this between two steps."""
-        self._inbox.put(command)
+        """Have the engine thread do this between two steps, once the model was loaded."""
+
+        def do() -> None:
+            if self._worker is not None:
+                try:
+                    command(self._worker)
+                finally:
+                    self.publish()
+
+        self._thread.call(do)
 
     def _ask(self, question: Callable[[Worker], T]) -> Future[T]:
         """What the engine thread answers between two steps. Raises ShuttingDown."""
         answer: Future[T] = Future()
-        self._call_unless_closed(lambda worker: self._answer(worker, question, answer))
+        self._call_unless_closed(lambda: self._answer(question, answer))
         return answer
 
     def _look(self, question: Callable[[Worker], T]) -> Future[T]:
         """The same for what changes nothing, and may wait for its turn while there is work. Raises ShuttingDown."""
         answer: Future[T] = Future()
-        self._call_unless_closed(lambda worker: self._looks.add(lambda: self._answer(worker, question, answer)))
+        self._call_unless_closed(lambda: self._thread.looks.add(lambda: self._answer(question, answer)))
         return answer
 
-    def _call_unless_closed(self, command: Command) -> None:
+    def _call_unless_closed(self, command: Callable[[], None]) -> None:
         # Before the command to close, behind which nothing is answered any more.
         with self._asking:
-            if self._is_closed:
+            if self.is_closed:
                 raise ShuttingDown("The server is shutting down. Try again when it is back.")
-            self.call(command)
+            self._thread.call(command)
 
-    def _answer(self, worker: Worker, question: Callable[[Worker], T], answer: Future[T]) -> None:
+    def _answer(self, question: Callable[[Worker], T], answer: Future[T]) -> None:
         if not answer.set_running_or_notify_cancel():
             return  # Whoever asked has gone.
         try:
-            result = question(worker)
+            if self._worker is None:
+                raise EngineFailed(f"{self.name} has not been loaded yet.")
+            result = question(self._worker)
         except Exception as error:
             answer.set_exception(error)
         else:
             # Who has the answer may look at the status next.
-            self._publish(worker)
+            self.publish()
             answer.set_result(result)
 
     # The engine thread.
 
-    def _run(self) -> None:
-        try:
-            worker = self._make_worker()
-            if worker is not None:
-                self._serve(worker)
-        finally:
-            leave_thread()
+    def _arrive(self, worker: Worker, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
+        self._weights.asked_s = time.monotonic()
+        worker.arrive(job, sink, arrived_s)
+        if job.purpose is Purpose.SETTLE:
+            if not self.is_loaded:
+                worker.cancel(job.id)
+            return
+        self._weights.num_asked += 1
+        worker.memory.shared.note_request(worker.memory)
 
-    def _make_worker(self) -> Worker | None:
+    def state(self) -> ModelState:
+        """What `decide_models` is told."""
+        weights, worker = self._weights, self._worker
+        requests = [r for r in worker.requests.values() if not r.is_settle] if worker is not None else []
+        waits_s = [r.arrived_s for r in requests if r.is_waiting] + [since_s for since_s, _ in weights.wanted]
+        has_work = worker is not None and self.is_loaded and worker.has_work
+        return ModelState(
+            name=self.name,
+            nbytes=self.nbytes,
+            is_loaded=self.is_loaded,
+            is_loading=self.is_loading,
+            is_pinned=weights.is_pinned,
+            waits_since_s=min(waits_s, default=None),
+            num_running=self.num_running,
+            num_asked=weights.num_asked,
+            loaded_s=weights.loaded_s,
+            asked_s=weights.asked_s,
+            keep_alive_s=weights.keep_alive_s,
+            is_dismissed=weights.is_dismissed,
+            has_requests=has_work and len(requests) > 0,
+            has_idle_work=has_work,
+            last_step=weights.last_step,
+        )
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._weights.state is WeightsState.READY
+
+    @property
+    def is_loading(self) -> bool:
+        return self._weights.state is WeightsState.LOADING
+
+    @property
+    def stays_loaded(self) -> bool:
+        """Whether nothing but another model's need has it unloaded."""
+        return self._weights.keep_alive_s is None and not self._weights.is_dismissed
+
+    @property
+    def num_requests(self) -> int:
+        return 0 if self._worker is None else len(self._worker.requests)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have state, but for those that settle."""
+        worker = self._worker
+        return 0 if worker is None else sum(not request.is_settle for request in worker.requests.running)
+
+    @property
+    def preemption(self) -> Preemption | None:
+        return None if self._worker is None else self._worker.preemption
+
+    @property
+    def has_work(self) -> bool:
+        if self._worker is None or not self.is_loaded:
+            return len(self._weights.wanted) > 0 or self.num_requests > 0
+        return self._worker.has_work or self._weights.is_dismissed
+
+    @property
+    def wakes_in_s(self) -> float | None:
+        return None if self._worker is None else self._worker.wakes_in_s
+
+    @property
+    def may_end(self) -> bool:
+        worker = self._worker
+        if worker is None or not self._is_ending:
+            return self._is_ending and not self.is_loading
+        is_all_here = self._gate.num_inside == len(worker.requests)
+        return is_all_here and (self._ends_now or worker.is_empty or not self.is_loaded)
+
+    def step(self, *, number: int, num_others: int, is_closed: bool) -> None:
+        """Run a step of this model, the `number`-th of all; see `SchedulerState` for the others."""
+        worker = self._worker
+        assert worker is not None and self.is_loaded, self.name
+        self._weights.last_step = number
+        try:
+            worker.num_others, worker.is_closed = num_others, is_closed
+            worker.step()
+        except Exception as error:
+            # A bug of ours: nobody's job is worth the thread.
+            log.exception("a step of the engine failed")
+            worker.fail_all(EngineFailed(f"The engine failed: {error}"))
+        if self.num_running > 0:
+            self._weights.asked_s = time.monotonic()
+        self.publish()
+
+    def write_to_disk(self) -> None:
+        """While others run steps: what is due."""
+        if self._worker is not None and self._worker.disk.due_in_s == 0:
+            self._worker.disk.write()
+
+    def begin_load(self) -> None:
+        self._weights.state = WeightsState.LOADING
+
+    def read_weights(self) -> RepriseError | None:
+        """Load the model, on any one thread; gives what went wrong. `take_weights` is to follow."""
         try:
             loaded = self._load()
-            worker = Worker(
-                loaded,
-                self._settings,
-                self._gate,
-                shares_from=self._shares_from,
-                disk_block=self._disk_block,
-                # An empty command: the loop takes its next step.
-                wake=lambda: self.call(lambda worker: None),
-            )
+            self._weights.arriving = loaded, reason_to_run_alone(loaded)
         except RepriseError as error:
-            self._failure = error
+            return error
         except Exception as error:
             log.exception("the engine could not start")
-            self._failure = EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
-        else:
-            self._loaded, self._disk = loaded, worker.disk
-            self._publish(worker)
-            return worker
-        finally:
-            self._is_ready.set()
+            return EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
+        self.nbytes = loaded.nbytes
         return None
 
-    def _serve(self, worker: Worker) -> None:
-        self._busy_since_s = time.monotonic()
-        while True:
-            self._receive(worker)
-            self._looks.answer(has_work=worker.has_work and not self._may_end(worker))
-            if self._may_end(worker):
-                worker.cancel_all()
-                self._publish(worker)
-                worker.shutdown()
-                return
-            try:
-                worker.step()
-            except Exception as error:
-                # A bug of ours: nobody's job is worth the thread.
-                log.exception("a step of the engine failed")
-                worker.fail_all(EngineFailed(f"The engine failed: {error}"))
-            self._publish(worker)
+    def take_weights(self, memory: SharedMemory | None) -> RepriseError | None:
+        """Serve with what was read; gives what went wrong. Requests that waited go on."""
+        assert self._weights.arriving is not None, self.name
+        (loaded, alone), self._weights.arriving = self._weights.arriving, None
+        try:
+            if self._worker is not None and self._worker.runner.loaded.fingerprint != loaded.fingerprint:
+                self._drop_worker("its files have changed")
+            if self._worker is None:
+                self._worker = self._make_worker(loaded, alone, memory)
+                self._disk = self._worker.disk
+            else:
+                self._worker.load(loaded)
+        except RepriseError as error:
+            return error
+        except Exception as error:
+            log.exception("the engine could not start")
+            return EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
+        self._loaded = loaded
+        weights = self._weights
+        weights.state, weights.loaded_s, weights.num_asked = WeightsState.READY, time.monotonic(), 0
+        self.publish()
+        wanted, weights.wanted = weights.wanted, []
+        for _, answer in wanted:
+            _resolve(answer, loaded)
+        return None
 
-    def _may_end(self, worker: Worker) -> bool:
-        is_all_here = self._gate.num_inside == len(worker.requests)
-        return self._is_ending and is_all_here and (self._ends_now or worker.is_empty)
+    def _make_worker(self, loaded: LoadedModel, alone: str | None, memory: SharedMemory | None) -> Worker:
+        if alone is not None:
+            log.info("%s runs one sequence at a time: %s", loaded.name, alone)
+        return Worker(
+            loaded,
+            self._settings,
+            self._gate,
+            can_batch=alone is None,
+            shared=memory,
+            shares_from=self._shares_from,
+            disk_block=self._disk_block,
+            # An empty command: the loop takes its next step.
+            wake=lambda: self.call(lambda worker: None),
+        )
 
-    def _receive(self, worker: Worker) -> None:
-        """Take all commands; wait for one if there is nothing to do and nothing to tell."""
-        block = not worker.has_work and len(self._looks) == 0 and not self._may_end(worker)
-        while True:
-            if block and len(worker.requests) == 0:
-                self._heartbeat.rest()
-            waits_from_s = time.monotonic()
-            try:
-                command = self._inbox.get(block=block, timeout=worker.wakes_in_s)
-            except queue.Empty:
-                return
-            finally:
-                self._busy_since_s += time.monotonic() - waits_from_s if block else 0.0
-                self._heartbeat.wake()
-            block = False
-            try:
-                command(worker)
-            except Exception:
-                log.exception("a command failed")
-            self._publish(worker)
+    def _drop_worker(self, why: str) -> None:
+        """What is stored is of no use any more."""
+        worker, self._worker = self._worker, None
+        assert worker is not None
+        log.warning("%s: %s, so what was stored of it is dropped", self.name, why)
+        worker.fail_all(EngineFailed(f"{self.name} was loaded anew, and {why}. Send the request again."))
+        worker.shutdown()
+        worker.memory.leave()
+        worker.preemption.others = ()
 
-    def _end_soon(self, *, now: bool) -> None:
-        """End when all that runs has ended; `now`: at once. The last one who asked for it is heard."""
-        self._is_ending, self._ends_now = True, now
+    def unload(self) -> None:
+        """Give up the weights; what is stored stays."""
+        assert self._worker is not None and self._loaded is not None
+        self._worker.unload()
+        self._loaded = self._worker.runner.loaded
+        self._weights.state, self._weights.is_dismissed = WeightsState.UNLOADED, False
+        self.publish()
 
-    def _publish(self, worker: Worker) -> None:
-        busy_s = time.monotonic() - self._busy_since_s
-        looks = Looks(num=self._looks.num_answered, spent_s=self._looks.spent_s)
-        self._status = replace(status_of(worker), looks=looks, busy_s=busy_s)
-        self._heartbeat.note(self._status)
+    def note_failure(self, error: RepriseError) -> None:
+        """The weights are not to be had: who waits for them hears why."""
+        self._weights.state, self._weights.arriving = WeightsState.UNLOADED, None
+        if self._worker is not None:
+            self._worker.fail_all(error)
+            self.publish()
+        self._weights.fail(error)
+
+    def shutdown(self) -> None:
+        """The thread ends."""
+        if self._worker is not None:
+            self._worker.cancel_all()
+            self.publish()
+            self._worker.preemption.others = ()
+            self._worker.shutdown()
+            self._worker = None
+
+    def publish(self) -> None:
+        if self._worker is not None:
+            looks = self._thread.looks
+            looked = Looks(num=looks.num_answered, spent_s=looks.spent_s)
+            self.published = replace(status_of(self._worker), looks=looked, busy_s=self._thread.busy_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Weights:
+    """What the engine thread knows of a model's weights."""
+
+    is_pinned: bool
+    keep_alive_s: float | None
+    state: WeightsState = WeightsState.UNLOADED
+    wanted: list[tuple[float, Future[LoadedModel]]] = field(default_factory=list[tuple[float, "Future[LoadedModel]"]])
+    """Who waits for them, and since when."""
+    arriving: tuple[LoadedModel, str | None] | None = None
+    """What was read, and why its sequences run alone, if they do."""
+    is_dismissed: bool = False
+    num_asked: int = 0
+    """Requests since they were loaded."""
+    loaded_s: float = 0.0
+    asked_s: float = 0.0
+    last_step: int = 0
+
+    def fail(self, error: RepriseError) -> None:
+        wanted, self.wanted = self.wanted, []
+        for _, answer in wanted:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+
+
+def _resolve(answer: Future[LoadedModel], loaded: LoadedModel) -> None:
+    if answer.set_running_or_notify_cancel():
+        answer.set_result(loaded)

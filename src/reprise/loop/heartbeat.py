@@ -26,7 +26,7 @@ class Heartbeat:
         self._clock = clock
         self._since_s: float | None = None
         """None: there is nothing to do."""
-        self._counts = Counts()
+        self._counts: tuple[Counts, ...] = (Counts(),)
 
     @property
     def stalled_s(self) -> float:
@@ -43,11 +43,12 @@ class Heartbeat:
         if self._since_s is None:
             self._since_s = self._clock()
 
-    def note(self, status: Status) -> None:
-        """A command or a step is over."""
-        if self._since_s is not None and (status.is_idle or status.counts != self._counts):
+    def note(self, *models: Status) -> None:
+        """A command or a step is over; this is how every model stands."""
+        counts = tuple(status.counts for status in models)
+        if self._since_s is not None and (all(status.is_idle for status in models) or counts != self._counts):
             self._since_s = self._clock()
-        self._counts = status.counts
+        self._counts = counts
 
 
 class Watched(Protocol):

@@ -22,6 +22,8 @@ class Preemption:
         self._requests = requests
         self._prefixes = prefixes
         self._sequences = sequences
+        self.others: Sequence[Preemption] = ()
+        """Those of the other models, which share the memory."""
 
     def until_fit(
         self, requests: Sequence[RunningRequest], reserve: Callable[[list[LiveSequence]], bool]
@@ -32,13 +34,21 @@ class Preemption:
         """
         going = list(requests)
         while going and not reserve([request.live for request in going if request.live is not None]):
-            running = self._requests.running
+            running = [(each, request) for each in (self, *self.others) for request in each.running]
             if len(running) == 1:
                 break
-            youngest = max(running, key=lambda request: (request.is_settle, request.arrived_s))
-            self._requests.run_isolated(youngest, self._preempt)
+            whose, youngest = max(running, key=lambda each: (each[1].is_settle, each[1].arrived_s))
+            whose.preempt(youngest)
             going = [request for request in going if request.is_running]
         return going
+
+    @property
+    def running(self) -> list[RunningRequest]:
+        return self._requests.running
+
+    def preempt(self, request: RunningRequest) -> None:
+        """Have it wait; if that goes wrong, it fails alone."""
+        self._requests.run_isolated(request, self._preempt)
 
     def _preempt(self, request: RunningRequest) -> None:
         """Give the request's state up, to be computed again when there is room; what the cache can keep is kept."""
@@ -59,5 +69,5 @@ class Preemption:
 
         Of the configured budget: what other programs need at this moment ends no answer.
         """
-        live, is_alone = request.live, self._requests.running == [request]
+        live, is_alone = request.live, self.running == [request] and not any(other.running for other in self.others)
         return live is not None and is_alone and not self._sequences.fits_next_token(live, budget=budget)

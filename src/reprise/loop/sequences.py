@@ -114,7 +114,7 @@ class SequencePool:
             max(0, self.estimate(len(request.prompt)) - _share(request.live)) for request in running if request.live
         )
         live = memory.nbytes(Account.SEQUENCES) + memory.nbytes(Account.INCOMING)
-        taken = live + promised + self.cache.protected_nbytes()
+        taken = live + promised + self.cache.protected_nbytes() + memory.kept_by_others
         return memory.budget - taken + sum(map(self._owned_nbytes, self._duplicates.values()))
 
     def fits_next_token(self, live: LiveSequence, *, budget: int | None) -> bool:

@@ -6,6 +6,7 @@ whatever raises ends that request, with its reason, and the others go on.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,14 +15,13 @@ from reprise.cache.node import SegmentSizes
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock, monotonic
-from reprise.core.errors import OutOfMemory, RepriseError
+from reprise.core.errors import OutOfMemory, RepriseError, no_room_for_requests
 from reprise.core.events import Event, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens, join_tokens
 from reprise.disk.tier import DiskTier
 from reprise.engine import memory as device_memory
-from reprise.engine.batching import reason_to_run_alone
 from reprise.engine.load import LoadedModel
 from reprise.engine.records import RecordEncoder
 from reprise.engine.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
@@ -35,7 +35,7 @@ from reprise.loop.request_table import RequestTable
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.scheduler_state import scheduler_limits, scheduler_state
 from reprise.loop.sequences import SequencePool
-from reprise.memory import Account, Memory
+from reprise.memory import Account, Memory, SharedMemory
 from reprise.schedule.decide import decide
 from reprise.schedule.state import Group, Slice, Step
 
@@ -66,24 +66,32 @@ class Worker:
         settings: Settings,
         gate: Gate,
         *,
+        can_batch: bool,
+        shared: SharedMemory | None = None,
         shares_from: int = SHARES_FROM,
         disk_block: int | None = None,
         wake: Callable[[], None] = lambda: None,
         clock: Clock = monotonic,
     ) -> None:
-        """`disk_block`: see `open_disk`; `wake` has the loop call `step`, and may be called on any thread."""
+        """`shared`: the memory of all models, None: this is the only one. `disk_block`: see `open_disk`; `wake` has the
+        loop call `step`, and may be called on any thread."""
         self._clock = clock
         self._gate = gate
-        alone = reason_to_run_alone(loaded)
-        if alone is not None:
-            log.info("%s runs one sequence at a time: %s", loaded.name, alone)
-        self.runner = Runner(loaded, can_batch=alone is None, shares_from=shares_from)
+        self.runner = Runner(loaded, can_batch=can_batch, shares_from=shares_from)
+        self._is_loaded = True
+        self.num_others, self.is_closed = 0, False
+        """See `SchedulerState`."""
         footprint = self.runner.footprint
         context = min((c for c in (settings.max_context, loaded.context) if c is not None), default=None)
         self.limits = scheduler_limits(self.runner, settings)
         chunk = self.limits.prefill_chunk
         least = footprint.live(_LEAST_TOKENS, chunk=min(chunk, _LEAST_TOKENS))
-        self.memory = Memory(device_memory.cache_budget(settings, loaded, least=least))
+        if shared is None:
+            self.memory = Memory(device_memory.cache_budget(settings, loaded, least=least))
+        else:
+            if shared.state_budget is not None and shared.state_budget < least:
+                raise no_room_for_requests(loaded.name, room=shared.state_budget, least=least)
+            self.memory = Memory(shared=shared)
         largest = max(footprint.by_kind.values(), default=1)
         sizes = SegmentSizes()
         sizes = replace(sizes, longest=max(_LEAST_SEGMENT, min(sizes.longest, _SEGMENT_NBYTES // largest)))
@@ -110,6 +118,8 @@ class Worker:
         self.preemption = Preemption(self.requests, self.prefixes, self.sequences)
         self.audit = Audit(self.runner, self.memory, settings, chunk=chunk, clock=clock)
         self.memory.reclaim_from(self.audit.give_up, *self.sequences.reclaimers, self.prefixes.unpin_first)
+        executor = self.executor
+        self.memory.evict_from(self.cache, token_s=lambda: 1 / executor.speed.prefill_tokens_per_s)
         device_memory.bound_free_buffers(self.memory.budget)
         gate.open(
             self.limits,
@@ -125,7 +135,9 @@ class Worker:
         if self.sequences.is_broken:
             self.requests.reset_cache()
         decodes = any(isinstance(request.phase, Decoding) for request in self.requests.values())
-        self._allowance.renew(decode_s=self.executor.speed.decode_s if decodes else 0.0)
+        self._allowance.renew(
+            decode_s=self.executor.speed.decode_s if decodes else 0.0, num_sharing=1 + self.num_others
+        )
         for request, seconds in self.prefixes.take_loaded():
             self.executor.note_load(request.loaded, seconds)
         for request in [request for request in self.requests.values() if request.is_restoring]:
@@ -148,8 +160,11 @@ class Worker:
         speed = self.executor.speed
         speed = replace(speed, decode_s=speed.decode_s + self._allowance.spent_s)
         state = scheduler_state(present, self.sequences, speed, self.cache.layout, now_s=self._clock())
+        if self.num_others > 0 or self.is_closed:
+            state = replace(state, num_others=self.num_others, is_closed=self.is_closed)
         step = decide(state, self.limits)
-        assert not step.is_idle or any(r.is_restoring for r in present), "requests are there, and nothing runs"
+        may_wait = self.num_others > 0 or self.is_closed or any(r.is_restoring for r in present)
+        assert may_wait or not step.is_idle, "requests are there, and nothing runs"
         return step
 
     def _come_and_go(self, step: Step) -> None:
@@ -371,7 +386,7 @@ class Worker:
 
     def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
         """Keep within this budget from now on; what exceeds it is reclaimed. `returns_buffers`: to the system, too."""
-        if nbytes != self.memory.budget:
+        if nbytes != self.memory.shared.budget:
             # The gate keeps the configured one: what fits that is served, alone if it must be, and not refused because
             # other programs need memory at this moment.
             device_memory.bound_free_buffers(nbytes)
@@ -413,7 +428,8 @@ class Worker:
     def wakes_in_s(self) -> float | None:
         """When there will be something to do or to tell if nothing comes: to write, or a pin that ends. None: never."""
         until = self.cache.pins.total().until
-        dues = [self.disk.due_in_s, self.audit.due_in_s if len(self.requests) == 0 else None]
+        audits = self._is_loaded and len(self.requests) == 0
+        dues = [self.disk.due_in_s, self.audit.due_in_s if audits else None]
         dues += [max(0.0, until - self._clock()) if until != float("inf") else None]
         naps = [due_s for due_s in dues if due_s is not None]
         return min([_LONGEST_NAP_S, *naps]) if naps else None
@@ -429,12 +445,29 @@ class Worker:
         self.cache.clear(namespace, owner=owner)
         device_memory.give_back()
 
+    def load(self, loaded: LoadedModel) -> None:
+        """The weights are here again."""
+        assert loaded.fingerprint == self.runner.loaded.fingerprint, "what is stored is of another model"
+        self.runner.loaded, self._is_loaded = loaded, True
+
+    def unload(self) -> None:
+        """Give the weights up. Nobody runs; what is stored stays, and can be used again with weights like these."""
+        for request in list(self.requests.values()):
+            if request.is_settle:
+                self.cancel(request.id)
+        assert not self.requests.running, "what runs needs the weights"
+        self.audit.give_up()
+        self._is_loaded = False
+        self.runner.loaded = self.runner.loaded.without_weights()
+        gc.collect()
+        device_memory.give_back()
+
     def shutdown(self) -> None:
         """Give all memory back now, and not when Python finds what refers to itself."""
         self.disk.close()
         self.audit.give_up()
         self.requests.reset_cache()
-        self.memory.reclaim_from()
+        self.memory.forget()
         device_memory.give_back()
 
     def check(self) -> None:

@@ -14,15 +14,18 @@ DivergencePoints = Mapping[str, frozenset[int]]
 """Job id → the positions where waiting jobs want it to pause."""
 
 
-def chunk_tokens(limits: SchedulerLimits, speed: Speed, *, must_be_short: bool, position: int = 0) -> int:
+def chunk_tokens(
+    limits: SchedulerLimits, speed: Speed, *, must_be_short: bool, position: int = 0, num_sharing: int = 1
+) -> int:
     """The most tokens of the next prefill pass, whose first job stands at `position`.
 
     `must_be_short`: streams are decoding, or somebody may come. Then the pass and the decode passes that follow it
-    take about `max_stall_s` together; else it is a whole `prefill_chunk`.
+    take about `max_stall_s` together, of which each of `num_sharing` models has its part; else it is a whole
+    `prefill_chunk`.
     """
     if not must_be_short:
         return limits.prefill_chunk
-    room_s = max(0.0, limits.max_stall_s - speed.decode_s)
+    room_s = max(0.0, limits.max_stall_s / num_sharing - speed.decode_s)
     fitting = min(limits.prefill_chunk, int(room_s * speed.prefill_at(position)))
     # Its last tokens cost what tokens cost there, which may be more than was ever seen.
     fitting = min(fitting, int(room_s * speed.prefill_at(position + fitting)))

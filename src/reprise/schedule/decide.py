@@ -75,7 +75,7 @@ def decide(state: SchedulerState, limits: SchedulerLimits) -> Step:
     requests = _requests(state)
     is_busy = len(requests.waiting) + len(requests.prefilling) + len(requests.decoding) > 0
     if not is_busy:
-        return _settle(state, limits)
+        return Step() if state.is_closed else _settle(state, limits)
     settling = tuple(job.id for job in state.prefilling if job.is_settle)
     if settling:
         return Step(give_up=settling)
@@ -85,7 +85,7 @@ def decide(state: SchedulerState, limits: SchedulerLimits) -> Step:
 def _requests(state: SchedulerState) -> SchedulerState:
     return replace(
         state,
-        waiting=tuple(job for job in state.waiting if not job.is_settle),
+        waiting=tuple(job for job in state.waiting if not job.is_settle and not state.is_closed),
         prefilling=tuple(job for job in state.prefilling if not job.is_settle),
     )
 
@@ -118,7 +118,9 @@ def _serve(state: SchedulerState, limits: SchedulerLimits) -> Step:
         return Step(decode=decode)
     # A model that resumes anywhere need not pause where others leave it.
     divergence_points = _divergence_points(() if limits.resumes_anywhere else sharing.waits)
-    slices = _slices(candidates, divergence_points, state, limits, must_be_short=len(state.decoding) > 0)
+    slices = _slices(
+        candidates, divergence_points, state, limits, must_be_short=len(state.decoding) > 0 or state.num_others > 0
+    )
     new = {job.id for job in admissible}
     admit = tuple(piece.id for piece in slices if piece.id in new)
     # The checkpoints of a job are not known before it is admitted.
@@ -130,7 +132,7 @@ def _admissible(
 ) -> list[WaitingJob]:
     """The ready jobs for which there is room, in their order, none of which should wait for another of them."""
     chosen: list[WaitingJob] = []
-    is_alone = len(state.prefilling) + len(state.decoding) == 0
+    is_alone = len(state.prefilling) + len(state.decoding) + state.num_others == 0
     room = state.free_nbytes
     for job in ready:
         # While it gives way, a side request leaves a row to those it gives way to.
@@ -179,7 +181,13 @@ def _slices(
     *,
     must_be_short: bool,
 ) -> tuple[Slice, ...]:
-    budget = chunk_tokens(limits, state.speed, must_be_short=must_be_short, position=jobs[0].position)
+    budget = chunk_tokens(
+        limits,
+        state.speed,
+        must_be_short=must_be_short,
+        position=jobs[0].position,
+        num_sharing=1 + state.num_others,
+    )
     chosen = plan_pass(jobs, divergence_points, budget, limits)
     return tuple(
         Slice(

@@ -97,6 +97,10 @@ class SchedulerState:
     speed: Speed = field(default_factory=Speed)
     free_nbytes: int | None = None
     """What live state may still take; None: no bound."""
+    num_others: int = 0
+    """Other models that compute for somebody: each has a step between two steps of this one."""
+    is_closed: bool = False
+    """Nobody is admitted: this model's weights have to go when what runs has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,310 @@
+"""The engine thread: the one that computes, for one model or for several, which take turns on it.
+
+It runs what `decide_models` says (`schedule/models.py`): a step of one model, or weights that come or go. Weights are
+read on a thread of their own, so that the other models' answers go on meanwhile; only the first model, for which
+nobody waits yet, is loaded here. Memory has one owner for all of them (`memory.py: SharedMemory`).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from reprise.core.clock import Clock, monotonic
+from reprise.core.errors import LoadFailed, RepriseError
+from reprise.core.sizes import nbytes_text
+from reprise.engine import memory as device_memory
+from reprise.loop.heartbeat import Heartbeat
+from reprise.loop.looks import LookQueue
+from reprise.memory import SharedMemory
+from reprise.schedule.models import ModelLimits, ModelState, ModelStep, decide_models, room_for
+
+if TYPE_CHECKING:
+    from reprise.loop.engine_loop import EngineLoop
+
+log = logging.getLogger("reprise.loop")
+
+_LEAST_STATE = 8
+"""This part of the memory is for layer states, whatever the weights are."""
+
+
+class EngineThread:
+    """The thread, its commands, and the models that run on it."""
+
+    def __init__(
+        self, memory: SharedMemory | None = None, *, limits: ModelLimits | None = None, clock: Clock = monotonic
+    ) -> None:
+        """`memory`: of all models together; None: the only one has what it gets for itself. `limits`: None: what
+        follows from the memory."""
+        self.memory = memory
+        self._limits = _limits_of(memory) if limits is None else limits
+        self._clock = clock
+        self._loops: dict[str, EngineLoop] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
+        self._starting = threading.Lock()
+        self.heartbeat = Heartbeat()
+        self.looks = LookQueue()
+        """Of all models: what those who only look may take is of the thread's time."""
+        self._busy_since_s = clock()
+        """When the thread would have begun, had it never waited for something to do."""
+        self.failure: RepriseError | None = None
+        """Why the first model could not be loaded: then the thread has ended."""
+        self._num_steps = 0
+        self._is_blocked = False
+        """The last step did nothing, so nothing changes until something happens."""
+        self._wakes_in_s: float | None = None
+        if memory is not None:
+            memory.unload_one = self._unload_one
+
+    # From any thread.
+
+    def add(self, loop: EngineLoop) -> None:
+        """Another model, before the thread is started."""
+        assert loop.name not in self._loops, f"{loop.name} is there twice"
+        self._loops[loop.name] = loop
+
+    def start(self) -> None:
+        """Start the thread, if nobody has."""
+        with self._starting:
+            if self._thread.ident is None:
+                self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout_s: float | None) -> None:
+        """Wait until it has ended, which it does when every model is closed."""
+        if self._thread.is_alive() and all(loop.is_closed for loop in self._loops.values()):
+            self._thread.join(timeout_s)
+
+    def call(self, command: Callable[[], None]) -> None:
+        """Have the thread do this between two steps."""
+        self._inbox.put(command)
+
+    def stack(self) -> str:
+        """Where the thread is now, as a traceback; "" if it is not running."""
+        # The one way to another thread's stack.
+        frame = sys._current_frames().get(self._thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
+        return "" if frame is None else "".join(traceback.format_stack(frame))
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            first, *_ = self._loops.values()
+            self.failure = self._load_here(first)
+            if self.failure is None:
+                self._serve()
+            else:
+                self._refuse_all(self.failure)
+        finally:
+            # Models go when nobody else has them, and not when Python finds the circle.
+            self._loops = {}
+            if self.memory is not None:
+                self.memory.unload_one = lambda: False
+            device_memory.leave_thread()
+
+    def _refuse_all(self, error: RepriseError) -> None:
+        """There is nothing to serve: who has asked already hears it from here, and everybody else from `failure`."""
+        while True:
+            try:
+                self._inbox.get_nowait()()
+            except queue.Empty:
+                break
+        for loop in self._loops.values():
+            loop.note_failure(error)
+
+    @property
+    def busy_s(self) -> float:
+        """How long it has worked: all the time in which it did not wait for something to do."""
+        return self._clock() - self._busy_since_s
+
+    def _serve(self) -> None:
+        self._busy_since_s = self._clock()
+        while True:
+            self._receive()
+            self.looks.answer(has_work=self._has_work and not self._may_end)
+            if self._may_end:
+                for loop in self._loops.values():
+                    loop.shutdown()
+                return
+            self._step()
+
+    @property
+    def _may_end(self) -> bool:
+        return all(loop.may_end for loop in self._loops.values())
+
+    @property
+    def _has_work(self) -> bool:
+        return not self._is_blocked and any(loop.has_work for loop in self._loops.values())
+
+    def _receive(self) -> None:
+        """Take all commands; wait for one if there is nothing to do and nothing to tell."""
+        loops = self._loops.values()
+        block = not self._has_work and len(self.looks) == 0 and not self._may_end
+        # A model that takes minutes to load is no engine that hangs.
+        rests = all(loop.num_requests == 0 for loop in loops) or any(loop.is_loading for loop in loops)
+        naps = [nap_s for nap_s in (self._wakes_in_s, *(loop.wakes_in_s for loop in loops)) if nap_s is not None]
+        while True:
+            if block and rests:
+                self.heartbeat.rest()
+            waits_from_s = self._clock()
+            try:
+                command = self._inbox.get(block=block, timeout=min(naps, default=None))
+            except queue.Empty:
+                return
+            finally:
+                self._busy_since_s += self._clock() - waits_from_s if block else 0.0
+                self.heartbeat.wake()
+            block = self._is_blocked = False
+            try:
+                command()
+            except Exception:
+                log.exception("a command failed")
+            self.note_progress()
+
+    def note_progress(self) -> None:
+        """Something was done: the heartbeat looks whether it served anybody."""
+        self.heartbeat.note(*(loop.published for loop in self._loops.values()))
+
+    def _step(self) -> None:
+        step = self._decide()
+        self._wakes_in_s = step.wakes_in_s
+        for name in step.unload:
+            self._unload(self._loops[name])
+        if step.load is not None:
+            self._load_beside(self._loops[step.load])
+        if step.run is not None:
+            loop = self._loops[step.run]
+            self._num_steps += 1
+            loop.step(
+                number=self._num_steps,
+                num_others=sum(other.num_running > 0 for other in self._loops.values() if other is not loop),
+                is_closed=step.run in step.closed,
+            )
+        for other in self._loops.values():
+            if other.name != step.run:
+                other.write_to_disk()
+        self._is_blocked = step.run is None and step.load is None and not step.unload
+        self.note_progress()
+
+    def _decide(self) -> ModelStep:
+        loops = self._loops
+        if len(loops) == 1:
+            (loop,) = loops.values()
+            if loop.is_loaded and loop.stays_loaded:
+                # One model needs no decision, and no step more than it would take.
+                return ModelStep(run=loop.name)
+        states = [loop.state() for loop in loops.values()]
+        states = [state for state in states if not self._refuse(state, states)]
+        return decide_models(states, self._limits, now_s=self._clock())
+
+    def _refuse(self, state: ModelState, states: list[ModelState]) -> bool:
+        """Tell those who wait for a model that can never be loaded; whether that is so."""
+        if state.waits_since_s is None or state.is_loaded or state.is_loading:
+            return False
+        room = room_for(state.name, states, self._limits)
+        if room is None or state.nbytes <= room:
+            return False
+        self._loops[state.name].note_failure(too_large(state.name, nbytes=state.nbytes, room=room))
+        return True
+
+    # Weights.
+
+    def _load_here(self, loop: EngineLoop) -> RepriseError | None:
+        """Load a model while nobody is served; gives what went wrong."""
+        room = self._limits.most_nbytes
+        if room is not None and loop.nbytes > room:
+            return too_large(loop.name, nbytes=loop.nbytes, room=room)
+        self._take_place(loop)
+        return self._take(loop, loop.read_weights())
+
+    def _load_beside(self, loop: EngineLoop) -> None:
+        """Read the weights on another thread; what waits for them waits, and all others go on."""
+        self._take_place(loop)
+        if self.memory is not None:
+            self.memory.reserve(0)
+
+        def load() -> None:
+            try:
+                error = loop.read_weights()
+            finally:
+                device_memory.leave_thread()
+            self.call(lambda: self._arrived(loop, error))
+
+        threading.Thread(target=load, name="reprise-load", daemon=True).start()
+
+    def _take_place(self, loop: EngineLoop) -> None:
+        log.info("loading %s", loop.name)
+        loop.begin_load()
+        if self.memory is not None:
+            self.memory.weights[loop.name] = loop.nbytes
+
+    def _take(self, loop: EngineLoop, error: RepriseError | None) -> RepriseError | None:
+        """The weights are here, or are not to be had: then gives why."""
+        if error is None and self.memory is not None:
+            # By now their size is known.
+            self.memory.weights[loop.name] = loop.nbytes
+            room = room_for(loop.name, [other.state() for other in self._loops.values()], self._limits)
+            if room is not None and loop.nbytes > room:
+                error = too_large(loop.name, nbytes=loop.nbytes, room=room)
+        if error is None:
+            error = loop.take_weights(self.memory)
+        if error is not None:
+            log.error("%s was not loaded: %s", loop.name, error)
+            loop.note_failure(error)
+            self._give_back(loop)
+            return error
+        self._introduce()
+        if self.memory is not None:
+            self.memory.reserve(0)
+        return None
+
+    def _arrived(self, loop: EngineLoop, error: RepriseError | None) -> None:
+        self._take(loop, error)
+
+    def _introduce(self) -> None:
+        """Have the models know of each other's requests: where there is no room for all, the youngest wait."""
+        preemptions = [loop.preemption for loop in self._loops.values() if loop.preemption is not None]
+        for preemption in preemptions:
+            preemption.others = [other for other in preemptions if other is not preemption]
+
+    def _unload(self, loop: EngineLoop) -> None:
+        log.info("unloading %s: its prefixes stay", loop.name)
+        loop.unload()
+        self._give_back(loop)
+
+    def _give_back(self, loop: EngineLoop) -> None:
+        if self.memory is not None:
+            self.memory.weights.pop(loop.name, None)
+        device_memory.give_back()
+
+    def _unload_one(self) -> bool:
+        """Who runs has no room although nothing is left to evict: a model that nobody uses goes."""
+        states = [state for loop in self._loops.values() if not (state := loop.state()).is_pinned]
+        idle = [s for s in states if s.is_loaded and not s.is_used and not s.has_requests]
+        if not idle:
+            return False
+        self._unload(self._loops[min(idle, key=lambda state: state.asked_s).name])
+        return True
+
+
+def _limits_of(memory: SharedMemory | None) -> ModelLimits:
+    if memory is None or memory.budget is None:
+        return ModelLimits()
+    return ModelLimits(most_nbytes=memory.budget - memory.budget // _LEAST_STATE)
+
+
+def too_large(name: str, *, nbytes: int, room: int) -> LoadFailed:
+    """A model that would not fit, whatever is unloaded."""
+    return LoadFailed(
+        f"{name} does not fit: its weights are {nbytes_text(nbytes)}, and models may take {nbytes_text(max(0, room))} "
+        "here. Raise --memory, unload a pinned model, or choose a smaller one or a stronger quantisation."
+    )

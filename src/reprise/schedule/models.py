@@ -1,0 +1,194 @@
+"""Which model steps next, and whose weights come and go: a pure function of what the engine thread says of each.
+
+Models take turns, a step each, so that a stream waits for one step of every other model at most. Weights come when
+somebody waits for their model, the one that waited longest first. For that others are unloaded: those that nobody uses,
+the least recently asked first. A model that is used all the time is unloaded when somebody has waited for another for
+`turn_s`: it takes nobody new, and goes when its last answer has ended. So nobody waits for ever, and two models
+that do not fit together are not swapped for each single request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """Bytes and seconds for all models together."""
+
+    most_nbytes: int | None = None
+    """For the weights of all models that are loaded; None: no bound. Layer states have the rest of the memory."""
+    turn_s: float = 10.0
+    """How long a model that is in use keeps its place when another one waits for it."""
+    arrival_s: float = 2.0
+    """How long a model that was just loaded waits for the request that it was loaded for."""
+
+    def __post_init__(self) -> None:
+        assert self.turn_s >= 0 and self.arrival_s >= 0, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelState:
+    """One model now. Times are those of one clock, in seconds."""
+
+    name: str
+    nbytes: int
+    """Of its weights."""
+    is_loaded: bool = False
+    is_loading: bool = False
+    is_pinned: bool = False
+    """Stays loaded whatever happens."""
+    waits_since_s: float | None = None
+    """Since when somebody waits for it, to be loaded or to be admitted; None: nobody does."""
+    num_running: int = 0
+    """Requests that have state which its weights work on."""
+    num_asked: int = 0
+    """Requests since it was loaded."""
+    loaded_s: float = 0.0
+    """When it was loaded last."""
+    asked_s: float = 0.0
+    """When a request for it came or ended last."""
+    keep_alive_s: float | None = None
+    """After so long without a request it is unloaded; None: it stays for as long as nobody needs its room."""
+    is_dismissed: bool = False
+    """Somebody asked to unload it."""
+    has_requests: bool = False
+    """Whether a step of it would serve somebody."""
+    has_idle_work: bool = False
+    """Whether a step of it would do what is for idle times."""
+    last_step: int = 0
+    """The number of its last step."""
+
+    def __post_init__(self) -> None:
+        assert not (self.is_loaded and self.is_loading), self
+        assert self.is_loaded or not (self.num_running or self.has_idle_work), self
+
+    @property
+    def is_used(self) -> bool:
+        return self.num_running > 0 or self.waits_since_s is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStep:
+    """What to do, in this order: unload, load, and run a step of a model, which admits nobody if it is in `closed`."""
+
+    unload: tuple[str, ...] = ()
+    load: str | None = None
+    closed: frozenset[str] = frozenset()
+    run: str | None = None
+    wakes_in_s: float | None = None
+    """When this changes by itself; None: when something happens."""
+
+
+def decide_models(models: Sequence[ModelState], limits: ModelLimits, *, now_s: float) -> ModelStep:
+    """What to do next. O(models log models)."""
+    due = tuple(model.name for model in models if _is_due(model, now_s))
+    closed = frozenset(model.name for model in models if model.is_loaded and model.is_dismissed)
+    # Loading takes the room that was made for it, one at a time.
+    wanted = None if any(model.is_loading for model in models) else _longest_waiting(models)
+    swap = None if wanted is None else _swap(wanted, [m for m in models if m.name not in due], limits, now_s)
+    unload, load = due, None
+    if wanted is not None and swap is not None:
+        closed |= swap.closed
+        if swap.is_possible:
+            unload, load = due + swap.unload, wanted.name
+    stays = [model for model in models if model.is_loaded and model.name not in unload]
+    return ModelStep(
+        unload=unload,
+        load=load,
+        closed=closed - set(unload),
+        run=_next(stays, closed),
+        wakes_in_s=_wakes_in(stays, wanted if load is None else None, limits, now_s),
+    )
+
+
+def room_for(name: str, models: Sequence[ModelState], limits: ModelLimits) -> int | None:
+    """The most bytes that the weights of a model may ever have, beside those that stay. None: no bound."""
+    if limits.most_nbytes is None:
+        return None
+    return limits.most_nbytes - sum(m.nbytes for m in models if m.is_pinned and m.is_loaded and m.name != name)
+
+
+def _is_due(model: ModelState, now_s: float) -> bool:
+    """Whether the model is to be unloaded although nobody waits for its room."""
+    if not model.is_loaded or model.num_running > 0:
+        return False
+    if model.is_dismissed:
+        return True
+    return not model.is_pinned and not model.is_used and _is_over(model, now_s)
+
+
+def _is_over(model: ModelState, now_s: float) -> bool:
+    """Whether the time is over for which it is kept."""
+    return model.keep_alive_s is not None and now_s >= max(model.asked_s, model.loaded_s) + model.keep_alive_s
+
+
+def _longest_waiting(models: Sequence[ModelState]) -> ModelState | None:
+    waiting = [(m.waits_since_s, m.name, m) for m in models if m.waits_since_s is not None and not m.is_loaded]
+    return min(waiting, key=lambda each: each[:2])[2] if waiting else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Swap:
+    """What has to go for a model, and who takes nobody new until it can."""
+
+    is_possible: bool
+    unload: tuple[str, ...] = ()
+    closed: frozenset[str] = frozenset()
+
+
+def _swap(wanted: ModelState, others: Sequence[ModelState], limits: ModelLimits, now_s: float) -> _Swap:
+    if limits.most_nbytes is None:
+        return _Swap(is_possible=True)
+    loaded = [model for model in others if model.is_loaded]
+    missing = sum(model.nbytes for model in loaded) + wanted.nbytes - limits.most_nbytes
+    unload: list[str] = []
+    movable = [model for model in loaded if not model.is_pinned]
+    # Who is not used first, then who had their turn; of those, who was not asked for longest.
+    order = sorted(movable, key=lambda m: (m.is_used, not _is_over(m, now_s), m.asked_s, m.name))
+    closed: set[str] = set()
+    for model in order:
+        if missing <= 0:
+            break
+        if not _may_go(model, wanted, limits, now_s):
+            continue
+        missing -= model.nbytes
+        if model.num_running == 0:
+            unload.append(model.name)
+        else:
+            closed.add(model.name)
+    if missing > 0:
+        # Nobody is sent away for what would still not fit.
+        return _Swap(is_possible=False)
+    if closed:
+        # Those that nobody uses stay until the last answer has ended: they may be asked meanwhile.
+        return _Swap(is_possible=False, closed=frozenset(closed))
+    return _Swap(is_possible=True, unload=tuple(unload))
+
+
+def _may_go(model: ModelState, wanted: ModelState, limits: ModelLimits, now_s: float) -> bool:
+    if not model.is_used and (model.num_asked > 0 or now_s >= model.loaded_s + limits.arrival_s):
+        return True
+    assert wanted.waits_since_s is not None
+    return now_s >= max(wanted.waits_since_s, model.loaded_s) + limits.turn_s
+
+
+def _next(models: Sequence[ModelState], closed: frozenset[str]) -> str | None:
+    """The model whose turn it is: whoever has requests before idle work, the one whose last step is longest ago."""
+    busy = [m for m in models if m.has_requests and (m.num_running > 0 or m.name not in closed)]
+    turn = min(busy or [m for m in models if m.has_idle_work], key=lambda m: (m.last_step, m.name), default=None)
+    return None if turn is None else turn.name
+
+
+def _wakes_in(
+    loaded: Sequence[ModelState], wanted: ModelState | None, limits: ModelLimits, now_s: float
+) -> float | None:
+    """When somebody will have been kept, or waited, for long enough."""
+    times: list[float] = []
+    for model in loaded:
+        if model.keep_alive_s is not None and not model.is_pinned and not model.is_used:
+            times.append(max(model.asked_s, model.loaded_s) + model.keep_alive_s)
+        if wanted is not None and wanted.waits_since_s is not None:
+            times.append(model.loaded_s + limits.arrival_s)
+            times.append(max(wanted.waits_since_s, model.loaded_s) + limits.turn_s)
+    later = [at_s - now_s for at_s in times if at_s > now_s]
+    return min(later, default=None)
