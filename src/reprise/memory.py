@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Protocol
 
 
@@ -105,10 +106,9 @@ class SharedMemory:
     def _reclaim(self) -> bool:
         """Have one thing given up: each kind of all parts before the next kind, and weights last."""
         ordered = self.parts if len(self.parts) == 1 else sorted(self.parts, key=Memory.least_worth)
-        for level in range(max((len(part.reclaimers) for part in ordered), default=0)):
-            if any(level < len(part.reclaimers) and part.reclaimers[level]() for part in ordered):
-                return True
-        return self.unload_one()
+        levels = zip_longest(*(part.reclaimers for part in ordered))
+        reclaimers = [reclaim for level in levels for reclaim in level if reclaim is not None]
+        return any(reclaim() for reclaim in reclaimers) or self.unload_one()
 
 
 class Memory:

@@ -169,6 +169,16 @@ def test_a_load_that_fails_leaves_everything_as_it_was() -> None:
         second.ready().run(words(1, 80), num=4)
 
 
+def test_what_was_stored_of_other_weights_is_not_found() -> None:
+    with serving("llama", "qwen3") as (_, second):
+        second.ready().run(words(1, 80), num=4)
+        second.loop.dismiss()
+        # The files are another model's by now.
+        second.settings = Settings(model=str(tiny_model("llama")))
+        again = second.ready().run(words(1, 80), num=4)
+        assert again.computed == 80 and again.tokens == cold("llama", [words(1, 80)], num=4)[0]
+
+
 def test_a_model_that_can_never_fit_is_refused_with_the_numbers() -> None:
     limits = ModelLimits(most_nbytes=weights("llama"))
     with serving("llama", "gemma3_text", limits=limits) as (first, second):
