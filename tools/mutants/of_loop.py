@@ -42,15 +42,15 @@ LOOP_MUTANTS = (
     _mutant(
         "SharedMemory._reclaim",
         "of two models the one whose prefixes are worth most gives first",
-        "key=Memory.least_worth",
-        "key=Memory.least_worth, reverse=True",
+        "sorted(self.parts, key=Memory.least_worth)",
+        "sorted(self.parts, key=Memory.least_worth, reverse=True)",
         _MEMORY,
     ),
     _mutant(
         "Memory.evict_from_others",
         "what is new takes the place of another model's whatever that is worth",
-        "part.least_worth() <= most and ",
-        "",
+        "part.least_worth() <= most",
+        "True",
         _MEMORY,
     ),
     _mutant(

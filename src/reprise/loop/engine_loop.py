@@ -105,7 +105,7 @@ class EngineLoop:
 
         def want() -> None:
             if self.is_loaded and self._loaded is not None:
-                self._weights.is_dismissed = False
+                self._weights.stay_or_gone()
                 _resolve(answer, self._loaded)
             else:
                 self._weights.wanted.append((time.monotonic(), answer))
@@ -116,13 +116,22 @@ class EngineLoop:
             raise self._thread.failure
         return answer
 
-    def dismiss(self) -> None:
-        """Unload the weights as soon as nothing runs on them; what is stored stays."""
+    def dismiss(self) -> Future[None]:
+        """Unload the weights as soon as nothing runs on them; what is stored stays.
+
+        Over when they are gone, or somebody has asked for the model again. Raises ShuttingDown.
+        """
+        answer: Future[None] = Future()
 
         def dismiss() -> None:
-            self._weights.is_dismissed = self.is_loaded
+            if self.is_loaded:
+                self._weights.is_dismissed = True
+                self._weights.leaving.append(answer)
+            else:
+                _resolve(answer, None)
 
-        self._thread.call(dismiss)
+        self._call_unless_closed(dismiss)
+        return answer
 
     def close(self, *, now: bool = False, timeout_s: float | None = None) -> None:
         """Take no more jobs; return when those under way have ended, where no other model runs. `now`: cancel them."""
@@ -132,6 +141,7 @@ class EngineLoop:
             # The last one who asked for it is heard.
             self._is_ending, self._ends_now = True, now
             self._weights.fail(ShuttingDown("The server is shutting down. Try again when it is back."))
+            self._weights.stay_or_gone()
 
         with self._asking:
             self.is_closed = True
@@ -431,7 +441,8 @@ class EngineLoop:
         assert self._worker is not None and self._loaded is not None
         self._worker.unload()
         self._loaded = self._worker.runner.loaded
-        self._weights.state, self._weights.is_dismissed = WeightsState.UNLOADED, False
+        self._weights.state = WeightsState.UNLOADED
+        self._weights.stay_or_gone()
         self.publish()
 
     def note_failure(self, error: RepriseError) -> None:
@@ -465,16 +476,25 @@ class _Weights:
     is_pinned: bool
     keep_alive_s: float | None
     state: WeightsState = WeightsState.UNLOADED
-    wanted: list[tuple[float, Future[LoadedModel]]] = field(default_factory=list[tuple[float, "Future[LoadedModel]"]])
+    wanted: list[tuple[float, Future[LoadedModel]]] = field(default_factory=list[tuple[float, Future[LoadedModel]]])
     """Who waits for them, and since when."""
     arriving: tuple[LoadedModel, str | None] | None = None
     """What was read, and why its sequences run alone, if they do."""
     is_dismissed: bool = False
+    leaving: list[Future[None]] = field(default_factory=list[Future[None]])
+    """Who waits until they are gone."""
     num_asked: int = 0
     """Requests since they were loaded."""
     loaded_s: float = 0.0
     asked_s: float = 0.0
     last_step: int = 0
+
+    def stay_or_gone(self) -> None:
+        """Nobody waits any more until they are gone."""
+        self.is_dismissed = False
+        leaving, self.leaving = self.leaving, []
+        for answer in leaving:
+            _resolve(answer, None)
 
     def fail(self, error: RepriseError) -> None:
         wanted, self.wanted = self.wanted, []
@@ -483,6 +503,6 @@ class _Weights:
                 answer.set_exception(error)
 
 
-def _resolve(answer: Future[LoadedModel], loaded: LoadedModel) -> None:
+def _resolve(answer: Future[T], result: T) -> None:
     if answer.set_running_or_notify_cancel():
-        answer.set_result(loaded)
+        answer.set_result(result)
