@@ -257,10 +257,10 @@ LOOP_MUTANTS = (
         _LOOKS,
     ),
     _mutant(
-        "EngineLoop._publish",
+        "EngineLoop.publish",
         "looks are not counted",
-        "replace(status_of(worker), looks=looks, busy_s=busy_s)",
-        "status_of(worker)",
+        "replace(status_of(self._worker), looks=looked, busy_s=self._thread.busy_s)",
+        "status_of(self._worker)",
         _LOOKS,
     ),
     _mutant(
