@@ -284,11 +284,4 @@ LOOP_MUTANTS = (
         "(entry := self.entries.get(at)) is not None",
         _TREE,
     ),
-    _mutant(
-        "DiskIndex.newest",
-        "the tree shows chats on disk of other namespaces",
-        "entry is None or entry.root != root",
-        "entry is None",
-        _TREE,
-    ),
 )

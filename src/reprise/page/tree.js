@@ -8,7 +8,7 @@ const ROW = 24, LEFT = 14, TOP = 26, LABEL = 240, CHARACTER = 6.9;
 // The server tells how an edge begins: all of its text, where it has no more tokens than these.
 const BEGINNING = 24;
 // Without the template's own markup, which every chat has.
-const label = (text) => oneLine(text.replace(/<[|｜][^<>]{1,40}[|｜]>\s*(system|user|assistant|tool)?/g, " "), 120);
+const label = (text) => oneLine(text.replace(/<[|｜][^<>]{1,40}[|｜]>\s*(system|user|assistant|tool)?|^(system|user|assistant|tool)\s/g, " "), 120);
 const USES = { stored: "stored", resumed: "resumed by a request", settled: "prefilled ahead" };
 let nodes = new Map(), totals = {}, hasMore = false, zoom = 1, chosen = null, asTable = false, found = new Set(), running = [], reached = "";
 const opened = new Map();
@@ -86,6 +86,9 @@ function draw() {
       svg.append(label);
     } else if (item.node.tokens > 0) { rowOf.set(item.node.id, item.row); svg.append(edge(item, x, y, width)); }
   }
+  // Above all lines, and not in the way of a click.
+  svg.append(s("g", { class: "ticks" }, all.filter((node) => rowOf.has(node.id)).map((node) => node.checkpoints.map((each) => s("circle", {
+    class: `tick${each.superseded ? " old" : ""}${each.pinned ? " pin" : ""}`, cx: x(each.position), cy: y(rowOf.get(node.id)), r: each.pinned ? 4.5 : 3 })))));
   for (const node of nodes.values()) {
     for (const id of node.requests) {
       const request = byRequest.get(id);
@@ -131,9 +134,6 @@ function edge({ node, row, from, isFirst, isLeaf, title }, x, y, width) {
   }
   group.append(s("path", { class: "run", d: `M${left} ${line}H${right}`, "stroke-width": weight, opacity: fade }));
   if (inMemory && node.disk_bytes) group.append(s("path", { class: "disk", d: `M${left} ${line + weight / 2 + 3}H${right}` }));
-  for (const each of node.checkpoints) {
-    group.append(s("circle", { class: `tick${each.superseded ? " old" : ""}${each.pinned ? " pin" : ""}`, cx: x(each.position), cy: line, r: each.pinned ? 4.5 : 3 }));
-  }
   const room = Math.max(8, Math.floor((width - right - 16) / CHARACTER)), said = title || many(node.tokens, "token");
   if (isLeaf) group.append(s("text", { x: right + 10, y: line + 4 }, said.length > room ? `${said.slice(0, room - 1).trimEnd()}…` : said));
   group.addEventListener("click", () => choose(node.id));
