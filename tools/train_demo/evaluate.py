@@ -100,8 +100,11 @@ def main() -> None:
     shares = {name: 100 * sum(right) / len(right) for name, right in found.items()}
     for name, share in sorted(shares.items()):
         print(f"{name:45} {share:6.1f} % of {len(found[name])}")
+    verdict = f"{shares['all']:.1f} % of all are right"
     if shares["all"] < options.at_least:
-        sys.exit(f"{shares['all']:.1f} % of all are right: less than {options.at_least:.1f}.")
+        sys.exit(f"FAILED: {verdict}, less than the {options.at_least:.1f} % that are asked for.")
+    if options.at_least > 0:
+        print(f"Passed: {verdict}, and {options.at_least:.1f} % are asked for.")
 
 
 if __name__ == "__main__":
