@@ -56,8 +56,8 @@ def test_a_model_is_pulled_listed_served_and_removed(hub: FakeHub) -> None:
     assert run("rm", ID, answer="n\n").exit_code == 1
     assert len(json.loads(run("models", "--json").stdout)) == 1
     removed = run("rm", ID, "--yes")
-    assert removed.exit_code == 0 and "are free again" in removed.stdout
-    assert run("models").stdout.startswith("No models here.")
+    assert removed.exit_code == 0 and "freed" in removed.stdout
+    assert run("models").stdout.startswith("No models found.")
     assert "is not in the hub's cache" in sentence_of(run("rm", ID))
 
 
@@ -109,7 +109,7 @@ def test_why_the_hub_gives_nothing_is_said(hub: FakeHub, refusal: tuple[int, str
     with pytest.raises(LoadFailed) as raised:
         load_model("someone/closed")
     assert words in str(raised.value)
-    assert run("models").stdout.startswith("No models here.")
+    assert run("models").stdout.startswith("No models found.")
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_why_the_hub_gives_nothing_is_said(hub: FakeHub, refusal: tuple[int, str
     [
         ({"model_type": "sherlock"}, "of type 'sherlock', which mlx-lm"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized with bitsandbytes"),
-        ({"model_type": None}, "names no model_type"),
-        ({"model_file": "own.py"}, "Python code of its own"),
+        ({"model_type": None}, "has no model_type"),
+        ({"model_file": "own.py"}, "its own Python code"),
         (None, "config.json is broken"),
     ],
 )
@@ -145,9 +145,9 @@ def test_a_disk_without_room_is_said_before(hub: FakeHub, monkeypatch: pytest.Mo
 
 
 def test_names_that_are_none(hub: FakeHub, tmp_path: Path) -> None:
-    assert "neither a directory here nor the id" in sentence_of(run("pull", "a/b/c"))
-    assert "is a directory here already" in sentence_of(run("pull", str(tmp_path)))
-    assert "is a directory of yours" in sentence_of(run("rm", str(tmp_path), "--yes"))
+    assert "neither a local directory nor a hub id" in sentence_of(run("pull", "a/b/c"))
+    assert "is already a local directory" in sentence_of(run("pull", str(tmp_path)))
+    assert "is a local directory" in sentence_of(run("rm", str(tmp_path), "--yes"))
     assert tmp_path.is_dir()
 
 

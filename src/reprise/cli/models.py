@@ -32,18 +32,22 @@ class ListedModel:
 def models(
     directories: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[DIR]...", help="Model directories, or folders of them, beside the hub's cache."),
+        typer.Argument(
+            metavar="[DIR]...", help="Model directories, or folders of them, to list besides the hub's cache."
+        ),
     ] = None,
     *,
     as_numbers: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """List the models that are here, and with which context each fits into this machine's memory."""
+    """List the local models, and the context with which each fits into this machine's memory."""
     listed = list(listed_models([Path(directory) for directory in directories or ()]))
     if as_numbers:
         typer.echo(json.dumps([_as_json(model) for model in listed], indent=2))
         return
     if not listed:
-        typer.echo("No models here. `reprise pull ID` fetches one from the hub, such as mlx-community/Qwen3-4B-4bit.")
+        typer.echo(
+            "No models found. `reprise pull ID` downloads one from the hub, such as mlx-community/Qwen3-4B-4bit."
+        )
         return
     from rich.console import Console  # noqa: PLC0415 (quick start)
     from rich.markup import escape  # noqa: PLC0415
@@ -94,7 +98,7 @@ def fit(outline: "ModelOutline") -> str:
     """How long a chat this machine's memory holds beside the weights."""
     tokens = tokens_that_fit(outline)
     if tokens == 0:
-        return "none: the weights alone are more than this machine's memory"
+        return "none: the weights alone exceed this machine's memory"
     if tokens == outline.context:
         return f"all {tokens:,} tokens"
     return f"{tokens:,} tokens" if outline.context is None else f"{tokens:,} of {outline.context:,} tokens"

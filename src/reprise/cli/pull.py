@@ -21,9 +21,9 @@ _INTERRUPTED = 130
 
 
 def pull(model: Annotated[str, typer.Argument(metavar="ID", help="A Hugging Face repository id: owner/name.")]) -> None:
-    """Fetch a model from the hub: only the files that are needed to run it, and only those that are not here.
+    """Download a model from the hub: only the files needed to run it that are not here yet.
 
-    Refuses at once what cannot be run: an unknown architecture, weights in another form, more than the disk holds.
+    Refuses at once a model that cannot run: an unknown architecture, unsupported weights, too large for the disk.
     """
     from huggingface_hub.utils import disable_progress_bars  # noqa: PLC0415 (quick start)
 
@@ -36,14 +36,16 @@ def pull(model: Annotated[str, typer.Argument(metavar="ID", help="A Hugging Face
     disable_progress_bars()
     with refusals():
         if is_local(model):
-            refuse(f"{model} is a directory here already: `reprise serve {model}`.")
+            refuse(f"{model} is already a local directory: `reprise serve {model}`.")
         check_config(parsed_config(fetch_config(model), model), model)
         download = plan_download(model)
         try:
             with shown(download):
                 directory = fetch(model)
         except KeyboardInterrupt:
-            typer.echo(f"reprise: Stopped. `reprise pull {model}` fetches the files that are still missing.", err=True)
+            typer.echo(
+                f"reprise: Stopped. `reprise pull {model}` downloads the files that are still missing.", err=True
+            )
             raise typer.Exit(_INTERRUPTED) from None
         outline = outline_of(directory, model)
     typer.echo(f"{model}: {describe(outline)}")
@@ -52,7 +54,7 @@ def pull(model: Annotated[str, typer.Argument(metavar="ID", help="A Hugging Face
 
 @contextmanager
 def shown(download: "Download") -> Generator[None]:
-    """Show how far a download is, by the bytes that have come."""
+    """Show the progress of a download, in bytes."""
     if download.missing_nbytes == 0:
         yield
         return
@@ -60,7 +62,7 @@ def shown(download: "Download") -> Generator[None]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415
 
     if not sys.stderr.isatty():
-        typer.echo(f"fetching {nbytes_text(download.missing_nbytes)} of {nbytes_text(download.nbytes)}", err=True)
+        typer.echo(f"downloading {nbytes_text(download.missing_nbytes)} of {nbytes_text(download.nbytes)}", err=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     is_over = threading.Event()
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:

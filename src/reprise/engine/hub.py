@@ -97,7 +97,7 @@ def fetch_config(model: str) -> bytes:
         if not any(fnmatch(name, WEIGHTS) for name in names):
             raise no_weights(names, model)
         if "config.json" not in names:
-            raise LoadFailed(f"{model} has no config.json, so it is not a model that mlx-lm can load.")
+            raise LoadFailed(f"{model} has no config.json, so mlx-lm cannot load it.")
         return (Path(snapshot_download(model, allow_patterns=["config.json"])) / "config.json").read_bytes()
     except LoadFailed:
         raise
@@ -123,7 +123,7 @@ def plan_download(model: str) -> Download:
     if download.missing_nbytes > 0 and download.missing_nbytes + _SPARE > free:
         raise LoadFailed(
             f"{model} needs {nbytes_text(download.missing_nbytes)} of disk space in {cache}, where {nbytes_text(free)} "
-            "are free. Make room, or set HF_HUB_CACHE to a folder on another disk."
+            "are free. Free some space, or set HF_HUB_CACHE to a directory on another disk."
         )
     return download
 
@@ -150,23 +150,23 @@ def _failed(model: str, error: Exception) -> LoadFailed:
         error = error.__cause__
     match error:
         case HFValidationError():
-            text = f"{model} is neither a directory here nor the id of a model on the hub (owner/name)."
+            text = f"{model} is neither a local directory nor a hub id (owner/name)."
         case GatedRepoError():
             text = f"{model} is gated: accept its terms at {hub}/{model}, and log in with `hf auth login`."
         case RepositoryNotFoundError():
             text = (
-                f"{model} is neither a directory here nor a public model at {hub}. Check the name; for a private model "
-                "log in with `hf auth login`."
+                f"{model} is neither a local directory nor a public model at {hub}. Check the name; for a private "
+                "model, log in with `hf auth login`."
             )
         case HfHubHTTPError() if error.response.status_code in (401, 403):
-            text = f"The hub refuses {model}: {first_line(error)} Log in with `hf auth login`, or check HF_TOKEN."
+            text = f"The hub refused {model}: {first_line(error)} Log in with `hf auth login`, or check HF_TOKEN."
         case HfHubHTTPError():
-            text = f"The hub could not give {model}: {first_line(error)} Try again later."
+            text = f"The hub failed to serve {model}: {first_line(error)} Try again later."
         case OSError() if error.errno is not None:
-            text = f"{model} cannot be kept in {constants.HF_HUB_CACHE}: {error.strerror}."
+            text = f"Cannot store {model} in {constants.HF_HUB_CACHE}: {error.strerror}."
         case _:
             text = (
-                f"{model} is not here as a whole, and {hub} cannot be reached ({type(error).__name__}). Connect to the "
-                "network, or give the path of a model directory."
+                f"{model} is not completely downloaded, and {hub} cannot be reached ({type(error).__name__}). Connect "
+                "to the network, or give the path of a model directory."
             )
     return LoadFailed(text)

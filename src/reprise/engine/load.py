@@ -136,14 +136,14 @@ def is_local(source: str) -> bool:
 def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
     """The configuration, of a model that mlx-lm can build and weights that it can read; else raises LoadFailed."""
     if config.get("model_file") is not None:
-        raise LoadFailed(f"{source} is built by Python code of its own, which is not run here. Take another version.")
+        raise LoadFailed(f"{source} needs its own Python code, which Reprise does not run. Use another version.")
     if not isinstance(config.get("model_type"), str):
-        raise LoadFailed(f"{source}: its config.json names no model_type, so it is not a language model for mlx-lm.")
+        raise LoadFailed(f"{source}: its config.json has no model_type, so it is not a language model for mlx-lm.")
     try:
         mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the one way to ask
     except ValueError as error:
         raise LoadFailed(
-            f"{source} is a model of type {config['model_type']!r}, which mlx-lm {version('mlx-lm')} does not have. "
+            f"{source} is a model of type {config['model_type']!r}, which mlx-lm {version('mlx-lm')} does not support. "
             "Choose another model, or update with `pip install -U mlx-reprise`."
         ) from error
     check_quantisation(config, source)

@@ -44,7 +44,7 @@ def read_config(directory: Path, source: str) -> dict[str, Any]:
     """`config.json`. Raises LoadFailed."""
     file = directory / "config.json"
     if not file.is_file():
-        raise LoadFailed(f"{source} has no config.json, so it is not a model directory that mlx-lm can load.")
+        raise LoadFailed(f"{source} has no config.json, so mlx-lm cannot load it.")
     return parsed_config(file.read_bytes(), source)
 
 
@@ -74,7 +74,7 @@ def check_quantisation(config: Mapping[str, Any], source: str) -> None:
     method = quantisation_method(config)
     if method is not None and method not in LOADABLE_QUANTISATIONS:
         raise LoadFailed(
-            f"{source} is quantized with {method}, which MLX does not have. Take a version for MLX (as from "
+            f"{source} is quantized with {method}, which MLX does not support. Use a version for MLX (for example from "
             "mlx-community), or convert the original with `mlx_lm.convert -q`."
         )
 
@@ -101,7 +101,7 @@ def check_weights(directory: Path, source: str) -> WeightsSummary:
     lacking = sorted(name for name in expected if not (directory / name).is_file())
     if lacking:
         raise LoadFailed(
-            f"{source}: {len(lacking)} of {len(expected)} files of weights are missing, {lacking[0]} for one. "
+            f"{source}: {len(lacking)} of {len(expected)} weight files are missing, such as {lacking[0]}. "
             f"{_mending(source)}"
         )
     if not files:
@@ -120,8 +120,8 @@ def no_weights(names: list[str], source: str) -> LoadFailed:
     for pattern, words in _OTHER_WEIGHTS.items():
         if any(Path(name).match(pattern) for name in names):
             return LoadFailed(
-                f"{source} holds {words}, and mlx-lm reads {WEIGHTS}. Take a version for MLX (as from mlx-community), "
-                "or convert it with `mlx_lm.convert`."
+                f"{source} has {words}, but mlx-lm reads {WEIGHTS}. Use a version for MLX (such as from "
+                "mlx-community), or convert it with `mlx_lm.convert`."
             )
     return LoadFailed(f"{source} holds no weights ({WEIGHTS}). {_mending(source)}")
 
