@@ -621,7 +621,7 @@ def test_choices_that_force_nothing() -> None:
         ([], "required", "no tools"),
         ([WEATHER], {"type": "function", "function": {"name": "other"}}, "'other'"),
         ([WEATHER], {"type": "function", "name": "other"}, "'other'"),
-        ([WEATHER], "always", "has to be"),
+        ([WEATHER], "always", "must be"),
     ],
 )
 def test_choices_that_are_none(tools: list[Any], choice: Any, says: str) -> None:

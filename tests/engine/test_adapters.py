@@ -176,11 +176,11 @@ def broken(tmp_path: Path, name: str) -> Path:
     ("name", "words"),
     [
         ("absent", "no such directory"),
-        ("without weights", "lacks adapters.safetensors"),
+        ("without weights", "is missing adapters.safetensors"),
         ("cut off", "does not fit llama"),
         ("of another model", "does not fit llama"),
         ("not JSON", "cannot be read"),
-        ("of PEFT", "of PEFT"),
+        ("of PEFT", "a PEFT adapter"),
         ("without a scale", "'scale'"),
         ("in part", "lacks model.layers.1.mlp.up_proj.lora_b"),
     ],

@@ -1,4 +1,4 @@
-"""API keys: who may ask, and what is theirs."""
+"""API keys: who may use the server, and which namespace is theirs."""
 
 import hashlib
 import hmac
@@ -15,7 +15,7 @@ _OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
 
 
 class ApiKeys:
-    """The keys of a server. No keys: everybody may ask."""
+    """The keys of a server. Without keys, anyone may use it."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         assert "" not in keys, "an empty key would let everybody in"

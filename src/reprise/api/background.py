@@ -1,7 +1,7 @@
-"""Answers that go on without their client, which can read on from the event that it heard last.
+"""Answers that continue without their client, which can resume after the last event it received.
 
-A request that asks for it is read by a task here instead of its connection: the events are numbered, kept, and told to
-whoever comes with the id of the answer and the key that asked for it. docs/background.md is for users.
+Such a request is read by a task here instead of its connection: the events are numbered and kept, and sent to any
+client with the id of the answer and the key that requested it. docs/background.md is for users.
 """
 
 import asyncio
@@ -225,7 +225,7 @@ class BackgroundAnswers:
         return answer
 
     def drop(self, answer: BackgroundAnswer, why: str) -> None:
-        """Forget an answer, and end it if it runs. Who reads it at the moment reads it to its end."""
+        """Forget an answer, and end it if it runs. A client that is reading it can read to its end."""
         if self._by_id.get(answer.id) is not answer:
             return
         del self._by_id[answer.id]

@@ -1,4 +1,4 @@
-"""Several replies that are answered together: the prompts of one completions request."""
+"""Several replies generated together: the prompts of one completions request."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

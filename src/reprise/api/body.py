@@ -1,4 +1,4 @@
-"""Request bodies: the base of their models, and what is wrong with JSON that is valid and still of no use."""
+"""Request bodies: the base of their models, and errors in JSON that is valid but not usable."""
 
 import logging
 from collections.abc import Mapping, Sequence

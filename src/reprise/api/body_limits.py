@@ -1,4 +1,4 @@
-"""Bodies that are too long, alone or together with others, before they cost anything: a layer around the routes."""
+"""Refuses bodies that are too long, alone or together, before they cost anything: a layer around the routes."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 

@@ -1,4 +1,4 @@
-"""One answer on its way: the engine's events in, the reply's events out. No I/O."""
+"""One answer in progress: the engine's events in, the reply's events out. No I/O."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Connections that hold a place without using it: silent ones, half requests, and clients that do not read.
+"""Closes connections that are not used: silent ones, incomplete requests, and clients that do not read.
 
 uvicorn's HTTP/1.1 protocol on h11, which bounds what a header may take, with what it lacks: a time for a request to
 arrive, a time for an answer to be taken, and a bound on connections that leaves file descriptors for everything else.

@@ -1,4 +1,4 @@
-"""What other servers of local models take beside the APIs' own fields, on every API: grammars, ends, thinking."""
+"""Fields that other local model servers add to the APIs, accepted by every API: grammars, stops, thinking."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ class StructuredOutputs(Body):
 
 
 class ThinkingSwitch(Body):
-    """`thinking` as several hosts of open models take it on chat completions."""
+    """`thinking` as several hosts of open models accept it in chat completions."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None

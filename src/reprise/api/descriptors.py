@@ -1,4 +1,4 @@
-"""How many connections fit the file descriptors of this process."""
+"""How many connections the file descriptors of this process allow."""
 
 import resource
 

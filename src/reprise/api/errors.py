@@ -1,4 +1,4 @@
-"""Errors on their way out: every exception becomes one problem, every problem the API's own shape."""
+"""Errors as responses: every exception becomes one problem, and every problem takes the form of its API."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

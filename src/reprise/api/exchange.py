@@ -1,4 +1,4 @@
-"""What every API says to the service and hears from it: one internal request, one internal event stream."""
+"""The types between the APIs and the service: one internal request, one internal event stream."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ from reprise.core.tokens import Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawPrompt:
-    """Text or tokens that the model goes on with as they are, without a chat template."""
+    """Text or tokens that the model continues as they are, without a chat template."""
 
     tokens: Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServiceRequest:
-    """One request, whatever API it came through.
+    """One request, through any API.
 
     `prompt` is a chat to render or a raw prompt. `num_choices` answers are sampled from it. `max_tokens` None: the
     server's default, or what the context leaves; what does not fit is cut (`EndReason.LENGTH`). `stops` end the content

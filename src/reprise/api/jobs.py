@@ -1,4 +1,4 @@
-"""From a request to the engine's jobs: one for each answer."""
+"""Turns a request into the engine's jobs, one per answer."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What reuse saved and what broken prefixes cost, in seconds: added up from the records of requests."""
+"""Seconds that reuse saved and broken prefixes cost, summed from the records of requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Bounds that keep one client from taking the server away from the others."""
+"""Limits that keep one client from blocking the others."""
 
 from dataclasses import dataclass
 

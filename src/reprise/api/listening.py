@@ -1,4 +1,4 @@
-"""The socket that the server listens on, and what is answered there before there is a server.
+"""The socket that the server listens on, and the responses before the server is up.
 
 The modules of a server (MLX, FastAPI, tokenizers) take seconds to import. The socket is there before them, and a thread
 answers that the model is being loaded. So nothing here imports more than the standard library.

@@ -1,4 +1,4 @@
-"""What a server answers while its model is loaded: it listens from its first moment on, and says when to come again."""
+"""What a server responds while its model is loading: it listens from the start, and says when to retry."""
 
 import asyncio
 import contextlib

@@ -21,16 +21,16 @@ router = api_router("Server")
 
 
 class LookupBody(Body):
-    """A request to chat completions, completions, messages, responses or Ollama's API, as it would be sent."""
+    """The body of a request to chat completions, completions, messages, responses or Ollama's API."""
 
     previous_response_id: str | None = None
 
 
 @router.post("/v1/cache/lookup")
 async def lookup(body: LookupBody, request: Request, context: InContext, namespace: Namespace) -> dict[str, Any]:
-    """What this request would reuse if it came now, and about how long its first token would take.
+    """What this request would reuse if it were sent now, and an estimate of the time to its first token.
 
-    Nothing is computed, read or remembered. `matched`: tokens that the cache knows; the request would resume at
+    Computes, reads and stores nothing. `matched`: tokens that the cache knows; the request would resume at
     `resume_at`, with state `from` memory or disk (null: from nothing), and compute `to_compute` tokens. `est_ttft_s`
     has `queue_s` in it.
     """

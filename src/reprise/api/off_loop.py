@@ -1,4 +1,4 @@
-"""Threads for what would hold up the event loop: apart by what they do, so that no answer waits for a new request."""
+"""Threads for work that would block the event loop, separate per stage, so that no answer waits for a new request."""
 
 import asyncio
 import os

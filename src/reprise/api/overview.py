@@ -30,7 +30,7 @@ async def events(
 ) -> Response:
     """What happens, as server-sent events: requests, the tree, counters. See docs/events.md.
 
-    Goes on behind the event that `Last-Event-ID` names, where that is known still; else it begins with a snapshot.
+    Continues after the event that `Last-Event-ID` names, if the server still has it; otherwise starts with a snapshot.
     """
     telling = context.events.tell(namespace, last_event_id)
     return EventStream(context.events, telling, request_id=new_request_id("events"), on_error=_last_event)
@@ -99,7 +99,7 @@ def _savings(savings: Savings) -> dict[str, Any]:
 
 
 def memory_body(memory: InspectedMemory) -> dict[str, Any]:
-    """The parts that add up to what the system counts to the process.
+    """The parts that add up to the memory that the system counts for the process.
 
     `untouched` is what the others hold on paper and the system has not given yet: such as weights that nobody has read.
     """
@@ -125,7 +125,7 @@ def memory_body(memory: InspectedMemory) -> dict[str, Any]:
 async def next_evictions(
     context: InContext, namespace: Namespace, nbytes: Annotated[int, Query(alias="bytes", ge=1)] = _GIB
 ) -> dict[str, Any]:
-    """What would leave the cache for so many bytes more, first things first; at most 64 items. Nothing is evicted.
+    """What would be evicted to make room for this many more bytes, in order; at most 64 items. Evicts nothing.
 
     `bytes_of_others` is what is not the caller's among them.
     """

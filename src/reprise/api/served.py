@@ -64,7 +64,7 @@ class Served:
         """Raise UnknownModel unless a request that names this adapter can be served. None means the model as it is."""
         if name is None or (self.adapter is not None and name in (self.adapter, PurePath(self.adapter).name)):
             return
-        others = "" if self.adapter is None else f"ask for {self.adapter!r}, "
+        others = "" if self.adapter is None else f"use {self.adapter!r}, "
         raise UnknownModel(
             f"The adapter {name!r} is not served here: {others}leave `adapters` out, or start the server with "
             "--adapter-path."

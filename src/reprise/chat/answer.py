@@ -1,4 +1,4 @@
-"""What a model's tokens mean: pieces of reasoning, content and tool calls."""
+"""The parts of an answer: pieces of reasoning, content and tool calls."""
 
 from dataclasses import dataclass
 
@@ -33,8 +33,8 @@ Delta = ReasoningDelta | ContentDelta | ToolCallDelta
 class ToolCall:
     """A tool call; `arguments` is the text of a JSON object.
 
-    `is_whole` False: the answer was cut short within the call, or went on as no call does. Then `arguments` are the
-    beginning of a JSON object.
+    `is_whole` False: the answer was cut off within the call, or continued in a way that is not a call. Then
+    `arguments` are the beginning of a JSON object.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Boundaries of a prompt, found by rendering: what a prompt and its stand-ins have in common survives the stand-in."""
+"""Boundaries of a prompt, found by rendering: what a prompt shares with stand-ins for the next turn will survive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How a model writes tool calls, as data: what stands around calls, names, keys and values.
+"""How a model writes tool calls, as data: what surrounds calls, names, keys and values.
 
 A `CallFormat` is learnt from the chat template (`call_learning`) or is one of `known_formats`, which mlx-lm's parsers
 read. The reader (`call_reader`), the grammar of forced calls (`tool_grammar`) and `reprise inspect` all follow from it.
@@ -153,7 +153,7 @@ ARGUMENTS_ALONE = CallFormat(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCalls:
-    """What is known of a model's calls. `is_learnt`: from its template, not only from what mlx-lm's parser reads.
+    """What is known about a model's calls. `is_learnt`: from its template, not only from what mlx-lm's parser reads.
 
     `format` None: the template shows no call that is understood. `example` is a call as the template writes it.
     `shows_tools`: the template tells the model of the request's tools.

@@ -1,8 +1,9 @@
 """Learning a model's format of tool calls from its chat template.
 
 Chats with made-up calls are rendered: another name, no argument, arguments of every JSON type, two of them, two calls.
-What differs between two renderings is what the call says, and what stays is the markup around it. Nothing is asked by a
-model's or a template's name. A format counts only if the reader reads all made-up calls back as they were meant.
+What differs between two renderings is the content of the call, and what stays the same is the markup around it. Nothing
+depends on the name of a model or template. A format counts only if the reader reads all made-up calls back as they were
+meant.
 """
 
 import json

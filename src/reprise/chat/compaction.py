@@ -1,8 +1,8 @@
-"""What an agent goes on with when it has had its chat summarised.
+"""How an agent continues after it has had its chat summarised.
 
-An agent whose chat grows too long asks for a summary, and goes on from its system prompt, the summary and what it keeps
-of the chat. Where all of that stands is learnt from what it sent the last time: when the next summary is written, the
-next prompt is known up to the user's words. Nothing here knows an agent by name.
+An agent whose chat grows too long asks for a summary, and continues from its system prompt, the summary and what it
+keeps of the chat. Where all of that stands is learnt from what it sent the last time: when the next summary is written,
+the next prompt is known up to the user's words. Nothing here knows an agent by name.
 
 Some agents ask at the chat's end. Others ask apart: another system prompt, and the chat as text in the instruction.
 """

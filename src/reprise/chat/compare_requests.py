@@ -1,4 +1,4 @@
-"""Where and why one request could not reuse another: from their renderings alone, without a server."""
+"""Where and why one request cannot reuse another, from their renderings alone, without a server."""
 
 from dataclasses import dataclass
 

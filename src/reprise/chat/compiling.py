@@ -1,7 +1,7 @@
-"""Compiles grammars, off every thread that others wait for, and within bounds of size, time, memory and depth.
+"""Compiles grammars on separate threads, within limits of size, time, memory and depth.
 
-What is not known is tried out in another process first (`grammar_trial.py`), since a compilation that has begun cannot
-be ended. llguidance recurses as deeply as rules refer to one another, and a stack that ends takes the process down:
+New grammars are tried in another process first (`grammar_trial.py`), since a compilation cannot be interrupted.
+llguidance recurses as deeply as rules refer to one another, and a stack overflow kills the process:
 90 kB of rules are enough for the 8 MiB of an ordinary thread. So the threads here have a large stack, and what is
 longer than it bears is refused.
 """

@@ -1,4 +1,4 @@
-"""Messages rewritten to shapes that more templates take: pure functions from a chat to the nearest other one.
+"""Rewrites messages into shapes that more templates accept: pure functions from a chat to the closest other one.
 
 Each changes the messages of its shape alone, and each message only by those beside it, so that a chat that grows is
 rewritten in the same way and keeps its prefix. The marks in a chat (breakpoints and cuts) move with its messages.

@@ -1,4 +1,4 @@
-"""Stop strings: found across tokens, on the engine thread and in the text that a user gets, by the same rule.
+"""Stop strings: found across tokens, by the same rule on the engine thread and in the text for the user.
 
 Stops apply to content: all text after reasoning that is no tool call. Reasoning is not cut (as in the OpenAI API, whose
 stops see only the visible answer), and neither is a call that is being written, since half a call is of no use. Where

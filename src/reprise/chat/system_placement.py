@@ -1,4 +1,4 @@
-"""Messages in the nearest form that a template takes.
+"""Rewrites messages into the closest form that a template accepts.
 
 Which shapes a template takes is found by trying, once for each: small chats that have the shape are rendered, and each
 of their words must come out. A chat is rewritten only where it has a shape that its template does not take, and always

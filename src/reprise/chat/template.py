@@ -1,4 +1,4 @@
-"""A model's chat template: messages to text, in the form that the template takes."""
+"""A model's chat template: turns messages into text, in the form that the template accepts."""
 
 import json
 import re

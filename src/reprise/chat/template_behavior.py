@@ -1,7 +1,7 @@
 """What a chat template does to earlier turns, found by rendering small chats and looking at what comes out.
 
-Nothing is decided by a template's name or source: each message of a probe has a word of its own, and where that word
-stands in the text, if anywhere, is the answer.
+Nothing depends on a template's name or source: each message of a probe has a unique word, and the position of that word
+in the text, if it is there, is the answer.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Tools and tool calls: what a model's parser is given, and what is made of what it gives."""
+"""Tools and tool calls: what a model's parser gets, and how its results are used."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""What each agent needs to run on a server of ours: for one process, and in its own settings.
+"""What each agent needs to use a Reprise server: for one process, and in its own settings.
 
 An agent is a row of `AGENTS`: what it is started with, and how its settings file reads with the same in it. Everything
 here is pure; `launch.py` starts processes and writes files.

@@ -1,4 +1,4 @@
-"""Who answers in `reprise chat`: a model in this process, or a server."""
+"""What answers in `reprise chat`: a model in this process, or a server."""
 
 import json
 import time

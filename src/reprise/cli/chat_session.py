@@ -1,4 +1,4 @@
-"""What happens in `reprise chat`: the history, its branches, and the commands. The screen is somebody else's."""
+"""The state of `reprise chat`: the history, its branches, and the commands. `chat_terminal.py` has the screen."""
 
 import json
 import tempfile
@@ -57,7 +57,7 @@ class Session:
 
     @property
     def messages(self) -> list[Message]:
-        """The history of the branch on which the chat goes on."""
+        """The history of the current branch."""
         return self._branches[self._branch]
 
     @property
@@ -65,7 +65,7 @@ class Session:
         return self._branch
 
     def take(self, line: str) -> bool:
-        """Do what a line says: a command, or a message to be answered. False: the user is done."""
+        """Handle a line: a command, or a message to answer. False: the user is done."""
         text = line.strip()
         if text == "":
             return True
@@ -101,7 +101,7 @@ class Session:
         return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def _answer(self, messages: Sequence[Message]) -> bool:
-        """Have the chat answered, and go on from there. Interrupted: what was said so far is the answer."""
+        """Answer the chat, and continue from there. If interrupted, the text so far is the answer."""
         said: list[str] = []
         thought: list[str] = []
         was_interrupted = False

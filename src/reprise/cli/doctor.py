@@ -1,4 +1,4 @@
-"""`reprise doctor`: what a server on this machine lacks, and how to mend it."""
+"""`reprise doctor`: what a server on this machine lacks, and how to fix it."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFinding:
-    """One thing that was looked at; `mend` says what to do about it."""
+    """The result of one check; `mend` says what to do about it."""
 
     subject: str
     verdict: Severity
@@ -40,9 +40,9 @@ class DoctorFinding:
 
 @with_options(["model", "host", "port", "memory", "disk_directory", "disk_bytes"])
 def doctor(configuration: Configuration) -> None:
-    """Say what is missing on this machine and how to mend it.
+    """Show what is missing on this machine and how to fix it.
 
-    Looks at Python, MLX, mlx-lm, memory, limits, the port, the disk directory and the model. Exit status 1 if a server
+    Checks Python, MLX, mlx-lm, memory, limits, the port, the disk directory and the model. Exit status 1 if a server
     would not start.
     """
     findings = list(examine(configuration))
@@ -56,7 +56,7 @@ def doctor(configuration: Configuration) -> None:
 
 
 def examine(configuration: Configuration) -> Iterator[DoctorFinding]:
-    """Everything that can be looked at, whatever else is wrong."""
+    """The results of all checks, even if some fail."""
     yield _python()
     yield _mlx_lm()
     yield _mlx()

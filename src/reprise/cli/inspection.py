@@ -1,4 +1,4 @@
-"""What there is to know about a model before it is served: layers, bytes, template, checkpoints."""
+"""What to know about a model before serving it: layers, bytes, template, checkpoints."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`reprise launch AGENT`: an agent on a warm server."""
+"""`reprise launch AGENT`: start an agent with a Reprise server."""
 
 import os
 import shutil

@@ -2,7 +2,7 @@
 
 Those that mean the same have the same name here. The others are rewritten, ignored with a sentence where they only
 tune,
-or refused with one where leaving them out would change answers.
+or refused with one if ignoring them would change answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ _WITHOUT_VALUE = frozenset({"pipeline", "use-default-chat-template"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """The words for `reprise serve`; what to say about the others; why to refuse them all."""
+    """The arguments for `reprise serve`, what to say about the others, and why to refuse them all."""
 
     words: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])

@@ -1,4 +1,4 @@
-"""How a command says no: one sentence on standard error and exit status 2."""
+"""How a command fails: one sentence on standard error and exit status 2."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

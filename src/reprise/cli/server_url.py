@@ -1,4 +1,4 @@
-"""Asking a running server: its address as people write it, and one request with a sentence for whatever fails."""
+"""Requests to a running server: its address as people write it, and a sentence for any failure."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Holds a chat with both servers: every turn is asked twice, compared, judged and counted."""
+"""Runs a chat against both servers: every turn is sent twice, compared, judged and counted."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence

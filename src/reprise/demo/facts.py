@@ -1,4 +1,4 @@
-"""Chats about facts that are told, changed and asked for, with the right answers.
+"""Chats in which facts are stated, changed and asked for, with the right answers.
 
 The demo's model is trained on such chats and judged by others.
 """

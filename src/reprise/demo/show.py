@@ -1,4 +1,4 @@
-"""The demonstration from start to end: two servers, forty turns, what can happen to a chat, and the numbers."""
+"""The whole demo: two servers, forty turns, a restart, a branch, an edit, two chats at once, and the numbers."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

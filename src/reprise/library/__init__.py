@@ -1,1 +1,1 @@
-"""The server's engine in a program of one's own: chats without HTTP. Its public names are those of `import reprise`."""
+"""The server's engine in your own program: chats without HTTP. Its public names are those of `import reprise`."""

@@ -148,7 +148,7 @@ class Chat:
     # Turns.
 
     def stream(self, text: str | None = None, **options: Any) -> Generator[ChatPiece]:
-        """Say `text` and iterate over the answer; without `text`, have the history answered as it stands.
+        """Send `text` and iterate over the answer; without `text`, answer the current history.
 
         The turn begins with the first step of the iteration. Closing the generator cancels it within one step of the
         engine. Raises BadRequest (ContextTooLong, TemplateFailed), QueueFull, ShuttingDown, OutOfMemory, EngineFailed,
@@ -162,15 +162,15 @@ class Chat:
         return self._whole(self.stream(text, **options))
 
     def regenerate(self, **options: Any) -> ChatAnswer:
-        """Answer the last user message once more, in the place of its answer and of all tool calls behind it.
+        """Answer the last user message again, replacing its answer and all tool calls after it.
 
-        Raises like `stream`. With a `seed` of the chat's the answer would be the same: give another one.
+        Raises like `stream`. If the chat has a `seed`, the answer would be the same: pass another one.
         """
         _check_names(options)
         return self._whole(self._stream(self._before_answer, options))
 
     def prefill(self, text: str = "") -> Future[Any]:
-        """Begin to compute the history and `text`, the beginning of the next message: the user is still typing.
+        """Start to compute the history and `text`, the beginning of a message that the user is still typing.
 
         Returns at once. What is computed does not change however the message goes on, so a turn that comes first waits
         for no more than it would compute itself. Cancelling the future stops it; what was done stays in the cache.
@@ -180,9 +180,9 @@ class Chat:
         return self._replies.prefill(lambda: _request_of(fields, self._replies))
 
     def tool_result(self, call: ToolCall | str, result: Any) -> None:
-        """Put what a tool gave into the history: text as it is, anything else as JSON. `call`: the call, or its id.
+        """Add a tool's result to the history: text as it is, anything else as JSON. `call`: the call, or its id.
 
-        `send()` or `stream()` without a text goes on when all calls have their results. Raises BadRequest for a call
+        `send()` or `stream()` without a text continues once all calls have results. Raises BadRequest for a call
         that the last answer did not make or that has a result, TypeError for what JSON cannot hold.
         """
         call_id = call if isinstance(call, str) else call.id
@@ -195,7 +195,7 @@ class Chat:
             self._messages = [*self._messages, message]
 
     def edit(self, index: int, text: str) -> None:
-        """Give a message another text, and drop all that follows it; behind a system message the chat stays.
+        """Change the text of a message and drop everything after it; after a system message the chat stays.
 
         `index` counts `messages`, from the end if negative. `send()` or `stream()` without a text then answers an
         edited question. Raises IndexError, and BadRequest for the result of a tool.
@@ -210,9 +210,9 @@ class Chat:
             self._messages = [*self._messages[:index], edited, *rest]
 
     def fork(self) -> "Chat":
-        """Another chat with this history, tools and options; each goes its own way from here.
+        """A new chat with this history, tools and options, independent from here on.
 
-        Nothing is computed: both share what the cache has. During a turn the fork begins before it.
+        Computes nothing: both share what the cache has. During a turn, the fork starts from before it.
         """
         made = Chat(self._replies, messages=self._messages, tools=self._tools, options=self._options)
         made._last = self._last

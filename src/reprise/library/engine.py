@@ -116,7 +116,7 @@ class Engine:
     ) -> Chat:
         """A chat that begins with a system prompt, a history in OpenAI's form, or both.
 
-        `tools` are functions (their names, docstrings and annotated parameters are what the model is told) or tools in
+        `tools` are functions (the model sees their names, docstrings and annotated parameters) or tools in
         OpenAI's form; the program calls them, and `Chat.tool_result` gives back what they return. `options` are those
         of every turn, see `Chat`. Nothing is computed. Raises TypeError for an unknown option or a function that has
         no JSON schema.
@@ -127,7 +127,7 @@ class Engine:
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no turn runs and the next turns' known prefixes are computed; False if `timeout_s` was too short.
 
-        Nobody has to: a turn that comes first interrupts that, and goes on from what was done.
+        This is optional: an earlier turn interrupts that work and continues from what was done.
         """
         return self._replies.wait_idle(timeout_s)
 

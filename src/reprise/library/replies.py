@@ -1,4 +1,4 @@
-"""The chat service for callers that are not asynchronous: its event loop has a thread, and events cross over."""
+"""The chat service for synchronous callers: its event loop runs in a thread, which passes events on."""
 
 import asyncio
 import logging

@@ -21,19 +21,19 @@ function hero({ savings, health, created }) {
   put($("saved"), parts(savings.saved_today_s).map(([amount, unit]) => [amount, h("span", { class: "unit" }, unit)]));
   $("saved").dataset.seconds = savings.saved_s;
   const since = new Date(created * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-  put($("saved-sub"), savings.saved_s === savings.saved_today_s ? "today, which is all since the server started" : `today; ${seconds(savings.saved_s)} since ${since}`);
+  put($("saved-sub"), savings.saved_s === savings.saved_today_s ? "today, since the server started" : `today; ${seconds(savings.saved_s)} since ${since}`);
   const known = savings.reused + savings.computed;
   const figure = (id, source, name, value, note) => h("div", {}, h("dt", {}, source ? h("i", { class: `c-${source}`, style: { width: ".6rem", height: ".6rem", "border-radius": "2px" } }) : null, name), h("dd", { id }, num(value)), h("dd", { class: "figure-note" }, note));
   put($("figures"),
     figure("reused", "memory", "reused", savings.reused, `${share(savings.reused, known)} of all prompt tokens`),
     figure("computed", "computed", "computed", savings.computed, savings.prefill_tokens_per_s ? `at ${rate(savings.prefill_tokens_per_s)} tokens/s` : "while someone waited"),
     figure("ahead", "ahead", "prefilled ahead", health.settled, `while idle; ${num(savings.ahead)} of the reused`),
-    figure("lost", null, "could have been reused", savings.lost, savings.lost ? `${seconds(savings.lost_s)} spent on it again` : "nothing was lost"));
+    figure("lost", null, "could have been reused", savings.lost, savings.lost ? `${seconds(savings.lost_s)} spent recomputing it` : "nothing was lost"));
 }
 
 function memory({ memory: told, disk }) {
   const total = told.process + told.untouched;
-  $("memory-note").textContent = `${bytes(told.process)} as the system counts`;
+  $("memory-note").textContent = `${bytes(told.process)} by the system's count`;
   const budgeted = told.parts.running + told.parts.kept + told.parts.checkpoints + told.parts.incoming;
   put($("memory-body"),
     h("div", { class: "parts", role: "img", "aria-label": PARTS.map(([name, label]) => `${label} ${bytes(told.parts[name])}`).join(", ") },
@@ -43,7 +43,7 @@ function memory({ memory: told, disk }) {
       told.untouched ? h("tr", {}, h("th", { scope: "row" }, "not in memory yet"), h("td", { class: "num" }, `−${bytes(told.untouched)}`)) : null,
       h("tr", {}, h("th", { scope: "row" }, h("strong", {}, "the process")), h("td", { class: "num" }, h("strong", { id: "memory-process", "data-bytes": told.process }, bytes(told.process)))))),
     told.budget ? [h("h3", {}, `Budget: ${bytes(budgeted)} of ${bytes(told.budget)}`), h("div", { class: "meter" }, h("span", { class: "accent", style: { width: `${Math.min(100, (100 * budgeted) / told.budget)}%` } }))] : null,
-    disk ? [h("h3", {}, "Disk"), h("dl", { class: "facts" }, facts([["Held", `${bytes(disk.bytes)} of ${bytes(disk.budget)}`], ["Written today", bytes(disk.bytes_written_today)], ["Written since the start", bytes(disk.bytes_written)]]))] : null,
+    disk ? [h("h3", {}, "Disk"), h("dl", { class: "facts" }, facts([["Held", `${bytes(disk.bytes)} of ${bytes(disk.budget)}`], ["Written today", bytes(disk.bytes_written_today)], ["Written since startup", bytes(disk.bytes_written)]]))] : null,
     h("h3", {}, "With 1 GiB less, these would go first"),
     next === null ? h("button", { type: "button", id: "show-next", onclick: showNext }, "Show") : nextTable(),
     h("h3", {}, "With another budget, the latest requests would have"),
@@ -74,7 +74,7 @@ async function replay() {
 function budgetTable() {
   if (!replayed.data.length) return h("p", { class: "empty" }, "There are no chats to replay yet.");
   return h("div", {}, h("table", {}, h("tbody", {}, replayed.data.map((each) => h("tr", {},
-    h("th", { scope: "row" }, each.factor === 1 ? `${bytes(each.budget)}, as it is` : bytes(each.budget)), h("td", { class: "num" }, `reused ${share(each.reused, each.prompt)}`),
+    h("th", { scope: "row" }, each.factor === 1 ? `${bytes(each.budget)}, as now` : bytes(each.budget)), h("td", { class: "num" }, `reused ${share(each.reused, each.prompt)}`),
     h("td", { class: "num" }, each.factor === 1 || each.saved_s === null ? "" : each.saved_s > 0 ? `saved ${seconds(each.saved_s)}` : each.saved_s < 0 ? `cost ${seconds(-each.saved_s)}` : "no difference"))))),
     h("p", { class: "note" }, `Replayed from ${num(replayed.requests)} requests.`));
 }
@@ -88,7 +88,7 @@ function breakers(list) {
     h("div", { class: "meter" }, h("span", { style: { width: `${(100 * each.seconds) / most}%` } })),
     h("p", { class: "note" }, `${many(each.requests, "request")}, ${many(each.tokens, "token")}. `, each.advice),
     each.actual_text && each.expected_text ? h("p", { class: "note mono clip", style: { "max-width": "100%" } }, oneLine(each.expected_text, 46), " → ", oneLine(each.actual_text, 46)) : null,
-    news(each.notes).slice(0, 2).map((note) => h("p", { class: "note" }, shown(note, 300))))) : h("p", { class: "empty" }, "Nothing so far: every chat went on where it was left."));
+    news(each.notes).slice(0, 2).map((note) => h("p", { class: "note" }, shown(note, 300))))) : h("p", { class: "empty" }, "Nothing so far: every chat continued where it left off."));
 }
 
 export function counters(health) {
@@ -109,7 +109,7 @@ function load(health, told) {
   $("load-note").textContent = !told.longest_gap_s ? "" : `longest gap between two tokens ${seconds(told.longest_gap_s)}`;
   const cell = (id, value, name) => h("div", {}, h("b", { id }, value), h("span", {}, name));
   const groups = told.decode_groups.length ? `in groups of ${told.decode_groups.join(", ")}` : "decoding";
-  put($("load-body"), h("div", { class: "grid4" }, cell("decode-speed", rate(latest.decode), "tokens/s written"), cell("prefill-speed", rate(latest.prefill), "tokens/s read"),
+  put($("load-body"), h("div", { class: "grid4" }, cell("decode-speed", rate(latest.decode), "tokens/s generated"), cell("prefill-speed", rate(latest.prefill), "tokens/s prefilled"),
     cell("decoding", num(health.decoding), groups), cell("prefilling", num(health.prefilling), "prefilling"), cell("queued", num(health.queued), "waiting")), spark(rates, now));
 }
 

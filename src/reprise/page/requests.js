@@ -38,7 +38,7 @@ function runningRow(request, most) {
     h("span", { class: "bar-cell stack-line" }, h("span", { class: "stack", style: { width: `${wide(total, most) * 0.78}%` } },
       h("span", { class: "c-memory", style: { width: `${(100 * parts.memory) / total}%` } }), h("span", { class: "c-computed", style: { width: `${(100 * parts.computed) / total}%` } })),
     h("span", { class: "faint" }, num(total))),
-    h("span", { class: "why" }, request.generated > 0 ? `${num(request.generated)} tokens written` : `${num(Math.min(request.position, total))} of ${num(total)}`), h("span", { class: "num ttft" }, seconds(request.age_s))));
+    h("span", { class: "why" }, request.generated > 0 ? `${num(request.generated)} tokens generated` : `${num(Math.min(request.position, total))} of ${num(total)}`), h("span", { class: "num ttft" }, seconds(request.age_s))));
 }
 
 function row(record, most) {
@@ -63,7 +63,7 @@ function detail(record) {
       h("div", {}, h("strong", {}, `Diverged at token ${num(told.diverged_at)}${told.part ? `, in ${told.part}` : ""}`)),
       h("div", { class: "sides" },
         h("div", {}, h("b", {}, "What was stored"), h("pre", { class: "text" }, h("mark", {}, before), shown(told.expected_text))),
-        h("div", {}, h("b", {}, "What came"), h("pre", { class: "text" }, h("mark", {}, before), shown(told.actual_text))))] : null,
+        h("div", {}, h("b", {}, "What was sent"), h("pre", { class: "text" }, h("mark", {}, before), shown(told.actual_text))))] : null,
     told?.advice ? h("p", {}, told.advice) : null,
     record.notes.length ? h("ul", { class: "note" }, record.notes.map((note) => h("li", {}, shown(note, 600)))) : null,
     h("dl", { class: "facts", style: { "max-width": "34rem" } }, facts([

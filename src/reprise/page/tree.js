@@ -181,7 +181,7 @@ export async function choose(id) {
   put(panel,
     h("h3", { style: { "margin-top": "0" } }, `Tokens ${num(node.start)} to ${num(node.start + node.tokens)}`),
     h("dl", {}, facts([["Tokens", num(node.tokens)], ["In memory", node.in_memory ? bytes(node.bytes) : "no"], ["On disk", node.disk_bytes ? bytes(node.disk_bytes) : "no"],
-      ["Last use", `${USES[node.last_use]}, ${ago(node.age_s)}`], ...(node.in_memory ? [["Used", `${num(node.uses)} ×`]] : []), ["Goes on in", `${num(node.children)} ${node.children === 1 ? "branch" : "branches"}`]])),
+      ["Last use", `${USES[node.last_use]}, ${ago(node.age_s)}`], ...(node.in_memory ? [["Used", `${num(node.uses)} ×`]] : []), ["Continues in", `${num(node.children)} ${node.children === 1 ? "branch" : "branches"}`]])),
     text, more,
     node.checkpoints.length ? [h("h3", {}, "Checkpoints"), h("table", {}, h("tbody", {}, node.checkpoints.slice(-12).map((each) => h("tr", {},
       h("td", { class: "num" }, num(each.position)), h("td", {}, each.kind ?? "on disk", each.superseded ? " (superseded)" : "", each.pinned ? " (pinned)" : ""), h("td", { class: "num" }, each.bytes || each.disk_bytes ? bytes(each.bytes || each.disk_bytes) : "")))))] : null);

@@ -28,14 +28,14 @@ REFUSED = {
 
 
 class CacheControl(Body):
-    """A mark at the end of what should stay in the cache."""
+    """Marks the end of a prefix to keep in the cache."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
 class Block(Body):
-    """A content block of any type; which fields it needs depends on that."""
+    """A content block of any type. The type decides which fields it needs."""
 
     type: str
     text: str | None = None
@@ -54,7 +54,7 @@ class Block(Body):
 
 
 class AnthropicMessage(Body):
-    """A message. `system` stands in the midst of the chat."""
+    """A message. `system` may occur in the middle of the chat."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]

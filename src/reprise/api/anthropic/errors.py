@@ -1,4 +1,4 @@
-"""Errors as Anthropic's API writes them."""
+"""Errors in the form of Anthropic's API."""
 
 from typing import Any
 

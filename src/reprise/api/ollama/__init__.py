@@ -1,1 +1,1 @@
-"""Ollama's API at the edge, for front ends that speak only that: each request is a chat completion in other words."""
+"""Ollama's API at the edge, for clients that support only that: each request is translated to a chat completion."""

@@ -1,4 +1,4 @@
-"""From the internal events to the objects of Ollama's API: pieces, and the last one with counts and durations."""
+"""From the internal events to the objects of Ollama's API: one per piece, and a last one with counts and durations."""
 
 import json
 from collections.abc import Sequence

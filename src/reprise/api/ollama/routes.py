@@ -69,7 +69,7 @@ router = api_router("Ollama", errors=OllamaErrorBody, route_class=LooseBodyRoute
 
 @router.post("/api/chat", response_model=None)
 async def chat(body: OllamaChatBody, request: Request, context: InContext, namespace: Namespace) -> Response:
-    """Answer a chat; by default as lines of JSON."""
+    """Answer a chat; by default as JSON lines."""
     if not body.messages:
         return _loaded("chat", body, context.service.served)
     return await _answer("chat", body, request, context, namespace)
@@ -77,7 +77,7 @@ async def chat(body: OllamaChatBody, request: Request, context: InContext, names
 
 @router.post("/api/generate", response_model=None)
 async def generate(body: GenerateBody, request: Request, context: InContext, namespace: Namespace) -> Response:
-    """Answer a prompt; by default as lines of JSON."""
+    """Answer a prompt; by default as JSON lines."""
     if not body.prompt:
         return _loaded("generate", body, context.service.served)
     return await _answer("generate", body, request, context, namespace)
@@ -85,13 +85,13 @@ async def generate(body: GenerateBody, request: Request, context: InContext, nam
 
 @router.get("/api/tags")
 async def tags(context: InContext) -> dict[str, Any]:
-    """The model that is served."""
+    """The served model."""
     return {"models": [_model(context.service.served)]}
 
 
 @router.get("/api/ps")
 async def running(context: InContext) -> dict[str, Any]:
-    """The model that is loaded: the same."""
+    """The loaded model, which is the served one."""
     served = context.service.served
     # It stays: no client unloads another's model.
     stays = {"expires_at": "9999-12-31T00:00:00Z", "size_vram": served.nbytes, "context_length": served.context or 0}

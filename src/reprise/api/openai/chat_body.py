@@ -31,7 +31,7 @@ REFUSED = {
 
 
 class ContentPart(Body):
-    """A part of a message. Text is what this server reads."""
+    """A part of a message. This server reads only text."""
 
     type: str
     text: str | None = None
@@ -89,7 +89,7 @@ class StreamOptions(Body):
 
 
 class Prediction(Body):
-    """What the answer will be much like: text to draft from."""
+    """The expected answer: text to draft from."""
 
     type: Literal["content"]
     content: str | list[ContentPart]

@@ -61,7 +61,7 @@ def role_chunk(head: Head, choice: int) -> dict[str, Any]:
 
 
 def waiting_chunk(head: Head) -> dict[str, Any]:
-    """A chunk that says that the answer is still to come."""
+    """A chunk that says that the answer is not ready yet."""
     return chunk(head, [_choice_chunk(0, {})])
 
 

@@ -28,7 +28,7 @@ router = api_router("OpenAI")
 async def create_completion(
     body: CompletionsBody, request: Request, context: InContext, namespace: Namespace, goes_on: GoesOn = False
 ) -> Response:
-    """Go on with a text."""
+    """Continue a text."""
     echoes = body.echo is True
     request_id = new_request_id("cmpl")
     if body.stream is not True:

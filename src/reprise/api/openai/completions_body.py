@@ -26,7 +26,7 @@ REFUSED: dict[str, str] = {}
 
 
 class CompletionsBody(SamplingFields):
-    """Text to go on with, as it is: no chat template, no reasoning, no tools."""
+    """Text to continue as it is: no chat template, no reasoning, no tools."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: Annotated[int, Field(ge=-1)] | None = None

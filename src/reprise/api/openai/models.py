@@ -18,7 +18,7 @@ ANTHROPIC_HEADER = b"anthropic-version"
 
 @router.get(PREFIX)
 async def list_models(request: Request, context: InContext) -> dict[str, Any]:
-    """The model that is served."""
+    """The served model."""
     served = context.service.served
     if _is_anthropic(request):
         return {"data": [_anthropic_model(served)], "has_more": False, "first_id": served.id, "last_id": served.id}

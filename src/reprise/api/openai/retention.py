@@ -19,7 +19,7 @@ _TTL_S: dict[Ttl, float] = {"30m": 1800.0, "12h": 12 * 3600.0}
 
 
 class CacheOptions(Body):
-    """`prompt_cache_options`. Without a `ttl`, nothing is asked for that is not done anyway."""
+    """`prompt_cache_options`. Without a `ttl` it has no effect."""
 
     mode: Literal["implicit", "explicit"] | None = None
     """Who says which prefixes are written: the server, or the marks in the messages alone."""
@@ -29,9 +29,9 @@ class CacheOptions(Body):
 
 
 def retained_for_s(retention: Retention | None, options: CacheOptions | None = None) -> float | None:
-    """For how many seconds the prefix is pinned; None: not at all, it stays for as long as it is worth its memory.
+    """For how many seconds the prefix is pinned; None: not at all, it stays cached until it is evicted.
 
-    The two fields do not interact: where both ask for something, the longer one has what it asks for.
+    The two fields do not interact: if both are set, the longer time applies.
     """
     wanted = [None if retention is None else _SECONDS[retention]]
     if options is not None and options.ttl is not None and options.mode != "explicit":
