@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 MLX := $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
 WITH_MLX = $(if $(filter metal,$(MLX)),,$(MLX))
 
-.PHONY: help demo serve test test-all check format docs bench bench-device mutants matrix retrain clean
+.PHONY: help demo cluster-demo serve test test-all check format docs bench bench-device mutants matrix retrain clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(VENV)/.can-run ## a small model that remembers, forty turns of a chat, with reuse and without
 	$(BIN)/reprise demo
+
+cluster-demo: $(VENV)/.can-cluster ## two replicas behind a gateway, one cache directory, and one replica killed in the middle
+	$(BIN)/python -m reprise.demo.cluster
 
 serve: $(VENV)/.can-run ## serve a model: make serve MODEL=path-or-hub-id
 	@test -n "$(MODEL)" || { echo "Say which model: make serve MODEL=path-or-hub-id" >&2; exit 2; }
@@ -81,6 +84,10 @@ $(VENV)/.made: tools/venv.sh
 
 $(VENV)/.can-run: $(VENV)/.made pyproject.toml
 	tools/venv.sh install $(VENV) "$(WITH_MLX)"
+	@touch $@
+
+$(VENV)/.can-cluster: $(VENV)/.can-run pyproject.toml
+	tools/venv.sh install $(VENV) "$(WITH_MLX)" cluster
 	@touch $@
 
 $(VENV)/.can-test: $(VENV)/.can-run pyproject.toml

@@ -10,8 +10,9 @@ import pytest
 
 from reprise.api.run import ServerThread
 from reprise.api.served import served_model
+from reprise.api.server_routes import load_of
 from reprise.api.service import ChatService
-from reprise.core.backend import Counts, Status
+from reprise.core.backend import Counts, Held, Status
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop
 from reprise.loop.heartbeat import Heartbeat, watchdog
@@ -49,6 +50,8 @@ def test_a_hang_is_told_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> N
             assert (client.get("/health").json()["status"], client.get("/health").json()["stalled_s"]) == ("ok", 0)
             assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
             assert not caplog.records
+            loads = client.get("/v1/loads?include=core", headers={"authorization": "Bearer key"}).json()
+            assert loads["dp_rank_count"] == 1 and loads["loads"] == [load_of(engine.status())]
             engine.call(lambda worker: hang_here())
             until(lambda: client.get("/health/live").status_code == 503)
             assert client.get("/health/ready").json() == {"status": "stalled"}
@@ -66,6 +69,13 @@ def test_a_hang_is_told_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> N
         may_go_on.set()
         server.stop()
         engine.close(now=True, timeout_s=30)
+
+
+def test_the_load_is_what_runs_and_what_waits() -> None:
+    held = Held(live_nbytes=50, budget_nbytes=200)
+    load = load_of(Status(num_waiting=2, num_prefilling=1, num_decoding=3, held=held))
+    assert (load["num_running_reqs"], load["num_waiting_reqs"], load["num_total_reqs"]) == (4, 2, 6)
+    assert load["token_usage"] == 0.25 and load_of(Status())["token_usage"] == 0
 
 
 def test_steps_without_tokens_are_no_progress() -> None:

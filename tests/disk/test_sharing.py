@@ -159,6 +159,36 @@ def test_two_that_write_the_same_at_once_leave_it_once(tmp_path: Path) -> None:
             assert cache.stats().num_files == len(record_files(tmp_path)) == 3
 
 
+def test_what_another_finishes_first_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = directory_module.ModelDirectory.fill
+    with opened(tmp_path) as a, opened(tmp_path) as b:
+
+        def overtaken(directory: directory_module.ModelDirectory, descriptor: int, encoded) -> None:
+            fill(directory, descriptor, encoded)
+            if directory is a.directory:
+                put_path(b, [1, 2, 3])
+                look(a)
+
+        monkeypatch.setattr(directory_module.ModelDirectory, "fill", overtaken)
+        put_path(a, [1, 2, 3])
+        assert a.stats().num_errors == a.stats().written_nbytes == 0 and position(find(a, [1, 2, 3])) == 3
+        a.check()
+
+
+def test_what_two_write_at_once_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = directory_module.ModelDirectory.fill
+    with opened(tmp_path) as a, opened(tmp_path) as b:
+        (record,) = records_for(a, [1, 2, 3])
+
+        def disturbed(directory: directory_module.ModelDirectory, descriptor: int, encoded) -> None:
+            fill(directory, descriptor, encoded)
+            os.close(b.directory.begin(record.key, encoded.nbytes))
+
+        monkeypatch.setattr(directory_module.ModelDirectory, "fill", disturbed)
+        put_path(a, [1, 2, 3])
+        assert len(read_all(a, find(a, [1, 2, 3]))[0]) == 1  # type: ignore[arg-type]
+
+
 def test_what_another_removes_while_it_is_to_be_read_is_a_miss(tmp_path: Path) -> None:
     with opened(tmp_path) as a, opened(tmp_path) as b:
         put_path(a, CHAT)
@@ -212,6 +242,16 @@ def test_what_was_damaged_and_written_again_by_another_is_found_again(tmp_path: 
         put_path(b, [1, 2, 3])
         look(a)
         assert len(read_all(a, find(a, [1, 2, 3]))[0]) == 1  # type: ignore[arg-type]
+
+
+def test_the_latest_note_is_everybody_s(tmp_path: Path) -> None:
+    with opened(tmp_path) as a, opened(tmp_path) as b:
+        for text in ("a", "longer", "short"):
+            for writer, reader in ((a, b), (b, a)):
+                writer.keep_note("", text)
+                look(reader)
+                assert reader.read_note("") == text
+                reader.check()
 
 
 def test_a_server_of_another_machine_lives_as_long_as_its_lease_is_touched(tmp_path: Path) -> None:

@@ -178,9 +178,9 @@ DISK_MUTANTS = (
     ),
     _mutant(
         "RecordStore._enter",
-        "a file that was written again is taken for the one that is known",
-        "self.index.entries[key].file_nbytes == info.nbytes",
-        "False",
+        "a note that another server has written is taken for the one that is known",
+        "unusable.info.nbytes == info.nbytes",
+        "True",
         _SHARING,
     ),
     _mutant(

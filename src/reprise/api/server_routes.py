@@ -1,6 +1,7 @@
 """The server about itself: `GET /health` and `/metrics`, past requests, cancelling, and the prefix cache."""
 
 import asyncio
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -81,6 +82,28 @@ async def health(context: InContext) -> JsonResponse:
 async def get_metrics(context: InContext) -> Response:
     """The server's metrics in Prometheus' text format."""
     return Response(context.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+@router.get("/v1/loads")
+async def get_loads(context: InContext) -> dict[str, Any]:
+    """How busy the engine is, in the form of SGLang's servers: gateways balance by it.
+
+    `token_usage` is the share of the memory budget that running requests hold.
+    """
+    load = load_of(context.service.status())
+    return {"timestamp": datetime.now(UTC).isoformat(), "dp_rank_count": 1, "loads": [load]}
+
+
+def load_of(status: Status) -> dict[str, float]:
+    """The load of a server whose engine says this of itself."""
+    running, waiting = status.num_prefilling + status.num_decoding, status.num_waiting
+    return {
+        "dp_rank": 0,
+        "num_running_reqs": running,
+        "num_waiting_reqs": waiting,
+        "num_total_reqs": running + waiting,
+        "token_usage": status.held.live_nbytes / max(1, status.held.budget_nbytes),
+    }
 
 
 @router.get("/v1/cache/requests")

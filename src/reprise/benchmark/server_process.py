@@ -97,6 +97,11 @@ class ServerProcess:
             self._process.wait()
         self._words.close()
 
+    def kill(self) -> None:
+        """As when its machine loses power."""
+        self._process.kill()
+        self._process.wait()
+
     def __enter__(self) -> Self:
         return self
 

@@ -53,6 +53,10 @@ def simulate(
     ] = Granularity.BLOCK,
     block_tokens: Annotated[int, Option(min=1, help="Prompt tokens per block hash.")] = 512,
     limit: Annotated[int | None, Option(min=1, help="Stop after this many requests.")] = None,
+    replicas: Annotated[
+        str | None, Option(help="Simulate clusters of this many servers, such as 2,4,8; budgets are those of one.")
+    ] = None,
+    at_once: Annotated[int, Option(min=1, help="Dialogues that are under way together.")] = 1,
     plot: Annotated[
         Path | None, Option(dir_okay=False, help="Plot the shares against bytes, as a page (.html).")
     ] = None,
@@ -69,7 +73,8 @@ def simulate(
     from rich.console import Console  # noqa: PLC0415 - quick start
 
     from reprise.cli.simulate_progress import ProgressLine  # noqa: PLC0415
-    from reprise.simulate.report import check_plot, computed_lines, draw, table_of  # noqa: PLC0415
+    from reprise.simulate.cluster import compare_clusters  # noqa: PLC0415
+    from reprise.simulate.report import check_plot, cluster_table, computed_lines, draw, table_of  # noqa: PLC0415
     from reprise.simulate.run import run_simulation  # noqa: PLC0415
     from reprise.simulate.traces import read_trace, recorded_sizes  # noqa: PLC0415
 
@@ -85,10 +90,25 @@ def simulate(
             sizes = recorded or _sizes(layout or "full", kv_bytes or _KV_BYTES, snapshot_tokens, window)
             token_nbytes = sizes.full + sizes.window
             limits = _byte_budgets(budgets) if budgets is not None else _token_budgets(tokens, token_nbytes)
+            requests = read_trace(trace, granularity=granularity, block_length=block_tokens, num_at_once=at_once)
             with progress.of(trace.name):
+                if replicas is not None:
+                    clusters = compare_clusters(
+                        trace.name,
+                        islice(requests, limit),
+                        replicas=_counts(replicas),
+                        budgets=limits,
+                        sizes=sizes,
+                        on_stage=progress.tell,
+                    )
+                    if as_json:
+                        typer.echo(json.dumps([asdict(each) for each in clusters]))
+                    else:
+                        Console().print(cluster_table(clusters, bytes_per_token=token_nbytes))
+                    continue
                 results = run_simulation(
                     trace.name,
-                    islice(read_trace(trace, granularity=granularity, block_length=block_tokens), limit),
+                    islice(requests, limit),
                     budgets=limits,
                     policies=policies,
                     sizes=sizes,
@@ -131,6 +151,16 @@ def _tokens(text: str) -> int:
     if num <= 0:
         refuse(f"Invalid number of tokens {text!r}. Example: 0.25M,1M.")
     return num
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if min(counts, default=0) < 1:
+        refuse(f"{text!r} is not a list of numbers of servers: write for example 2,4,8.")
+    return counts
 
 
 def _byte_budgets(text: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from rich.table import Table
 from reprise.charts import Line, bar_lines, line_chart, report_page
 from reprise.core.errors import RepriseError
 from reprise.core.sizes import nbytes_text
+from reprise.simulate.cluster import ClusterResult
 from reprise.simulate.run import BELADY, UNBOUNDED, Result
 
 
@@ -36,6 +37,29 @@ def table_of(results: Sequence[Result], *, bytes_per_token: int) -> Table:
             f"{result.hit_share:.1%}",
             f"{result.reused / lru.reused:.2f}" if lru is not None and lru.reused > 0 else "",
             f"{result.reused / best.reused:.0%}" if best is not None and best.reused > 0 else "",
+        )
+    return table
+
+
+def cluster_table(results: Sequence[ClusterResult], *, bytes_per_token: int) -> Table:
+    """One row for each way to run the replicas, behind one server with as much memory as all of them."""
+    title = f"{results[0].trace}: {results[0].requests:,} requests, {results[0].prompt:,} prompt tokens"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("servers", "tokens", "routing", "shared", "computed", "× one", "loaded", "balance"):
+        table.add_column(heading, justify="left" if heading in ("routing", "shared") else "right", no_wrap=True)
+    one = results[0]
+    for result in results:
+        if result.num_replicas == 1:
+            one = result
+        table.add_row(
+            str(result.num_replicas),
+            count_text(result.budget // bytes_per_token),
+            result.routing if result.num_replicas > 1 else "",
+            "disk" if result.is_shared else "",
+            f"{result.computed_share:.1%}",
+            f"{result.computed / max(1, one.computed):.2f}",
+            count_text(result.loaded) if result.is_shared else "",
+            f"{result.balance:.2f}",
         )
     return table
 

@@ -5,8 +5,10 @@ Nothing of a trace is kept but the request at hand, so a trace may be longer tha
 
 import json
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +66,19 @@ class Request:
 
 
 def read_trace(
-    path: Path, *, granularity: Granularity = Granularity.TOKEN, block_length: int = BLOCK_TOKENS
+    path: Path,
+    *,
+    granularity: Granularity = Granularity.TOKEN,
+    block_length: int = BLOCK_TOKENS,
+    num_at_once: int = 1,
 ) -> Iterator[Request]:
     """The requests of a trace file in order.
 
     JSON lines with `hash_ids`, one for each `block_length` tokens (or `block_tokens`, where the line says so),
     `input_length` and perhaps `output_length` and `boundaries` (Mooncake, FAST'25; `reprise serve --record`), or with
     `tokens` (and perhaps `answer`, token ids, and `boundaries`, pairs of position and kind); or one JSON list of
-    dialogues with `traj` or `messages` (tau-bench). Raises BadRequest with a sentence for anything else.
+    dialogues with `traj` or `messages` (tau-bench), of which `num_at_once` are under way together. Raises BadRequest
+    with a sentence for anything else.
     """
     # What is not UTF-8 is replaced, and then no JSON of a request: so it is refused with its line.
     with path.open(encoding="utf-8-sig", errors="replace") as file:
@@ -83,8 +90,7 @@ def read_trace(
             except _MALFORMED as error:
                 needs = "each needs `traj` or `messages`, and each message a `role`"
                 raise BadRequest(f"{path}: not a list of dialogues: {needs}.") from error
-            for messages in dialogues:
-                yield from dialogue_requests(messages)
+            yield from _in_turn(map(dialogue_requests, dialogues), num_at_once)
             return
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -95,6 +101,19 @@ def read_trace(
                 needs = f"expected `hash_ids` (one per {block_length} tokens) and `input_length`, or `tokens`"
                 raise BadRequest(f"{path}:{number}: invalid request: {needs}.") from error
             yield request
+
+
+def _in_turn(dialogues: Iterator[Iterator[Request]], num_at_once: int) -> Iterator[Request]:
+    """A request of each of so many dialogues in turn; where one ends the next begins."""
+    under_way = deque(islice(dialogues, num_at_once))
+    while under_way:
+        dialogue = under_way.popleft()
+        request = next(dialogue, None)
+        if request is not None:
+            yield request
+            under_way.append(dialogue)
+        else:
+            under_way.extend(islice(dialogues, 1))
 
 
 def recorded_sizes(path: Path) -> Sizes | None:

@@ -1,0 +1,218 @@
+"""A trace over several replicas: which one a router sends each request to, and what is computed there.
+
+There are no times in a trace. A request's work is the tokens that are computed and answered; between two requests all
+replicas work off as much as keeps them busy for half of the time. What a replica still has to do is its queue.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from reprise.core.errors import BadRequest
+from reprise.core.tokens import Tokens
+from reprise.simulate.payloads import Sizes
+from reprise.simulate.replay import Replay
+from reprise.simulate.traces import Request
+
+_BUSY = 0.5
+_TEXT_BLOCK = 16
+"""Tokens that a router which compares texts looks at together."""
+_ALIKE = 0.3
+"""And the share of a prompt that has to be known somewhere for it to go there (smg's default)."""
+_MOST_BEHIND = 2
+"""Requests. A queue that is longer than the shortest by more is passed over, whatever text is there."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One server: its store, its queue in tokens, and what it has done."""
+
+    replay: Replay
+    queue: float = 0.0
+    num_computed: int = 0
+    work: float = 0.0
+    seen: set[int] = field(default_factory=set[int])
+    """The beginnings of prompts that were sent here, for the router that compares texts."""
+
+    def num_known(self, request: Request) -> int:
+        """Real tokens of the prompt that it would not compute."""
+        cache = self.replay.cache
+        return cache.resume_at(cache.match(request.prompt.tokens), limit=len(request.prompt)) * request.unit
+
+
+Router = Callable[[Request, Sequence[Replica]], Replica]
+
+
+def _random() -> Router:
+    random = Random(0)
+    return lambda request, replicas: random.choice(replicas)
+
+
+def _round_robin() -> Router:
+    num = -1
+
+    def route(request: Request, replicas: Sequence[Replica]) -> Replica:
+        nonlocal num
+        num += 1
+        return replicas[num % len(replicas)]
+
+    return route
+
+
+def _shortest(replicas: Sequence[Replica]) -> Replica:
+    return min(replicas, key=lambda replica: (replica.queue, replica.work))
+
+
+def _text() -> Router:
+    """To where the longest beginning of the text was sent before, else to the shortest queue."""
+    num = 0
+
+    def route(request: Request, replicas: Sequence[Replica]) -> Replica:
+        nonlocal num
+        beginnings, shortest = _beginnings(request), _shortest(replicas)
+        num_alike = [_num_leading(beginnings, replica.seen) for replica in replicas]
+        most = max(num_alike)
+        alike = _shortest([replica for replica, each in zip(replicas, num_alike, strict=True) if each == most])
+        behind = _MOST_BEHIND * sum(replica.work for replica in replicas) / max(1, num)
+        is_there = most > _ALIKE * len(beginnings) and alike.queue <= shortest.queue + behind
+        chosen = alike if is_there else shortest
+        chosen.seen.update(beginnings)
+        num += 1
+        return chosen
+
+    return route
+
+
+def _beginnings(request: Request) -> list[int]:
+    """A number for each beginning of the prompt, a block longer each."""
+    tokens: Tokens = request.prompt.tokens
+    step, found, before = max(1, _TEXT_BLOCK // request.unit), list[int](), 0
+    for at in range(0, len(tokens) - step + 1, step):
+        before = hash((before, tokens[at : at + step].tobytes()))
+        found.append(before)
+    return found
+
+
+def _num_leading(beginnings: Sequence[int], seen: set[int]) -> int:
+    return next((num for num, each in enumerate(beginnings) if each not in seen), len(beginnings))
+
+
+def _lookup() -> Router:
+    """To where the first token would come first: the queue, and what would be computed.
+
+    What is computed counts twice: those who come next wait for it, too.
+    """
+
+    def cost(replica: Replica, request: Request) -> float:
+        return replica.queue + 2 * (request.num_tokens - replica.num_known(request))
+
+    return lambda request, replicas: min(replicas, key=lambda replica: (cost(replica, request), replica.work))
+
+
+ROUTINGS: dict[str, Callable[[], Router]] = {
+    "random": _random,
+    "round-robin": _round_robin,
+    "text": _text,
+    "lookup": _lookup,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterResult:
+    """What came of a trace. `budget`: of one replica, in bytes. Tokens are the real prompts'."""
+
+    trace: str
+    num_replicas: int
+    routing: str
+    is_shared: bool
+    """All replicas also read what any of them has computed, from a store without a bound."""
+    budget: int
+    requests: int
+    prompt: int
+    computed: int
+    loaded: int
+    """Read from the shared store, since the replica did not have them."""
+    balance: float
+    """The work of the busiest replica ÷ the mean; 1 is best."""
+
+    @property
+    def computed_share(self) -> float:
+        return self.computed / self.prompt
+
+
+def run_cluster(
+    name: str,
+    requests: Sequence[Request],
+    *,
+    num_replicas: int,
+    routing: str,
+    is_shared: bool,
+    budget: int,
+    sizes: Sizes,
+    policy: str = "cost",
+) -> ClusterResult:
+    """Replay a trace over replicas with `budget` bytes each. Raises BadRequest for a routing that does not exist."""
+    if routing not in ROUTINGS:
+        raise BadRequest(f"Unknown routing {routing!r}: choose from {', '.join(ROUTINGS)}.")
+    if not requests:
+        raise BadRequest(f"{name} contains no requests.")
+    unit = requests[0].unit
+    replicas = [Replica(Replay(policy=policy, budget=budget, sizes=sizes, unit=unit)) for _ in range(num_replicas)]
+    tier = Replay(policy="lru", budget=None, sizes=sizes, unit=unit) if is_shared else None
+    route, computed, loaded, work = ROUTINGS[routing](), 0, 0, 0.0
+    for num, request in enumerate(requests):
+        spent = work / max(1, num) / num_replicas / _BUSY
+        for replica in replicas:
+            replica.queue = max(0.0, replica.queue - spent)
+        replica = route(request, replicas)
+        held = replica.replay.take(request)
+        found = max(held, tier.take(request) if tier is not None else 0)
+        done = request.num_tokens - found
+        effort = done + (request.answer_length or 0.0) * request.unit
+        replica.queue, replica.work = replica.queue + effort, replica.work + effort
+        computed, loaded, work = computed + done, loaded + found - held, work + effort
+    return ClusterResult(
+        trace=name,
+        num_replicas=num_replicas,
+        routing=routing,
+        is_shared=is_shared,
+        budget=budget,
+        requests=len(requests),
+        prompt=sum(request.num_tokens for request in requests),
+        computed=computed,
+        loaded=loaded,
+        balance=max(replica.work for replica in replicas) * num_replicas / work,
+    )
+
+
+def compare_clusters(
+    name: str,
+    requests: Iterable[Request],
+    *,
+    replicas: Sequence[int],
+    budgets: Sequence[int],
+    sizes: Sizes,
+    routings: Sequence[str] = tuple(ROUTINGS),
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> list[ClusterResult]:
+    """Every routing with and without the shared store, behind one server with as much memory as all replicas."""
+    kept = list(requests)
+    results: list[ClusterResult] = []
+    for budget in budgets:
+        for num in replicas:
+            cases = [(1, "random", False, num * budget)]
+            cases += [(num, routing, is_shared, budget) for routing in routings for is_shared in (False, True)]
+            for num_replicas, routing, is_shared, nbytes in cases:
+                on_stage(f"{num} replicas, {routing}")
+                results.append(
+                    run_cluster(
+                        name,
+                        kept,
+                        num_replicas=num_replicas,
+                        routing=routing,
+                        is_shared=is_shared,
+                        budget=nbytes,
+                        sizes=sizes,
+                    )
+                )
+    return results
