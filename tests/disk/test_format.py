@@ -112,6 +112,9 @@ def test_what_is_read_is_what_was_written(record: DiskRecord) -> None:
     assert again.nbytes == record.nbytes
     assert not again.tokens.flags.writeable
     assert all(section.data.readonly for section in again.sections)  # type: ignore[union-attr]
+    # Each can be freed before the others, and none is zeroed first, while all threads wait.
+    owners = [section.data.obj for section in again.sections]  # type: ignore[union-attr]
+    assert len(set(map(id, owners))) == len(owners) and all(isinstance(owner, np.ndarray) for owner in owners)
 
 
 def test_any_changed_byte_of_the_body_is_noticed() -> None:

@@ -172,16 +172,16 @@ def read_header(file: BufferedReader, file_nbytes: int) -> RecordHeader:
 
 
 def read_record(file: BufferedReader, file_nbytes: int) -> DiskRecord:
-    """The whole record, verified. Its sections are views of one buffer. Raises as `read_header` does."""
+    """The whole record, verified, each section in a buffer of its own. Raises as `read_header` does."""
     header = read_header(file, file_nbytes)
     file.seek(header.body_at)
-    # No longer than the file, which the header was compared with.
-    body = bytearray(header.body_nbytes)
-    if file.readinto(body) != header.body_nbytes:
-        raise Unverified("it ends before its body does")
-    if hashlib.sha256(body).digest() != header.body_sha256:
+    body_sum = hashlib.sha256()
+    sections: list[Section] = []
+    for place in header.sections:
+        sections.append(_read_section(file, place))
+        body_sum.update(sections[-1].data)
+    if body_sum.digest() != header.body_sha256:
         raise Unverified("its body has the wrong checksum")
-    view = memoryview(body).toreadonly()
     return DiskRecord(
         root=header.root,
         parent=header.parent,
@@ -190,10 +190,18 @@ def read_record(file: BufferedReader, file_nbytes: int) -> DiskRecord:
         start=header.start,
         tokens=header.tokens,
         about=header.about,
-        sections=tuple(
-            Section(dtype=p.dtype, shape=p.shape, data=view[p.offset : p.offset + p.nbytes]) for p in header.sections
-        ),
+        sections=tuple(sections),
     )
+
+
+def _read_section(file: BufferedReader, place: SectionPlace) -> Section:
+    """The next section of the body, which can be freed before the others."""
+    # No longer than the file, which the header was compared with. Not a bytearray: that is zeroed first, for which the
+    # interpreter's lock is held, and so do the streams wait. Reading and hashing release it.
+    data = np.empty(place.nbytes, dtype=np.uint8).data
+    if file.readinto(data) != place.nbytes:
+        raise Unverified("it ends before its body does")
+    return Section(dtype=place.dtype, shape=place.shape, data=data.toreadonly())
 
 
 def _checksum(header: dict[str, Any]) -> str:
