@@ -3,6 +3,7 @@
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable
 
@@ -187,3 +188,51 @@ def test_a_server_that_stalls_ends_nobody_who_has_just_come(monkeypatch: pytest.
                 httpx.get(server.url + "/health", timeout=60)
             connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_who_is_refused_can_send_its_request_and_read_why():
+    with running_server(settings=Settings(model=MODEL, max_connections=1)) as server:
+        server.backend.may_decode.clear()
+        body = b'{"messages": [{"role": "user", "content": "Hi"}]}'
+        content = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        with connected(server, content) as busy:
+            until(lambda: len(server.backend.jobs) == 1)
+            with connected(server) as refused:
+                assert refused.recv(12, socket.MSG_PEEK).startswith(b"HTTP/1.1 503")
+                # As clients do: first the head, then the body.
+                for part in (HEAD + b"Content-Length: 40000\r\n\r\n", *[b" " * 10_000] * 4):
+                    refused.sendall(part)
+                answer = b""
+                while received := refused.recv(65536):
+                    answer += received
+                assert answer.endswith(b"}}")
+            # None of those that were refused takes the place of another.
+            for _ in range(3):
+                assert httpx.get(server.url + "/health").status_code == 503
+            server.backend.may_decode.set()
+            assert busy.recv(12) == b"HTTP/1.1 200"
+        until(lambda: httpx.get(server.url + "/health").status_code == 200)
+
+
+def test_a_request_that_came_while_the_server_was_busy_is_not_an_idle_connection(monkeypatch: pytest.MonkeyPatch):
+    with running_server(settings=Settings(model=MODEL, max_connections=4)) as server:
+        status = server.service.status
+        is_busy, is_over = threading.Event(), threading.Event()
+
+        def slow() -> Status:
+            is_busy.set()
+            assert is_over.wait(60)
+            return status()
+
+        monkeypatch.setattr(server.service, "status", slow)
+        asking = threading.Thread(target=httpx.get, args=(server.url + "/health",), kwargs={"timeout": 60})
+        asking.start()
+        assert is_busy.wait(60)
+        with connected(server, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n") as honest:
+            idle = [connected(server) for _ in range(20)]
+            is_over.set()
+            assert honest.recv(12) == b"HTTP/1.1 200"
+            assert all(is_ended(connection) for connection in idle[:10])
+            for connection in idle:
+                connection.close()
+        asking.join()

@@ -75,6 +75,20 @@ API_MUTANTS = (
         _CONNECTIONS,
     ),
     _mutant(
+        "Connection._make_room",
+        "a request that waits to be read is taken for an idle connection",
+        "not each.has_sent",
+        "True",
+        _CONNECTIONS,
+    ),
+    _mutant(
+        "Connection._refuse",
+        "who is refused is cut off while it sends",
+        "self.transport.write_eof()",
+        "self.transport.close()",
+        _CONNECTIONS,
+    ),
+    _mutant(
         "OncePerSecond.filter",
         "a log says the same thing as often as it is told",
         "last_s is not None and now_s - last_s < 1.0",

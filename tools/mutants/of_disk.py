@@ -25,7 +25,7 @@ DISK_MUTANTS = (
     _mutant(
         "read_record",
         "the body is not verified",
-        "hashlib.sha256(body).digest() != header.body_sha256",
+        "body_sum.digest() != header.body_sha256",
         "len(header.body_sha256) == 0",
         _FORMAT,
     ),

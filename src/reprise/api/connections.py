@@ -5,8 +5,11 @@ arrive, a time for an answer to be taken, and a bound on connections that leaves
 """
 
 import asyncio
+import fcntl
 import logging
 import socket
+import struct
+import termios
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +27,11 @@ _MIN_BYTES_PER_S = 4096
 
 _SEND_BUFFER = 1 << 17
 """Bytes of an answer that the system holds for a client that does not read, beside the server's own 64 KiB."""
+
+_REFUSED_S = 5.0
+"""How long a client that is refused may take to read why."""
+_MOST_REFUSED = 64
+"""So many at the same time: their descriptors are not among those of `max_connections`."""
 
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
@@ -92,6 +100,7 @@ class Connection(H11Protocol):
         self._quiet_since_s = time.monotonic()
         self._num_received = 0
         self._unread = Unread()
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -102,6 +111,8 @@ class Connection(H11Protocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         self._num_received += len(data)
         super().data_received(data)
 
@@ -116,6 +127,15 @@ class Connection(H11Protocol):
         return self.scope is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
 
     @property
+    def has_sent(self) -> bool:
+        """Whether something that the client sent waits to be read here: then it is the server who is late."""
+        given = self.transport.get_extra_info("socket")
+        if given is None or given.fileno() < 0:
+            return False
+        (num,) = struct.unpack("i", fcntl.ioctl(given.fileno(), termios.FIONREAD, bytes(4)))
+        return num > 0
+
+    @property
     def quiet_since_s(self) -> float:
         return self._quiet_since_s
 
@@ -125,11 +145,15 @@ class Connection(H11Protocol):
         if self._unread.waited_s(self.transport.get_write_buffer_size(), now_s) > limits.unread_s:
             return "the client does not read its answer"
         if self.is_between_requests:
-            return "no request arrived" if now_s - self._quiet_since_s > limits.arrive_s else None
-        if self.cycle.more_body:
-            allowed_s = limits.arrive_s + self._num_received / _MIN_BYTES_PER_S
-            return "the request did not arrive in time" if now_s - self._quiet_since_s > allowed_s else None
-        return None
+            reason, allowed_s = "no request arrived", limits.arrive_s
+        elif self.cycle.more_body:
+            reason, allowed_s = (
+                "the request did not arrive in time",
+                limits.arrive_s + self._num_received / _MIN_BYTES_PER_S,
+            )
+        else:
+            return None
+        return reason if now_s - self._quiet_since_s > allowed_s and not self.has_sent else None
 
     def forgive(self, late_s: float, now_s: float) -> None:
         """Do not count against the client what the server was late to look at its connections."""
@@ -139,17 +163,32 @@ class Connection(H11Protocol):
     def _make_room(self) -> None:
         """End the connection that has waited longest without a request; this one where all others are at work."""
         others: list[Connection] = [each for each in self.connections if isinstance(each, Connection)]
+        refused = [each for each in others if each._is_refused]
+        if len(others) - len(refused) <= self._limits.max_connections:
+            return
         waiting = [
-            each for each in others if each is not self and each.is_between_requests and not each.transport.is_closing()
+            each
+            for each in others
+            if each not in (self, *refused) and each.is_between_requests and not each.transport.is_closing()
         ]
+        # Its request may have come while the server was busy.
+        waiting = [each for each in waiting if not each.has_sent]
         if waiting:
             # Without their number: a sentence that changes would be logged each time, and not once a second.
             log.warning("all connections (--max-connections) are in use: closing idle ones")
             min(waiting, key=lambda each: each.quiet_since_s).transport.abort()
             return
         log.warning("all connections (--max-connections) are busy: refusing a new one")
+        if len(refused) >= _MOST_REFUSED:
+            min(refused, key=lambda each: each.quiet_since_s).transport.abort()
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """Say that there is no room. Who is cut off while it sends its request does not read the answer."""
+        self._is_refused = True
         self.transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
-        self.transport.close()
+        self.transport.write_eof()
+        self.loop.call_later(_REFUSED_S, self.transport.abort)
 
 
 def end_overdue(connections: Iterable[object], *, late_s: float = 0.0) -> None:
