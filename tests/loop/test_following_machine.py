@@ -9,8 +9,10 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +136,20 @@ def test_what_macos_says(said: str, is_pressed: bool, monkeypatch: pytest.Monkey
     assert asked == [["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]]
 
 
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("sysctl"), subprocess.TimeoutExpired("sysctl", 5), subprocess.CalledProcessError(1, "")]
+)
+def test_a_macos_that_does_not_say_is_not_pressed(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(command: list[str], **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not read_machine(tmp_path).is_pressed
+
+
 class LibSystem:
     """Answers as macOS does: `struct rusage_info_v0` is 16 bytes and ten 64-bit words, of which the eighth counts."""
 
@@ -156,8 +172,13 @@ def test_the_footprint_that_macos_counts(status: int, says: int | None, monkeypa
     monkeypatch.setattr(ctypes, "CDLL", library)
     assert macos_footprint() == says
     monkeypatch.setattr(sys, "platform", "darwin")
-    if says is not None:
-        assert process_nbytes() == says
+
+    # Where it does not say, what belongs to the process alone.
+    def unique(process: psutil.Process) -> SimpleNamespace:
+        return SimpleNamespace(uss=5 * 10**12)
+
+    monkeypatch.setattr(psutil.Process, "memory_full_info", unique)
+    assert process_nbytes() == (says if says is not None else 5 * 10**12)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="where there is no such library")

@@ -8,7 +8,9 @@ import mlx.core as mx
 import pytest
 
 from reprise.core import allowance
+from reprise.core.allowance import StepAllowance
 from reprise.core.events import FinishReason
+from reprise.core.job import Purpose
 from reprise.demo.tiny.build import build_model
 from reprise.demo.tiny.tokenizer import MARKUP
 from reprise.disk import read_ahead, write_behind
@@ -244,3 +246,20 @@ def test_a_client_that_leaves_while_entries_are_taken_over_loses_none(
         assert leaving[0].wait().end.reason is FinishReason.CANCELLED
     answer = engine.run(turn)
     assert answer.computed == 3 and answer.tokens == engine.cold(turn)
+
+
+def test_a_step_is_told_how_long_the_streams_beside_it_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    renew = StepAllowance.renew
+
+    def renewing(allowance: StepAllowance, *, decode_s: float, **named: int) -> None:
+        told.append(decode_s)
+        renew(allowance, decode_s=decode_s, **named)
+
+    monkeypatch.setattr(StepAllowance, "renew", renewing)
+    engine = Engine("llama")
+    engine.run(words(14, 20), num=20)
+    engine.run(words(15, 20), purpose=Purpose.PREFILL)
+    engine.close()
+    assert max(told) > 0
+    assert told[0] == told[-1] == 0, "nobody decodes yet, and not any more"

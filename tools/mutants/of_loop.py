@@ -222,6 +222,13 @@ LOOP_MUTANTS = (
         _BUDGET,
     ),
     _mutant(
+        "Worker.step",
+        "a step takes over as much beside streams as without",
+        "self.executor.speed.decode_s if decodes else 0.0",
+        "0.0",
+        ("tests/loop/test_restore_steps.py", "-k", "is_told_how_long"),
+    ),
+    _mutant(
         "SequencePool.fits_next_token",
         "an answer never ends where the memory ends",
         "self.runner.growth([live], 2) <= max(0, budget - self.memory.held)",
