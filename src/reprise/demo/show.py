@@ -139,6 +139,8 @@ class _DemoScreen:
 
     def hear(self, kind: str, text: str) -> None:
         """Words of the user, of the tool or of the model, as they come."""
+        if self._kind == "reasoning" != kind:
+            self._said[-1].append(")")
         if kind != self._kind or kind in ("user", "tool", "event"):
             self._said.append(Text(_SPEAKERS[kind], style=_STYLES[kind]))
         self._kind = kind
