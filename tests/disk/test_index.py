@@ -142,6 +142,12 @@ def judge(have: set[Piece], namespace: str, tokens: Ids, limit: int, *, resumes_
 def test_what_is_missing_is_what_nobody_has(
     have: set[Piece], queued: set[Piece], namespace: str, tokens: Ids, resumes_anywhere: bool
 ) -> None:
+    judge_missing(have, queued, namespace, tokens, resumes_anywhere=resumes_anywhere)
+    for piece in queued:
+        judge_missing(have, queued, piece.namespace, piece.prefix + tokens, resumes_anywhere=resumes_anywhere)
+
+
+def judge_missing(have: set[Piece], queued: set[Piece], namespace: str, tokens: Ids, *, resumes_anywhere: bool) -> None:
     index = filled(have, resumes_anywhere=resumes_anywhere)
     missing = index.missing(as_tokens(tokens), root=ROOTS[namespace], queued={entry_for(piece).key for piece in queued})
     keys = naive_keys(namespace, tokens)

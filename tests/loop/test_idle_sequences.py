@@ -99,10 +99,10 @@ def test_those_that_are_idle_longest_make_room(engine: Engine) -> None:
     prompts = [words(580 + i, 150) for i in range(6)]
     turns = [[*prompt, *engine.run(prompt, num=2).tokens, 1] for prompt in prompts]
     seen = adoptions(engine)
-    for turn in (turns[-1], turns[0]):
+    # The oldest was closed, the newest goes on in its buffers.
+    for turn, begun in ((turns[0], []), (turns[-1], [151])):
         engine.run(turn, num=1)
-    # The newest goes on in its buffers, the oldest was closed.
-    assert seen == [151]
+        assert seen == begun
 
 
 def test_a_failed_pass_keeps_what_was_lent_before(engine: Engine) -> None:
