@@ -200,7 +200,7 @@ def test_a_machine_that_turns_out_slower_ends_in_time_and_says_what_is_missing()
     bench.clock = lambda: clock.now_s
     bench.hold()
     assert 4 < clock.now_s / 60 < 5.5
-    assert any("ran 1 times instead of 3" in note or "not run" in note for note in bench.notes)
+    assert any("ran 1 of 3 times" in note or "not run" in note for note in bench.notes)
 
 
 def test_answers_in_other_words_are_counted_and_the_first_sides_stand_in_the_history() -> None:

@@ -154,7 +154,7 @@ class Bench:
     def _note_short(self, workload: Workload, repeat: int) -> None:
         if self.fit is not None and repeat >= self.fit.num_repeats:
             return
-        held = "not run" if repeat == 0 else f"ran {repeat} times instead of {self.fit.num_repeats if self.fit else 0}"
+        held = "not run" if repeat == 0 else f"ran {repeat} of {self.fit.num_repeats if self.fit else 0} times"
         note = f"{workload.name}: {held}, since the time was up. Raise --minutes."
         if not any(known.startswith(f"{workload.name}: ") for known in self.notes):
             self.notes.append(note)
