@@ -50,6 +50,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "disk_directory": (["--disk-cache", "somewhere"], "somewhere"),
     "disk_bytes": (["--disk-bytes", "5%"], Share(Fraction(1, 20))),
     "warm_file": (["--warm", __file__], __file__),
+    "adapter_path": (["--adapter-path", "somewhere"], "somewhere"),
     "settles": (["--no-settle"], False),
     "max_settle": (["--max-settle", "300"], 300),
     "canonical_tokens": (["--canonical-tokens"], True),
