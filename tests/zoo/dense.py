@@ -16,7 +16,7 @@ _GPT2_NAMES = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 4096, "n_
 
 DENSE: dict[str, Config | Unavailable] = {
     "apertus": sized("apertus", post_norm=False, qk_norm=True),
-    "bitnet": Unavailable("its 1.58-bit linear layers are written for Metal alone"),
+    "bitnet": Unavailable("its 1.58-bit linear layers exist only for Metal"),
     "cohere": sized("cohere", logit_scale=1.0, use_qk_norm=True),
     "ernie4_5": sized("ernie4_5", use_bias=False),
     "exaone": sized("exaone", num_layers=2),
@@ -56,7 +56,7 @@ DENSE: dict[str, Config | Unavailable] = {
             {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.5}},
         ],
     ),
-    "olmo": Unavailable("its module wants the package ai2-olmo and ends the process without it"),
+    "olmo": Unavailable("its module needs the package ai2-olmo and exits the process without it"),
     "olmo2": sized("olmo2"),
     "openelm": sized(
         "openelm",

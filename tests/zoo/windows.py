@@ -117,7 +117,7 @@ WINDOWS: dict[str, Config | Unavailable] = {
         partial_rotary_factor=0.5,
     ),
     "muse_glimmer": sized("muse_glimmer", _MUSE, output_multiplier=1.0),
-    "muse_spark": Unavailable("its fused kernels (norms, routing, gates) are written for Metal alone"),
+    "muse_spark": Unavailable("its fused kernels (norms, routing, gates) exist only for Metal"),
     "olmo3": sized("olmo3", _MIXED),
     "plamo3": sized("plamo3", num_hidden_layers=3, window_size=WINDOW, sliding_window_pattern=2),
     "spark2_5": sized("spark2_5", _MIXED, rope_parameters=_ROPE_OF_TYPE),

@@ -56,8 +56,8 @@ def measure(name: str) -> Row:
         faults.append(f"differs by {ours.difference:.1e} when its prompt is cut: {ours.where}")
     elif not theirs.is_rounding:
         notes.append(
-            f"On mlx-lm's own caches it depends on how a prompt is cut (by {theirs.difference:.1e}); "
-            "here it does not, and is as mlx-lm decodes."
+            f"With mlx-lm's own caches its answer depends on how a prompt is cut (by {theirs.difference:.1e}); "
+            "here it does not, and equals mlx-lm's decode."
         )
     warm = warm_against_cold(model, blueprint, chunks=CHUNKS if reason is None else (1,))
     gap = warm.gap
