@@ -18,14 +18,14 @@ export function overview(told) {
 }
 
 function hero({ savings, health, created }) {
-  put($("saved"), parts(savings.saved_today_s).map(([amount, unit]) => [amount, h("span", { class: "unit" }, unit)]));
+  put($("saved"), (savings.saved_today_s ? parts(savings.saved_today_s) : [["0", "s"]]).map(([amount, unit]) => [amount, h("span", { class: "unit" }, unit)]));
   $("saved").dataset.seconds = savings.saved_s;
   const since = new Date(created * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-  put($("saved-sub"), savings.saved_s === savings.saved_today_s ? "today, since the server started" : `today; ${seconds(savings.saved_s)} since ${since}`);
+  put($("saved-sub"), !savings.saved_s ? "nothing was reused yet" : savings.saved_s === savings.saved_today_s ? "today, since the server started" : `today; ${seconds(savings.saved_s)} since ${since}`);
   const known = savings.reused + savings.computed;
   const figure = (id, source, name, value, note) => h("div", {}, h("dt", {}, source ? h("i", { class: `c-${source}`, style: { width: ".6rem", height: ".6rem", "border-radius": "2px" } }) : null, name), h("dd", { id }, num(value)), h("dd", { class: "figure-note" }, note));
   put($("figures"),
-    figure("reused", "memory", "reused", savings.reused, `${share(savings.reused, known)} of all prompt tokens`),
+    figure("reused", "memory", "reused", savings.reused, known ? `${share(savings.reused, known)} of all prompt tokens` : "no prompts yet"),
     figure("computed", "computed", "computed", savings.computed, savings.prefill_tokens_per_s ? `at ${rate(savings.prefill_tokens_per_s)} tokens/s` : "while someone waited"),
     figure("ahead", "ahead", "prefilled ahead", health.settled, `while idle; ${num(savings.ahead)} of the reused`),
     figure("lost", null, "could have been reused", savings.lost, savings.lost ? `${seconds(savings.lost_s)} spent recomputing it` : "nothing was lost"));
