@@ -123,10 +123,12 @@ function edge({ node, row, from, isFirst, isLeaf, title }, x, y, width) {
   const inMemory = node.in_memory, held = inMemory ? node.bytes : node.disk_bytes;
   const weight = Math.min(9, 1.5 + Math.log2(1 + held / 4096) * 0.5);
   const fade = Math.max(0.38, 1 - Math.log10(1 + node.age_s / 30) * 0.2);
+  const room = Math.max(8, Math.floor((width - right - 16) / CHARACTER)), whole = isLeaf ? title || many(node.tokens, "token") : oneLine(node.text, 60);
+  const said = isLeaf && whole.length > room ? `${whole.slice(0, room - 1).trimEnd()}…` : whole;
   const group = s("g", {
     class: `edge${node.disk_bytes ? " on-disk" : ""}${inMemory ? "" : " disk-only"}${chosen === node.id ? " chosen" : ""}${found.has(node.id) ? " found" : ""}`,
     "data-stop": "", tabindex: -1, role: "button", id: `edge-${node.id}`, "data-id": node.id,
-    "aria-label": `${num(node.tokens)} tokens from ${num(node.start)}, ${bytes(held)}${inMemory ? (node.disk_bytes ? ", on disk too" : "") : " on disk alone"}, ${USES[node.last_use]}, ${ago(node.age_s)}: ${isLeaf && title ? title : oneLine(node.text, 60)}`,
+    "aria-label": `${num(node.tokens)} tokens from ${num(node.start)}, ${bytes(held)}${inMemory ? (node.disk_bytes ? ", on disk too" : "") : " on disk alone"}, ${USES[node.last_use]}, ${ago(node.age_s)}: ${said}`,
   },
   s("rect", { class: "hit", x: left, y: line - ROW / 2, width: isLeaf ? Math.max(1, width - left - 8) : right - left, height: ROW, rx: 4 }));
   if (!isFirst && row !== from) {
@@ -134,8 +136,7 @@ function edge({ node, row, from, isFirst, isLeaf, title }, x, y, width) {
   }
   group.append(s("path", { class: "run", d: `M${left} ${line}H${right}`, "stroke-width": weight, opacity: fade }));
   if (inMemory && node.disk_bytes) group.append(s("path", { class: "disk", d: `M${left} ${line + weight / 2 + 3}H${right}` }));
-  const room = Math.max(8, Math.floor((width - right - 16) / CHARACTER)), said = title || many(node.tokens, "token");
-  if (isLeaf) group.append(s("text", { x: right + 10, y: line + 4 }, said.length > room ? `${said.slice(0, room - 1).trimEnd()}…` : said));
+  if (isLeaf) group.append(s("text", { x: right + 10, y: line + 4 }, said));
   group.addEventListener("click", () => choose(node.id));
   group.addEventListener("keydown", (event) => {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(node.id); }
