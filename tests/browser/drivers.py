@@ -80,7 +80,7 @@ class WebKit(Browser):
         self._client.post(f"{self._session}/url", json={"url": url}).raise_for_status()
 
     def run(self, script: str) -> Any:
-        body = {"script": script, "args": []}
+        body: dict[str, Any] = {"script": script, "args": []}
         return self._client.post(f"{self._session}/execute/sync", json=body).raise_for_status().json()["value"]
 
 
