@@ -12,7 +12,7 @@ _PROCESSES = ("tests/disk/test_processes.py",)
 _READ_AHEAD = ("tests/loop/test_read_ahead.py",)
 _SHARING = ("tests/disk/test_sharing.py",)
 _MOVED = ("tests/loop/test_sharing.py",)
-_RESTORE_STEPS = ("tests/loop/test_restore_steps.py",)
+_RESTORE_STEPS = ("tests/loop/test_restore_steps.py", "-k", "state-40-False")
 _WRITE_BEHIND = ("tests/loop/test_write_behind.py",)
 _RESTARTS = ("tests/loop/test_disk.py", "-k", "read_again or restart")
 

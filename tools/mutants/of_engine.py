@@ -6,7 +6,7 @@ _LAYERS = ("tests/engine/test_layers.py",)
 _OPAQUE = ("tests/engine/test_opaque.py",)
 _PAYLOADS = ("tests/engine/test_payloads.py",)
 _COLUMNS = ("tests/engine/test_columns.py",)
-_RESTORE_STEPS = ("tests/loop/test_restore_steps.py",)
+_RESTORE_STEPS = ("tests/loop/test_restore_steps.py", "-k", "taken_over or full-40-False")
 _PARKED = ("tests/loop/test_idle_sequences.py", "-k", "branch_of_a_parked")
 _RESTARTS = ("tests/loop/test_disk.py", "-k", "read_again or what_is_new")
 
