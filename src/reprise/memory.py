@@ -56,7 +56,7 @@ class SharedMemory:
 
     def __init__(self, budget: int | None = None, *, most_state: int | None = None) -> None:
         """`most_state`: for the layer states alone, within the budget. None: no such bound."""
-        self.budget = budget
+        self.budget = self._most = budget
         self.most_state = most_state
         self.weights: dict[str, int] = {}
         """The bytes of each model whose weights are here or are being loaded, by its name."""
@@ -96,6 +96,15 @@ class SharedMemory:
             if not self._reclaim():
                 return False
         return True
+
+    def resize(self, state_budget: int | None) -> None:
+        """Change the budget to so many bytes beside the weights that are here, and reclaim what it no longer covers."""
+        beside = None if state_budget is None else state_budget + self.weights_nbytes
+        # What was measured before the last model was loaded is not more than there was at first.
+        if beside is not None and self._most is not None and len(self.weights) > 0:
+            beside = min(beside, self._most)
+        self.budget = beside
+        self.reserve(0)
 
     def note_request(self, of: Memory) -> None:
         """A request came for this part's model."""
@@ -207,9 +216,8 @@ class Memory:
         self._accounts[account] = nbytes
 
     def resize(self, budget: int | None) -> None:
-        """Change the budget of this memory alone, and reclaim what it no longer covers."""
-        self.shared.budget = budget
-        self.reserve(0)
+        """Change the budget for layer states beside the weights that are here, and reclaim what it no longer covers."""
+        self.shared.resize(budget)
 
     # Room.
 

@@ -87,7 +87,8 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         warming.cancel()
         await asyncio.gather(warming, return_exceptions=True)
         await background.close()
-        await service.close()
+        for each in [service] if service.models is None else service.models.services:
+            await each.close()
         if recorder is not None:
             recorder.close()
 
@@ -112,12 +113,15 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
         ledger=ledger,
         events=EventHub(service),
         background=background,
+        models=service.models,
     )
     install_error_handlers(app, shapes)
     # The last one added is the outermost.
     if recorder is not None:
         app.add_middleware(RecordedCalls, recorder=recorder)
-    for layer, options in _layers(settings, shapes=shapes, context=service.served.context):
+    # Another model may have a longer context.
+    context = service.served.context if service.models is None else None
+    for layer, options in _layers(settings, shapes=shapes, context=context):
         app.add_middleware(layer, **options)
     app.add_middleware(LastResort, shapes=shapes)
     app.add_middleware(CanonicalPaths, paths=[route.path for route in ROUTES if isinstance(route, Route)])

@@ -13,10 +13,11 @@ from starlette.responses import Response
 
 from reprise.api.body import check_numbers
 from reprise.api.body_limits import RELEASE_BODY
-from reprise.api.context import Context
+from reprise.api.context import MODEL_IN_SCOPE, Context
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import ErrorBody, InvalidJson
 from reprise.api.limits import Limits
+from reprise.api.models import answer_when_ready
 from reprise.api.off_loop import Stage
 from reprise.core.errors import BadRequest
 from reprise.core.json_shape import json_shape
@@ -87,7 +88,17 @@ class BodyRoute(APIRoute):
         async def handle_read(request: Request) -> Response:
             read = _ReadRequest(request.scope, request.receive)
             await _read(request, read, adapter)
-            return await handle(read)
+            context = cast(Context, request.app.state.context)
+            if context.models is None:
+                return await handle(read)
+            # Ollama's older clients call it `name`.
+            name: str | None = getattr(read.model, "model", None) or getattr(read.model, "name", None)
+            model = context.models.of(name)
+            request.scope[MODEL_IN_SCOPE] = model
+            is_stream = getattr(read.model, "stream", None) is True and not request.scope["path"].startswith("/api/")
+            return await answer_when_ready(
+                model, request, lambda: handle(read), is_stream=is_stream, shapes=context.shapes
+            )
 
         return handle_read
 
@@ -108,8 +119,10 @@ async def _read(request: Request, read: _ReadRequest, adapter: TypeAdapter[BaseM
     read.beginning = raw[:1]
     if not raw or not _is_json(request):
         return
-    service = cast(Context, request.app.state.context).service
-    parse = partial(parse_body, raw, adapter, limits=service.limits, context=service.served.context)
+    found = cast(Context, request.app.state.context)
+    service, is_only = found.service, found.models is None
+    context = service.served.context if is_only else None
+    parse = partial(parse_body, raw, adapter, limits=service.limits, context=context)
     # Who leaves meanwhile is noticed when it is parsed.
     read.model = parse() if len(raw) <= _MAX_ON_LOOP_NBYTES else await service.threads.run(Stage.READ, parse)
     del raw, parse

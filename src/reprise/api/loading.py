@@ -101,7 +101,8 @@ class LoadingApp:
     def begin_close(self) -> None:
         """See `ChatService`."""
         if self.service is not None:
-            self.service.begin_close()
+            for each in [self.service] if self.service.models is None else self.service.models.services:
+                each.begin_close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

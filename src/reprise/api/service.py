@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
 from reprise.api.choice import Choice
@@ -45,6 +45,9 @@ from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Outcome
 from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens, as_tokens
+
+if TYPE_CHECKING:
+    from reprise.api.models import Models
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +84,9 @@ class ChatService:
         settings: Settings,
         limits: Limits | None = None,
         clock: Clock | None = None,
+        beside: "ChatService | None" = None,
     ) -> None:
+        """`beside`: of another model of the same server, with which threads, records and watchers are shared."""
         self.served = served
         self.backend = backend
         self.settings = settings
@@ -89,14 +94,16 @@ class ChatService:
         self.clock = Clock() if clock is None else clock
         self.renderers = Renderers(served.text, shared=served.renderer, stored=backend)
         self._settling = Settling(backend, max_tokens=settings.max_settle)
-        self.records = Records(limit=self.limits.max_records)
+        self.records = Records(limit=self.limits.max_records) if beside is None else beside.records
         self.recorder: RecordCounts | None = None
+        self.models: Models | None = None
+        """All models of this server; None: this is the only one, and is always loaded."""
         """With `--record`."""
         self.is_closing = False
-        self.threads = OffLoop()
-        self._open: dict[str, Reply] = {}
+        self.threads = OffLoop() if beside is None else beside.threads
+        self._open: dict[str, Reply] = {} if beside is None else beside._open
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._watchers: list[Watcher] = []
+        self._watchers: list[Watcher] = [] if beside is None else beside._watchers
 
     def watch(self, watcher: Watcher) -> None:
         """Tell `watcher` of what happens from now on."""

@@ -5,12 +5,13 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -18,6 +19,7 @@ from rich.logging import RichHandler
 from reprise.api.ending import Ending, end_at_once
 from reprise.api.listening import FirstAnswers, url_of
 from reprise.api.loading import LoadingClock
+from reprise.api.models import Models, ServedModel
 from reprise.api.repeats import OncePerSecond
 from reprise.api.run import run_while_loading
 from reprise.api.served import served_model
@@ -25,25 +27,31 @@ from reprise.api.service import ChatService
 from reprise.chat.template import syntax_fault
 from reprise.cli.agents import AGENTS
 from reprise.cli.inspection import CHAT_TOKENS, count_layers, idle_chats
+from reprise.cli.models import model_directories
 from reprise.cli.process_limits import weights_nbytes
 from reprise.cli.server_url import DEFAULT_URL
-from reprise.core.errors import memory_too_small
+from reprise.core.errors import LoadFailed, memory_too_small
 from reprise.core.follow import bound_for
 from reprise.core.metrics import totals_line
 from reprise.core.settings import Settings
 from reprise.core.sizes import nbytes_text
+from reprise.engine.hub import cached_models
 from reprise.engine.load import LoadedModel
 from reprise.engine.machine import read_machine
-from reprise.engine.memory import process_nbytes
+from reprise.engine.memory import budget_of_all, most_state, process_nbytes
 from reprise.engine.runner import Footprint
 from reprise.loop import EngineLoop
+from reprise.loop.engine_thread import EngineThread
 from reprise.loop.heartbeat import watchdog
 from reprise.loop.watch import following_machine
+from reprise.memory import SharedMemory
 
 log = logging.getLogger(__name__)
 
 LOADING_REPORTED_S = 5.0
 _CLOSE_S = 40.0
+_OF_FIRST: Mapping[str, Any] = {"adapter_path": None, "chat_template": None}
+"""What is the first model's alone of several."""
 
 
 def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers) -> None:
@@ -54,24 +62,25 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
     write_log(settings)
     # Before the model is loaded, which may take minutes.
     bound = memory_bound(settings)
-    engine = EngineLoop(settings)
+    engines = _engines(settings)
+    engine = next(iter(engines.values()))
     clock = LoadingClock(weights_nbytes(Path(settings.model).expanduser()))
     with ExitStack() as while_serving:
 
         def load() -> ChatService:
             with reported_loading(settings.model, clock):
                 loaded = engine.start()
-            fault = syntax_fault(loaded.text)
-            if fault is not None:
-                log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
             for line in banner(
                 loaded, _footprint(engine), budget=engine.status().held.budget_nbytes, url=url_of(listener)
             ):
                 log.info("%s", line)
-            while_serving.enter_context(following_machine(engine, bound=bound))
+            others = [each for each in engines.values() if each is not engine]
+            while_serving.enter_context(following_machine(engine, others=others, bound=bound))
             while_serving.enter_context(watchdog(engine, after_s=settings.stall_after_s))
-            served = replace(served_model(loaded, settings), layers=_layers_text(loaded))
-            return ChatService(served=served, backend=engine, settings=settings)
+            service = _service(loaded, settings, engine)
+            if len(engines) > 1 or settings.keep_alive_s is not None:
+                service.models = _models(engines, service, loaded, settings)
+            return service
 
         try:
             with Ending(settings.grace_s) as ending:
@@ -83,12 +92,77 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
                     end_at_once(0)
                 while_serving.close()
                 # The responses under way have ended by now, and what the disk lacks is written.
-                engine.close(now=True, timeout_s=ending.left_s)
+                _close(engines, timeout_s=ending.left_s)
             log.info("totals: %s", totals_line(engine.status()))
         finally:
             listener.close()
             # MLX aborts a process that ends before the engine's thread has.
-            engine.close(now=True, timeout_s=_CLOSE_S)
+            _close(engines, timeout_s=_CLOSE_S)
+
+
+def _engines(settings: Settings) -> dict[str, EngineLoop]:
+    """An engine for each model, by its name: all on one thread, in one memory. Raises LoadFailed."""
+    sources = model_sources(settings)
+    if len(sources) == 1 and settings.keep_alive_s is None:
+        return {name: EngineLoop(settings) for name in sources}
+    directories = {cached.id: cached.directory for cached in cached_models()}
+    thread = EngineThread(SharedMemory(budget_of_all(settings), most_state=most_state(settings)))
+    return {
+        name: EngineLoop(
+            settings if source == settings.model else replace(settings, model=source, **_OF_FIRST),
+            thread=thread,
+            name=name,
+            nbytes=weights_nbytes(directories.get(source, Path(source).expanduser())),
+            keep_alive_s=settings.keep_alive_s,
+        )
+        for name, source in sources.items()
+    }
+
+
+def model_sources(settings: Settings) -> dict[str, str]:
+    """The path or hub id of each model of a server by its name, the one that is loaded first at first.
+
+    Raises LoadFailed where two have one name.
+    """
+    below = () if settings.models_dir is None else model_directories(Path(settings.models_dir).expanduser())
+    sources: dict[str, str] = {}
+    for source in dict.fromkeys((settings.model, *settings.other_models, *map(str, below))):
+        path = Path(source).expanduser()
+        name = path.name if path.exists() else source
+        known = sources.setdefault(name, source)
+        if Path(known).expanduser() != path:
+            raise LoadFailed(f"{known} and {source} would both be called {name}. Rename one of the directories.")
+    return sources
+
+
+def _service(
+    loaded: LoadedModel, settings: Settings, engine: EngineLoop, beside: ChatService | None = None
+) -> ChatService:
+    fault = syntax_fault(loaded.text)
+    if fault is not None:
+        log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
+    served = replace(served_model(loaded, settings), layers=_layers_text(loaded))
+    return ChatService(served=served, backend=engine, settings=settings, beside=beside)
+
+
+def _models(engines: Mapping[str, EngineLoop], first: ChatService, loaded: LoadedModel, settings: Settings) -> Models:
+    """All of them, the first of which is loaded."""
+    listed = [
+        ServedModel(
+            id=name,
+            backend=engine,
+            make_service=lambda loaded, engine=engine: _service(loaded, settings, engine, beside=first),
+            nbytes=engine.nbytes,
+        )
+        for name, engine in engines.items()
+    ]
+    listed[0].service, listed[0].fingerprint, listed[0].nbytes = first, loaded.fingerprint, loaded.nbytes
+    return Models(listed, accepts_any_name=settings.accepts_any_model)
+
+
+def _close(engines: Mapping[str, EngineLoop], *, timeout_s: float) -> None:
+    for engine in engines.values():
+        engine.close(now=True, timeout_s=timeout_s)
 
 
 def memory_bound(settings: Settings) -> int | None:

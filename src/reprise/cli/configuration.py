@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import platformdirs
 import typer
 
+from reprise.cli.models import model_directories
 from reprise.cli.refuse import refuse
 from reprise.core.options import Option, SwitchKind, TextsKind
 from reprise.core.settings import OPTIONS, Settings
@@ -63,8 +64,11 @@ class Configuration:
 
     def settings(self) -> Settings:
         """The settings of a server. Ends the command where there is no model, or no key in the key file."""
-        self.model()
         values: dict[str, Any] = {name: chosen.value for name, chosen in self.chosen.items()}
+        if values["model"] is None and values.get("models_dir") is not None:
+            values["model"] = _first_below(values["models_dir"])
+        else:
+            self.model()
         if values.get("api_key_file") is not None:
             values["api_keys"] = (*values["api_keys"], *_keys_in(Path(values["api_key_file"])))
         return Settings(**values)
@@ -115,15 +119,18 @@ def default_of(field: str) -> Any:
 def with_options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of these fields of Settings, and `--config`. It is called with a Configuration."""
     chosen_names = tuple(names)
+    has_several = "other_models" in chosen_names
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
         def command(*, config: Path | None, **given: object) -> None:
             own = {name: given.pop(name) for name in own_parameters}
+            if has_several:
+                given["model"], given["other_models"] = _first_and_rest(given["model"], given["other_models"])
             run(_configuration(chosen_names, config, given), **own)
 
         _, *own_list = inspect.signature(run, eval_str=True).parameters.values()
         own_parameters = {parameter.name: parameter for parameter in own_list}
-        shared = [_parameter(name, OPTIONS[name]) for name in chosen_names]
+        shared = [_parameter(name, OPTIONS[name], has_several=has_several) for name in chosen_names]
         parameters = [*shared, _parameter_of("config", Path | None, _CONFIG), *own_list]
         command.__name__, command.__doc__ = run.__name__, run.__doc__
         command.__annotations__ = {}
@@ -190,6 +197,13 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else " `reprise config` lists all options."
 
 
+def _first_below(directory: str) -> str:
+    found = model_directories(Path(directory).expanduser())
+    if not found:
+        refuse(f"There is no model in {directory}: none of its folders has a config.json.")
+    return str(found[0])
+
+
 def _keys_in(file: Path) -> tuple[str, ...]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -201,10 +215,20 @@ def _keys_in(file: Path) -> tuple[str, ...]:
     return keys
 
 
-def _parameter(field: str, option: Option) -> inspect.Parameter:
-    """The parameter that typer makes a flag of: as text, which `OptionKind.read` reads as it does all sources."""
+def _first_and_rest(models: Any, others: Any) -> tuple[str | None, list[str] | None]:
+    """The model that is loaded first, and the others: None for what was not given."""
+    given: list[str] = [*(models or ())]
+    return given[0] if given else None, [*given[1:], *(others or ())] or None
+
+
+def _parameter(field: str, option: Option, *, has_several: bool) -> inspect.Parameter:
+    """The parameter that typer makes a flag of: as text, which `OptionKind.read` reads as it does all sources.
+
+    `has_several`: the command takes more models than one.
+    """
     if option.name == "model":
-        return _parameter_of(field, str | None, typer.Argument(metavar="MODEL", help=option.help, show_default=False))
+        metavar, kind = ("MODEL...", list[str] | None) if has_several else ("MODEL", str | None)
+        return _parameter_of(field, kind, typer.Argument(metavar=metavar, help=option.help, show_default=False))
     is_switch = isinstance(option.kind, SwitchKind)
     has_opposite = is_switch and not option.name.startswith("no-")
     flag: Any = typer.Option(

@@ -60,6 +60,30 @@ class Settings:
     model: Annotated[
         str, _server("model", TextKind(metavar="MODEL"), "A local model directory or a Hugging Face repository id.")
     ]
+    other_models: Annotated[
+        tuple[str, ...],
+        _server(
+            "with-model",
+            TextsKind(),
+            "Also serve this model, loaded when a request names it. Repeat the option, or pass several MODELs.",
+        ),
+    ] = ()
+    models_dir: Annotated[
+        str | None,
+        _server(
+            "models-dir",
+            PathKind(is_directory=True),
+            "Also serve every model directory below this one, each loaded when a request names it.",
+        ),
+    ] = None
+    keep_alive_s: Annotated[
+        float | None,
+        _server(
+            "keep-alive",
+            _SECONDS,
+            "Unload a model's weights after this long without a request. Until others need the memory if not set.",
+        ),
+    ] = None
     host: Annotated[str, _server("host", TextKind(), "Address to listen on.")] = "127.0.0.1"
     port: Annotated[
         int, _server("port", NumberKind(least=0, most=65535), "Port to listen on. 0 picks a free port and prints it.")

@@ -77,6 +77,19 @@ def cache_budget(settings: Settings, loaded: LoadedModel, *, least: int) -> int:
     return budget
 
 
+def budget_of_all(settings: Settings) -> int:
+    """Bytes for the weights and layer states of all models of a server, before any of them is loaded."""
+    wanted = room_beside(0)
+    if settings.memory is None:
+        return wanted
+    return min(wanted, budget_within(settings.memory.of(read_machine().total), process_nbytes()))
+
+
+def most_state(settings: Settings) -> int | None:
+    """Bytes for the layer states of all models together, where `--cache-bytes` says; None: what weights leave."""
+    return None if settings.cache_bytes is None else settings.cache_bytes.of(device_bytes())
+
+
 def bound_free_buffers(budget: int | None) -> None:
     """Keep MLX from holding on to more freed buffers than an eighth of the budget, and than 512 MiB."""
     mx.set_cache_limit(free_buffers(budget if budget is not None else 2**63))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from reprise.core.follow import Budget, MemoryReading, within_bound
@@ -24,6 +24,7 @@ _LEAST_SHARE = 8
 def following_machine(
     engine: EngineLoop,
     *,
+    others: Sequence[EngineLoop] = (),
     bound: int | None = None,
     read: Callable[[], MemoryReading] = read_machine,
     measure: Callable[[], int] = process_nbytes,
@@ -31,10 +32,11 @@ def following_machine(
 ) -> Generator[None]:
     """While other programs need memory the engine keeps to less, and to all of its budget when they do not.
 
-    `bound`: for all that this process holds, which `measure` says; None: there is none.
+    `others`: those of other models, which share its budget. `bound`: for all that this process holds, which `measure`
+    says; None: there is none.
     """
     is_over = threading.Event()
-    follower = _Follower(engine, bound=bound, read=read, measure=measure)
+    follower = _Follower(engine, others, bound=bound, read=read, measure=measure)
 
     def follow() -> None:
         while not is_over.wait(every_s):
@@ -57,9 +59,16 @@ class _Follower:
     """Reads what there is, and sends the engine the smaller of two budgets: the machine's and the bound's."""
 
     def __init__(
-        self, engine: EngineLoop, *, bound: int | None, read: Callable[[], MemoryReading], measure: Callable[[], int]
+        self,
+        engine: EngineLoop,
+        others: Sequence[EngineLoop],
+        *,
+        bound: int | None,
+        read: Callable[[], MemoryReading],
+        measure: Callable[[], int],
     ) -> None:
         self._engine = engine
+        self._all = (engine, *others)
         self._bound = bound
         self._read = read
         self._measure = measure
@@ -72,8 +81,8 @@ class _Follower:
 
     def look(self) -> None:
         """Read once, and say what follows."""
-        held, now_s = self._engine.status().held, time.monotonic()
-        layers = held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes + held.logits_nbytes
+        each, now_s = [engine.status().held for engine in self._all], time.monotonic()
+        layers = sum(held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes + held.logits_nbytes for held in each)
         before = self._by_machine, self._by_bound
         reading = self._read()
         self._by_machine = self._by_machine.after(reading, now_s=now_s, held=layers)

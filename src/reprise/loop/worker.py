@@ -386,7 +386,7 @@ class Worker:
 
     def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
         """Keep within this budget from now on; what exceeds it is reclaimed. `returns_buffers`: to the system, too."""
-        if nbytes != self.memory.shared.budget:
+        if nbytes != self.memory.budget:
             # The gate keeps the configured one: what fits that is served, alone if it must be, and not refused because
             # other programs need memory at this moment.
             device_memory.bound_free_buffers(nbytes)

@@ -6,8 +6,11 @@ from typing import Any
 from fastapi import Request
 
 from reprise.api.body_route import api_router
-from reprise.api.context import InContext
+from reprise.api.context import Context, InContext
+from reprise.api.models import Models, ServedModel
 from reprise.api.served import Served
+from reprise.api.sse import while_connected
+from reprise.core.errors import BadRequest
 
 router = api_router("OpenAI")
 
@@ -18,7 +21,13 @@ ANTHROPIC_HEADER = b"anthropic-version"
 
 @router.get(PREFIX)
 async def list_models(request: Request, context: InContext) -> dict[str, Any]:
-    """The served model."""
+    """The models that are served. `state`, `bytes` and `layers` are there where models are loaded when asked for."""
+    if context.models is not None:
+        listed = [_of(model, request) for model in context.models.all]
+        ids = [model.id for model in context.models.all]
+        if _is_anthropic(request):
+            return {"data": listed, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+        return {"object": "list", "data": listed}
     served = context.service.served
     if _is_anthropic(request):
         return {"data": [_anthropic_model(served)], "has_more": False, "first_id": served.id, "last_id": served.id}
@@ -27,10 +36,48 @@ async def list_models(request: Request, context: InContext) -> dict[str, Any]:
 
 @router.get(f"{PREFIX}/{{model_id:path}}")
 async def get_model(model_id: str, request: Request, context: InContext) -> dict[str, Any]:
-    """The served model, by its id or the last part of it."""
+    """One of the served models, by its id or the last part of it."""
+    if context.models is not None:
+        return _of(context.models.of(model_id), request)
     served = context.service.served
     served.check_name(model_id)
     return _anthropic_model(served) if _is_anthropic(request) else _model(served)
+
+
+@router.post(f"{PREFIX}/{{model_id:path}}/load")
+async def load_model(model_id: str, request: Request, context: InContext) -> dict[str, Any]:
+    """Load a model's weights, if they are not here. Answers when they are."""
+    model = _several(context).of(model_id)
+    await while_connected(request.receive, model.ready())
+    return _of(model, request)
+
+
+@router.post(f"{PREFIX}/{{model_id:path}}/unload")
+async def unload_model(model_id: str, request: Request, context: InContext) -> dict[str, Any]:
+    """Unload a model's weights as soon as nothing runs on them. Answers when they are gone; what is stored stays."""
+    model = _several(context).of(model_id)
+    await while_connected(request.receive, model.unloaded())
+    return _of(model, request)
+
+
+def _several(context: Context) -> Models:
+    if context.models is None:
+        raise BadRequest(
+            "This server has one model, which is always loaded. Start it with several models, --models-dir or "
+            "--keep-alive to load and unload them."
+        )
+    return context.models
+
+
+def _of(model: ServedModel, request: Request) -> dict[str, Any]:
+    if model.service is not None:
+        body = _anthropic_model(model.service.served) if _is_anthropic(request) else _model(model.service.served)
+        body["layers"] = model.service.served.layers
+    elif _is_anthropic(request):
+        body = {"type": "model", "display_name": model.id, "created_at": _time(model.created), "lifecycle": "active"}
+    else:
+        body = {"object": "model", "created": model.created, "owned_by": "reprise"}
+    return {**body, "id": model.id, "state": model.state, "bytes": model.nbytes}
 
 
 def _is_anthropic(request: Request) -> bool:
@@ -52,9 +99,13 @@ def _anthropic_model(served: Served) -> dict[str, Any]:
         "type": "model",
         "id": served.id,
         "display_name": served.id,
-        "created_at": datetime.fromtimestamp(served.created, UTC).isoformat().replace("+00:00", "Z"),
+        "created_at": _time(served.created),
         "lifecycle": "active",
         "max_input_tokens": served.context,
         # Prompt and answer share the context.
         "max_tokens": served.context,
     }
+
+
+def _time(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,201 @@
+"""The models of one server: which one a request means, and a service for each, made when it is loaded first."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from reprise.api.errors import Shapes, log_problem, problem_of
+from reprise.api.service import ChatService
+from reprise.api.sse import comment_line, data_line, event_lines, while_connected
+from reprise.core.backend import Backend, WeightsState
+from reprise.core.errors import ClientGone, UnknownModel
+
+if TYPE_CHECKING:
+    # At run time the API is used without MLX.
+    from reprise.engine.load import LoadedModel
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE_S = 1.0
+"""A stream waits so long for its status before it begins with comments: a model that is there answers as ever."""
+_TOLD_S = 2.0
+"""Between two comments on how long it has been loading."""
+
+
+class ModelBackend(Backend, Protocol):
+    """The engine side of a model whose weights come and go."""
+
+    def ready(self) -> "Future[LoadedModel]":
+        """The model, once its weights are here. Raises ShuttingDown; the future has what went wrong."""
+        ...
+
+    def dismiss(self) -> Future[None]:
+        """Unload the weights when nothing runs on them; what is stored stays."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ServedModel:
+    """One of the models. `layers` and `nbytes` are known once it was loaded; before, `nbytes` is of its files."""
+
+    id: str
+    backend: ModelBackend
+    make_service: "Callable[[LoadedModel], ChatService]"
+    nbytes: int = 0
+    service: ChatService | None = None
+    fingerprint: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def state(self) -> WeightsState:
+        return self.backend.status().weights
+
+    async def ready(self) -> ChatService:
+        """Its service, once its weights are here: they are loaded now if they are not. Raises LoadFailed."""
+        if self.service is not None and self.state is WeightsState.READY:
+            return self.service
+        return self.take(await asyncio.wrap_future(self.backend.ready()))
+
+    async def unloaded(self) -> None:
+        """Wait until its weights are gone, which they are as soon as nothing runs on them."""
+        await asyncio.wrap_future(self.backend.dismiss())
+
+    def take(self, loaded: "LoadedModel") -> ChatService:
+        """The service of what was loaded: the same as before unless its files have changed."""
+        if self.service is None or self.fingerprint != loaded.fingerprint:
+            self.service, self.fingerprint, self.nbytes = self.make_service(loaded), loaded.fingerprint, loaded.nbytes
+        return self.service
+
+
+class Models:
+    """All models of a server. The first is the one that requests mean that name none."""
+
+    def __init__(self, models: Sequence[ServedModel], *, accepts_any_name: bool = False) -> None:
+        assert len({model.id for model in models}) == len(models) > 0, "every model has a name of its own"
+        self.all = tuple(models)
+        self._accepts_any_name = accepts_any_name
+
+    def of(self, name: str | None) -> ServedModel:
+        """The model that a request names, by its id or the last part of it. Raises UnknownModel with the list."""
+        if name is None:
+            return self.all[0]
+        for model in self.all:
+            if name in (model.id, f"{model.id}:latest"):
+                return model
+        short = [model for model in self.all if name in (short_name(model.id), f"{short_name(model.id)}:latest")]
+        if len(short) == 1:
+            return short[0]
+        if self._accepts_any_name:
+            return self.all[0]
+        raise UnknownModel(
+            f"The model {name!r} is not served here. Ask for one of: {', '.join(model.id for model in self.all)}."
+        )
+
+    @property
+    def services(self) -> list[ChatService]:
+        return [model.service for model in self.all if model.service is not None]
+
+
+def short_name(model_id: str) -> str:
+    """The last part of an id, such as a hub's."""
+    return PurePath(model_id).name
+
+
+class StreamWhileLoading(Response):
+    """A stream whose model is being loaded: it begins with comments that say so, and goes on with the answer's events.
+
+    What goes wrong from then on is its last event, since the status was sent.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        ready: "asyncio.Task[ChatService]",
+        answer: Callable[[], Coroutine[Any, Any, Response]],
+        *,
+        shapes: Shapes,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(
+            {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+            }
+        )
+        self._model, self._ready, self._answer, self._shapes = model, ready, answer, shapes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+        async def write(text: str, *, has_more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": has_more})
+
+        async def send_rest(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await send(message)
+
+        try:
+            await while_connected(receive, self._wait(write))
+            response = await self._answer()
+        except (ClientGone, OSError):
+            return
+        except Exception as error:
+            problem = problem_of(error)
+            log_problem(problem, error, where=self._model.id)
+            body = self._shapes.of(scope)(problem)
+            is_named = "type" in body
+            await write(event_lines("error", body) if is_named else data_line(body), has_more=False)
+        else:
+            await response(scope, receive, send_rest)
+        finally:
+            self._ready.cancel()
+
+    async def _wait(self, write: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+        since_s = time.monotonic()
+        while True:
+            done, _ = await asyncio.wait((self._ready,), timeout=_TOLD_S)
+            if done:
+                await self._ready
+                return
+            waits = "being loaded" if self._model.state is WeightsState.LOADING else "waiting for room"
+            await write(comment_line(f"{self._model.id} is {waits} ({time.monotonic() - since_s:.0f} s)"))
+
+
+async def answer_when_ready(
+    model: ServedModel,
+    request: Request,
+    answer: Callable[[], Coroutine[Any, Any, Response]],
+    *,
+    is_stream: bool,
+    shapes: Shapes,
+) -> Response:
+    """Answer a request once its model is loaded; a stream begins meanwhile. Raises what loading raises."""
+    if model.service is not None and model.state is WeightsState.READY:
+        return await answer()
+    ready = asyncio.create_task(model.ready())
+    try:
+        done, _ = await asyncio.wait((ready,), timeout=_AT_ONCE_S)
+        if not done and is_stream:
+            streamed, ready = StreamWhileLoading(model, ready, answer, shapes=shapes), None
+            return streamed
+        await while_connected(request.receive, _result(ready))
+        ready = None
+        return await answer()
+    finally:
+        if ready is not None:
+            ready.cancel()
+
+
+async def _result(ready: "asyncio.Task[ChatService]") -> ChatService:
+    return await ready
