@@ -1,9 +1,12 @@
 """Several models on one engine thread: they answer as single servers do, and their prefixes outlive their weights."""
 
 import itertools
+import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -18,8 +21,9 @@ from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import Account, SharedMemory
 from reprise.schedule.models import ModelLimits
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, Engine, Running
 from tests.loop.restarts import words
+from tests.matrix import now_and_later
 from tests.models.tiny import tiny_model
 
 KINDS = ("llama", "qwen3_5", "gemma3_text")
@@ -28,7 +32,7 @@ KINDS = ("llama", "qwen3_5", "gemma3_text")
 class Served(Engine):
     """A model of several, driven like a single one."""
 
-    def __init__(self, name: str, thread: EngineThread, **settings: object) -> None:  # pyright: ignore[reportMissingSuperCall]
+    def __init__(self, name: str, thread: EngineThread, *, disk_block: int | None = None, **settings: Any) -> None:  # pyright: ignore[reportMissingSuperCall]
         architecture, *_ = name.split(":")
         self.name = name
         self.settings = Settings(model=str(tiny_model(architecture)), is_audit_off=True, **settings)  # pyright: ignore[reportArgumentType]
@@ -36,7 +40,13 @@ class Served(Engine):
         self.gate.set()
         self.fails: list[Exception] = []
         self.loop = EngineLoop(
-            self.settings, load=self.load, thread=thread, name=name, nbytes=weights(architecture), shares_from=256
+            self.settings,
+            load=self.load,
+            thread=thread,
+            name=name,
+            nbytes=weights(architecture),
+            shares_from=256,
+            disk_block=disk_block,
         )
 
     def load(self) -> LoadedModel:
@@ -63,8 +73,8 @@ def weights(architecture: str) -> int:
 
 @contextmanager
 def serving(
-    *names: str, nbytes: int | None = None, limits: ModelLimits | None = None, **settings: object
-) -> Iterator[list[Served]]:
+    *names: str, nbytes: int | None = None, limits: ModelLimits | None = None, **settings: Any
+) -> Generator[list[Served]]:
     """Models on one thread, within `nbytes` of memory for weights and layer states."""
     thread = EngineThread(SharedMemory(nbytes), limits=limits)
     served = [Served(name, thread, **settings) for name in names]
@@ -274,3 +284,69 @@ def test_two_models_of_one_budget_have_settings_of_their_own() -> None:
         assert loop.status().held.budget_nbytes == 1 << 20
     finally:
         loop.close(now=True, timeout_s=PATIENCE_S)
+
+
+@pytest.mark.parametrize("seed", now_and_later([1], [2, 3, 4]))
+def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: int) -> None:
+    """Chats of three models grow in any order; loads fail, models are unloaded by hand, requests are cancelled."""
+    source = random.Random(seed)
+    room = max(map(weights, KINDS))
+    chats = {(name, index): list(words(seed + index, 60)) for name in KINDS for index in range(2)}
+    answers: dict[tuple[str, int], list[tuple[list[int], list[int]]]] = {chat: [] for chat in chats}
+    limits = ModelLimits(most_nbytes=room, turn_s=0.2, arrival_s=0.1)
+    with serving(*KINDS, nbytes=room + (2 << 20), limits=limits) as models:
+        by_name = {model.name: model for model in models}
+        for _ in range(12):
+            running: list[tuple[tuple[str, int], Running]] = []
+            for chat in source.sample(sorted(chats), 3):
+                model = by_name[chat[0]]
+                if source.random() < 0.2 and model.state is WeightsState.UNLOADED:
+                    model.fails = [LoadFailed("A file is cut off.")]
+                try:
+                    model.ready()
+                except LoadFailed:
+                    continue
+                running.append((chat, model.submit(chats[chat], num=source.randint(1, 12))))
+                if source.random() < 0.2:
+                    model.loop.dismiss()
+                if source.random() < 0.2:
+                    model.loop.cancel(running.pop()[1].job.id)
+            for chat, each in running:
+                if each.wait().end.error is not None:
+                    # Those that waited when a load failed have been told.
+                    assert "cut off" in str(each.end.error)
+                    continue
+                answers[chat].append((list(chats[chat]), each.tokens))
+                chats[chat] += each.tokens + list(words(source.randrange(1000), 10))
+            shared = models[0].ask(lambda worker: worker.memory.shared)
+            assert shared.weights_nbytes <= room and shared.fits(0)
+            for model in models:
+                if any(chat[0] == model.name and told for chat, told in answers.items()):
+                    model.check()
+    for name in KINDS:
+        engine = Engine(name)
+        try:
+            for chat, told in answers.items():
+                for prompt, tokens in told if chat[0] == name else ():
+                    assert engine.cold(prompt, num=len(tokens)) == tokens
+        finally:
+            engine.close()
+
+
+def test_after_a_restart_every_model_finds_its_own_on_disk(tmp_path: Path) -> None:
+    room = max(map(weights, KINDS[:2]))
+    chats = {name: list(words(5, 600)) for name in KINDS[:2]}
+    for start in range(2):
+        with serving(
+            *chats,
+            nbytes=room + (64 << 20),
+            limits=ModelLimits(most_nbytes=room),
+            disk_directory=str(tmp_path / "disk"),
+            disk_block=64,
+        ) as models:
+            for model in models:
+                running = model.ready().submit(chats[model.name], num=6).wait()
+                if start == 1:
+                    assert running.end.outcome.num_loaded > 500, model.name
+                    assert running.tokens == cold(model.name, [chats[model.name]], num=6)[0]
+                chats[model.name] += running.tokens + list(words(6, 20))

@@ -306,5 +306,5 @@ def too_large(name: str, *, nbytes: int, room: int) -> LoadFailed:
     """A model that would not fit, whatever is unloaded."""
     return LoadFailed(
         f"{name} does not fit: its weights are {nbytes_text(nbytes)}, and models may take {nbytes_text(max(0, room))} "
-        "here. Raise --memory, unload a pinned model, or choose a smaller one or a stronger quantisation."
+        "here. Raise --memory, or choose a smaller model or a stronger quantization."
     )
