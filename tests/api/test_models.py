@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -18,14 +19,19 @@ from reprise.api.app import shapes_of_apis
 from reprise.api.models import ModelBackend, Models, ServedModel, answer_when_ready
 from reprise.core.backend import Status, WeightsState
 from reprise.core.errors import LoadFailed, UnknownModel
+from tests.api.test_health import until
 from tests.models.tiny import tiny_model
 
 CHAT = [{"role": "user", "content": "Write a few words about the sea, the wind and the harbour, please."}]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    log = tmp_path_factory.mktemp("models") / "log"
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models") / "log"
+
+
+@pytest.fixture(scope="module")
+def server(log: Path) -> Iterator[httpx.Client]:
     first, second = (str(tiny_model(name)) for name in ("qwen3_5", "llama"))
     command = [sys.executable, "-m", "reprise.cli.main", "serve", first, second, "--port", "0", "--max-tokens", "8"]
     with log.open("w") as err, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True) as process:
@@ -71,10 +77,17 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_its_prefixes_outlive_its_wei
         assert server.get("/health", params={"model": name}).json()["model"] == name
 
 
+def test_the_log_names_the_model(server: httpx.Client, log: Path) -> None:
+    _, second = states(server)
+    answer = ask(server, second)
+    until(lambda: f"{answer['id']} chat {second}: " in log.read_text())
+
+
 def test_every_api_asks_for_a_model_by_name(server: httpx.Client) -> None:
     _, second = states(server)
     anthropic = {"model": second, "messages": CHAT, "max_tokens": 4}
     assert server.post("/v1/messages", json=anthropic).json()["model"] == second
+    assert [each["name"] for each in server.get("/api/tags").json()["models"]] == [*states(server)]
     ollama = {"model": f"{second}:latest", "messages": CHAT, "stream": False}
     assert server.post("/api/chat", json=ollama).json()["message"]["role"] == "assistant"
     made = server.post("/v1/responses", json={"model": second, "input": "Hello"}).json()

@@ -249,16 +249,17 @@ def _how_ended(reply: Reply) -> str:
     return str(reply.ended[-1].reason)
 
 
-def log_line(record: Record) -> str:
+def log_line(record: Record, *, names_model: bool = False) -> str:
     """The record in one line of the log."""
+    head = f"{record.id} {record.api}{f' {record.model}' if names_model else ''}"
     if not record.outcomes:
-        return f"{record.id} {record.api}: {record.ended} before it started"
+        return f"{head}: {record.ended} before it started"
     first = record.outcomes[0]
     reason = first.reason if record.explanation is None else record.explanation.reason
     ttft = "-" if first.ttft_s is None else f"{first.ttft_s:.3f} s"
     loaded = f" ({first.num_loaded} of them from disk)" if first.num_loaded > 0 else ""
     return (
-        f"{record.id} {record.api}: {record.ended}, prompt {first.num_prompt}, reused {first.num_reused}{loaded}, "
+        f"{head}: {record.ended}, prompt {first.num_prompt}, reused {first.num_reused}{loaded}, "
         f"prefilled {first.num_prefilled} ({reason}{_speed(prefill_rate(record.outcomes))}), "
         f"generated {sum(o.num_generated for o in record.outcomes)}{_speed(decode_rate(record.outcomes))}, "
         f"first token {ttft}"

@@ -96,7 +96,7 @@ class ChatService:
         self._settling = Settling(backend, max_tokens=settings.max_settle)
         self.records = Records(limit=self.limits.max_records) if beside is None else beside.records
         self.recorder: RecordCounts | None = None
-        self.models: Models | None = None
+        self.models: Models | None = None if beside is None else beside.models
         """All models of this server; None: this is the only one, and is always loaded."""
         """With `--record`."""
         self.is_closing = False
@@ -404,7 +404,7 @@ class ChatService:
             )
         record = record_of(reply, model=self.served.id, explanation=explanation)
         self.records.add(record)
-        log.info("%s", log_line(record))
+        log.info("%s", log_line(record, names_model=self.models is not None and len(self.models.all) > 1))
         for watcher in self._watchers:
             watcher.request_ended(record)
         return record

@@ -15,6 +15,7 @@ from reprise.api.body_route import BodyRoute, api_router
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
+from reprise.api.models import ServedModel
 from reprise.api.ollama.body import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
 from reprise.api.ollama.reply import (
     Kind,
@@ -32,6 +33,7 @@ from reprise.api.reply import Reply
 from reprise.api.served import Served
 from reprise.api.service import new_request_id
 from reprise.api.sse import EventStream, while_connected
+from reprise.core.backend import WeightsState
 from reprise.core.errors import BadRequest
 
 PREFIX = "/api/"
@@ -85,17 +87,19 @@ async def generate(body: GenerateBody, request: Request, context: InContext, nam
 
 @router.get("/api/tags")
 async def tags(context: InContext) -> dict[str, Any]:
-    """The served model."""
-    return {"models": [_model(context.service.served)]}
+    """The models that are served."""
+    if context.models is None:
+        return {"models": [_model(context.service.served)]}
+    return {"models": [_listed(model) for model in context.models.all]}
 
 
 @router.get("/api/ps")
 async def running(context: InContext) -> dict[str, Any]:
-    """The loaded model, which is the served one."""
-    served = context.service.served
-    # It stays: no client unloads another's model.
-    stays = {"expires_at": "9999-12-31T00:00:00Z", "size_vram": served.nbytes, "context_length": served.context or 0}
-    return {"models": [_model(served) | stays]}
+    """The models that are loaded."""
+    if context.models is None:
+        return {"models": [_running(context.service.served)]}
+    loaded = [model for model in context.models.all if model.state is WeightsState.READY]
+    return {"models": [_running(model.service.served) for model in loaded if model.service is not None]}
 
 
 @router.post("/api/show")
@@ -192,6 +196,19 @@ async def _tell(kind: Kind, context: Context, reply: Reply) -> AsyncGenerator[st
                 if event.answer.tool_calls:
                     yield line(piece(kind, served.id, Speech(calls=event.answer.tool_calls)))
                 yield line(last(kind, served.id, event, reply.usage, Speech()))
+
+
+def _running(served: Served) -> dict[str, Any]:
+    # When its weights are unloaded depends on what others need.
+    stays = {"expires_at": "9999-12-31T00:00:00Z", "size_vram": served.nbytes, "context_length": served.context or 0}
+    return _model(served) | stays
+
+
+def _listed(model: ServedModel) -> dict[str, Any]:
+    if model.service is not None:
+        return _model(model.service.served)
+    # What it is, its files say when it is loaded.
+    return {"name": model.id, "model": model.id, "size": model.nbytes, "details": {"format": "mlx"}}
 
 
 def _model(served: Served) -> dict[str, Any]:
