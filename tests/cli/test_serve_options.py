@@ -27,7 +27,6 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "other_models": (["another", "--with-model", "third"], ("another", "third")),
     "models_dir": (["--models-dir", "."], "."),
     "keep_alive_s": (["--keep-alive", "60"], 60.0),
-    "adapter_path": (["--adapter-path", "."], "."),
     "cors_origins": (["--cors-origin", "http://localhost:3000"], ("http://localhost:3000",)),
     "max_body_bytes": (["--max-body", "1MB"], 1_000_000),
     "max_connections": (["--max-connections", "9"], 9),
