@@ -83,7 +83,7 @@ $(VENV)/.made: tools/venv.sh
 	@touch $@
 
 $(VENV)/.can-run: $(VENV)/.made pyproject.toml
-	tools/venv.sh install $(VENV) "$(WITH_MLX)"
+	tools/venv.sh install $(VENV) "$(WITH_MLX)" plot
 	@touch $@
 
 $(VENV)/.can-cluster: $(VENV)/.can-run pyproject.toml
@@ -91,5 +91,5 @@ $(VENV)/.can-cluster: $(VENV)/.can-run pyproject.toml
 	@touch $@
 
 $(VENV)/.can-test: $(VENV)/.can-run pyproject.toml
-	tools/venv.sh install $(VENV) "$(WITH_MLX)" dev
+	tools/venv.sh install $(VENV) "$(WITH_MLX)" plot dev
 	@touch $@

@@ -1,6 +1,7 @@
 """The demonstration's counting, comparing and judging, against servers and a tokenizer made of strings."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from reprise.demo.client import DemoFailed
 from reprise.demo.drive import Ask, Drive
 from reprise.demo.facts import FactExchange
 from reprise.demo.oracle import Oracle
-from reprise.demo.plots import plot_page, plot_text
+from reprise.demo.plots import plot_text, save_plot
 from reprise.demo.report import as_json, parts_table, summary, table, totals
 from reprise.demo.turns import OPENING, ClientAnswer, DemoPart, History, Turn
 
@@ -191,13 +192,22 @@ def test_a_column_of_the_plot_is_full_up_to_what_reuse_computed() -> None:
     assert [row[-2:].strip() for row in rows] == ["░"] * 4 + ["██"] * 4
 
 
-def test_the_plot_is_a_page_or_a_sentence(tmp_path: Path) -> None:
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     turns = [big_turn(), replace(big_turn(), turn=41)]
-    assert plot_page(turns, tmp_path / "plot.html") is None
-    page = (tmp_path / "plot.html").read_text(encoding="utf-8")
+    assert save_plot(turns, tmp_path) == f"Wrote the plot to {tmp_path / 'reprise-demo.png'}."
+    assert (tmp_path / "reprise-demo.png").read_bytes().startswith(b"\x89PNG")
+    assert "Cannot write" in save_plot(turns, tmp_path / "none")
+
+
+def test_the_plot_is_a_page_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    turns = [big_turn(), replace(big_turn(), turn=41)]
+    assert save_plot(turns, tmp_path) == f"Wrote the plot to {tmp_path / 'reprise-demo.html'}."
+    page = (tmp_path / "reprise-demo.html").read_text(encoding="utf-8")
     assert page.count("<polyline") == 4 and "Time to the first token" in page and "--accent" in page
     assert "http" not in page and "<script" not in page
-    assert "Cannot write" in str(plot_page(turns, tmp_path / "none" / "plot.html"))
+    assert "Cannot write" in save_plot(turns, tmp_path / "none")
 
 
 def test_the_story_has_forty_turns_and_asks_for_its_first_fact_at_its_end() -> None:

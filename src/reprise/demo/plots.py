@@ -1,13 +1,22 @@
 """Tokens computed and time to the first token, turn by turn, with reuse and without."""
 
 from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from reprise.charts import Line, line_chart, report_page
 from reprise.demo.turns import Turn
 
 _HEIGHT = 8
 _WITH, _WITHOUT = "█", "░"
+
+_PAPER, _PANEL, _INK, _GRID = "#f6f5f1", "#fdfdfb", "#1b1c1e", "#dfdcd4"
+_REUSED, _COMPUTED = "#0c7d74", "#a9a498"
+
+Chart = tuple[str, str, Line, Line]
+"""Title, unit, and the two sides."""
 
 
 def plot_text(turns: Sequence[Turn]) -> str:
@@ -30,29 +39,58 @@ def _bars(unit: str, warm: Sequence[float], cold: Sequence[float]) -> str:
     return "\n".join((*lines, f"{unit:>7} └{'─' * len(warm)}"))
 
 
-def plot_page(turns: Sequence[Turn], path: Path) -> str | None:
-    """Write the same as a page for a browser; None, or a sentence that says why there is none."""
-    tokens = _chart(
-        "Prompt tokens computed",
-        "tokens a turn",
-        [(turn.turn, turn.computed) for turn in turns],
-        [(turn.turn, turn.cold_computed) for turn in turns],
-    )
-    waits = _chart(
-        "Time to the first token",
-        "ms",
-        [(turn.turn, 1000 * turn.ttft_s) for turn in turns],
-        [(turn.turn, 1000 * turn.cold_ttft_s) for turn in turns],
+def save_plot(turns: Sequence[Turn], directory: Path) -> str:
+    """Write the same as `reprise-demo.png`, or as a page where matplotlib is not installed; what to tell the user.
+
+    It is drawn in the colours of the server's own page.
+    """
+    charts = (
+        (
+            "Prompt tokens computed",
+            "tokens a turn",
+            Line(name="with reuse", points=tuple((turn.turn, turn.computed) for turn in turns)),
+            Line(name="without", points=tuple((turn.turn, turn.cold_computed) for turn in turns)),
+        ),
+        (
+            "Time to the first token",
+            "ms",
+            Line(name="with reuse", points=tuple((turn.turn, 1000 * turn.ttft_s) for turn in turns)),
+            Line(name="without", points=tuple((turn.turn, 1000 * turn.cold_ttft_s) for turn in turns)),
+        ),
     )
     about = f"A chat of {len(turns)} turns, held with two servers of one model."
-    page = report_page("With reuse and without", about, f'<div class="columns">{tokens}{waits}</div>')
     try:
-        path.write_text(page, encoding="utf-8")
+        figures = import_module("matplotlib.figure")  # An optional extra, so nothing here knows its types.
+    except ImportError:
+        path, draw = directory / "reprise-demo.html", partial(_draw_page, charts, about)
+    else:
+        path, draw = directory / "reprise-demo.png", partial(_draw_png, charts, about, figures)
+    try:
+        draw(path)
     except OSError as error:
         return f"Cannot write the plot: {error}"
-    return None
+    return f"Wrote the plot to {path}."
 
 
-def _chart(title: str, unit: str, warm: Sequence[tuple[int, float]], cold: Sequence[tuple[int, float]]) -> str:
-    lines = (Line(name="with reuse", points=tuple(warm)), Line(name="without", points=tuple(cold)))
-    return f'<section class="panel">{line_chart(lines, title=title, x="turn", y=unit)}</section>'
+def _draw_page(charts: Sequence[Chart], about: str, path: Path) -> None:
+    panels = (
+        f'<section class="panel">{line_chart(lines, title=title, x="turn", y=unit)}</section>'
+        for title, unit, *lines in charts
+    )
+    path.write_text(
+        report_page("With reuse and without", about, f'<div class="columns">{"".join(panels)}</div>'), "utf-8"
+    )
+
+
+def _draw_png(charts: Sequence[Chart], about: str, figures: Any, path: Path) -> None:
+    figure = figures.Figure(figsize=(12, 4.2), layout="constrained", facecolor=_PAPER)
+    figure.suptitle(about, color=_INK, fontsize=11)
+    for axes, (title, unit, *lines) in zip(figure.subplots(1, len(charts)), charts, strict=True):
+        for line, colour in zip(lines, (_REUSED, _COMPUTED), strict=True):
+            axes.plot(*zip(*line.points, strict=True), color=colour, linewidth=2, label=line.name)
+        axes.set_title(title, color=_INK, fontsize=11, loc="left")
+        axes.set(xlabel="turn", ylabel=unit, ylim=(0, None), facecolor=_PANEL)
+        axes.grid(visible=True, axis="y", color=_GRID)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.legend(frameon=False)
+    figure.savefig(path, format="png", dpi=120)

@@ -21,13 +21,12 @@ from reprise.demo.client import Hear, ask
 from reprise.demo.drive import Drive
 from reprise.demo.facts import LOOK_UP_TOOL, FactExchange
 from reprise.demo.oracle import Oracle
-from reprise.demo.plots import plot_page, plot_text
+from reprise.demo.plots import plot_text, save_plot
 from reprise.demo.report import narrow_table, parts_table, summary, table
 from reprise.demo.turns import OPENING, ClientAnswer, DemoPart, History, Turn
 
 Count = Callable[[Turn], None]
 
-PLOT = Path("reprise-demo.html")
 _WIDE = 110
 """Columns that the whole table takes; a narrower terminal gets the figures that matter most."""
 
@@ -189,8 +188,7 @@ def show_chats(console: Console) -> tuple[DemoPart, ...]:
     console.print(parts_table(parts[1:]))
     console.print(summary(parts), highlight=False)
     console.print(plot_text(chat), highlight=False)
-    why_no_page = plot_page(chat, PLOT)
-    console.print(why_no_page or f"Wrote the plot to {PLOT}; open it in a browser.", highlight=False)
+    console.print(save_plot(chat, Path()), highlight=False)
     console.print(_NEXT.format(model=_model_path()), highlight=False)
     return parts
 
