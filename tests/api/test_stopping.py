@@ -142,7 +142,6 @@ def test_clients_that_never_finish_do_not_keep_the_server():
 
 STUCK = """
 import sys, threading, time
-sys.path.insert(0, "src")
 from reprise.api.ending import Ending
 
 with Ending(float(sys.argv[1])) as ending:
