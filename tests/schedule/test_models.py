@@ -35,6 +35,21 @@ def wanted(name: str, since_s: float = NOW_S - 1, nbytes: int = 6) -> ModelState
             [loaded("a", nbytes=4, keep_alive_s=60), loaded("c", nbytes=4, asked_s=40), wanted("b", nbytes=4)],
             ModelStep(unload=("c",), load="b", wakes_in_s=10),
         ),
+        (
+            "what an adapter shares with its base counts once",
+            [loaded("a", base=1, shared_nbytes=6), replace(wanted("b", nbytes=8), base=1, shared_nbytes=6)],
+            ModelStep(load="b"),
+        ),
+        (
+            "a base below an adapter that stays makes no room",
+            [
+                loaded("a", base=1, shared_nbytes=6, asked_s=30),
+                loaded("b", nbytes=7, base=1, shared_nbytes=6, asked_s=60, is_pinned=True),
+                loaded("c", nbytes=2, asked_s=40),
+                wanted("d", nbytes=2),
+            ],
+            ModelStep(unload=("c",), load="d"),
+        ),
         ("nobody waits, and its time is over", [loaded("a", keep_alive_s=50)], ModelStep(unload=("a",))),
         ("nobody waits", [loaded("a", keep_alive_s=60)], ModelStep(wakes_in_s=10)),
         ("it stays whatever happens", [loaded("a", is_pinned=True), wanted("b", since_s=0)], ModelStep()),

@@ -260,6 +260,20 @@ WEIGHTS = (
 
 FILES = (
     _mutant(
+        "LoadedModel.without_weights",
+        "an adapter that was unloaded holds its base",
+        "replace(self, model=nn.Module(), base=None)",
+        "replace(self, model=nn.Module())",
+        ("tests/loop/test_shared_bases.py",),
+    ),
+    _mutant(
+        "weights_nbytes",
+        "what adapters share with their base counts for each",
+        "model.base in bases",
+        "False",
+        ("tests/schedule/test_models.py", "tests/loop/test_shared_bases.py"),
+    ),
+    _mutant(
         "SharedBases.load",
         "files that have changed are not read while old weights are here",
         "_files(model_directory(settings.model))",
@@ -269,7 +283,7 @@ FILES = (
     _mutant(
         "SharedBases.load",
         "a base is loaded again for each adapter",
-        "base = self._held.get(key)",
+        "base = self._held.get((key, files))",
         "base = None",
         ("tests/engine/test_adapters.py", "-k", "loaded_once"),
     ),

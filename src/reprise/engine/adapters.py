@@ -36,21 +36,36 @@ class SharedBases:
         self._held: WeakValueDictionary[Hashable, LoadedModel] = WeakValueDictionary()
         self._loading = Lock()
         """Two at a time would both find nothing."""
+        self._latest: WeakValueDictionary[Hashable, LoadedModel] = WeakValueDictionary()
+
+    def held(self, settings: Settings) -> LoadedModel | None:
+        """The base of the model that the settings name, if it is here: loading the model would share its weights."""
+        return self._latest.get(_key(settings))
 
     def load(self, settings: Settings) -> LoadedModel:
         """The model that the settings name, with its adapter where they name one. Raises LoadFailed."""
-        options: dict[str, Any] = {
-            "kv_bits": settings.kv_bits,
-            "kv_group_size": settings.kv_group_size,
-            "chat_template": settings.chat_template,
-            "trusts_remote_code": settings.trusts_remote_code,
-        }
+        options, key = _options(settings), _key(settings)
         with self._loading:
-            key = (settings.model, *options.values(), _files(model_directory(settings.model)))
-            base = self._held.get(key)
+            files = _files(model_directory(settings.model))
+            base = self._held.get((key, files))
             if base is None:
-                base = self._held[key] = load_model(settings.model, **options)
+                base = self._held[key, files] = load_model(settings.model, **options)
+            self._latest[key] = base
         return base if settings.adapter_path is None else with_adapter(base, settings.adapter_path)
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    return {
+        "kv_bits": settings.kv_bits,
+        "kv_group_size": settings.kv_group_size,
+        "chat_template": settings.chat_template,
+        "trusts_remote_code": settings.trusts_remote_code,
+    }
+
+
+def _key(settings: Settings) -> Hashable:
+    """What a base is loaded with."""
+    return settings.model, *_options(settings).values()
 
 
 def _files(directory: Path) -> Hashable:

@@ -60,7 +60,7 @@ class LoadedModel:
 
     def without_weights(self) -> LoadedModel:
         """The same, with nothing that could run."""
-        return replace(self, model=nn.Module())
+        return replace(self, model=nn.Module(), base=None)
 
 
 def load_model(

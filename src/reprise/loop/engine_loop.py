@@ -24,7 +24,6 @@ from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import Span, Tokens
 from reprise.disk.tier import DiskTier
-from reprise.engine.adapters import load_for
 from reprise.engine.batching import reason_to_run_alone
 from reprise.engine.load import LoadedModel
 from reprise.engine.runner import SHARES_FROM
@@ -72,10 +71,12 @@ class EngineLoop:
         self._settings = settings
         self._shares_from = shares_from
         self._disk_block = disk_block
-        self._load = load if load is not None else lambda: load_for(settings)
         self.name = settings.model if name is None else name
         self.nbytes = nbytes
         self._thread = EngineThread() if thread is None else thread
+        bases = self._thread.bases
+        self._bases = bases if load is None else None
+        self._load = load if load is not None else lambda: bases.load(settings)
         self._thread.add(self)
         self._worker: Worker | None = None
         self._weights = _Weights(is_pinned=is_pinned, keep_alive_s=keep_alive_s)
@@ -285,9 +286,13 @@ class EngineLoop:
         requests = [r for r in worker.requests.values() if not r.is_settle] if worker is not None else []
         waits_s = [r.arrived_s for r in requests if r.is_waiting] + [since_s for since_s, _ in weights.wanted]
         has_work = worker is not None and self.is_loaded and worker.has_work
+        base = self._base()
+        shared_nbytes = 0 if base is None else base.nbytes
         return ModelState(
             name=self.name,
-            nbytes=self.nbytes,
+            nbytes=max(self.nbytes, shared_nbytes),
+            base=None if base is None else id(base),
+            shared_nbytes=shared_nbytes,
             is_loaded=self.is_loaded,
             is_loading=self.is_loading,
             is_pinned=weights.is_pinned,
@@ -302,6 +307,12 @@ class EngineLoop:
             has_idle_work=has_work,
             last_step=weights.last_step,
         )
+
+    def _base(self) -> LoadedModel | None:
+        """Whose weights this model shares with others, or would share if it was loaded now."""
+        if self._loaded is not None and self.is_loaded:
+            return self._loaded if self._loaded.base is None else self._loaded.base
+        return None if self._bases is None else self._bases.held(self._settings)
 
     @property
     def is_loaded(self) -> bool:

@@ -19,10 +19,11 @@ from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import LoadFailed, RepriseError
 from reprise.core.sizes import nbytes_text
 from reprise.engine import memory as device_memory
+from reprise.engine.adapters import SharedBases
 from reprise.loop.heartbeat import Heartbeat
 from reprise.loop.looks import LookQueue
 from reprise.memory import SharedMemory
-from reprise.schedule.models import ModelLimits, ModelState, ModelStep, decide_models, room_for
+from reprise.schedule.models import ModelLimits, ModelState, ModelStep, decide_models, room_for, weights_nbytes
 
 if TYPE_CHECKING:
     from reprise.loop.engine_loop import EngineLoop
@@ -45,6 +46,8 @@ class EngineThread:
         self._limits = _limits_of(memory) if limits is None else limits
         self._clock = clock
         self._loops: dict[str, EngineLoop] = {}
+        self.bases = SharedBases()
+        """The weights that a model and its adapters hold together."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._starting = threading.Lock()
@@ -244,14 +247,19 @@ class EngineThread:
     def _take_place(self, loop: EngineLoop) -> None:
         log.info("loading %s", loop.name)
         loop.begin_load()
+        self._charge_weights()
+
+    def _charge_weights(self) -> None:
+        """Count the weights that are here or on their way."""
         if self.memory is not None:
-            self.memory.weights[loop.name] = loop.nbytes
+            states = [loop.state() for loop in self._loops.values()]
+            self.memory.weights = weights_nbytes([each for each in states if each.is_loaded or each.is_loading])
 
     def _take(self, loop: EngineLoop, error: RepriseError | None) -> RepriseError | None:
         """The weights are here, or are not to be had: then gives why."""
         if error is None and self.memory is not None:
             # By now their size is known.
-            self.memory.weights[loop.name] = loop.nbytes
+            self._charge_weights()
             room = room_for(loop.name, [other.state() for other in self._loops.values()], self._limits)
             if room is not None and loop.nbytes > room:
                 error = too_large(loop.name, nbytes=loop.nbytes, room=room)
@@ -260,9 +268,10 @@ class EngineThread:
         if error is not None:
             log.error("%s was not loaded: %s", loop.name, error)
             loop.note_failure(error)
-            self._give_back(loop)
+            self._give_back()
             return error
         self._introduce()
+        self._charge_weights()
         if self.memory is not None:
             self.memory.reserve(0)
         return None
@@ -279,11 +288,10 @@ class EngineThread:
     def _unload(self, loop: EngineLoop) -> None:
         log.info("unloading %s: its prefixes stay", loop.name)
         loop.unload()
-        self._give_back(loop)
+        self._give_back()
 
-    def _give_back(self, loop: EngineLoop) -> None:
-        if self.memory is not None:
-            self.memory.weights.pop(loop.name, None)
+    def _give_back(self) -> None:
+        self._charge_weights()
         device_memory.give_back()
 
     def _unload_one(self) -> bool:

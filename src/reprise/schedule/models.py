@@ -7,7 +7,7 @@ the least recently asked first. A model that is used all the time is unloaded wh
 that do not fit together are not swapped for each single request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -33,6 +33,9 @@ class ModelState:
     name: str
     nbytes: int
     """Of its weights."""
+    base: int | None = None
+    """Models with the same number have `shared_nbytes` of their weights together: a model and its adapters."""
+    shared_nbytes: int = 0
     is_loaded: bool = False
     is_loading: bool = False
     is_pinned: bool = False
@@ -60,6 +63,7 @@ class ModelState:
 
     def __post_init__(self) -> None:
         assert not (self.is_loaded and self.is_loading), self
+        assert 0 <= self.shared_nbytes <= self.nbytes, self
         assert self.is_loaded or not (self.num_running or self.has_idle_work), self
 
     @property
@@ -105,7 +109,19 @@ def room_for(name: str, models: Sequence[ModelState], limits: ModelLimits) -> in
     """The most bytes that the weights of a model may ever have, beside those that stay. None: no bound."""
     if limits.most_nbytes is None:
         return None
-    return limits.most_nbytes - sum(m.nbytes for m in models if m.is_pinned and m.is_loaded and m.name != name)
+    pinned = [model for model in models if model.is_pinned and model.is_loaded and model.name != name]
+    return limits.most_nbytes - sum(weights_nbytes(pinned).values())
+
+
+def weights_nbytes(models: Iterable[ModelState]) -> dict[str, int]:
+    """What the weights of these models take, by name: what several share counts for the first of them."""
+    bases: set[int] = set()
+    taken: dict[str, int] = {}
+    for model in models:
+        taken[model.name] = model.nbytes - (model.shared_nbytes if model.base in bases else 0)
+        if model.base is not None:
+            bases.add(model.base)
+    return taken
 
 
 def _is_due(model: ModelState, now_s: float) -> bool:
@@ -137,32 +153,34 @@ class _Swap:
 
 
 def _swap(wanted: ModelState, others: Sequence[ModelState], limits: ModelLimits, now_s: float) -> _Swap:
-    if limits.most_nbytes is None:
+    most_nbytes = limits.most_nbytes
+    if most_nbytes is None:
         return _Swap(is_possible=True)
     loaded = [model for model in others if model.is_loaded]
-    missing = sum(model.nbytes for model in loaded) + wanted.nbytes - limits.most_nbytes
-    unload: list[str] = []
+
+    def fits(leaving: Sequence[ModelState]) -> bool:
+        stays = [model for model in loaded if model not in leaving]
+        return sum(weights_nbytes([*stays, wanted]).values()) <= most_nbytes
+
     movable = [model for model in loaded if not model.is_pinned]
     # Who is not used first, then who had their turn; of those, who was not asked for longest.
     order = sorted(movable, key=lambda m: (m.is_used, not _is_over(m, now_s), m.asked_s, m.name))
-    closed: set[str] = set()
+    leaving: list[ModelState] = []
     for model in order:
-        if missing <= 0:
-            break
-        if not _may_go(model, wanted, limits, now_s):
-            continue
-        missing -= model.nbytes
-        if model.num_running == 0:
-            unload.append(model.name)
-        else:
-            closed.add(model.name)
-    if missing > 0:
+        if not fits(leaving) and _may_go(model, wanted, limits, now_s):
+            leaving.append(model)
+    if not fits(leaving):
         # Nobody is sent away for what would still not fit.
         return _Swap(is_possible=False)
+    for model in tuple(leaving):
+        # Weights that another model goes on holding make no room.
+        if fits([other for other in leaving if other is not model]):
+            leaving.remove(model)
+    closed = frozenset(model.name for model in leaving if model.num_running > 0)
     if closed:
         # Those that nobody uses stay until the last answer has ended: they may be asked meanwhile.
-        return _Swap(is_possible=False, closed=frozenset(closed))
-    return _Swap(is_possible=True, unload=tuple(unload))
+        return _Swap(is_possible=False, closed=closed)
+    return _Swap(is_possible=True, unload=tuple(model.name for model in leaving))
 
 
 def _may_go(model: ModelState, wanted: ModelState, limits: ModelLimits, now_s: float) -> bool:

@@ -1,0 +1,93 @@
+"""A model and its adapters on one engine thread: their weights are there once, and their prefixes are their own."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mlx_lm
+import pytest
+
+from reprise.core.backend import WeightsState
+from reprise.core.settings import Settings
+from reprise.engine.adapters import load_for
+from reprise.loop import EngineLoop
+from reprise.loop.engine_thread import EngineThread
+from reprise.memory import SharedMemory
+from reprise.schedule.models import ModelLimits
+from tests.holding import active_memory
+from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.restarts import words
+from tests.models.adapters import write_adapter
+from tests.models.tiny import tiny_model
+
+MODEL = "qwen3_5"
+
+
+class Adapted(Engine):
+    """One of several on a thread, driven like a single one."""
+
+    def __init__(self, settings: Settings, thread: EngineThread) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self.settings = settings
+        self.loop = EngineLoop(settings, thread=thread, name=settings.adapter_path or "base")
+
+    def ready(self) -> "Adapted":
+        self.loop.ready().result(PATIENCE_S)
+        return self
+
+
+@pytest.fixture
+def choices(tmp_path: Path) -> list[Settings]:
+    """The base, and a LoRA and a DoRA on it."""
+    paths = [
+        str(write_adapter(tmp_path / kind, mlx_lm.load(str(tiny_model(MODEL)))[0], kind=kind, seed=seed))
+        for seed, kind in enumerate(("lora", "dora"))
+    ]
+    return [Settings(model=str(tiny_model(MODEL)), adapter_path=path, is_audit_off=True) for path in (None, *paths)]
+
+
+@contextmanager
+def serving(choices: list[Settings], *, most_nbytes: int) -> Iterator[list[Adapted]]:
+    thread = EngineThread(SharedMemory(most_nbytes * 20), limits=ModelLimits(most_nbytes=most_nbytes, turn_s=0.01))
+    served = [Adapted(settings, thread) for settings in choices]
+    served[0].loop.start()
+    try:
+        yield served
+    finally:
+        for each in served:
+            each.loop.close(now=True, timeout_s=PATIENCE_S)
+
+
+def test_they_answer_as_alone_in_the_memory_of_one(choices: list[Settings]) -> None:
+    alone = [load_for(settings) for settings in choices]
+    nbytes = alone[0].nbytes
+    added = sum(each.nbytes - each.shared_nbytes for each in alone[1:])
+    assert added < nbytes / 2
+    del alone
+    source = random.Random(1)
+    prompts = [words(seed, 60) for seed in range(3)]
+    asked = [(source.randrange(3), prompts[source.randrange(3)]) for _ in range(14)]
+    before = active_memory()
+    with serving(choices, most_nbytes=nbytes + added) as served:
+        for each in served:
+            each.ready()
+        assert active_memory() - before < nbytes + added + 100_000
+        running = [served[index].ready().submit(prompt) for index, prompt in asked]
+        answers = [each.wait().tokens for each in running]
+        assert all(each.loop.status().weights is WeightsState.READY for each in served), "nobody had to go"
+        # Found again by each, and by nobody else.
+        for index, prompt in asked:
+            assert served[index].run(prompt).computed == 0
+        served[0].loop.dismiss().result(PATIENCE_S)
+        served[1].loop.dismiss().result(PATIENCE_S)
+        assert served[0].ready().run(prompts[0]).tokens
+        for each in served:
+            each.loop.dismiss().result(PATIENCE_S)
+    assert active_memory() - before < 100_000
+    for choice, settings in enumerate(choices):
+        engine = Engine(Path(settings.model), adapter_path=settings.adapter_path, has_prefix_cache=False)
+        try:
+            for (index, prompt), answer in zip(asked, answers, strict=True):
+                assert index != choice or engine.run(prompt).tokens == answer
+        finally:
+            engine.close()
