@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,9 +38,9 @@ def server(log: Path) -> Iterator[httpx.Client]:
     with log.open("w") as err, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True) as process:
         try:
             assert process.stdout is not None
-            words = process.stdout.readline().split()
-            assert len(words) > 3, log.read_text()
-            with httpx.Client(base_url=words[3], timeout=120) as client:
+            said = re.fullmatch(r"Serving qwen3_5, llama at (http\S+) .*\n", process.stdout.readline())
+            assert said is not None, log.read_text()
+            with httpx.Client(base_url=said[1], timeout=120) as client:
                 yield client
         finally:
             process.terminate()

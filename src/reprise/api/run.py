@@ -78,7 +78,8 @@ def _run(server: "_Server", settings: Settings, listener: socket.socket, ending:
 
 def _say_where(service: ChatService, listener: socket.socket) -> None:
     """For programs that started the server, too: from this line on it serves."""
-    sys.stdout.write(f"Serving {service.served.id} at {url_of(listener)} (Ctrl-C to stop)\n")
+    names = [service.served.id] if service.models is None else [model.id for model in service.models.all]
+    sys.stdout.write(f"Serving {', '.join(names)} at {url_of(listener)} (Ctrl-C to stop)\n")
     sys.stdout.flush()
 
 
