@@ -3,6 +3,7 @@
 import itertools
 import random
 import threading
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from reprise.api.settling import Settling
 from reprise.core.backend import WeightsState
 from reprise.core.errors import LoadFailed, RepriseError
+from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
+from reprise.core.tokens import as_tokens
 from reprise.engine.load import LoadedModel, load_model
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
@@ -140,6 +144,22 @@ def test_a_prefix_outlives_the_weights_it_was_computed_with() -> None:
         finally:
             engine.close()
     assert warm == alone
+
+
+def test_nothing_is_settled_for_a_model_that_was_unloaded() -> None:
+    with serving("llama", "qwen3_5") as (_, model):
+        settling = Settling(model.ready().loop, max_tokens=4096)
+        model.loop.dismiss().result(PATIENCE_S)
+        settling.begin(Prompt(tokens=as_tokens(words(10, 300))), request_id="over")
+        assert len(settling) == 0
+        # Nor is one queued again that is under way when the weights go.
+        model.ready()
+        settling.begin(Prompt(tokens=as_tokens(words(10, 3000))), request_id="under-way")
+        model.loop.dismiss().result(PATIENCE_S)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(settling) > 0:
+            assert time.monotonic() < deadline_s
+            model.ask(lambda _: None)
 
 
 def test_weights_are_given_back_to_the_system() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from reprise.core.backend import Looks, Lookup, Status, StoredRun, WeightsState
-from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
+from reprise.core.errors import EngineFailed, QueueFull, RepriseError, ShuttingDown
 from reprise.core.events import Event
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Job, Purpose
@@ -153,6 +153,8 @@ class EngineLoop:
 
     def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
         assert self._loaded is not None, "who has not heard that the model is ready cannot know its tokens"
+        if job.purpose is Purpose.SETTLE and not self.is_loaded:
+            raise QueueFull(f"{self.name} is not loaded, and is not loaded for what nobody waits for.")
         self._gate.enter(job)
         arrived_s = time.monotonic()
         self.call(lambda worker: self._arrive(worker, job, sink, arrived_s))
