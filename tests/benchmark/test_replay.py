@@ -115,5 +115,5 @@ def test_the_whole_command_beside_mlx_lm(tmp_path: Path) -> None:
     assert len(computed) == 21
     assert all(computed[workload, ON] <= num for (workload, _), num in computed.items())
     assert all(numbers["memory"][side] for side in numbers["sides"])
-    assert numbers["head"]["layers"] == "2 × recurrent state, 2 × full attention"
+    assert numbers["head"]["layers"] == "1 × recurrent state, 1 × full attention"
     assert "reprise bench --minutes 10 --vs mlx-lm --size 0.06 --repeats 1 --seed 0" in told.output
