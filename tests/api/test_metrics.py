@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 from reprise.api.prometheus import families
-from reprise.core.backend import AuditTotals, Counts, DraftStatus, Held, Looks, Status
+from reprise.core.backend import AuditTotals, Counts, DraftStatus, Held, Looks, Status, WeightsState
 from reprise.core.inspection import OnDisk
 from reprise.core.metrics import METRICS, health_fields, totals_line
 from tools.metrics_page import PAGE, page
@@ -96,6 +96,7 @@ def full_status(*, has_disk: bool) -> Status:
         is_idle=False,
         is_closing=False,
         has_died=False,
+        weights=WeightsState.READY,
         counts=filled(Counts),
         audit=filled(AuditTotals, verdicts={}),
         looks=filled(Looks),
