@@ -1,11 +1,13 @@
 """What is told of a request."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from reprise.api.off_loop import Stage
 from reprise.api.records import Record, Records, log_line, record_body
 from reprise.api.reply import PrefillProgress
 from reprise.core.errors import QueueFull
@@ -122,3 +124,21 @@ def test_refusals_do_not_push_out_the_others() -> None:
         records.add(replace(record(ended="refused"), id=f"refused-{n}"))
     kept, _ = records.page(namespace="", limit=100)
     assert [r.id for r in kept] == ["refused-49", "refused-48", "answered-2", "answered-1", "answered-0"]
+
+
+@pytest.mark.anyio
+async def test_who_asks_right_after_an_answer_finds_its_record() -> None:
+    async with api() as a:
+        is_free = threading.Event()
+        busy = [asyncio.create_task(a.service.threads.run(Stage.AFTER, is_free.wait)) for _ in range(8)]
+        answer = (await a.client.post("/v1/chat/completions", json={"model": MODEL, "messages": HI})).json()
+        asking = [
+            asyncio.create_task(a.client.get(path))
+            for path in ("/v1/cache/requests?limit=1", f"/v1/cache/requests/{answer['id']}")
+        ]
+        done, _ = await asyncio.wait(asking, timeout=0.05)
+        is_free.set()
+        assert not done
+        await asyncio.gather(*busy)
+        listed, alone = [(await asked).json() for asked in asking]
+        assert listed["data"][0]["id"] == alone["id"] == answer["id"]

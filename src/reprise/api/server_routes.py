@@ -114,6 +114,7 @@ async def list_requests(
     before: Annotated[str | None, Query(max_length=200)] = None,
 ) -> dict[str, Any]:
     """What happened to the latest requests, newest first; `before` is the last id of the page before."""
+    await context.service.recorded()
     verdicts = context.service.status().audit.verdicts
     page, has_more = context.service.records.page(namespace=namespace, limit=limit, before=before)
     return {"object": "list", "data": [record_body(record, verdicts) for record in page], "has_more": has_more}
@@ -122,6 +123,7 @@ async def list_requests(
 @router.get("/v1/cache/requests/{request_id}")
 async def get_request(request_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
     """What happened to one request."""
+    await context.service.recorded()
     verdicts = context.service.status().audit.verdicts
     return record_body(context.service.records.get(request_id, namespace=namespace), verdicts)
 

@@ -55,6 +55,8 @@ T = TypeVar("T")
 
 # How long a cancelled job may take to say so, before its record is written without its counts.
 _DRAIN_S = 5.0
+# How long a client that asks for records right after its answer may wait for that one.
+_RECORD_S = 1.0
 
 
 class Watcher(Protocol):
@@ -408,6 +410,12 @@ class ChatService:
         for watcher in self._watchers:
             watcher.request_ended(record)
         return record
+
+    async def recorded(self) -> None:
+        """Wait a moment for the records of answers that are over."""
+        ending = [reply.recording for reply in self._open.values() if reply.recording is not None]
+        if ending:
+            await asyncio.wait(ending, timeout=_RECORD_S)
 
     def note_refusal(self, record: Record) -> None:
         """Keep the record of a request that never began."""
