@@ -185,7 +185,9 @@ def test_an_answer_that_repeats_nothing_is_seldom_looked_up_until_it_repeats_som
     while (draft := request.propose(num_fed=1, most=31)) is None:
         request.accept([file[at]])
         at += 1
-    assert at <= 106, at
+    assert at <= 110, (
+        at
+    )  # Two tokens that are known, up to three that are not looked up, and one look-up that a collision hides.
     request.accept([*draft.tokens.tolist(), 0])
     request.note(draft, num_fed=1, num_tokens=32, seconds=0.01)
     looked_up = 0

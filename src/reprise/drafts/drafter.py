@@ -223,8 +223,8 @@ class RequestDrafts:
         self.num_accepted += accepted
 
     def _find(self, most: int, forced: Sequence[int]) -> Draft | None:
-        is_seldom = self._num_in_vain >= _PATIENCE and len(self._answer) % _SELDOM > 0
-        found = None if is_seldom else self._look_up(most)
+        is_skipped = self._num_in_vain >= _PATIENCE and len(self._answer) % _SELDOM > 0
+        found = None if is_skipped else self._look_up(most)
         forced = list(forced[:most])
         if forced and (found is None or found.tokens[: len(forced)].tolist() != forced):
             return Draft(as_tokens(forced), DraftSource.GRAMMAR, 0)

@@ -50,6 +50,8 @@ class TokenSampler:
         )
         self._history = [int(t) for t in job.prompt.tokens[-self._context :]] if self._processors else []
         self._constraint: Constraint | None = job.constraint() if job.constraint is not None else None
+        # Asked once: of a protocol it takes longer than looking up a draft.
+        self._forcing = self._constraint if isinstance(self._constraint, ForcingConstraint) else None
         self._budget = _ThinkingBudget(job.thinking) if job.thinking is not None else None
         self.tokens: list[int] = []
         self.is_audited = False
@@ -105,7 +107,7 @@ class TokenSampler:
 
     def foretold(self) -> Sequence[int]:
         """The tokens that the grammar leaves hardly a choice about, from the next one on."""
-        return self._constraint.forced() if isinstance(self._constraint, ForcingConstraint) else ()
+        return self._forcing.forced() if self._forcing is not None else ()
 
     def _holds_back(self, num_pending: int) -> bool:
         """Whether the answer may not end with the token behind `num_pending` that are chosen but not accepted."""
