@@ -1,7 +1,5 @@
 """Each option from the command line, the environment and a file, in this order; what is wrong is one sentence."""
 
-# pyright: basic
-
 import json
 import re
 import tomllib

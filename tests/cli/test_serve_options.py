@@ -1,7 +1,5 @@
 """Every option of `reprise serve` reaches its field of `Settings`; what cannot be is refused in a sentence."""
 
-# pyright: basic
-
 import re
 from dataclasses import fields
 from fractions import Fraction

@@ -48,7 +48,7 @@ class EngineThread:
         self._loops: dict[str, EngineLoop] = {}
         self.bases = SharedBases()
         """The weights that a model and its adapters hold together."""
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._starting = threading.Lock()
         self.heartbeat = Heartbeat()
@@ -87,7 +87,7 @@ class EngineThread:
         if self._thread.is_alive() and all(loop.is_closed for loop in self._loops.values()):
             self._thread.join(timeout_s)
 
-    def call(self, command: Callable[[], None]) -> None:
+    def call(self, command: Callable[[], object]) -> None:
         """Have the thread do this between two steps."""
         self._inbox.put(command)
 
@@ -240,7 +240,7 @@ class EngineThread:
                 error = loop.read_weights()
             finally:
                 device_memory.leave_thread()
-            self.call(lambda: self._arrived(loop, error))
+            self.call(lambda: self._take(loop, error))
 
         threading.Thread(target=load, name="reprise-load", daemon=True).start()
 
@@ -275,9 +275,6 @@ class EngineThread:
         if self.memory is not None:
             self.memory.reserve(0)
         return None
-
-    def _arrived(self, loop: EngineLoop, error: RepriseError | None) -> None:
-        self._take(loop, error)
 
     def _introduce(self) -> None:
         """Have the models know of each other's requests: where there is no room for all, the youngest wait."""
