@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from reprise.api.errors import Shapes, log_problem, problem_of
 from reprise.api.service import ChatService
-from reprise.api.sse import comment_line, data_line, event_lines, while_connected
+from reprise.api.sse import EVENT_STREAM, comment_line, data_line, event_lines, while_connected
 from reprise.core.backend import Backend, WeightsState
 from reprise.core.errors import ClientGone, UnknownModel
 
@@ -126,13 +126,7 @@ class StreamWhileLoading(Response):
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers(
-            {
-                "content-type": "text/event-stream; charset=utf-8",
-                "cache-control": "no-cache",
-                "x-accel-buffering": "no",
-            }
-        )
+        self.init_headers(EVENT_STREAM)
         self._model, self._ready, self._answer, self._shapes = model, ready, answer, shapes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

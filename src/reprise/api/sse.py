@@ -58,6 +58,15 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
+EVENT_STREAM: Mapping[str, str] = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    # Proxies would gather events otherwise.
+    "x-accel-buffering": "no",
+}
+"""The headers of server-sent events."""
+
+
 class EventStream(Response):
     """Server-sent events that end as soon as the client hangs up.
 
@@ -78,10 +87,7 @@ class EventStream(Response):
         self.background = None
         self.init_headers(
             {
-                "content-type": "text/event-stream; charset=utf-8",
-                "cache-control": "no-cache",
-                # Proxies would gather events otherwise.
-                "x-accel-buffering": "no",
+                **EVENT_STREAM,
                 "x-request-id": request_id,
                 **(headers or {}),
             }

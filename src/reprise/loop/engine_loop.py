@@ -444,7 +444,7 @@ class EngineLoop:
         worker, self._worker = self._worker, None
         assert worker is not None
         log.warning("%s: %s, so what was stored of it is dropped", self.name, why)
-        worker.fail_all(EngineFailed(f"{self.name} was loaded anew, and {why}. Send the request again."))
+        worker.fail_all(EngineFailed(f"{self.name} was reloaded: {why}. Send the request again."))
         worker.shutdown()
         worker.memory.leave()
         worker.preemption.others = ()

@@ -459,8 +459,8 @@ class Worker:
         self.audit.give_up()
         self._is_loaded = False
         self.runner.loaded = self.runner.loaded.without_weights()
+        # The thread gives back what that frees, when it has counted it.
         gc.collect()
-        device_memory.give_back()
 
     def shutdown(self) -> None:
         """Give all memory back now, and not when Python finds what refers to itself."""
