@@ -120,6 +120,14 @@ def _mlx() -> DoctorFinding:
     return DoctorFinding(subject="MLX", verdict=Severity.FINE, text=f"{version}, on the {device}")
 
 
+def _paging_hint(weights_nbytes: int) -> str:
+    try:
+        from reprise.engine.memory import paging_hint  # noqa: PLC0415 (imports MLX)
+    except ImportError:
+        return ""  # Which is a finding of its own.
+    return paging_hint(weights_nbytes)
+
+
 def _memory(bound: Amount | None, model: str | None) -> DoctorFinding:
     import psutil  # noqa: PLC0415
 
@@ -134,6 +142,8 @@ def _memory(bound: Amount | None, model: str | None) -> DoctorFinding:
             text=f"{text}; the weights alone take {nbytes_text(weights)}, but only {nbytes_text(most)} may be used",
             mend="Use a smaller or more heavily quantized model, or raise --memory.",
         )
+    if hint := _paging_hint(weights):
+        return DoctorFinding(subject="memory", verdict=Severity.ODD, text=text, mend=hint)
     if weights > memory.available:
         mend = "Close other programs: a server started now would be swapped out."
         return DoctorFinding(subject="memory", verdict=Severity.ODD, text=text, mend=mend)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any, cast
 
 import mlx.core as mx
 import psutil
 
-from reprise.core.errors import memory_too_small
+from reprise.core.errors import first_line, memory_too_small
 from reprise.core.follow import bound_for, budget_within, free_buffers
 from reprise.core.settings import Settings
+from reprise.core.sizes import nbytes_text
 from reprise.engine.load import LoadedModel
 from reprise.engine.machine import macos_footprint, read_machine
 
+log = logging.getLogger(__name__)
+
 _MARGIN = 0.85
 """The share of what is left beside the model that caches may take; the rest is for activations and others."""
+
+_WIRED_SHARE = 0.9
+"""Weights that take more than this share of the working set leave too little of it for anything else."""
 
 
 def device_bytes() -> int:
@@ -25,6 +32,40 @@ def device_bytes() -> int:
         if mx.default_device() == mx.Device(mx.gpu) and int(info.get(key, 0)) > 0:
             return int(info[key])
     return int(psutil.virtual_memory().available) + mx.get_active_memory()
+
+
+def working_set_nbytes() -> int | None:
+    """How much memory macOS lets the GPU keep wired (`iogpu.wired_limit_mb`); None on other devices."""
+    nbytes = cast(dict[str, Any], mx.device_info()).get("max_recommended_working_set_size")
+    return None if nbytes is None else int(nbytes)
+
+
+def keep_resident() -> None:
+    """Have macOS keep this process's buffers wired, up to the working set. Does nothing on other devices.
+
+    The limit reserves nothing: only what is allocated is wired. Without it, macOS may page weights out between two
+    steps, and a model that takes most of the memory decodes many times slower.
+    """
+    nbytes = working_set_nbytes()
+    if nbytes is None:
+        return
+    try:
+        mx.set_wired_limit(nbytes)
+    except RuntimeError as error:
+        log.warning("macOS may page this server's memory out, which can make it slow: %s", first_line(error))
+
+
+def paging_hint(model_nbytes: int) -> str:
+    """What to do about weights that nearly fill the working set, or exceed it; "" if there is room for them."""
+    working_set = working_set_nbytes()
+    if working_set is None or model_nbytes <= working_set * _WIRED_SHARE:
+        return ""
+    wanted_mb = -(-int(model_nbytes / _WIRED_SHARE) // 2**20)
+    return (
+        f"macOS lets the GPU keep {nbytes_text(working_set)} in memory, the weights are {nbytes_text(model_nbytes)}: "
+        "they may be paged out, which is very slow. Choose a stronger quantization, or, if the machine has the memory, "
+        f"raise the limit until the next restart with `sudo sysctl iogpu.wired_limit_mb={wanted_mb}`."
+    )
 
 
 def process_nbytes() -> int:

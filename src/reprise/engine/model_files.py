@@ -158,7 +158,9 @@ def _header(file: Path, source: str) -> dict[str, dict[str, Any]]:
         header.pop("__metadata__", None)
         end = 8 + length + max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if file.read_bytes()[: len(_POINTER)] == _POINTER:
+        with file.open("rb") as opened:
+            is_pointer = opened.read(len(_POINTER)) == _POINTER
+        if is_pointer:
             raise LoadFailed(f"{source}: {file.name} is only a Git LFS pointer: run `git lfs pull` there.") from error
         raise LoadFailed(f"{source}: {file.name} is broken ({nbytes_text(size)}). {_mending(source)}") from error
     if size < end:

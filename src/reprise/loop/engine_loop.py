@@ -26,6 +26,7 @@ from reprise.core.tokens import Span, Tokens
 from reprise.disk.tier import DiskTier
 from reprise.engine.batching import reason_to_run_alone
 from reprise.engine.load import LoadedModel
+from reprise.engine.memory import paging_hint
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop.admission import Gate
 from reprise.loop.engine_thread import EngineThread
@@ -416,6 +417,8 @@ class EngineLoop:
             log.exception("the engine could not start")
             return EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
         self._loaded = loaded
+        if hint := paging_hint(loaded.nbytes):
+            log.warning("%s: %s", self.name, hint)
         weights = self._weights
         weights.state, weights.loaded_s, weights.num_asked = WeightsState.READY, time.monotonic(), 0
         self.publish()

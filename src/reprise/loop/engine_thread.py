@@ -101,6 +101,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            device_memory.keep_resident()
             first, *_ = self._loops.values()
             self.failure = self._load_here(first)
             if self.failure is None:
