@@ -464,7 +464,7 @@ WORTH = (
         _POLICY,
     ),
     _mutant(
-        "ReuseRateEstimator._make_table",
+        "_table",
         "who is not known better is judged by those who never came to be",
         "rates[..., :1, :] = by_all",
         "pass",

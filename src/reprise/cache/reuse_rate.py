@@ -12,6 +12,7 @@ rate by maximizing hit density" (NSDI 2018). A constant rate gives the plain rat
 young items for what is coming; before anything was seen the prior falls with age, which is LRU.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -62,7 +63,7 @@ class ReuseRateEstimator:
         self._returned = np.zeros(size)
         self._ring: list[_WaitingPrompt | None] = [None] * MEMORY
         self._now = 0
-        self._worth = self._make_table()
+        self._worth = _table_of_nothing(self._shape)
 
     def advance(self) -> None:
         """One prompt later: everybody is older."""
@@ -75,7 +76,8 @@ class ReuseRateEstimator:
             self._waiting_now[oldest.kind, -1] -= 1
         self._ring[self._now % MEMORY] = None
         if self._now % _REFRESH == 0:
-            self._worth = self._make_table()
+            shape = (*self._shape, _STEPS)
+            self._worth = _table(self._returned.reshape(shape), self._waited.reshape(shape))
 
     def wait(self, *places: int) -> None:
         """From this prompt on somebody of the class at `places` waits; at most one for a prompt."""
@@ -123,13 +125,20 @@ class ReuseRateEstimator:
     def _is_remembered(self, number: int | None) -> TypeGuard[int]:
         return number is not None and self._now - number < MEMORY
 
-    def _make_table(self) -> Floats:
-        seen, time = self._returned.reshape(*self._shape, _STEPS), self._waited.reshape(*self._shape, _STEPS)
-        by_all = _rates(seen.sum(-2), time.sum(-2))[..., None, :]
-        rates = _learned(seen, time, by_all * _ratios(seen, time, by_all))
-        # Of whom less is known is judged by all, and not by those who never came to be known better.
-        rates[..., :1, :] = by_all
-        return index_table(rates.reshape(-1, _STEPS), _WIDTHS)
+
+def _table(seen: Floats, time: Floats) -> Floats:
+    """What waiting is worth, by class and age, after so many returns in so much time of waiting: shape (…, steps)."""
+    by_all = _rates(seen.sum(-2), time.sum(-2))[..., None, :]
+    rates = _learned(seen, time, by_all * _ratios(seen, time, by_all))
+    # Of whom less is known is judged by all, and not by those who never came to be known better.
+    rates[..., :1, :] = by_all
+    return index_table(rates.reshape(-1, _STEPS), _WIDTHS)
+
+
+@functools.cache
+def _table_of_nothing(shape: tuple[int, ...]) -> Floats:
+    """The table before anything was seen."""
+    return _table(np.zeros((*shape, _STEPS)), np.zeros((*shape, _STEPS)))
 
 
 def _step_of(age: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import numpy as np
@@ -34,11 +35,21 @@ _TOLERANCE_OF_HALF = 0.05
 differs by rounding; a wrong mask or position differs by far more."""
 
 
+_tried: WeakKeyDictionary[LoadedModel, str | None] = WeakKeyDictionary()
+"""What was found out, as long as the model is there."""
+
+
 def reason_to_run_alone(loaded: LoadedModel) -> str | None:
-    """Why this model's sequences must run one at a time, or None if they may share passes."""
+    """Why this model's sequences must run one at a time, or None if they may share passes. Tried once a model."""
     known = ALONE.get(loaded.architecture)
     if known is not None:
         return known
+    if loaded not in _tried:
+        _tried[loaded] = _why_alone(loaded)
+    return _tried[loaded]
+
+
+def _why_alone(loaded: LoadedModel) -> str | None:
     if not loaded.blueprint.joins:
         return "a layer's state cannot hold several sequences"
     try:
