@@ -177,6 +177,18 @@ def test_events_tell_requests_tree_and_counters_and_go_on_where_they_were_left(s
         assert Stream(response).next()[0] == "snapshot"
 
 
+def ahead_of(client: httpx.Client, key: dict[str, str]) -> int:
+    return client.get("/v1/cache/overview", headers=key).json()["savings"]["prefilled_ahead"]
+
+
+def test_what_is_prefilled_while_one_types_is_prefilled_ahead(server: httpx.Client) -> None:
+    before, ahead = wait_until_idle(server), ahead_of(server, {})
+    body = {"messages": [{"role": "user", "content": "Half of a senten"}], "partial": True}
+    made = server.post("/v1/prefill", json=body).raise_for_status().json()
+    after = wait_until_idle(server)
+    assert ahead_of(server, {}) - ahead == made["prefilled_tokens"] == after["prefilled"] - before["prefilled"] > 0
+
+
 @pytest.mark.parametrize("separates", [False, True])
 def test_a_key_sees_its_own_alone(separates: bool) -> None:
     with real_server(api_keys=("one", "two"), separates_keys=separates) as client:
@@ -193,12 +205,17 @@ def test_a_key_sees_its_own_alone(separates: bool) -> None:
         overview = client.get("/v1/cache/overview", headers=two).json()
         assert overview["savings"]["prompt"] == mine["usage"]["prompt_tokens"]
         assert overview["shows_text"] is separates
-        tree = client.get("/v1/cache/tree", headers=two).json()["data"]
+        health = client.get("/health", headers=two).json()
+        assert health["settled"] == sum(ahead_of(client, key) for key in (one, two)) > ahead_of(client, two)
+        told = client.get("/v1/cache/tree", headers=two).json()
+        tree = told["data"]
+        assert sum(node["tokens"] for node in tree) == told["totals"]["tokens"] and len(tree) == told["totals"]["edges"]
         sought = client.get("/v1/cache/tree/search", params={"q": "secret"}, headers=two)
         if separates:
             assert "secret" in "".join(each["text"] for each in sought.json()["data"])
             other = client.get("/v1/cache/tree", headers=one).json()["data"]
             assert not {node["id"] for node in tree} & {node["id"] for node in other}
+            assert health["tokens_held"] == told["totals"]["tokens"] + sum(node["tokens"] for node in other)
             edge = client.get(f"/v1/cache/tree/{other[-1]['id']}", headers=two)
             assert edge.status_code == 404
         else:
@@ -275,7 +292,9 @@ def test_the_terminal_shows_the_same(server: httpx.Client, monkeypatch: pytest.M
     health = wait_until_idle(server)
     shown = CliRunner().invoke(app, ["top", "--once", "--url", str(server.base_url)])
     assert shown.exit_code == 0, shown.output
-    assert f"reused {health['reused']:,}" in shown.output and f"computed {health['prefilled']:,}" in shown.output
+    savings = server.get("/v1/cache/overview").json()["savings"]
+    assert f"reused {savings['reused']:,}" in shown.output and f"computed {savings['computed']:,}" in shown.output
+    assert f"prefilled ahead {savings['prefilled_ahead']:,}" in shown.output
     assert f"{health['tokens_held']:,} tokens in" in shown.output
     assert "red ·[31m and ·backwards" in shown.output
     assert "\x1b[31m" not in shown.output and "\u202e" not in shown.output

@@ -41,7 +41,11 @@ def wrong_snapshots(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
 
 
 def wrong_tokens(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    cache.tree.num_tokens += 1
+    cache.tree.totals.num_tokens += 1
+
+
+def wrong_bytes_of_a_namespace(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
+    trunk.totals.nbytes += 1
 
 
 def wrong_nodes(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
@@ -49,7 +53,7 @@ def wrong_nodes(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
 
 
 def wrong_checkpoint_count(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
-    cache.tree.num_checkpoints += 1
+    cache.tree.totals.num_checkpoints += 1
 
 
 def lost_lease(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
@@ -174,6 +178,7 @@ def something_on_the_root(cache: PrefixCache, trunk: Node, leaf: Node) -> None:
         wrong_kv,
         wrong_snapshots,
         wrong_tokens,
+        wrong_bytes_of_a_namespace,
         wrong_nodes,
         wrong_checkpoint_count,
         lost_lease,

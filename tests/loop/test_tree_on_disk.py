@@ -94,6 +94,16 @@ def test_the_paths_used_last_are_taken_and_that_there_are_more_is_said() -> None
     assert index.newest(ROOTS[""], most=9)[1] and not index.newest(ROOTS["other"], most=9)[0]
 
 
+def test_many_paths_of_one_namespace_do_not_hide_those_of_another() -> None:
+    mine, others = Piece("", (0,) * BLOCK, False), {Piece("other", (1, turn), True) for turn in range(9)}
+    index = filled({mine, *others}, resumes_anywhere=False)
+    for key in index.keys_of(ROOTS["other"]):
+        index.use(key, index.moment(1.0))
+    index.check()
+    entries, is_whole = index.newest(ROOTS[""], most=1)
+    assert [entry.key for entry, _ in entries] == [naive_keys("", mine.prefix)[-1]] and is_whole
+
+
 def test_a_chat_on_disk_is_a_branch_until_it_is_read(start: Restarts) -> None:
     system, boundary = words(3, 70), [Boundary(70, BoundaryKind.SYSTEM)]
     chats = [[*system, *words(seed, 50)] for seed in (4, 5)]

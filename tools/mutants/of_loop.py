@@ -11,6 +11,7 @@ _MEMORY = ("tests/cache/test_accounts.py",)
 _READ_AHEAD = ("tests/loop/test_read_ahead.py",)
 _LOOKS = ("tests/loop/test_looks.py",)
 _TREE = ("tests/loop/test_tree_on_disk.py",)
+_OWN = ("tests/api/test_watching.py", "-k", "key_sees")
 
 
 def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -290,5 +291,26 @@ LOOP_MUTANTS = (
         "(entry := self.entries.get(at)) is not None and entry.root == root",
         "(entry := self.entries.get(at)) is not None",
         _TREE,
+    ),
+    _mutant(
+        "DiskIndex.newest",
+        "the many paths of one key on disk hide another's",
+        "self._leaves_of.get(root, ())",
+        "self._leaves",
+        _TREE,
+    ),
+    _mutant(
+        "RequestTable.note_prefilled",
+        "what is prefilled ahead for one key is shown to another",
+        "owner = request.job.owner",
+        'owner = "key-of-nobody"',
+        _OWN,
+    ),
+    _mutant(
+        "inspect_tree",
+        "a key is told how much the cache holds of all",
+        "cache.tree.totals_of(part.namespace)",
+        "cache.tree.totals",
+        _OWN,
     ),
 )

@@ -59,7 +59,7 @@ async def overview(context: InContext, namespace: Namespace) -> dict[str, Any]:
         "context": service.served.context,
         "created": service.served.created,
         "shows_text": service.shows_text,
-        "savings": _savings(savings),
+        "savings": _savings(savings) | {"prefilled_ahead": status.num_ahead.get(namespace, 0)},
         "memory": memory_body(found.memory),
         "disk": None if found.disk is None else _disk(found.disk, context.ledger),
         "load": {

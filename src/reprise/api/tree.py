@@ -50,7 +50,7 @@ async def tree(
     """The edges of the prefix tree that were used last, parents before children; `under`: those below one edge.
 
     Edges whose `in_memory` is false are on disk alone; their ids are texts. The next page begins behind `skip` edges.
-    `children` of an edge counts those that are on no page yet, too; `totals` count what is in memory.
+    `children` of an edge counts those that are on no page yet, too; `totals` count what memory has of the caller's.
     """
     service = context.service
     part = await _part(context, namespace, under=under, skip=skip)
@@ -74,7 +74,7 @@ async def tree(
             "edges": found.tree.num_nodes,
             "tokens": found.tree.num_tokens,
             "checkpoints": found.tree.num_checkpoints,
-            "bytes": found.memory.kv_nbytes + found.memory.checkpoint_nbytes,
+            "bytes": found.tree.nbytes,
             "evictions": dict(found.tree.evictions),
         },
     }

@@ -172,6 +172,16 @@ class Lease:
     is_released: bool = False
 
 
+@dataclass(slots=True)
+class Totals:
+    """What the tree holds of a namespace, or of all. `nbytes`: of entries and snapshots."""
+
+    num_nodes: int = 0
+    num_tokens: int = 0
+    num_checkpoints: int = 0
+    nbytes: int = 0
+
+
 _serials = count()
 
 
@@ -186,6 +196,8 @@ class Node:
     start: int
     tokens: Tokens
     parent: "Node | None"
+    totals: Totals
+    """Of its namespace, which all nodes of that share."""
     children: dict[int, "Node"] = field(default_factory=dict[int, "Node"])
     segments: Segments = field(default_factory=Segments)
     checkpoints: CheckpointMap = field(default_factory=CheckpointMap)

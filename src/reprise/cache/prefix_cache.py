@@ -105,9 +105,9 @@ class PrefixCache:
         return CacheStats(
             kv_nbytes=self.memory.nbytes(Account.KV),
             snapshot_nbytes=self.memory.nbytes(Account.SNAPSHOTS),
-            num_tokens=self.tree.num_tokens,
-            num_nodes=self.tree.num_nodes,
-            num_checkpoints=self.tree.num_checkpoints,
+            num_tokens=self.tree.totals.num_tokens,
+            num_nodes=self.tree.totals.num_nodes,
+            num_checkpoints=self.tree.totals.num_checkpoints,
             evictions=dict(self._evictions),
         )
 

@@ -17,6 +17,7 @@ from reprise.cache.node import (
     SegmentRef,
     Segments,
     SegmentSizes,
+    Totals,
     Walk,
     cut_segments,
     join_ghosts,
@@ -44,14 +45,15 @@ class RadixTree:
         self.clock = 0
         """Counts uses and commits."""
         self._nodes: dict[int, Node] = {}
-        self.num_tokens = 0
-        self.num_checkpoints = 0
+        self.totals = Totals()
+        """Of all namespaces."""
 
     # Looking.
 
-    @property
-    def num_nodes(self) -> int:
-        return len(self._nodes)
+    def totals_of(self, namespace: str) -> Totals:
+        """What the tree holds of one namespace. Do not change it."""
+        root = self._roots.get(namespace)
+        return Totals() if root is None else root.totals
 
     def node(self, serial: int) -> Node | None:
         """The node of this number; None: it has gone."""
@@ -169,14 +171,15 @@ class RadixTree:
         root, last = walk.nodes[0], walk.last
         if namespace not in self._roots:
             self._roots[namespace] = self._nodes[root.serial] = root
+            self._count(root, num_nodes=1)
         if walk.length == len(tokens):
             return walk.nodes
         if walk.length < last.stop:
             last = self._split(last, walk.length)
-        child = Node(start=walk.length, tokens=own_tokens(tokens[walk.length :]), parent=last)
+        child = Node(start=walk.length, tokens=own_tokens(tokens[walk.length :]), parent=last, totals=last.totals)
         child.last_visit = last.last_visit
         last.children[int(child.tokens[0])] = self._nodes[child.serial] = child
-        self.num_tokens += len(child.tokens)
+        self._count(child, num_nodes=1, num_tokens=len(child.tokens))
         return path_to(child)
 
     def attach(self, path: Sequence[Node], kind: KvKind, segment: Segment) -> None:
@@ -184,7 +187,7 @@ class RadixTree:
         node = path[bisect_left(path, segment.span.stop, key=lambda n: n.stop)]
         assert node.start <= segment.span.start, (node.start, segment.span)
         insort(node.segments.setdefault(kind, []), segment, key=lambda s: s.span.start)
-        self._charge_kv([segment], ())
+        self._charge_kv(node, [segment], ())
 
     def tick(self, path: Iterable[Node]) -> None:
         """A commit on this path: it is the newest."""
@@ -201,7 +204,7 @@ class RadixTree:
         assert node.start < position < node.stop and node.parent is not None, (node.start, position, node.stop)
         above, below = _cut(node, node.start, position), _cut(node, position, node.stop)
         head, tail = own_tokens(node.tokens[: position - node.start]), own_tokens(node.tokens[position - node.start :])
-        upper = Node(start=node.start, tokens=head, parent=node.parent)
+        upper = Node(start=node.start, tokens=head, parent=node.parent, totals=node.totals)
         node.parent.children[int(head[0])] = upper
         upper.children[int(tail[0])] = node
         for at in [p for p in node.checkpoints if p <= position]:
@@ -222,6 +225,7 @@ class RadixTree:
         self._set_segments(node, below)
         self._set_segments(upper, above)
         self._nodes[upper.serial] = upper
+        self._count(upper, num_nodes=1)
         return upper
 
     # Checkpoints.
@@ -233,7 +237,7 @@ class RadixTree:
         checkpoint = Checkpoint(position, kind, node, is_auxiliary=is_auxiliary, stable_at=stable_at)
         checkpoint.last_use = node.last_use
         node.checkpoints[position] = checkpoint
-        self.num_checkpoints += 1
+        self._count(node, num_checkpoints=1)
         if node.ghosts is not None:
             node.ghosts.forget_checkpoint(position)
         return checkpoint
@@ -255,6 +259,7 @@ class RadixTree:
         assert checkpoint.snapshot is None, checkpoint
         checkpoint.snapshot = snapshot
         self._memory.charge(Account.SNAPSHOTS, snapshot.nbytes)
+        self._count(checkpoint.node, nbytes=snapshot.nbytes)
 
     def supersede(self, checkpoint: Checkpoint) -> None:
         """A newer checkpoint of the same conversation has made this one superfluous."""
@@ -263,9 +268,10 @@ class RadixTree:
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Take a checkpoint out of the tree, and give its bytes back."""
         del checkpoint.node.checkpoints[checkpoint.position]
-        self.num_checkpoints -= 1
+        self._count(checkpoint.node, num_checkpoints=-1)
         if checkpoint.snapshot is not None:
             self._memory.charge(Account.SNAPSHOTS, -checkpoint.snapshot.nbytes)
+            self._count(checkpoint.node, nbytes=-checkpoint.snapshot.nbytes)
             # The order of eviction may hold the checkpoint for a while; its bytes are given back now.
             checkpoint.snapshot = None
 
@@ -283,7 +289,7 @@ class RadixTree:
         """Drop the tokens ``[stop, leaf.stop)`` of a leaf, at least one of which stays."""
         assert not leaf.children and leaf.start < stop < leaf.stop, (leaf.start, stop, leaf.stop)
         self._set_segments(leaf, _cut(leaf, leaf.start, stop))
-        self.num_tokens -= leaf.stop - stop
+        self._count(leaf, num_tokens=stop - leaf.stop)
         leaf.ghosts = _ghosts(leaf).up_to(stop)
         leaf.ghosts.lose_path(stop, int(leaf.tokens[stop - leaf.start]))
         leaf.tokens = own_tokens(leaf.tokens[: stop - leaf.start])
@@ -295,7 +301,7 @@ class RadixTree:
         first = int(leaf.tokens[0])
         del parent.children[first]
         self._set_segments(leaf, {})
-        self.num_tokens -= len(leaf.tokens)
+        self._count(leaf, num_nodes=-1, num_tokens=-len(leaf.tokens))
         del self._nodes[leaf.serial]
         leaf.parent = None
         _ghosts(parent).lose_path(parent.stop, first)
@@ -306,6 +312,7 @@ class RadixTree:
         root = self._roots[namespace]
         if not root.children and root.num_leases == 0:
             del self._roots[namespace], self._nodes[root.serial]
+            self._count(root, num_nodes=-1)
 
     def reset(self) -> None:
         """Drop everything at once, leases included."""
@@ -315,7 +322,7 @@ class RadixTree:
                 self.drop_checkpoint(checkpoint)
             self._set_segments(node, {})
         self._roots, self._nodes = {}, {}
-        self.num_tokens = 0
+        self.totals = Totals()
 
     # Sharing buffers with sequences.
 
@@ -358,7 +365,7 @@ class RadixTree:
             segments = ref.node.segments[ref.kind]
             new = Segment(ref.segment.span, payload)
             segments[segments.index(ref.segment)] = new
-            self._charge_kv([new], [ref.segment])
+            self._charge_kv(ref.node, [new], [ref.segment])
 
     # Compaction: a long conversation's 200th turn restores as fast as its second. The tree's meaning does not change:
     # the same tokens, entries, checkpoints and leases (the same objects), in fewer nodes and segments.
@@ -423,6 +430,7 @@ class RadixTree:
             # Whoever still holds the node must not keep its payloads alive.
             node.parent, node.children, node.segments, node.checkpoints = None, {}, {}, CheckpointMap()
             node.leases, node.tokens = [], as_tokens(())
+        self._count(top, num_nodes=1 - len(chain))
         return len(chain) - 1
 
     def _join(self, node: Node, kind: KvKind, first: int, stop: int) -> int:
@@ -432,17 +440,17 @@ class RadixTree:
         span = Span(head.span.start, run[-1].span.stop)
         joined = Segment(span, head.payload.join([segment.payload for segment in rest]))
         segments[first:stop] = [joined]
-        self._charge_kv([joined], run)
+        self._charge_kv(node, [joined], run)
         return len(span)
 
     # Bytes.
 
     def _set_segments(self, node: Node, segments: Segments) -> None:
         before, node.segments = node.segments, segments
-        self._charge_kv(_flat(segments), _flat(before))
+        self._charge_kv(node, _flat(segments), _flat(before))
 
-    def _charge_kv(self, new: Iterable[Segment], old: Iterable[Segment]) -> None:
-        """These segments came, and those went: the one place where the bytes of entries are charged.
+    def _charge_kv(self, node: Node, new: Iterable[Segment], old: Iterable[Segment]) -> None:
+        """On this edge these segments came, and those went: the one place where the bytes of entries are charged.
 
         What stands in a sequence's buffers is counted here instead of there, and falls back to it.
         """
@@ -455,31 +463,49 @@ class RadixTree:
                     shared += sign * segment.nbytes
         self._memory.charge(Account.KV, own)
         self._memory.transfer(Account.SEQUENCES, Account.KV, shared)
+        self._count(node, nbytes=own + shared)
+
+    def _count(
+        self, node: Node, *, num_nodes: int = 0, num_tokens: int = 0, num_checkpoints: int = 0, nbytes: int = 0
+    ) -> None:
+        """So much more is held where `node` is. The one place that changes totals."""
+        for totals in (self.totals, node.totals):
+            totals.num_nodes += num_nodes
+            totals.num_tokens += num_tokens
+            totals.num_checkpoints += num_checkpoints
+            totals.nbytes += nbytes
 
     # Integrity.
 
     def check(self) -> None:
         """Recompute everything from the nodes; AssertionError on any difference. O(size of the tree)."""
-        kv = snapshots = num_tokens = num_checkpoints = 0
+        kv = snapshots = 0
         nodes: dict[int, Node] = {}
+        counted = Totals()
         for root in self._roots.values():
             assert root.start == 0 and len(root.tokens) == 0 and root.parent is None
             assert not root.segments and not root.checkpoints
+            own = Totals()
             for node in subtree(root):
                 _check_node(node, self.layout)
+                assert node.totals is root.totals, "the nodes of a namespace count together"
+                of_node = sum(c.snapshot.nbytes for c in node.checkpoints.values() if c.snapshot is not None)
                 kv += node.nbytes
-                snapshots += sum(c.snapshot.nbytes for c in node.checkpoints.values() if c.snapshot is not None)
-                num_tokens += len(node.tokens)
+                snapshots += of_node
                 nodes[node.serial] = node
-                num_checkpoints += len(node.checkpoints)
-        counted = (num_tokens, num_checkpoints)
-        assert counted == (self.num_tokens, self.num_checkpoints), (counted, vars(self))
+                for totals in (own, counted):
+                    totals.num_nodes += 1
+                    totals.num_tokens += len(node.tokens)
+                    totals.num_checkpoints += len(node.checkpoints)
+                    totals.nbytes += node.nbytes + of_node
+            assert own == root.totals, (own, root.totals)
+        assert counted == self.totals, (counted, self.totals)
         assert nodes == self._nodes, nodes.keys() ^ self._nodes.keys()
         self._memory.check({Account.KV: kv, Account.SNAPSHOTS: snapshots})
 
 
 def _new_root() -> Node:
-    return Node(start=0, tokens=as_tokens(()), parent=None)
+    return Node(start=0, tokens=as_tokens(()), parent=None, totals=Totals())
 
 
 def _ghosts(node: Node) -> Ghosts:

@@ -97,14 +97,14 @@ def _screen(look: Mapping[str, Any], *, rows: int, before: Mapping[str, Any] | N
 def _head(told: Mapping[str, Any]) -> "Text":
     from rich.text import Text  # noqa: PLC0415
 
-    savings, health = told["savings"], told["health"]
+    savings = told["savings"]
     text = Text()
     text.append(f"{_seconds(savings['saved_today_s'])} of waiting saved today", style="bold cyan")
     text.append(f"   {_seconds(savings['saved_s'])} since the start   {_printable(told['model'])}\n")
     known = savings["reused"] + savings["computed"]
     share = f" ({savings['reused'] / known:.0%})" if known > 0 else ""
     text.append(f"reused {savings['reused']:,}{share}   computed {savings['computed']:,}")
-    text.append(f"   prefilled ahead {health['settled']:,}   could have been reused {savings['lost']:,}")
+    text.append(f"   prefilled ahead {savings['prefilled_ahead']:,}   could have been reused {savings['lost']:,}")
     return text
 
 

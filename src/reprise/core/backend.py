@@ -149,6 +149,8 @@ class Status:
     num_prefilling: int = 0
     num_decoding: int = 0
     counts: Counts = field(default_factory=Counts)
+    num_ahead: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Prompt tokens computed before a request waited for them (settled, or by `/v1/prefill`), by owner."""
     held: Held = field(default_factory=Held)
     drafts: DraftStatus | None = None
     """None: there are no drafts."""

@@ -130,14 +130,16 @@ class InspectedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedTree:
-    """The nodes that were used last, each behind its parent, and how many there are in all."""
+    """The nodes that were used last, each behind its parent, and how much memory has of that namespace, or of all."""
 
     nodes: tuple[InspectedNode, ...] = ()
     num_nodes: int = 0
     num_tokens: int = 0
     num_checkpoints: int = 0
+    nbytes: int = 0
+    """Of entries and snapshots."""
     evictions: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many items left it so far, by reason."""
+    """How many items of all namespaces left it so far, by reason."""
     has_more: bool = False
     """Whether nodes of the part that was asked for are not among `nodes`."""
 

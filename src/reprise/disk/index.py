@@ -97,6 +97,8 @@ class DiskIndex:
         """Parent → tokens and keys of all that stands on it, sorted: those that agree the furthest are neighbours."""
         self._leaves: SortedList[tuple[int, bytes]] = SortedList()
         """Time of the last use and key of the entries on which nothing stands."""
+        self._leaves_of: dict[bytes, SortedList[tuple[int, bytes]]] = {}
+        """The same by root: the paths of one namespace do not hide another's."""
         self._latest_ns = 0
 
     # Changes.
@@ -114,7 +116,7 @@ class DiskIndex:
         assert entry.key not in self.entries, entry
         self.entries[entry.key] = entry
         if entry.parent not in self._children and entry.parent in self.last_use_ns:
-            self._leaves.remove((self.last_use_ns[entry.parent], entry.parent))
+            self._remove_leaf(self.entries[entry.parent])
         self._children[entry.parent].add(entry.key)
         self._rows.setdefault(entry.parent, SortedList()).add((entry.tokens, entry.key))
         if entry.is_tail:
@@ -125,11 +127,12 @@ class DiskIndex:
 
     def remove(self, key: bytes) -> IndexEntry:
         """The record is there no more. Its last use counts for what it stood on."""
-        entry = self.entries.pop(key)
+        entry = self.entries[key]
         self.num_changes += 1
-        at_ns = self.last_use_ns.pop(key)
         if key not in self._children:
-            self._leaves.remove((at_ns, key))
+            self._remove_leaf(entry)
+        del self.entries[key]
+        at_ns = self.last_use_ns.pop(key)
         self.nbytes -= entry.file_nbytes
         self.unwritten_uses.pop(key, None)
         self.verified.discard(key)
@@ -139,7 +142,7 @@ class DiskIndex:
         if not beside:
             del self._children[entry.parent], self._rows[entry.parent]
             if entry.parent in self.last_use_ns:
-                self._leaves.add((self.last_use_ns[entry.parent], entry.parent))
+                self._add_leaf(self.entries[entry.parent], self.last_use_ns[entry.parent])
         if entry.is_tail:
             by_length = self._tails[entry.parent]
             del by_length[len(entry.tokens)][entry.tokens]
@@ -165,10 +168,21 @@ class DiskIndex:
     def _set_use(self, key: bytes, at_ns: int) -> None:
         if key not in self._children:
             if key in self.last_use_ns:
-                self._leaves.remove((self.last_use_ns[key], key))
-            self._leaves.add((at_ns, key))
+                self._remove_leaf(self.entries[key])
+            self._add_leaf(self.entries[key], at_ns)
         self.last_use_ns[key] = at_ns
         self.num_changes += 1
+
+    def _add_leaf(self, entry: IndexEntry, at_ns: int) -> None:
+        self._leaves.add((at_ns, entry.key))
+        self._leaves_of.setdefault(entry.root, SortedList()).add((at_ns, entry.key))
+
+    def _remove_leaf(self, entry: IndexEntry) -> None:
+        leaf = (self.last_use_ns[entry.key], entry.key)
+        self._leaves.remove(leaf)
+        self._leaves_of[entry.root].remove(leaf)
+        if not self._leaves_of[entry.root]:
+            del self._leaves_of[entry.root]
 
     def add_unusable(self, file: UnusableFile) -> None:
         assert file.info.path not in self.unusable, file
@@ -280,19 +294,20 @@ class DiskIndex:
         """
         seen: set[bytes] = {root}
         found: list[tuple[IndexEntry, int]] = []
-        for at_ns, leaf in islice(reversed(self._leaves), most):
+        leaves = self._leaves_of.get(root, ())
+        for at_ns, leaf in islice(reversed(leaves), most):
             path: list[tuple[IndexEntry, int]] = []
             key = leaf
             while key not in seen:
                 entry = self.entries.get(key)
                 if entry is None or entry.root != root:
-                    break  # Another namespace's, or it stands on nothing and cannot be found.
+                    break  # It stands on nothing and cannot be found.
                 path.append((entry, max(at_ns, self.last_use_ns[key])))
                 key = entry.parent
             else:
                 seen.update(entry.key for entry, _ in path)
                 found.extend(reversed(path))
-        return found, most >= len(self._leaves)
+        return found, most >= len(leaves)
 
     def path_tokens(self, key: bytes, span: Span, *, root: bytes) -> bytes | None:
         """The tokens of a span of the path that ends with a record; None: it is not there, or of another root.
@@ -360,6 +375,10 @@ class DiskIndex:
         assert self.last_use_ns.keys() == self.entries.keys(), "the order knows what is there"
         leaves = sorted((at_ns, key) for key, at_ns in self.last_use_ns.items() if key not in children)
         assert list(self._leaves) == leaves, "whatever could go stands in the order"
+        by_root: dict[bytes, list[tuple[int, bytes]]] = {}
+        for leaf in leaves:
+            by_root.setdefault(self.entries[leaf[1]].root, []).append(leaf)
+        assert {root: list(own) for root, own in self._leaves_of.items()} == by_root, "the order of each namespace"
         nbytes = sum(entry.file_nbytes for entry in self.entries.values())
         nbytes += sum(file.info.nbytes for file in self.unusable.values())
         assert nbytes == self.nbytes, (nbytes, self.nbytes)

@@ -37,6 +37,7 @@ def status_of(worker: Worker) -> Status:
         num_prefilling=phases[Prefilling],
         num_decoding=phases[Decoding],
         counts=Counts(**requests.counts, saved_s=requests.saved_s, num_evictions=stats.num_evictions),
+        num_ahead=requests.num_ahead,
         audit=worker.audit.totals,
         held=Held(
             budget_nbytes=memory.budget if memory.budget is not None else 0,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence, ValuesView
+from collections.abc import Callable, Mapping, Sequence, ValuesView
 
 from reprise.core.clock import Clock
 from reprise.core.errors import EngineFailed, OutOfMemory, RepriseError
@@ -34,6 +34,8 @@ class RequestTable:
         self._by_id: dict[str, RunningRequest] = {}
         self.counts: Counter[str] = Counter()
         """What was done so far, by the names of `Counts`."""
+        self.num_ahead: Mapping[str, int] = {}
+        """As in `Status`. Replaced, never changed: other threads have it."""
         self.saved_s = 0.0
 
     # Who is there.
@@ -71,6 +73,13 @@ class RequestTable:
         self._by_id[request.id] = request
         if not request.is_settle:
             self.counts.update(num_requests=1)
+
+    def note_prefilled(self, request: RunningRequest, num: int) -> None:
+        """So many more tokens of the request's prompt are computed."""
+        self.counts.update({"num_settled" if request.is_settle else "num_prefilled": num})
+        if request.job.purpose is not Purpose.GENERATE:
+            owner = request.job.owner
+            self.num_ahead = {**self.num_ahead, owner: self.num_ahead.get(owner, 0) + num}
 
     def relate(self, request: RunningRequest) -> None:
         """Note what the request's prompt has in common with those whose computed prefixes it could use."""

@@ -66,13 +66,14 @@ def inspect_tree(
                     cursors[node.serial] = cursor
         if at >= part.skip:
             nodes.append(_inspected(found, node, cache, on_disk, tuple(leased[node.serial]), now_s=now_s))
-    stats = cache.stats
+    totals = cache.tree.totals if part.namespace is None else cache.tree.totals_of(part.namespace)
     return InspectedTree(
         nodes=tuple(nodes),
-        num_nodes=stats.num_nodes,
-        num_tokens=stats.num_tokens,
-        num_checkpoints=stats.num_checkpoints,
-        evictions=stats.evictions,
+        num_nodes=totals.num_nodes,
+        num_tokens=totals.num_tokens,
+        num_checkpoints=totals.num_checkpoints,
+        nbytes=totals.nbytes,
+        evictions=cache.stats.evictions,
         has_more=has_more or (part.on_disk is not None and not part.on_disk.is_whole),
     )
 

@@ -279,7 +279,7 @@ class Worker:
         self._gate.speed = self.executor.speed
         self.sequences.measure()
         for piece in slices:
-            self.requests.counts.update({"num_settled" if by_id[piece.id].is_settle else "num_prefilled": len(piece)})
+            self.requests.note_prefilled(by_id[piece.id], len(piece))
             yield by_id[piece.id], piece
 
     def _after_slice(self, request: RunningRequest, piece: Slice) -> None:

@@ -1,7 +1,7 @@
 // The one number on top, memory, what breaks prefixes, and load.
 import { $, h, s, put, shown, oneLine } from "./dom.js";
 import { many, num, bytes, seconds, parts, share, ago, rate } from "./format.js";
-import { get } from "./server.js";
+import { get, hasKey } from "./server.js";
 import { choose, facts } from "./tree.js";
 
 const PARTS = [["weights", "weights"], ["running", "KV of running requests"], ["kept", "KV kept"], ["checkpoints", "checkpoints"],
@@ -17,7 +17,7 @@ export function overview(told) {
   load(told.health, told.load);
 }
 
-function hero({ savings, health, created }) {
+function hero({ savings, created }) {
   put($("saved"), (savings.saved_today_s ? parts(savings.saved_today_s) : [["0", "s"]]).map(([amount, unit]) => [amount, h("span", { class: "unit" }, unit)]));
   $("saved").dataset.seconds = savings.saved_s;
   const since = new Date(created * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
@@ -27,7 +27,7 @@ function hero({ savings, health, created }) {
   put($("figures"),
     figure("reused", "memory", "reused", savings.reused, known ? `${share(savings.reused, known)} of all prompt tokens` : "no prompts yet"),
     figure("computed", "computed", "computed", savings.computed, savings.prefill_tokens_per_s ? `at ${rate(savings.prefill_tokens_per_s)} tokens/s` : "while someone waited"),
-    figure("ahead", "ahead", "prefilled ahead", health.settled, `while idle; ${num(savings.ahead)} of the reused`),
+    figure("ahead", "ahead", "prefilled ahead", savings.prefilled_ahead, `${num(savings.ahead)} of them reused`),
     figure("lost", null, "could have been reused", savings.lost, savings.lost ? `${seconds(savings.lost_s)} spent recomputing it` : "nothing was lost"));
 }
 
@@ -106,7 +106,8 @@ function speeds() {
 
 function load(health, told) {
   const rates = speeds(), now = performance.now() / 1000, latest = rates.length && now - rates.at(-1).at < 2 && !health.idle ? rates.at(-1) : { decode: 0, prefill: 0 };
-  $("load-note").textContent = !told.longest_gap_s ? "" : `longest gap between two tokens ${seconds(told.longest_gap_s)}`;
+  const notes = [hasKey() ? "of all keys" : "", told.longest_gap_s ? `longest gap between two tokens ${seconds(told.longest_gap_s)}` : ""];
+  $("load-note").textContent = notes.filter(Boolean).join("; ");
   const cell = (id, value, name) => h("div", {}, h("b", { id }, value), h("span", {}, name));
   const groups = told.decode_groups.length ? `in groups of ${told.decode_groups.join(", ")}` : "decoding";
   put($("load-body"), h("div", { class: "grid4" }, cell("decode-speed", rate(latest.decode), "tokens/s generated"), cell("prefill-speed", rate(latest.prefill), "tokens/s prefilled"),
