@@ -228,7 +228,7 @@ STORE = (
     _mutant(
         "RadixTree.shorten",
         "a shortened edge keeps its tokens counted",
-        "self.num_tokens -= leaf.stop - stop",
+        "self._count(leaf, num_tokens=stop - leaf.stop)",
         "",
     ),
     _mutant(

@@ -95,7 +95,7 @@ DISK_MUTANTS = (
     _mutant(
         "DiskIndex.add",
         "what others stand on may go before them",
-        "self._leaves.remove((self.last_use_ns[entry.parent], entry.parent))",
+        "self._remove_leaf(self.entries[entry.parent])",
         "",
         _BOUND,
     ),
