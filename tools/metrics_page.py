@@ -13,12 +13,16 @@ This page is written by `python -m tools.metrics_page` from the declarations in 
 `GET /health` has them as JSON, `GET /metrics` for Prometheus, and the log gets a line of totals when the server stops.
 Counters start at zero with the server. Fields and series of `disk` are there with `--disk-cache` only.
 
+The label `model` is there on a server with one model, too. Series without it are of the whole server. `GET /health`
+adds up all models; `GET /health?model=NAME` is one model's.
+
 | /health | /metrics | unit | |
 |---|---|---|---|"""
 
 _TAIL = """
-`GET /metrics` has three more: `reprise_requests_total{api,outcome}`, and the histograms
-`reprise_time_to_first_token_seconds` and `reprise_inter_token_seconds`.
+`GET /metrics` has three more: `reprise_requests_total{api,outcome,model}`, and the histograms
+`reprise_time_to_first_token_seconds{model}` and `reprise_inter_token_seconds{model}`. `model` is empty for a refused
+request that named no model of this server.
 """
 
 
@@ -32,9 +36,11 @@ def _series(metric: Metric) -> str:
     if metric.family is None:
         return ""
     name = f"reprise_{metric.family}{'_total' if metric.kind is MetricKind.COUNTER else ''}"
-    if metric.label is None:
-        return f"`{name}`"
-    return f"`{name}{{{metric.label}}}`" if metric.series is None else f'`{name}{{{metric.label}="{metric.series}"}}`'
+    labels = (
+        [] if metric.label is None else [metric.label if metric.series is None else f'{metric.label}="{metric.series}"']
+    )
+    labels += [] if metric.is_of_server else ["model"]
+    return f"`{name}{{{','.join(labels)}}}`" if labels else f"`{name}`"
 
 
 if __name__ == "__main__":

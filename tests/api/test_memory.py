@@ -43,8 +43,9 @@ def told(client: httpx.Client) -> dict[str, float]:
 
 
 def test_what_is_told_of_memory_is_what_the_books_say(server: House) -> None:
+    of = f'model="{server.service.served.id}"'
     with httpx.Client(base_url=server.url, timeout=60) as client:
-        assert told(client)['reprise_evictions_total{reason="budget"}'] == 0
+        assert told(client)[f'reprise_evictions_total{{{of},reason="budget"}}'] == 0
         assert client.post(PIN, json=HEAD).status_code == 200
         flood(client)
         messages = [*HEAD["messages"], {"role": "user", "content": "Why is the sky blue?"}]
@@ -62,15 +63,15 @@ def test_what_is_told_of_memory_is_what_the_books_say(server: House) -> None:
             samples = told(client)
             assert {
                 "reprise_budget_bytes": known["bytes_budget"],
-                'reprise_state_bytes{use="kv"}': known["bytes_kv"],
-                'reprise_state_bytes{use="snapshots"}': known["bytes_snapshots"],
-                'reprise_state_bytes{use="live"}': known["bytes_live"],
-                "reprise_pinned_bytes": known["bytes_pinned"],
-                "reprise_pins": known["pins"],
-                "reprise_cached_tokens": known["tokens_held"],
+                f'reprise_state_bytes{{{of},use="kv"}}': known["bytes_kv"],
+                f'reprise_state_bytes{{{of},use="snapshots"}}': known["bytes_snapshots"],
+                f'reprise_state_bytes{{{of},use="live"}}': known["bytes_live"],
+                f"reprise_pinned_bytes{{{of}}}": known["bytes_pinned"],
+                f"reprise_pins{{{of}}}": known["pins"],
+                f"reprise_cached_tokens{{{of}}}": known["tokens_held"],
             }.items() <= samples.items()
             for reason in ("budget", "cleared"):
-                name = f'reprise_evictions_total{{reason="{reason}"}}'
+                name = f'reprise_evictions_total{{{of},reason="{reason}"}}'
                 assert samples[name] == known["evictions_by_reason"].get(reason, 0)
             assert known["evictions_by_reason"]["budget"] > 0
             assert ("cleared" in known["evictions_by_reason"]) is is_cleared

@@ -117,14 +117,14 @@ def test_every_number_of_the_status_is_declared_and_told() -> None:
     told: dict[str, Any] = health_fields(status)
     sections = {*told["audit"].values(), *told["disk"].values()}
     assert numbers_in(status) <= {v for v in told.values() if isinstance(v, int)} | sections
-    samples = {sample.value for family in families(status) for sample in family.samples}
+    samples = {sample.value for family in families({"m": status}) for sample in family.samples}
     only_in_health = {metric.read(status) for metric in METRICS if metric.family is None}
     assert numbers_in(status) - only_in_health <= samples
 
 
 def test_names_stay() -> None:
     status = full_status(has_disk=True)
-    assert {family.name.removeprefix("reprise_") for family in families(status)} >= FAMILIES
+    assert {family.name.removeprefix("reprise_") for family in families({"m": status})} >= FAMILIES
     told: dict[str, Any] = health_fields(status)
     assert set(told) >= FIELDS
     assert set(told["disk"]) >= DISK_FIELDS
@@ -134,11 +134,11 @@ def test_names_stay() -> None:
 def test_without_a_disk_nothing_is_told_of_one() -> None:
     status = full_status(has_disk=False)
     assert health_fields(status)["disk"] is None
-    assert not any("disk" in family.name for family in families(status))
+    assert not any("disk" in family.name for family in families({"m": status}))
 
 
 def test_an_eviction_has_a_series_before_the_first() -> None:
-    evictions = next(family for family in families(Status()) if family.name == "reprise_evictions")
+    evictions = next(family for family in families({"m": Status()}) if family.name == "reprise_evictions")
     seen = {(sample.labels["reason"], sample.value) for sample in evictions.samples}
     assert seen == {("budget", 0), ("cleared", 0), ("audit", 0)}
 

@@ -15,12 +15,15 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message
+from typer.testing import CliRunner
 
 from reprise.api.app import shapes_of_apis
 from reprise.api.models import ModelBackend, Models, ServedModel, answer_when_ready
+from reprise.cli.main import app
 from reprise.core.backend import Status, WeightsState
 from reprise.core.errors import LoadFailed, UnknownModel
 from tests.api.test_health import until
+from tests.api.test_watching import Stream
 from tests.models.tiny import tiny_model
 
 CHAT = [{"role": "user", "content": "Write a few words about the sea, the wind and the harbour, please."}]
@@ -61,6 +64,13 @@ def ask(server: httpx.Client, model: str | None, **options: Any) -> dict[str, An
 def test_a_model_is_loaded_when_it_is_asked_for_and_its_prefixes_outlive_its_weights(server: httpx.Client) -> None:
     first, second = states(server)
     assert states(server) == {first: "ready", second: "unloaded"}
+    # Who only looks does not have it loaded.
+    for looked in (
+        server.post("/v1/cache/lookup", json={"model": second, "messages": CHAT}),
+        server.get("/v1/cache/tree", params={"model": second}),
+    ):
+        assert looked.status_code == 404 and "has not been loaded yet" in looked.json()["error"]["message"]
+    assert states(server) == {first: "ready", second: "unloaded"}
     assert ask(server, None)["model"] == ask(server, first)["model"] == first
     cold = ask(server, second)
     assert (cold["model"], states(server)[second]) == (second, "ready")
@@ -74,8 +84,120 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_its_prefixes_outlive_its_wei
     assert told[second]["bytes"] > 0 and "attention" in told[second]["layers"]
     models = [record["model"] for record in server.get("/v1/cache/requests").json()["data"]]
     assert {first, second} == set(models), "one list of records, which names the model"
+
+
+def told_by_prometheus(server: httpx.Client) -> dict[str, float]:
+    lines = server.get("/metrics").text.splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def test_every_number_is_of_a_model_or_of_the_server(server: httpx.Client) -> None:
+    first, second = states(server)
+    ask(server, first)
+    ask(server, second)
+    server.post(f"/v1/models/{second}/unload").raise_for_status()
+    until(lambda: server.get("/health").json()["idle"])
+    whole = server.get("/health").json()
+    each = {name: server.get("/health", params={"model": name}).json() for name in (first, second)}
+    assert [told["model"] for told in each.values()] == [first, second]
+    for field in ("prompt_tokens", "generated", "bytes_kv", "bytes_weights", "tokens_held", "loads"):
+        assert whole[field] == sum(told[field] for told in each.values()), field
+    assert each[second]["bytes_kv"] > 0 and each[second]["bytes_weights"] == 0 < each[first]["bytes_weights"]
+    assert {told["id"]: told["state"] for told in whole["models"]} == {first: "ready", second: "unloaded"}
+    told = told_by_prometheus(server)
     for name in (first, second):
-        assert server.get("/health", params={"model": name}).json()["model"] == name
+        assert told[f'reprise_prompt_tokens_total{{model="{name}"}}'] == each[name]["prompt_tokens"]
+        assert told[f'reprise_state_bytes{{model="{name}",use="kv"}}'] == each[name]["bytes_kv"]
+        assert told[f'reprise_model_ready{{model="{name}"}}'] == (name == first)
+        assert told[f'reprise_time_to_first_token_seconds_count{{model="{name}"}}'] > 0
+    assert told["reprise_budget_bytes"] == whole["bytes_budget"], "all models have it together"
+    overview = server.get("/v1/cache/overview").json()
+    parts, models = overview["memory"]["parts"], overview["models"]
+    assert parts["weights"] == sum(model["bytes_weights"] for model in models) == each[first]["bytes_weights"]
+    assert parts["kept"] == sum(model["bytes_kv"] for model in models) == whole["bytes_kv"]
+    assert sum(parts.values()) - overview["memory"]["untouched"] == overview["memory"]["process"]
+
+
+def test_each_record_is_counted_once(server: httpx.Client) -> None:
+    """Whatever was looked at of another model before."""
+    _, second = states(server)
+    for path in ("/v1/cache/tree", "/v1/cache/requests", "/health", "/metrics"):
+        server.get(path, params={"model": second}).raise_for_status()
+
+    def num_told() -> float:
+        told = told_by_prometheus(server)
+        return sum(n for name, n in told.items() if name.startswith("reprise_requests_total{") and second in name)
+
+    before = num_told()
+    ask(server, second)
+    until(lambda: num_told() > before)
+    assert num_told() == before + 1
+
+
+def test_what_is_stored_is_shown_while_the_weights_are_unloaded(server: httpx.Client) -> None:
+    _, second = states(server)
+    answer = ask(server, second)
+    until(lambda: server.get("/health").json()["idle"])
+    server.post(f"/v1/models/{second}/unload").raise_for_status()
+    at = {"model": second}
+    tree = server.get("/v1/cache/tree", params=at).json()
+    assert tree["model"] == second and tree["totals"]["tokens"] > 0
+    edge = max(tree["data"], key=lambda node: node["tokens"])
+    text = server.get(f"/v1/cache/tree/{edge['id']}", params=at).json()
+    assert text["model"] == second and text["text"].startswith(edge["text"])
+    assert server.get("/v1/cache/tree/search", params={**at, "q": "harbour"}).json()["data"]
+    for path in ("evictions", "budgets"):
+        assert server.get(f"/v1/cache/{path}", params=at).json()["model"] == second
+    found = server.post("/v1/cache/lookup", json={"model": second, "messages": CHAT}).json()
+    assert (found["model"], found["state"], found["from"]) == (second, "unloaded", "memory")
+    assert found["matched"] >= answer["usage"]["prompt_tokens"] - 1 and found["est_ttft_s"] > 0
+    assert server.post("/tokenize", json={"model": second, "prompt": "sea"}).json()["count"] > 0
+    records = server.get("/v1/cache/requests", params=at).json()["data"]
+    assert {record["model"] for record in records} == {second}
+    assert states(server)[second] == "unloaded", "nothing of it has loaded the weights"
+    explained = CliRunner().invoke(app, ["explain", answer["id"], "--url", str(server.base_url)])
+    assert f"(chat, {second}): " in explained.output
+
+
+def test_pins_and_clearing_are_of_one_model_or_of_all(server: httpx.Client) -> None:
+    first, second = states(server)
+
+    def num_held() -> list[int]:
+        return [server.get("/v1/cache/tree", params={"model": m}).json()["totals"]["tokens"] for m in (first, second)]
+
+    made = {
+        name: server.post("/v1/cache/pin", json={"model": name, "messages": CHAT}).json() for name in (first, second)
+    }
+    assert [made[name]["model"] for name in made] == [first, second]
+    assert [pin["model"] for pin in server.get("/v1/cache/pin").json()["data"]] == [first, second]
+    one = server.get("/v1/cache/pin", params={"model": second}).json()
+    assert [(pin["id"], pin["model"]) for pin in one["data"]] == [(made[second]["id"], second)]
+    server.post(f"/v1/models/{second}/unload").raise_for_status()
+    lifted = server.delete(f"/v1/cache/pin/{made[second]['id']}", params={"model": second}).json()
+    assert lifted["models"] == [second]
+    assert [pin["model"] for pin in server.get("/v1/cache/pin").json()["data"]] == [first]
+    assert server.delete("/v1/cache", params={"model": second}).json()["models"] == [second]
+    assert num_held()[0] > 0 == num_held()[1]
+    assert server.delete("/v1/cache").json()["models"] == [first, second]
+    assert num_held() == [0, 0] and states(server)[second] == "unloaded"
+
+
+def test_events_name_the_model_and_tell_its_state(server: httpx.Client) -> None:
+    first, second = states(server)
+    server.post(f"/v1/models/{second}/unload").raise_for_status()
+    with server.stream("GET", "/v1/events") as response:
+        stream = Stream(response)
+        name, snapshot = stream.next()
+        assert name == "snapshot" and [tree["model"] for tree in snapshot["trees"]] == [first, second]
+        assert {each["id"]: each["state"] for each in snapshot["models"]} == {first: "ready", second: "unloaded"}
+        ask(server, second, messages=[{"role": "user", "content": "And of the tide?"}])
+        seen = dict.fromkeys(("tree", "models", "request.ended"), False)
+        while not all(seen.values()):
+            name, body = stream.next()
+            if name == "models":
+                seen[name] |= {each["id"]: each["state"] for each in body["models"]}[second] == "ready"
+            elif name in seen:
+                seen[name] |= body["model"] == second
 
 
 def test_the_log_names_the_model(server: httpx.Client, log: Path) -> None:

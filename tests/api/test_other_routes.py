@@ -184,8 +184,8 @@ async def test_metrics_follow_prometheus():
         response = await a.client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
     lines = response.text.splitlines()
-    assert 'reprise_requests_total{api="chat",outcome="stop"} 1.0' in lines
-    assert "reprise_time_to_first_token_seconds_count 1.0" in lines
-    assert 'reprise_state_bytes{use="kv"} 100.0' in lines
+    assert 'reprise_requests_total{api="chat",model="org/tiny-chat",outcome="stop"} 1.0' in lines
+    assert 'reprise_time_to_first_token_seconds_count{model="org/tiny-chat"} 1.0' in lines
+    assert 'reprise_state_bytes{model="org/tiny-chat",use="kv"} 100.0' in lines
     assert any(line.startswith("reprise_inter_token_seconds_count") and not line.endswith(" 0.0") for line in lines)
     assert any(line.startswith("reprise_prefilled_tokens_total") for line in lines)

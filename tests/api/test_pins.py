@@ -90,7 +90,12 @@ def test_a_system_prompt_and_tools_are_pinned_before_anybody_came(client: httpx.
     assert [pin["id"] for pin in listed["data"]] == [made["id"]]
     assert listed["bytes"] == listed["data"][0]["bytes"] == made["bytes"] > 0
     # Let go, it is worth no more than its use.
-    assert unpinned_delete(client, HEAD).json() == {"id": made["id"], "object": "cache.pin", "unpinned": True}
+    assert unpinned_delete(client, HEAD).json() == {
+        "id": made["id"],
+        "object": "cache.pin",
+        "unpinned": True,
+        "models": ["llama"],
+    }
     assert client.get(PIN).json()["data"] == []
     assert unpinned_delete(client, HEAD).status_code == 404
     assert client.delete(f"{PIN}/{made['id']}").status_code == 404

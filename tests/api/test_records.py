@@ -97,7 +97,7 @@ async def test_a_refused_request_is_a_line_and_a_record(
         assert told["notes"] == [f"{method} {path}"]
         assert (await a.client.get(f"/v1/cache/requests/{told['id']}")).json() == told
         metrics = (await a.client.get("/metrics")).text
-    assert f'reprise_requests_total{{api="{name}",outcome="refused"}} 1.0' in metrics
+    assert f'reprise_requests_total{{api="{name}",model="{MODEL}",outcome="refused"}} 1.0' in metrics
     (line,) = [r.message for r in caplog.records if r.message.startswith("refused")]
     assert line.startswith(f"refused with {status} (") and f"{method} {path}" in line
 

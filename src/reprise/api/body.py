@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from math import isfinite
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
@@ -33,10 +34,21 @@ def _not_zero(bound: int) -> int:
     return bound
 
 
+class Needs(Enum):
+    """What of a model has to be loaded before a request is answered, where models are loaded when asked for."""
+
+    WEIGHTS = auto()
+    TOKENIZER = auto()
+    """Which stays when the weights are unloaded."""
+    NOTHING = auto()
+    """It only looks: a model that was never loaded is not loaded for it."""
+
+
 class Body(BaseModel):
     """A JSON object. Types are exact; fields that are not named here are kept aside, see `unknown_fields`."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    needs: ClassVar[Needs] = Needs.WEIGHTS
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:

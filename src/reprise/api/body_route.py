@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.responses import Response
 
-from reprise.api.body import check_numbers
+from reprise.api.body import Needs, check_numbers
 from reprise.api.body_limits import RELEASE_BODY
 from reprise.api.context import MODEL_IN_SCOPE, Context
 from reprise.api.encoding import JsonResponse
@@ -95,6 +95,9 @@ class BodyRoute(APIRoute):
             name: str | None = getattr(read.model, "model", None) or getattr(read.model, "name", None)
             model = context.models.of(name)
             request.scope[MODEL_IN_SCOPE] = model
+            needs = getattr(type(read.model), "needs", Needs.WEIGHTS)
+            if needs is Needs.NOTHING or (needs is Needs.TOKENIZER and model.service is not None):
+                return await handle(read)
             is_stream = getattr(read.model, "stream", None) is True and not request.scope["path"].startswith("/api/")
             return await answer_when_ready(
                 model, request, lambda: handle(read), is_stream=is_stream, shapes=context.shapes

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, cast
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Header, Query, Request
 
 from reprise.api.background import HEADER, BackgroundAnswers
 from reprise.api.errors import Shapes
@@ -37,7 +37,17 @@ class Context:
         service = model.service
         if service is None:
             raise NotFound(f"The model {model.id!r} has not been loaded yet. POST /v1/models/{model.id}/load loads it.")
-        return self if service is self.service else replace(self, service=service, metrics=Metrics(service))
+        return self if service is self.service else replace(self, service=service)
+
+    def services(self, model: str | None) -> list[ChatService]:
+        """Of the model that is named, or of all that were loaded. Raises UnknownModel, and NotFound as `of` does."""
+        if self.models is None:
+            return [self.service]
+        return self.models.services if model is None else [self.of(self.models.of(model)).service]
+
+    def model_id(self, name: str | None) -> str | None:
+        """The id of the model that is named; None: none is, or the only one. Raises UnknownModel."""
+        return None if self.models is None or name is None else self.models.of(name).id
 
 
 MODEL_IN_SCOPE = "reprise.model"
@@ -45,11 +55,15 @@ MODEL_IN_SCOPE = "reprise.model"
 
 
 def _context(request: Request) -> Context:
-    context = cast(Context, request.app.state.context)
+    context = _server(request)
     if context.models is None:
         return context
     named = cast(ServedModel | None, request.scope.get(MODEL_IN_SCOPE))
     return context.of(named if named is not None else context.models.of(request.query_params.get("model")))
+
+
+def _server(request: Request) -> Context:
+    return cast(Context, request.app.state.context)
 
 
 def _namespace(request: Request) -> str:
@@ -57,6 +71,15 @@ def _namespace(request: Request) -> str:
 
 
 InContext = Annotated[Context, Depends(_context)]
+"""With the service of the model that is meant, which has been loaded at least once."""
+
+OfServer = Annotated[Context, Depends(_server)]
+"""With the service of the first model, for what is asked of all of them."""
+
+ModelName = Annotated[
+    str | None, Query(alias="model", max_length=500, description="One of several models; without it, all of them.")
+]
+
 Namespace = Annotated[str, Depends(_namespace)]
 """The namespace of the caller's API key: its responses, records and pins are its own.
 

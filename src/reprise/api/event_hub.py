@@ -7,13 +7,14 @@ place in it: one that reads slowly costs no memory, and is told a new snapshot w
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
 from reprise.api.encoding import encode_json
+from reprise.api.models import model_body
 from reprise.api.records import Record, record_body
 from reprise.api.service import ChatService
 from reprise.api.sse import comment_line
@@ -64,7 +65,12 @@ class EventHub:
         self._news = asyncio.Event()
         """Set, and replaced by another, when there is something to tell."""
         self._requests: dict[str, InspectedRequest] = {}
-        self._tree: dict[str, Any] = {}
+        self._trees: dict[str, dict[str, Any]] = {}
+        """By model."""
+        self._models: list[dict[str, Any]] = []
+        """Where there are several: what `model_body` says of each."""
+        self._model_of: dict[str, str] = {}
+        """Of the requests under way, by id."""
         self._counters: dict[str, Any] = {}
         self._gaps = [0.0, 0.0]
         self._gap_since_s = 0.0
@@ -126,14 +132,19 @@ class EventHub:
 
     def _snapshot(self, namespace: str) -> dict[str, Any]:
         own = [r for r in self._requests.values() if r.owner == namespace]
-        return {"requests": [_request_body(r) for r in own], "tree": self._tree, "counters": self._counters}
+        return {
+            "requests": [_request_body(r, self._model_of[r.id]) for r in own],
+            "trees": list(self._trees.values()),
+            "models": self._models,
+            "counters": self._counters,
+        }
 
     # What the service tells.
 
     def request_ended(self, record: Record) -> None:
         self._add("request.ended", record_body(record), namespace=record.namespace or None)
 
-    def token_came(self, gap_s: float) -> None:
+    def token_came(self, gap_s: float, model: str) -> None:
         self._gaps[0] = max(self._gaps[0], gap_s)
 
     # Looking.
@@ -156,42 +167,51 @@ class EventHub:
             self._service.unwatch(self)
             self._looking = None
             self._ring.clear()
-            self._requests, self._tree, self._counters = {}, {}, {}
+            self._requests, self._model_of, self._trees, self._models, self._counters = {}, {}, {}, [], {}
             self._wake()
 
     async def _look(self) -> None:
         """Look at the engine once, and tell what has changed since the last time."""
-        found = await asyncio.wrap_future(self._service.backend.inspect(max_nodes=0))
+        found = await self._service.inspections()
         if self._clock() - self._gap_since_s > _GAP_S:
             self._gaps, self._gap_since_s = [0.0, self._gaps[0]], self._clock()
         self._compare_requests(found)
-        tree = {
-            "edges": found.tree.num_nodes,
-            "tokens": found.tree.num_tokens,
-            "checkpoints": found.tree.num_checkpoints,
-            "evictions": dict(found.tree.evictions),
-            "reads": len(found.reads),
-            "unwritten": found.num_unwritten,
-            "files": 0 if found.disk is None else found.disk.num_files,
-        }
-        if tree != self._tree:
-            self._tree = tree
-            self._add("tree", tree)
+        for model, inspected in found.items():
+            tree = {
+                "model": model,
+                "edges": inspected.tree.num_nodes,
+                "tokens": inspected.tree.num_tokens,
+                "checkpoints": inspected.tree.num_checkpoints,
+                "evictions": dict(inspected.tree.evictions),
+                "reads": len(inspected.reads),
+                "unwritten": inspected.num_unwritten,
+                "files": 0 if inspected.disk is None else inspected.disk.num_files,
+            }
+            if tree != self._trees.get(model):
+                self._trees[model] = tree
+                self._add("tree", tree)
+        models = [] if self._service.models is None else [model_body(each) for each in self._service.models.all]
+        if models != self._models:
+            self._models = models
+            self._add("models", {"models": models})
         counters = health_fields(self._service.status())
         if any(counters[name] != self._counters.get(name) for name in counters.keys() - _OWN_TRACES):
             self._counters = counters
             self._add("counters", counters)
         self._wake()
 
-    def _compare_requests(self, found: Inspection) -> None:
-        before, self._requests = self._requests, {request.id: request for request in found.requests}
+    def _compare_requests(self, found: Mapping[str, Inspection]) -> None:
+        before, models_before = self._requests, self._model_of
+        self._requests = {request.id: request for each in found.values() for request in each.requests}
+        self._model_of = {request.id: model for model, each in found.items() for request in each.requests}
         for request in self._requests.values():
-            known = before.get(request.id)
+            known, model = before.get(request.id), self._model_of[request.id]
             if known is None or _moved(known) != _moved(request):
-                self._add("request", _request_body(request), namespace=request.owner)
+                self._add("request", _request_body(request, model), namespace=request.owner)
         for gone in before.values():
             if gone.id not in self._requests:
-                self._add("request.gone", {"id": gone.id, "purpose": str(gone.purpose)}, namespace=gone.owner)
+                body = {"id": gone.id, "model": models_before[gone.id], "purpose": str(gone.purpose)}
+                self._add("request.gone", body, namespace=gone.owner)
 
     def _add(self, name: str, body: dict[str, Any], *, namespace: str | None = None) -> None:
         self._number += 1
@@ -207,9 +227,10 @@ def _moved(request: InspectedRequest) -> tuple[object, ...]:
     return request.phase, request.position, request.num_generated, request.decode_group
 
 
-def _request_body(request: InspectedRequest) -> dict[str, Any]:
+def _request_body(request: InspectedRequest, model: str) -> dict[str, Any]:
     return {
         "id": request.id,
+        "model": model,
         "purpose": str(request.purpose),
         "phase": str(request.phase),
         "prompt_tokens": request.num_prompt,

@@ -80,7 +80,7 @@ class Ledger:
         """The sums of one namespace. Do not change them."""
         return self._by_namespace.setdefault(namespace, Savings(today=SinceMidnight(self._today)))
 
-    def token_came(self, gap_s: float) -> None:
+    def token_came(self, gap_s: float, model: str) -> None:
         pass
 
     def request_ended(self, record: Record) -> None:

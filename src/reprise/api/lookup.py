@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from reprise.api.any_body import prompt_in
-from reprise.api.body import Body
+from reprise.api.body import Body, Needs
 from reprise.api.body_route import api_router
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.exchange import RawPrompt
@@ -15,7 +15,7 @@ from reprise.api.responses.items import Item
 from reprise.api.responses.store import Stored
 from reprise.api.sse import while_connected
 from reprise.chat.request import ChatRequest
-from reprise.core.backend import Lookup
+from reprise.core.backend import Lookup, WeightsState
 
 router = api_router("Server")
 
@@ -23,6 +23,7 @@ router = api_router("Server")
 class LookupBody(Body):
     """The body of a request to chat completions, completions, messages, responses or Ollama's API."""
 
+    needs = Needs.NOTHING
     previous_response_id: str | None = None
 
 
@@ -32,18 +33,22 @@ async def lookup(body: LookupBody, request: Request, context: InContext, namespa
 
     Computes, reads and stores nothing. `matched`: tokens that the cache knows; the request would resume at
     `resume_at`, with state `from` memory or disk (null: from nothing), and compute `to_compute` tokens. `est_ttft_s`
-    has `queue_s` in it.
+    has `queue_s` in it, and what loading the model's weights takes, where `state` says that they are not loaded.
     """
     found = await while_connected(request.receive, _lookup(body, context, namespace))
+    status = context.service.status_of_model()
+    is_ready = status.weights is WeightsState.READY
+    weights_s = 0.0 if is_ready else status.load_s / max(1, status.num_loads)
     return {
         "object": "cache.lookup",
         "model": context.service.served.id,
+        "state": str(status.weights),
         "prompt_tokens": found.num_prompt,
         "matched": found.num_matched,
         "resume_at": found.resume_at,
         "from": _source(found),
         "to_compute": found.num_prompt - found.resume_at,
-        "est_ttft_s": round(found.queue_s + found.load_s + found.prefill_s, 6),
+        "est_ttft_s": round(weights_s + found.queue_s + found.load_s + found.prefill_s, 6),
         "queue_s": round(found.queue_s, 6),
     }
 

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from reprise.api.errors import Shapes, log_problem, problem_of
 from reprise.api.service import ChatService
 from reprise.api.sse import EVENT_STREAM, comment_line, data_line, event_lines, while_connected
-from reprise.core.backend import Backend, WeightsState
+from reprise.core.backend import Backend, Status, WeightsState
 from reprise.core.errors import ClientGone, UnknownModel
 
 if TYPE_CHECKING:
@@ -102,7 +102,35 @@ class Models:
 
     @property
     def services(self) -> list[ChatService]:
+        """Of the models that were loaded, those that are unloaded by now among them."""
         return [model.service for model in self.all if model.service is not None]
+
+    def statuses(self) -> dict[str, Status]:
+        """What the engine publishes of each model, by its id."""
+        return {m.id: m.backend.status() if m.service is None else m.service.status_of_model() for m in self.all}
+
+
+def model_body(model: ServedModel) -> dict[str, Any]:
+    """Where a model's weights are, and what it holds now. `bytes` are those of its weights when they are loaded."""
+    status = model.backend.status()
+    held = status.held
+    return {
+        "id": model.id,
+        "state": str(status.weights),
+        "bytes": model.nbytes,
+        "bytes_weights": status.weights_nbytes,
+        "bytes_kv": held.kv_nbytes,
+        "bytes_snapshots": held.snapshot_nbytes,
+        "bytes_live": held.live_nbytes,
+        "bytes_on_disk": None if status.disk is None else status.disk.nbytes,
+        "tokens_held": held.num_tokens,
+        "queued": status.num_waiting,
+        "running": status.num_prefilling + status.num_decoding,
+        "loads": status.num_loads,
+        "load_s": round(status.load_s, 3),
+        # Before the first load nobody knows which tokens it has.
+        "has_been_loaded": model.service is not None,
+    }
 
 
 def short_name(model_id: str) -> str:

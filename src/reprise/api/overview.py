@@ -1,15 +1,18 @@
 """`GET /v1/cache/overview` and what belongs to it: savings, memory, what breaks prefixes, other budgets, events."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Header, Query
 from starlette.responses import Response
 
 from reprise.api.body_route import api_router
-from reprise.api.context import InContext, Namespace
+from reprise.api.context import InContext, Namespace, OfServer
 from reprise.api.errors import Problem, openai_shape
 from reprise.api.ledger import Ledger, Savings, breaker_bodies
+from reprise.api.models import model_body
 from reprise.api.off_loop import Stage
 from reprise.api.replay import replay
 from reprise.api.service import new_request_id
@@ -26,7 +29,7 @@ _MOST_REPLAYED = 500
 
 @router.get("/v1/events", response_model=None)
 async def events(
-    context: InContext, namespace: Namespace, last_event_id: Annotated[str | None, Header(max_length=64)] = None
+    context: OfServer, namespace: Namespace, last_event_id: Annotated[str | None, Header(max_length=64)] = None
 ) -> Response:
     """What happens, as server-sent events: requests, the tree, counters. See docs/events.md.
 
@@ -41,16 +44,18 @@ def _last_event(problem: Problem) -> str:
 
 
 @router.get("/v1/cache/overview")
-async def overview(context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def overview(context: OfServer, namespace: Namespace) -> dict[str, Any]:
     """What reuse saved, what the memory is used for, and what broken prefixes cost, of the caller's requests.
 
-    Times in seconds, memory in bytes. `lost` are tokens that were computed again though the cache once knew them.
+    Times in seconds, memory in bytes. `lost` are tokens that were computed again though the cache once knew them. All
+    models together; `models` is there where there are several, `model` and what describes it are the first's.
     """
     service = context.service
-    part = TreePart(namespace=service.cache_namespace(namespace))
-    found = await asyncio.wrap_future(service.backend.inspect(max_nodes=0, part=part))
+    found = await service.inspections(TreePart(namespace=service.cache_namespace(namespace)))
     savings, status = context.ledger.of(namespace), service.status()
-    groups = [r.decode_group for r in found.requests if r.decode_group is not None]
+    groups = [(r.decode_group, model) for model, each in found.items() for r in each.requests]
+    groups = [group for group in groups if group[0] is not None]
+    memory = _together([each.memory for each in found.values()], weights_nbytes=status.weights_nbytes)
     return {
         "object": "cache.overview",
         "model": service.served.id,
@@ -60,19 +65,35 @@ async def overview(context: InContext, namespace: Namespace) -> dict[str, Any]:
         "created": service.served.created,
         "shows_text": service.shows_text,
         "savings": _savings(savings) | {"prefilled_ahead": status.num_ahead.get(namespace, 0)},
-        "memory": memory_body(found.memory),
-        "disk": None if found.disk is None else _disk(found.disk, context.ledger),
+        "memory": memory_body(memory),
+        "disk": None if status.disk is None else _disk(status.disk, context.ledger),
         "load": {
             "queued": status.num_waiting,
             "prefilling": status.num_prefilling,
             "decoding": status.num_decoding,
             "decode_groups": [groups.count(group) for group in sorted(set(groups))],
-            "idle_sequences": len(found.idle),
+            "idle_sequences": sum(len(each.idle) for each in found.values()),
             "longest_gap_s": context.events.longest_gap_s,
         },
         "breakers": breaker_bodies(savings),
         "health": health_fields(status),
+        "models": [] if context.models is None else [model_body(model) for model in context.models.all],
     }
+
+
+def _together(memories: Sequence[InspectedMemory], *, weights_nbytes: int) -> InspectedMemory:
+    """The memory of all models: what each holds is added up, and the process is one."""
+    latest = memories[-1] if memories else InspectedMemory()
+    return replace(
+        latest,
+        budget_nbytes=memories[0].budget_nbytes if memories else None,
+        weights_nbytes=weights_nbytes,
+        kv_nbytes=sum(each.kv_nbytes for each in memories),
+        checkpoint_nbytes=sum(each.checkpoint_nbytes for each in memories),
+        logits_nbytes=sum(each.logits_nbytes for each in memories),
+        live_nbytes=sum(each.live_nbytes for each in memories),
+        incoming_nbytes=sum(each.incoming_nbytes for each in memories),
+    )
 
 
 def _disk(disk: OnDisk, ledger: Ledger) -> dict[str, Any]:
@@ -127,13 +148,14 @@ async def next_evictions(
 ) -> dict[str, Any]:
     """What would be evicted to make room for this many more bytes, in order; at most 64 items. Evicts nothing.
 
-    `bytes_of_others` is what is not the caller's among them.
+    `bytes_of_others` is what is not the caller's among them. Of several models, one: `model`, or the first.
     """
     service = context.service
     own = service.cache_namespace(namespace)
     found = await asyncio.wrap_future(service.backend.next_evictions(nbytes, most=_MOST_EVICTIONS))
     return {
         "object": "list",
+        "model": service.served.id,
         "data": [
             {
                 "edge": each.node,
@@ -157,18 +179,20 @@ async def budgets(context: InContext, namespace: Namespace) -> dict[str, Any]:
     """What half, twice and four times the memory would have reused of the caller's latest requests, replayed.
 
     Counted in blocks of tokens, so a little less than what was reused; `saved_s` is the difference to the present
-    budget at the measured prefill speed.
+    budget at the prefill speed of these requests. Of several models, one: `model`, or the first.
     """
     service = context.service
     found = await asyncio.wrap_future(service.backend.inspect(max_nodes=0))
-    savings = context.ledger.of(namespace)
-    page, _ = service.records.page(namespace=namespace, limit=_MOST_REPLAYED)
+    page, _ = service.records.page(namespace=namespace, limit=_MOST_REPLAYED, model=service.served.id)
     chats = [(r.blocks, sum(o.num_generated for o in r.outcomes)) for r in reversed(page) if r.blocks is not None]
     replayed = await service.threads.run(Stage.AFTER, lambda: replay(chats, found.memory))
-    speed = savings.computed / savings.prefill_s if savings.prefill_s > 0 else None
+    outcomes = [outcome for record in page for outcome in record.outcomes]
+    prefill_s = sum(outcome.prefill_s - outcome.first_pass_s for outcome in outcomes)
+    speed = sum(outcome.num_prefilled for outcome in outcomes) / prefill_s if prefill_s > 0 else None
     now = next((each.reused for each in replayed if each.factor == 1), 0)
     return {
         "object": "cache.budgets",
+        "model": service.served.id,
         "requests": len(chats),
         "data": [
             {

@@ -1,14 +1,16 @@
 """`/v1/cache/pin`: prefixes that stay in the cache whatever else comes."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Request
 from pydantic import Field
 
+from reprise.api.body import Needs
 from reprise.api.body_route import api_router
-from reprise.api.context import InContext, Namespace
+from reprise.api.context import InContext, ModelName, Namespace, OfServer
 from reprise.api.service import ChatService, new_request_id
 from reprise.api.sse import while_connected
 from reprise.api.warm import PrefillBody, prefix_of
@@ -28,6 +30,7 @@ class PinBody(PrefillBody):
 class UnpinBody(PrefillBody):
     """What to unpin: the body that was pinned, or the `id` of the answer."""
 
+    needs = Needs.NOTHING
     id: Annotated[str, Field(max_length=200)] | None = None
 
 
@@ -78,36 +81,41 @@ async def pin(body: PinBody, request: Request, context: InContext, namespace: Na
 
 
 @router.get("/v1/cache/pin")
-async def list_pins(context: InContext, namespace: Namespace) -> dict[str, Any]:
-    """What is pinned, oldest first, whatever pinned it. `bytes` of the list counts what pins share once."""
-    pins = await _pins(context.service, namespace)
-    return {"object": "list", "data": [_pin_body(each) for each in pins.pins], "bytes": pins.nbytes}
+async def list_pins(context: OfServer, namespace: Namespace, model: ModelName = None) -> dict[str, Any]:
+    """What is pinned, oldest first, whatever pinned it, model by model. `bytes` counts what pins share once."""
+    listed = [(service.served.id, await _pins(service, namespace)) for service in context.services(model)]
+    found = [_pin_body(each) | {"model": name} for name, pins in listed for each in pins.pins]
+    return {"object": "list", "data": found, "bytes": sum(pins.nbytes for _, pins in listed)}
 
 
 @router.delete("/v1/cache/pin")
 async def unpin_body(body: UnpinBody, context: InContext, namespace: Namespace) -> dict[str, Any]:
     """Let a prefix go. It stays in the cache for as long as it is worth its memory."""
     if body.id is not None:
-        return await _unpin(context.service, body.id, namespace)
+        return await _unpin(context.services(body.model), body.id, namespace)
     prefix = await pinned_prefix(body, context.service, namespace=namespace)
-    return await _unpin(context.service, pin_id(prefix.tokens), namespace)
+    return await _unpin([context.service], pin_id(prefix.tokens), namespace)
 
 
 @router.delete("/v1/cache/pin/{name}")
-async def unpin(name: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
-    """Let a prefix go, by the `id` of its pin."""
-    return await _unpin(context.service, name, namespace)
+async def unpin(name: str, context: OfServer, namespace: Namespace, model: ModelName = None) -> dict[str, Any]:
+    """Let a prefix go, by the `id` of its pin: in every model that has one of this id, or in the one that is named."""
+    return await _unpin(context.services(model), name, namespace)
 
 
 async def _pins(service: ChatService, namespace: str) -> PinList:
     return await asyncio.wrap_future(service.backend.pins(service.cache_namespace(namespace), owner=namespace))
 
 
-async def _unpin(service: ChatService, name: str, namespace: str) -> dict[str, Any]:
-    lifting = service.backend.unpin(name, namespace=service.cache_namespace(namespace), owner=namespace)
-    if not await asyncio.wrap_future(lifting):
+async def _unpin(services: Sequence[ChatService], name: str, namespace: str) -> dict[str, Any]:
+    unpinned: list[str] = []
+    for service in services:
+        lifting = service.backend.unpin(name, namespace=service.cache_namespace(namespace), owner=namespace)
+        if await asyncio.wrap_future(lifting):
+            unpinned.append(service.served.id)
+    if not unpinned:
         raise NotFound("This prefix is not pinned. GET /v1/cache/pin lists what is.")
-    return {"id": name, "object": "cache.pin", "unpinned": True}
+    return {"id": name, "object": "cache.pin", "unpinned": True, "models": unpinned}
 
 
 def _pin_body(pin: Pin) -> dict[str, Any]:

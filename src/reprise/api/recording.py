@@ -99,7 +99,7 @@ class Recorder:
             self._has_warned_slow = True
             log.warning("--record: writing to %s is too slow; lines are dropped and counted", self._path)
 
-    def token_came(self, gap_s: float) -> None:
+    def token_came(self, gap_s: float, model: str) -> None:
         """Nothing of it is recorded."""
 
     def begin_call(self, path: str) -> _HttpCall:

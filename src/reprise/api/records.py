@@ -1,5 +1,6 @@
 """What happened to past requests, newest first, bounded."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -172,7 +173,8 @@ def explanation_body(explanation: Explanation) -> dict[str, Any]:
 def record_lines(record: Mapping[str, Any]) -> list[str]:
     """A `record_body` in lines for people: counts, the reason, and where the prompt diverged."""
     status = f" with status {record['status']}" if record.get("status") is not None else ""
-    lines = [f"{record['id']} ({record['api']}): {record['ended']}{status}"]
+    model = f", {record['model']}" if record.get("model") else ""
+    lines = [f"{record['id']} ({record['api']}{model}): {record['ended']}{status}"]
     if record.get("error"):
         lines.append(f"error: {record['error']}")
     if "prompt_tokens" in record:
@@ -296,12 +298,16 @@ class Records:
             raise NotFound(f"There is no record of request {record_id!r}; only the latest {self._limit} are kept.")
         return record
 
-    def page(self, *, namespace: str, limit: int, before: str | None = None) -> tuple[tuple[Record, ...], bool]:
-        """At most `limit` records, newest first, older than the record `before`; and whether older ones remain."""
-        newest_first = [record for record in reversed(self._by_id.values()) if record.namespace in (namespace, "")]
-        start = 0
+    def page(
+        self, *, namespace: str, limit: int, before: str | None = None, model: str | None = None
+    ) -> tuple[tuple[Record, ...], bool]:
+        """At most `limit` records, newest first, older than the record `before`; and whether older ones remain.
+
+        `model`: of this one alone.
+        """
+        rest = (record for record in reversed(self._by_id.values()) if record.namespace in (namespace, ""))
         if before is not None:
             anchor = self.get(before, namespace=namespace)
-            start = newest_first.index(anchor) + 1
-        page = newest_first[start : start + limit]
-        return tuple(page), start + limit < len(newest_first)
+            rest = itertools.islice(itertools.dropwhile(lambda record: record is not anchor, rest), 1, None)
+        page = list(itertools.islice((record for record in rest if model in (None, record.model)), limit + 1))
+        return tuple(page[:limit]), len(page) > limit

@@ -5,7 +5,9 @@ import time
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from reprise.api.context import MODEL_IN_SCOPE
 from reprise.api.errors import PROBLEMS, Problem
+from reprise.api.models import ServedModel
 from reprise.api.records import Record
 from reprise.api.service import ChatService, new_request_id
 from reprise.core.errors import RequestCancelled
@@ -55,7 +57,7 @@ class Refusals:
             Record(
                 id=new_request_id("refused"),
                 api=next((api for start, api in _APIS.items() if path.startswith(start)), "other"),
-                model=self._service.served.id,
+                model=self._model(scope),
                 created=time.time(),
                 namespace=scope.get("reprise.namespace", ""),
                 ended="refused",
@@ -65,6 +67,13 @@ class Refusals:
                 notes=(request_line,),
             )
         )
+
+    def _model(self, scope: Scope) -> str:
+        """Which model was asked for; "" if none that is served here."""
+        if self._service.models is None:
+            return self._service.served.id
+        model: ServedModel | None = scope.get(MODEL_IN_SCOPE)
+        return "" if model is None else model.id
 
 
 def _is_refusal(problem: Problem) -> bool:

@@ -10,8 +10,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from reprise.api.body_route import api_router
-from reprise.api.context import Context, InContext, Namespace
+from reprise.api.context import Context, ModelName, Namespace, OfServer
 from reprise.api.encoding import JsonResponse
+from reprise.api.models import model_body
 from reprise.api.records import record_body
 from reprise.core.backend import Status
 from reprise.core.metrics import health_fields
@@ -46,14 +47,14 @@ def health_of(status: Status, *, stall_after_s: float) -> Health:
 
 
 @router.get("/health/live", responses={503: {"description": "The engine hangs: restart the server."}})
-async def live(context: InContext) -> JsonResponse:
+async def live(context: OfServer) -> JsonResponse:
     """Whether the engine makes progress. 503: it does not, and a restart is all that helps."""
     health = _health(context)
     return JsonResponse({"status": health}, status_code=503 if health in _ILL else 200)
 
 
 @router.get("/health/ready", responses={503: {"description": "The server does not accept requests."}})
-async def ready(context: InContext) -> JsonResponse:
+async def ready(context: OfServer) -> JsonResponse:
     """Whether to send requests here. 503: the server is shutting down, or its engine hangs."""
     health = _health(context)
     return JsonResponse({"status": health}, status_code=200 if health is Health.OK else 503)
@@ -64,28 +65,32 @@ def _health(context: Context) -> Health:
 
 
 @router.get("/health", response_model=None, responses={503: {"description": "The engine hangs."}})
-async def health(context: InContext) -> JsonResponse:
+async def health(context: OfServer, model: ModelName = None) -> JsonResponse:
     """Whether the engine makes progress, and the server's metrics (docs/metrics.md). 503: it does not.
 
     `bytes_held` is what the cache holds: `bytes_kv` and `bytes_snapshots`; of that `bytes_pinned` stays for `pins`.
     `bytes_live` is what running requests hold beside it. Both together keep within `bytes_budget`. `audit` says how
     many answers were recomputed cold while idle, and how many of these differed. `disk` is null where nothing is kept
-    on disk; of `reused`, `loaded` were read from there. Answers at once, whatever the engine is doing.
+    on disk; of `reused`, `loaded` were read from there. Several models are added up, and each is in `models`.
+    Answers at once, whatever the engine is doing.
     """
-    status = context.service.status()
+    named = context.model_id(model)
+    status = context.service.status() if named is None else context.service.statuses()[named]
     health = health_of(status, stall_after_s=context.settings.stall_after_s)
-    body = {"status": health, "model": context.service.served.id, **health_fields(status)}
+    body = {"status": health, "model": named or context.service.served.id, **health_fields(status)}
+    if context.models is not None:
+        body["models"] = [model_body(each) for each in context.models.all if named in (None, each.id)]
     return JsonResponse(body, status_code=503 if health in _ILL else 200)
 
 
 @router.get("/metrics", response_class=Response)
-async def get_metrics(context: InContext) -> Response:
+async def get_metrics(context: OfServer) -> Response:
     """The server's metrics in Prometheus' text format."""
     return Response(context.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 @router.get("/v1/loads")
-async def get_loads(context: InContext) -> dict[str, Any]:
+async def get_loads(context: OfServer) -> dict[str, Any]:
     """How busy the engine is, in the form of SGLang's servers: gateways balance by it.
 
     `token_usage` is the share of the memory budget that running requests hold.
@@ -108,20 +113,22 @@ def load_of(status: Status) -> dict[str, float]:
 
 @router.get("/v1/cache/requests")
 async def list_requests(
-    context: InContext,
+    context: OfServer,
     namespace: Namespace,
+    model: ModelName = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
     before: Annotated[str | None, Query(max_length=200)] = None,
 ) -> dict[str, Any]:
     """What happened to the latest requests, newest first; `before` is the last id of the page before."""
     await context.service.recorded()
     verdicts = context.service.status().audit.verdicts
-    page, has_more = context.service.records.page(namespace=namespace, limit=limit, before=before)
+    records, of = context.service.records, context.model_id(model)
+    page, has_more = records.page(namespace=namespace, limit=limit, before=before, model=of)
     return {"object": "list", "data": [record_body(record, verdicts) for record in page], "has_more": has_more}
 
 
 @router.get("/v1/cache/requests/{request_id}")
-async def get_request(request_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def get_request(request_id: str, context: OfServer, namespace: Namespace) -> dict[str, Any]:
     """What happened to one request."""
     await context.service.recorded()
     verdicts = context.service.status().audit.verdicts
@@ -131,7 +138,7 @@ async def get_request(request_id: str, context: InContext, namespace: Namespace)
 @router.get("/v1/requests/{request_id}/stream", response_model=None)
 async def read_on(
     request_id: str,
-    context: InContext,
+    context: OfServer,
     namespace: Namespace,
     last_event_id: Annotated[int, Header(ge=-1)] = -1,
 ) -> Response:
@@ -143,7 +150,7 @@ async def read_on(
 
 
 @router.delete("/v1/requests/{request_id}")
-async def cancel_request(request_id: str, context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def cancel_request(request_id: str, context: OfServer, namespace: Namespace) -> dict[str, Any]:
     """Cancel a request that is under way; what was computed stays in the cache.
 
     Of an answer in the background, also one that is over, the events are dropped as well.
@@ -157,12 +164,13 @@ async def cancel_request(request_id: str, context: InContext, namespace: Namespa
 
 
 @router.delete("/v1/cache")
-async def clear_cache(context: InContext, namespace: Namespace) -> dict[str, Any]:
+async def clear_cache(context: OfServer, namespace: Namespace, model: ModelName = None) -> dict[str, Any]:
     """Drop everything from the prefix cache that no running request uses, the caller's pins included.
 
-    Where API keys have namespaces, only what the caller's key stored; where they share one, what other keys have pinned
-    stays.
+    Of all models, or of the one that is named. Where API keys have namespaces, only what the caller's key stored; where
+    they share one, what other keys have pinned stays.
     """
-    service = context.service
-    await asyncio.wrap_future(service.backend.clear(service.cache_namespace(namespace), owner=namespace))
-    return {"object": "cache", "cleared": True}
+    services = context.services(model)
+    for service in services:
+        await asyncio.wrap_future(service.backend.clear(service.cache_namespace(namespace), owner=namespace))
+    return {"object": "cache", "cleared": True, "models": [service.served.id for service in services]}

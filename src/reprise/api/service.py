@@ -10,6 +10,7 @@ The life of a request, as every API uses it::
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -37,9 +38,10 @@ from reprise.chat.render import Branch, Renderer
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest
 from reprise.chat.text_model import refuse_if_too_long
-from reprise.core.backend import Backend, Lookup, Status
+from reprise.core.backend import Backend, Lookup, Status, total_of
 from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, ShuttingDown
 from reprise.core.events import Finished, FinishReason, Progress
+from reprise.core.inspection import WHOLE_TREE, Inspection, TreePart
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.record import Outcome
@@ -63,8 +65,8 @@ class Watcher(Protocol):
     """Who wants to know what happens to requests. Called on the event loop; must be quick."""
 
     def request_ended(self, record: Record) -> None: ...
-    def token_came(self, gap_s: float) -> None:
-        """A token of an answer came, so many seconds after the one before."""
+    def token_came(self, gap_s: float, model: str) -> None:
+        """A token of a model's answer came, so many seconds after the one before."""
         ...
 
 
@@ -126,7 +128,25 @@ class ChatService:
         return not self._open and self.threads.is_idle and not self._tasks and self.backend.status().is_idle
 
     def status(self) -> Status:
-        """What the engine publishes, with what is under way here."""
+        """That of all models of this server together."""
+        return total_of(list(self.statuses().values()))
+
+    def statuses(self) -> dict[str, Status]:
+        """The status of each model of this server, by its id."""
+        return {self.served.id: self.status_of_model()} if self.models is None else self.models.statuses()
+
+    async def inspections(self, part: TreePart = WHOLE_TREE) -> dict[str, Inspection]:
+        """What the engine holds of each model that was loaded, by its id, without the trees. Raises ShuttingDown."""
+        found: dict[str, Inspection] = {}
+        for service in [self] if self.models is None else self.models.services:
+            # A model whose files have changed may have come to nothing.
+            with contextlib.suppress(EngineFailed):
+                asking = service.backend.inspect(max_nodes=0, part=part)
+                found[service.served.id] = await asyncio.wrap_future(asking)
+        return found
+
+    def status_of_model(self) -> Status:
+        """What the engine publishes of this model, with what is under way here."""
         status = self.backend.status()
         is_closing = self.is_closing or status.is_closing
         status = replace(status, is_idle=self.is_idle, is_closing=is_closing)
@@ -425,7 +445,7 @@ class ChatService:
 
     def _note_gap(self, gap_s: float) -> None:
         for watcher in self._watchers:
-            watcher.token_came(gap_s)
+            watcher.token_came(gap_s, self.served.id)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Do the work that a request begins with (reading it, rendering, tokenizing) on another thread.

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import Request
 
-from reprise.api.body import Body
+from reprise.api.body import Body, Needs
 from reprise.api.body_route import api_router
 from reprise.api.context import InContext, Namespace
 from reprise.api.openai.chat_body import ChatMessage, ToolSpec
@@ -20,6 +20,7 @@ router = api_router("Tokens")
 class TokenizeBody(Body):
     """A text, or a chat that is rendered first."""
 
+    needs = Needs.TOKENIZER
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
@@ -31,6 +32,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
+    needs = Needs.TOKENIZER
     model: str | None = None
     tokens: list[int]
 

@@ -50,7 +50,8 @@ async def tree(
     """The edges of the prefix tree that were used last, parents before children; `under`: those below one edge.
 
     Edges whose `in_memory` is false are on disk alone; their ids are texts. The next page begins behind `skip` edges.
-    `children` of an edge counts those that are on no page yet, too; `totals` count what memory has of the caller's.
+    `children` of an edge counts those that are on no page yet, too; `totals` count what memory has of the caller's. Of
+    several models, one: `model`, or the first. Its weights need not be loaded.
     """
     service = context.service
     part = await _part(context, namespace, under=under, skip=skip)
@@ -68,6 +69,7 @@ async def tree(
 
     return {
         "object": "cache.tree",
+        "model": service.served.id,
         "data": await service.threads.run(Stage.AFTER, nodes),
         "has_more": found.tree.has_more,
         "totals": {
@@ -148,7 +150,8 @@ def _search(context: Context, edges: Sequence[EdgeTokens], wanted: str) -> dict[
             around = text[max(0, at - _AROUND) : at + len(wanted) + _AROUND]
             found.append({"id": edge.id, "start": edge.start, "text": around})
     has_more = num_searched < len(edges) or len(edges) == _SEARCHED
-    return {"object": "list", "data": found, "searched": num_searched, "has_more": has_more}
+    model = context.service.served.id
+    return {"object": "list", "model": model, "data": found, "searched": num_searched, "has_more": has_more}
 
 
 @router.get("/v1/cache/tree/{edge}")
@@ -175,6 +178,7 @@ async def edge_text(
     text = await service.threads.run(Stage.AFTER, lambda: decode(tokens) if tokens else "")
     return {
         "object": "cache.edge",
+        "model": service.served.id,
         "id": found.id,
         "start": found.start,
         "tokens": len(found.tokens),

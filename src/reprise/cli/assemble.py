@@ -30,6 +30,7 @@ from reprise.cli.inspection import CHAT_TOKENS, count_layers, idle_chats
 from reprise.cli.models import model_directories
 from reprise.cli.process_limits import weights_nbytes
 from reprise.cli.server_url import DEFAULT_URL
+from reprise.core.backend import total_of
 from reprise.core.errors import LoadFailed, memory_too_small
 from reprise.core.follow import bound_for
 from reprise.core.metrics import totals_line
@@ -93,7 +94,7 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
                 while_serving.close()
                 # The responses under way have ended by now, and what the disk lacks is written.
                 _close(engines, timeout_s=ending.left_s)
-            log.info("totals: %s", totals_line(engine.status()))
+            log.info("totals: %s", totals_line(total_of([each.status() for each in engines.values()])))
         finally:
             listener.close()
             # MLX aborts a process that ends before the engine's thread has.

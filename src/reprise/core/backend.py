@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from reprise.core.events import Event
 from reprise.core.inspection import (
@@ -169,6 +169,77 @@ class Status:
     num_unrecorded: int | None = None
     """Those that it dropped."""
     weights: WeightsState = WeightsState.READY
+    weights_nbytes: int = 0
+    """Of the weights that are here or on their way; what a model shares with another counts for one of them."""
+    num_loads: int = 0
+    """How often the weights were loaded."""
+    load_s: float = 0.0
+    """What loading them took, all times together."""
+
+
+def total_of(statuses: Sequence[Status]) -> Status:
+    """One status of several models on one engine thread: what each has is added up, what they share counts once."""
+    first, *others = statuses
+    if not others:
+        return first
+    on_disk = [status.disk for status in statuses if status.disk is not None]
+    drafts = [status.drafts for status in statuses if status.drafts is not None]
+    return Status(
+        is_idle=all(status.is_idle for status in statuses),
+        is_closing=any(status.is_closing for status in statuses),
+        num_waiting=sum(status.num_waiting for status in statuses),
+        num_prefilling=sum(status.num_prefilling for status in statuses),
+        num_decoding=sum(status.num_decoding for status in statuses),
+        counts=_sum(Counts, [status.counts for status in statuses]),
+        held=_sum(Held, [status.held for status in statuses], budget_nbytes=first.held.budget_nbytes),
+        drafts=_sum(DraftStatus, drafts) if drafts else None,
+        disk=_disk_of(on_disk) if on_disk else None,
+        audit=_sum(AuditTotals, [s.audit for s in statuses], worst=max(s.audit.worst for s in statuses)),
+        looks=max((status.looks for status in statuses), key=lambda looks: looks.num),
+        busy_s=max(status.busy_s for status in statuses),
+        stalled_s=max(status.stalled_s for status in statuses),
+        has_died=any(status.has_died for status in statuses),
+        num_recorded=first.num_recorded,
+        num_unrecorded=first.num_unrecorded,
+        num_ahead=_sum_by_key([status.num_ahead for status in statuses]),
+        weights=max((status.weights for status in statuses), key=list(WeightsState).index),
+        weights_nbytes=sum(status.weights_nbytes for status in statuses),
+        num_loads=sum(status.num_loads for status in statuses),
+        load_s=sum(status.load_s for status in statuses),
+    )
+
+
+T = TypeVar("T", Counts, Held, DraftStatus, AuditTotals, OnDisk)
+
+
+def _sum(kind: type[T], records: Sequence[T], **given: float) -> T:
+    """Field by field, but for those that are given; mappings by key."""
+    found: dict[str, Any] = {}
+    for each in fields(kind):
+        values = [getattr(record, each.name) for record in records]
+        if each.name in given:
+            found[each.name] = given[each.name]
+        elif isinstance(values[0], Mapping):
+            found[each.name] = _sum_by_key(values)
+        else:
+            found[each.name] = sum(values)
+    return kind(**found)
+
+
+def _sum_by_key(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    total: dict[str, Any] = {}
+    for mapping in mappings:
+        for key, value in mapping.items():
+            # Verdicts are no numbers; each job is one model's.
+            total[key] = total.get(key, 0) + value if isinstance(value, int) else value
+    return total
+
+
+def _disk_of(models: Sequence[OnDisk]) -> OnDisk:
+    """Models with one directory: each counts all that is not its own as others'."""
+    everything = max(disk.nbytes + disk.others_nbytes for disk in models)
+    own = sum(disk.nbytes for disk in models)
+    return _sum(OnDisk, models, budget_nbytes=models[0].budget_nbytes, others_nbytes=max(0, everything - own))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,10 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from reprise.core.backend import EVICTION_REASONS, DraftSource, DraftStatus, Status
+from reprise.core.backend import EVICTION_REASONS, DraftSource, DraftStatus, Status, WeightsState
 from reprise.core.inspection import OnDisk
 
 Reading = float | Mapping[str, int] | None
@@ -40,6 +40,8 @@ class Metric:
     series: str | None = None
     expected: tuple[str, ...] = ()
     """Values of the label that Prometheus sees from the start: a series that is not there hides its first rise."""
+    is_of_server: bool = False
+    """Whether all models of a server have it together; else Prometheus has a series for each `model`."""
 
     def __post_init__(self) -> None:
         assert self.series is None or self.label is not None, self
@@ -51,6 +53,10 @@ def _counter(field: str, family: str | None, unit: str, text: str, read: Callabl
 
 def _gauge(field: str, family: str | None, unit: str, text: str, read: Callable[[Status], Reading]) -> Metric:
     return Metric(kind=MetricKind.GAUGE, unit=unit, help=text, read=read, field=field, family=family)
+
+
+def _of_server(metric: Metric) -> Metric:
+    return replace(metric, is_of_server=True)
 
 
 def _series(family: str, unit: str, label: str, text: str) -> Callable[[str, str, Callable[[Status], Reading]], Metric]:
@@ -78,9 +84,7 @@ _state = _series(
     "use",
     "Memory by use: KV, snapshots and logits of the cache, live state of running requests, the index.",
 )
-_disk_bytes = _series(
-    "disk_bytes", "bytes", "model", "Bytes on disk, of this model and of others in the same directory."
-)
+_disk_bytes = _series("disk_bytes", "bytes", "of", "Bytes on disk, of this model and of others in the same directory.")
 
 
 def _by_source(field: str, family: str, text: str, read: Callable[[DraftStatus], Mapping[str, int]]) -> Metric:
@@ -101,34 +105,42 @@ def _on_disk(read: Callable[[OnDisk], int]) -> Callable[[Status], Reading]:
 
 
 METRICS: Sequence[Metric] = (
-    _gauge("idle", "idle", "", "1 while nothing is queued, running or settling.", lambda s: s.is_idle),
-    _gauge(
-        "stalled_s",
-        "stalled_seconds",
-        "seconds",
-        "Time since the engine last got something done; 0 while there is nothing to do.",
-        lambda s: s.stalled_s,
+    _of_server(_gauge("idle", "idle", "", "1 while nothing is queued, running or settling.", lambda s: s.is_idle)),
+    _of_server(
+        _gauge(
+            "stalled_s",
+            "stalled_seconds",
+            "seconds",
+            "Time since the engine last got something done; 0 while there is nothing to do.",
+            lambda s: s.stalled_s,
+        )
     ),
-    _counter(
-        "busy_s",
-        "engine_busy_seconds",
-        "seconds",
-        "Time the engine thread spent working rather than waiting.",
-        lambda s: s.busy_s,
+    _of_server(
+        _counter(
+            "busy_s",
+            "engine_busy_seconds",
+            "seconds",
+            "Time the engine thread spent working rather than waiting.",
+            lambda s: s.busy_s,
+        )
     ),
-    _counter(
-        "looks",
-        "looks",
-        "looks",
-        "Times the engine was sampled for the page, `reprise top` and events.",
-        lambda s: s.looks.num,
+    _of_server(
+        _counter(
+            "looks",
+            "looks",
+            "looks",
+            "Times the engine was sampled for the page, `reprise top` and events.",
+            lambda s: s.looks.num,
+        )
     ),
-    _counter(
-        "looks_s",
-        "looks_seconds",
-        "seconds",
-        "Part of the engine's busy time spent on looks; at most a hundredth while requests run.",
-        lambda s: s.looks.spent_s,
+    _of_server(
+        _counter(
+            "looks_s",
+            "looks_seconds",
+            "seconds",
+            "Part of the engine's busy time spent on looks; at most a hundredth while requests run.",
+            lambda s: s.looks.spent_s,
+        )
     ),
     _phase("queued", "queued", lambda s: s.num_waiting),
     _phase("prefilling", "prefill", lambda s: s.num_prefilling),
@@ -212,7 +224,21 @@ METRICS: Sequence[Metric] = (
         expected=EVICTION_REASONS,
     ),
     _gauge(
-        "bytes_budget", "budget_bytes", "bytes", "Memory that layer state may take.", lambda s: s.held.budget_nbytes
+        "ready", "model_ready", "", "1 while the model's weights are loaded.", lambda s: s.weights is WeightsState.READY
+    ),
+    _gauge(
+        "bytes_weights",
+        "weights_bytes",
+        "bytes",
+        "Weights in memory or being loaded. Weights shared with another model count once.",
+        lambda s: s.weights_nbytes,
+    ),
+    _counter("loads", "loads", "loads", "Times the model's weights were loaded.", lambda s: s.num_loads),
+    _counter("load_s", "load_seconds", "seconds", "Time spent loading weights.", lambda s: s.load_s),
+    _of_server(
+        _gauge(
+            "bytes_budget", "budget_bytes", "bytes", "Memory that layer state may take.", lambda s: s.held.budget_nbytes
+        )
     ),
     _gauge(
         "bytes_held",
@@ -263,26 +289,32 @@ METRICS: Sequence[Metric] = (
         "Largest difference of a token's log-probability that an audit has seen.",
         lambda s: s.audit.worst,
     ),
-    _counter(
-        "recorded",
-        "recorded_requests",
-        "requests",
-        "Requests written to the `--record` file.",
-        lambda s: s.num_recorded,
+    _of_server(
+        _counter(
+            "recorded",
+            "recorded_requests",
+            "requests",
+            "Requests written to the `--record` file.",
+            lambda s: s.num_recorded,
+        )
     ),
-    _counter(
-        "unrecorded",
-        "unrecorded_requests",
-        "requests",
-        "Requests missing from the `--record` file: it could not be written, or not in time.",
-        lambda s: s.num_unrecorded,
+    _of_server(
+        _counter(
+            "unrecorded",
+            "unrecorded_requests",
+            "requests",
+            "Requests missing from the `--record` file: it could not be written, or not in time.",
+            lambda s: s.num_unrecorded,
+        )
     ),
-    _gauge(
-        "disk.bytes_budget",
-        "disk_budget_bytes",
-        "bytes",
-        "Disk space that may be used.",
-        _on_disk(lambda d: d.budget_nbytes),
+    _of_server(
+        _gauge(
+            "disk.bytes_budget",
+            "disk_budget_bytes",
+            "bytes",
+            "Disk space that may be used.",
+            _on_disk(lambda d: d.budget_nbytes),
+        )
     ),
     _disk_bytes("disk.bytes_held", "this", _on_disk(lambda d: d.nbytes)),
     _disk_bytes("disk.bytes_of_other_models", "others", _on_disk(lambda d: d.others_nbytes)),

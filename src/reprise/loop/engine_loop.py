@@ -171,7 +171,17 @@ class EngineLoop:
         on_disk = self._disk.stats() if self._disk is not None else None
         has_died = self._loaded is not None and not self.is_closed and not self._thread.is_alive
         stalled_s = self._thread.heartbeat.stalled_s
-        now = replace(self.published, disk=on_disk, stalled_s=stalled_s, has_died=has_died, weights=self._weights.state)
+        weights = self._weights
+        now = replace(
+            self.published,
+            disk=on_disk,
+            stalled_s=stalled_s,
+            has_died=has_died,
+            weights=weights.state,
+            weights_nbytes=self._thread.weights.get(self.name, 0),
+            num_loads=weights.num_loads,
+            load_s=weights.load_s,
+        )
         return self._gate.adjust(now)
 
     def stack(self) -> str:
@@ -184,7 +194,12 @@ class EngineLoop:
     def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
         return self._look(
             lambda w: inspect(
-                w, max_nodes=max_nodes, part=part, num_inside=self._gate.num_inside, now_s=time.monotonic()
+                w,
+                max_nodes=max_nodes,
+                part=part,
+                num_inside=self._gate.num_inside,
+                weights_nbytes=self._thread.weights.get(self.name, 0),
+                now_s=time.monotonic(),
             )
         )
 
@@ -384,7 +399,7 @@ class EngineLoop:
             self._worker.disk.write()
 
     def begin_load(self) -> None:
-        self._weights.state = WeightsState.LOADING
+        self._weights.state, self._weights.began_s = WeightsState.LOADING, time.monotonic()
 
     def read_weights(self) -> RepriseError | None:
         """Load the model, on any one thread; gives what went wrong. `take_weights` is to follow."""
@@ -421,6 +436,7 @@ class EngineLoop:
             log.warning("%s: %s", self.name, hint)
         weights = self._weights
         weights.state, weights.loaded_s, weights.num_asked = WeightsState.READY, time.monotonic(), 0
+        weights.num_loads, weights.load_s = weights.num_loads + 1, weights.load_s + weights.loaded_s - weights.began_s
         self.publish()
         wanted, weights.wanted = weights.wanted, []
         for _, answer in wanted:
@@ -453,13 +469,16 @@ class EngineLoop:
         worker.preemption.others = ()
 
     def unload(self) -> None:
-        """Give up the weights; what is stored stays."""
+        """Give up the weights; what is stored stays. `note_unloaded` is to follow."""
         assert self._worker is not None and self._loaded is not None
         self._worker.unload()
         self._loaded = self._worker.runner.loaded
         self._weights.state = WeightsState.UNLOADED
-        self._weights.stay_or_gone()
         self.publish()
+
+    def note_unloaded(self) -> None:
+        """The weights are gone, and their bytes are given back: who waits for that hears it."""
+        self._weights.stay_or_gone()
 
     def note_failure(self, error: RepriseError) -> None:
         """The weights are not to be had: who waits for them hears why."""
@@ -501,6 +520,11 @@ class _Weights:
     """Who waits until they are gone."""
     num_asked: int = 0
     """Requests since they were loaded."""
+    num_loads: int = 0
+    load_s: float = 0.0
+    """What loading took, all times together."""
+    began_s: float = 0.0
+    """When they began to be loaded last."""
     loaded_s: float = 0.0
     asked_s: float = 0.0
     last_step: int = 0

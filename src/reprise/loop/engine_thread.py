@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from reprise.core.clock import Clock, monotonic
@@ -48,6 +48,8 @@ class EngineThread:
         self._loops: dict[str, EngineLoop] = {}
         self.bases = SharedBases()
         """The weights that a model and its adapters hold together."""
+        self.weights: Mapping[str, int] = {}
+        """The bytes of the weights that are here or on their way, by model. Replaced whole, so any thread may read."""
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._starting = threading.Lock()
@@ -251,16 +253,20 @@ class EngineThread:
         self._charge_weights()
 
     def _charge_weights(self) -> None:
-        """Count the weights that are here or on their way."""
+        """Count the weights that are here or on their way: what is left for layer states follows from it."""
+        states = [loop.state() for loop in self._loops.values()]
+        self.weights = weights_nbytes([each for each in states if each.is_loaded or each.is_loading])
         if self.memory is not None:
-            states = [loop.state() for loop in self._loops.values()]
-            self.memory.weights = weights_nbytes([each for each in states if each.is_loaded or each.is_loading])
+            self.memory.weights = dict(self.weights)
+        for loop in self._loops.values():
+            loop.publish()
 
     def _take(self, loop: EngineLoop, error: RepriseError | None) -> RepriseError | None:
         """The weights are here, or are not to be had: then gives why."""
-        if error is None and self.memory is not None:
+        if error is None:
             # By now their size is known.
             self._charge_weights()
+        if error is None and self.memory is not None:
             room = room_for(loop.name, [other.state() for other in self._loops.values()], self._limits)
             if room is not None and loop.nbytes > room:
                 error = too_large(loop.name, nbytes=loop.nbytes, room=room)
@@ -287,6 +293,7 @@ class EngineThread:
         log.info("unloading %s: its prefixes stay", loop.name)
         loop.unload()
         self._give_back()
+        loop.note_unloaded()
 
     def _give_back(self) -> None:
         self._charge_weights()

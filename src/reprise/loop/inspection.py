@@ -84,8 +84,13 @@ def lookup(worker: Worker, prompt: Prompt, *, namespace: str) -> Lookup:
     )
 
 
-def inspect(worker: Worker, *, max_nodes: int, part: TreePart, num_inside: int, now_s: float) -> Inspection:
-    """What is there now, with the `max_nodes` nodes of a part of the tree that were used last. O(those)."""
+def inspect(
+    worker: Worker, *, max_nodes: int, part: TreePart, num_inside: int, weights_nbytes: int, now_s: float
+) -> Inspection:
+    """What is there now, with the `max_nodes` nodes of a part of the tree that were used last. O(those).
+
+    `weights_nbytes`: of the model's weights, 0 while they are not here.
+    """
     requests = worker.requests.values()
     return Inspection(
         requests=tuple(_inspect_request(request, now_s=now_s) for request in requests),
@@ -93,7 +98,7 @@ def inspect(worker: Worker, *, max_nodes: int, part: TreePart, num_inside: int, 
         idle=tuple(map(_inspect_idle, worker.sequences.idle)),
         num_sequences=worker.runner.num_sequences,
         tree=inspect_tree(worker.cache, worker.disk.cache, requests, max_nodes=max_nodes, now_s=now_s, part=part),
-        memory=_inspect_memory(worker.memory, worker.runner.footprint, weights_nbytes=worker.runner.loaded.nbytes),
+        memory=_inspect_memory(worker.memory, worker.runner.footprint, weights_nbytes=weights_nbytes),
         disk=worker.disk.stats(),
         reads=worker.disk.reads(),
         num_unwritten=worker.disk.num_unwritten,
