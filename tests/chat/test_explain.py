@@ -105,6 +105,22 @@ def test_cold_then_nothing_new_then_new_tokens() -> None:
     assert explanation.diverged_at is None
 
 
+@pytest.mark.parametrize("template", ["strips_thinking", "think_in_prompt", "keeps_in_loop"])
+def test_thinking_that_is_said_again_is_stripped_where_it_was(template: str) -> None:
+    server = Server(template)
+    # A short model thinks what it says, and the same is asked and said again later.
+    said = Answer(content="It is sunny.", reasoning="It is sunny.")
+    messages: list[Message] = [ASK]
+    reasons: list[Reason] = []
+    for question in ("Thanks!", "Again?", "It is sunny.", "Really?", "Again?", "Bye."):
+        _, explanation = server.ask(chat(*messages), said)
+        reasons.append(explanation.reason)
+        at = explanation.part
+        assert at is None or at.index in (None, len(messages) - 2), (at, len(messages))
+        messages += [as_message(said), user(question)]
+    assert reasons == [Reason.COLD] + 5 * [Reason.THINKING_STRIPPED]
+
+
 @pytest.mark.parametrize("template", ["strips_thinking", "think_in_prompt", "empty_block", "keeps_in_loop", "channels"])
 def test_thinking_stripped(template: str) -> None:
     server = Server(template)

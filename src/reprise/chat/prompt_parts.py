@@ -36,7 +36,7 @@ def find_parts(
     parts: list[PromptPart] = []
     begins_at, ended_at = 0, 0
     for index, message in enumerate(request.messages):
-        words = _words_at(message, text, ended_at, prompt_at)
+        words = _words_at(message, text, seams, Span(ended_at, prompt_at))
         if words is None:
             continue
         start = (
@@ -59,12 +59,34 @@ def find_parts(
     return (*parts, PromptPart(kind=PartKind.TOOLS, chars=tools)) if tools is not None else tuple(parts)
 
 
-def _words_at(message: Message, text: str, start: int, stop: int) -> Span | None:
-    """From the first to the last word of the message, or None if nothing of it is found in ``[start, stop)``."""
+def _words_at(message: Message, text: str, seams: Sequence[_Seam], within: Span) -> Span | None:
+    """From the first to the last word of the message, or None if nothing of it is found in these characters.
+
+    Reasoning stands before what is said, or was stripped. Then the same words may be the answer's own, or stand in a
+    later message.
+    """
+    said, reasoning = _words(message), str(message.get("reasoning_content") or "").strip()
+    found = _found(said, text, within)
+    if reasoning == "":
+        return found
+    stop = within.stop if found is None else min(within.stop, found.start + len(reasoning))
+    char = text.find(reasoning, within.start, stop)
+    if char < 0:
+        return found
+    thought = Span(char, char + len(reasoning))
+    if found is None or thought.stop <= found.start:
+        return Span(char, thought.stop if found is None else found.stop)
+    # It begins as the answer does: it is there too if the answer follows it in the same message.
+    ends = (seam.char for seam in seams[_first_from(seams, thought.stop) :] if seam.is_end)
+    behind = _found(said, text, Span(thought.stop, max(thought.stop, min(within.stop, next(ends, within.stop)))))
+    return found if behind is None else Span(char, behind.stop)
+
+
+def _found(said: Sequence[str], text: str, within: Span) -> Span | None:
     found: list[Span] = []
-    at = start
-    for words in _words(message):
-        char = text.find(words, at, stop)
+    at = within.start
+    for words in said:
+        char = text.find(words, at, within.stop)
         if char >= 0:
             found.append(Span(char, char + len(words)))
             at = char + len(words)
@@ -72,8 +94,8 @@ def _words_at(message: Message, text: str, start: int, stop: int) -> Span | None
 
 
 def _words(message: Message) -> list[str]:
-    """What the message says, in the order in which templates write it."""
-    said = [str(message.get("reasoning_content") or ""), joined_text(message.get("content"))]
+    """What the message says after its reasoning, in the order in which templates write it."""
+    said = [joined_text(message.get("content"))]
     for call in cast(Sequence[Any], message.get("tool_calls") or ()):
         function: Any = cast(Mapping[str, Any], call).get("function", {}) if isinstance(call, Mapping) else {}
         said.append(str(function.get("name", "")))
