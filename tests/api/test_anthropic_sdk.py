@@ -1,15 +1,17 @@
 """The Anthropic SDK, unmodified, against a running server."""
 
+from __future__ import annotations
+
 from collections.abc import Generator
 from typing import Any
 
-import anthropic
 import pytest
 
 from reprise.core.job import Job
 from reprise.core.settings import Settings
 from tests.api.servers import EOS, MODEL, RunningServer, running_server
 from tests.chat.text_models import text_model
+from tests.sdks import anthropic
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL: Any = {

@@ -3,12 +3,12 @@
 import json
 from typing import Any
 
-import anthropic
 import pytest
 
 from reprise.core.job import Job
 from tests.api.servers import MODEL, api, running_server, says
 from tests.chat.text_models import text_model
+from tests.sdks import anthropic
 
 pytestmark = pytest.mark.anyio
 

@@ -1,12 +1,14 @@
 """The OpenAI SDK, unmodified, against a running server."""
 
+from __future__ import annotations
+
 from collections.abc import Generator
 
-import openai
 import pytest
 
 from reprise.core.settings import Settings
 from tests.api.servers import MODEL, RunningServer, running_server, says
+from tests.sdks import openai
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 

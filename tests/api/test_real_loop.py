@@ -1,15 +1,16 @@
 """Anthropic's and OpenAI's SDKs against the real loop: a hybrid model with random weights, whose words are given."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from reprise.chat.answer import Answer, ToolCall
 from reprise.core.job import Purpose
 from tests.models.tiny import tiny_model
+from tests.sdks import anthropic, openai
 from tests.workloads.serving import Serving, serving
 
 CALL = Answer(

@@ -1,10 +1,11 @@
 """The responses API of the OpenAI SDK, unmodified, against a running server."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Generator
 from typing import Any
 
-import openai
 import pytest
 from pydantic import BaseModel
 
@@ -12,6 +13,7 @@ from reprise.core.job import Job
 from reprise.core.settings import Settings
 from tests.api.servers import EOS, MODEL, RunningServer, running_server
 from tests.chat.text_models import text_model
+from tests.sdks import openai
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL: Any = {

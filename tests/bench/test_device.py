@@ -9,6 +9,7 @@ import pytest
 from bench import device
 
 
+@pytest.mark.matrix
 def test_every_line_is_measured_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ class InProcess(Side):
 
     is_ours = True
 
-    def __init__(self, name: str, architecture: str = "qwen3_5", **settings: Any) -> None:
+    def __init__(self, name: str, architecture: str = "llama", **settings: Any) -> None:
         super().__init__(name)
         self._architecture, self._settings = architecture, {"settles": False, "is_audit_off": True, **settings}
         self.records: dict[str, dict[str, Any]] = {}
