@@ -14,6 +14,8 @@ from threading import Thread
 import httpx
 import pytest
 
+from tests.matrix import rows_now_and_later
+
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -86,7 +88,7 @@ def accepts(url: str) -> bool:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(signal.SIGHUP, None), (signal.SIGINT, signal.SIGTERM)],
+    rows_now_and_later([(signal.SIGINT, signal.SIGTERM)], [(signal.SIGHUP, None)]),
 )
 def test_a_signal_finishes_answers_and_a_second_does_not_wait(first: signal.Signals, second: signal.Signals | None):
     with process() as server:

@@ -132,7 +132,10 @@ _SMALL_STEPS = {"prefill_chunk": 16, "max_batch": 2}
 
 @pytest.mark.parametrize(
     "settings",
-    now_and_later([{"drafts": "auto"}, _LITTLE_MEMORY | _SMALL_STEPS], [_LITTLE_MEMORY, _SMALL_STEPS]),
+    now_and_later(
+        [_LITTLE_MEMORY | _SMALL_STEPS | {"drafts": "auto"}],
+        [{"drafts": "auto"}, _LITTLE_MEMORY | _SMALL_STEPS, _LITTLE_MEMORY, _SMALL_STEPS],
+    ),
     ids=str,
 )
 def test_chats_about_the_same_people_in_turn(settings: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from reprise.demo.facts import FactExchange
 from reprise.demo.turns import OPENING, Message
 from reprise.engine.payloads import PackedSegment
 from reprise.loop.worker import Worker
-from tests.demo.trained import MODEL, after, answer, fresh, prompt_of, tokenizer
+from tests.demo.trained import MODEL, after, answer, fresh, loaded, prompt_of, tokenizer
 from tests.loop.driving import Engine
 from tests.loop.test_audit import audited
 
@@ -152,7 +152,7 @@ def damage_all(worker: Worker, damage: Callable[[Entries, Entries], None]) -> No
 def test_damage_to_the_state_of_attention_is_found_by_the_audit(
     damage: Callable[[Entries, Entries], None] | None,
 ) -> None:
-    engine = Engine(MODEL, is_audit_off=False, audit_rate=1.0)
+    engine = Engine(MODEL, load=loaded, is_audit_off=False, audit_rate=1.0)
     try:
         prompt, other = free_text(1), free_text(2)
         for tokens in (prompt, other):

@@ -19,7 +19,7 @@ from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
-from reprise.engine.load import LoadedModel, load_model
+from reprise.engine.load import LoadedModel
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
@@ -28,6 +28,7 @@ from reprise.schedule.models import ModelLimits
 from tests.loop.driving import PATIENCE_S, Engine, Running
 from tests.loop.restarts import words
 from tests.matrix import now_and_later
+from tests.models.shared import loaded, loaded_anew
 from tests.models.tiny import tiny_model
 
 KINDS = ("llama", "qwen3_5", "gemma3_text")
@@ -57,7 +58,7 @@ class Served(Engine):
         assert self.gate.wait(PATIENCE_S)
         if self.fails:
             raise self.fails.pop()
-        return load_model(self.settings.model)
+        return loaded_anew(Path(self.settings.model).name)
 
     def ready(self) -> "Served":
         self.loop.ready().result(PATIENCE_S)
@@ -72,7 +73,7 @@ class Served(Engine):
 
 
 def weights(architecture: str) -> int:
-    return load_model(str(tiny_model(architecture))).nbytes
+    return loaded(architecture).nbytes
 
 
 @contextmanager

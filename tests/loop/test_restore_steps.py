@@ -27,7 +27,7 @@ from tests.matrix import now_and_later, rows_now_and_later
 from tests.models.tiny import CONFIGS
 from tests.zoo.windows import WINDOWS
 
-_LAYERS = 12
+_LAYERS = 8
 _WINDOW = 256
 _SMALL = 4096
 """Bytes of a section of a record."""
@@ -117,7 +117,7 @@ def test_a_step_takes_over_one_part_whatever_the_kind_of_layers(
     options = _SETTINGS.get(kinds, {})
     engine = start(tmp_path / "model", **options)
     shared = words(12, 150)
-    prompt = [*shared, *words(11, 600)]
+    prompt = [*shared, *words(11, 400)]
     turn = [*prompt, *engine.run(prompt).tokens, 1, 2]
     engine = start(tmp_path / "model", **options)
     if num_held > 0:

@@ -2,7 +2,12 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model as load_weights
 
 from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel, load_model
@@ -12,6 +17,13 @@ from tests.models.tiny import CONFIGS, tiny_model
 @functools.cache
 def loaded(architecture: str) -> LoadedModel:
     return load_model(str(tiny_model(architecture)))
+
+
+def loaded_anew(architecture: str) -> LoadedModel:
+    """The same with weights of its own, for tests of what comes and goes with these; its texts are learnt once."""
+    model, _ = load_weights(tiny_model(architecture))
+    mx.eval([array for _, array in tree_flatten(model)])
+    return replace(loaded(architecture), model=model)
 
 
 def loader(settings: Settings) -> Callable[[], LoadedModel] | None:

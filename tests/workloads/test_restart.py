@@ -156,7 +156,7 @@ def test_a_server_that_is_stopped_writes_what_waits_whatever_clients_do(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     )
     stream = json.dumps({**body, "max_tokens": 2000, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
-    grace_s = 5
+    grace_s = 2
     with started(models["qwen3_5"], tmp_path, "--grace", str(grace_s)) as (client, process):
         address = (client.base_url.host, client.base_url.port)
         with create_connection(address) as half, create_connection(address) as unread:
