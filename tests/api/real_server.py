@@ -2,15 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
 
+from reprise.api.models import Models, ServedModel
 from reprise.api.run import ServerThread
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings
+from reprise.engine.load import LoadedModel
 from reprise.loop import EngineLoop
+from reprise.loop.engine_thread import EngineThread
+from reprise.memory import SharedMemory
 from tests.models.shared import loader
 from tests.models.tiny import tiny_model
 
@@ -28,3 +33,33 @@ def real_server(architecture: str = "llama", **settings: Any) -> Iterator[httpx.
     finally:
         server.stop()
         loop.close(now=True, timeout_s=120)
+
+
+@contextmanager
+def server_of_several(*architectures: str, **settings: Any) -> Iterator[httpx.Client]:
+    """A client of a server of these tiny models: the first is loaded, the others when they are asked for."""
+    thread = EngineThread(SharedMemory())
+    chosen = {name: Settings(model=str(tiny_model(name)), **settings) for name in architectures}
+    loops = {
+        name: EngineLoop(each, load=loader(each), thread=thread, name=name, nbytes=1 << 20)
+        for name, each in chosen.items()
+    }
+    first, *_ = architectures
+    loaded = loops[first].start()
+    service = ChatService(served=served_model(loaded, chosen[first]), backend=loops[first], settings=chosen[first])
+
+    def make(name: str, loaded: LoadedModel) -> ChatService:
+        served = served_model(loaded, chosen[name])
+        return ChatService(served=served, backend=loops[name], settings=chosen[name], beside=service)
+
+    models = [ServedModel(id=name, backend=loops[name], make_service=partial(make, name)) for name in architectures]
+    models[0].service, models[0].fingerprint, models[0].nbytes = service, loaded.fingerprint, loaded.nbytes
+    service.models = Models(models)
+    server = ServerThread(service, chosen[first])
+    try:
+        with httpx.Client(base_url=server.url, timeout=120) as client:
+            yield client
+    finally:
+        server.stop()
+        for loop in loops.values():
+            loop.close(now=True, timeout_s=120)

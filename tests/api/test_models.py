@@ -135,7 +135,7 @@ def test_each_record_is_counted_once(server: httpx.Client) -> None:
 
 
 def test_what_is_stored_is_shown_while_the_weights_are_unloaded(server: httpx.Client) -> None:
-    _, second = states(server)
+    first, second = states(server)
     answer = ask(server, second)
     until(lambda: server.get("/health").json()["idle"])
     server.post(f"/v1/models/{second}/unload").raise_for_status()
@@ -157,6 +157,10 @@ def test_what_is_stored_is_shown_while_the_weights_are_unloaded(server: httpx.Cl
     assert states(server)[second] == "unloaded", "nothing of it has loaded the weights"
     explained = CliRunner().invoke(app, ["explain", answer["id"], "--url", str(server.base_url)])
     assert f"(chat, {second}): " in explained.output
+    shown = CliRunner().invoke(app, ["top", "--once", "--model", second, "--url", str(server.base_url)]).output
+    assert re.search(rf"{second} +unloaded", shown) and f"Cache of {second}: " in shown
+    listed = CliRunner().invoke(app, ["requests", "--model", second, "--url", str(server.base_url)]).output
+    assert f"  {second}  chat  " in listed and f"  {first}  " not in listed
 
 
 def test_pins_and_clearing_are_of_one_model_or_of_all(server: httpx.Client) -> None:

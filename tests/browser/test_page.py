@@ -18,7 +18,7 @@ from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.loop import EngineLoop
 from tests.agents.packages import installed
-from tests.api.real_server import real_server
+from tests.api.real_server import real_server, server_of_several
 from tests.cache.hash_model import fill_with_chats
 from tests.models.tiny import tiny_model
 from tests.soak.lengths import times
@@ -256,8 +256,12 @@ def test_nothing_sticks_out_at_any_size(browser: Any, server: httpx.Client, widt
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_that_bars_a_screen_reader(browser: Any, server: httpx.Client, scheme: str) -> None:
+@pytest.mark.parametrize("which", ["server", "several"])
+def test_axe_finds_nothing_that_bars_a_screen_reader(
+    browser: Any, request: pytest.FixtureRequest, which: str, scheme: str
+) -> None:
     """Roles, names, labels, order of headings and contrast, by the rules of axe-core."""
+    server: httpx.Client = request.getfixturevalue(which)
     axe = installed("axe", {"axe-core": "4.14.1"}) / "node_modules" / "axe-core" / "axe.min.js"
     # The page's own policy would refuse the script.
     context = browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme=scheme, bypass_csp=True)
@@ -370,6 +374,85 @@ def test_a_thousand_chats_are_drawn_as_far_as_they_can_be(browser: Any) -> None:
     finally:
         server.stop()
         loop.close(now=True, timeout_s=120)
+
+
+@pytest.fixture(scope="module")
+def several(browser: Any) -> Iterator[httpx.Client]:
+    """A server of three models: one is loaded, one was, and one never."""
+    with server_of_several("llama", "qwen3_5", "gemma3_text") as client:
+        for model, end in (("llama", "What is a tide?"), ("qwen3_5", "Name it."), ("qwen3_5", "Say it again.")):
+            messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": end}]
+            body = {"model": model, "messages": messages, "max_tokens": 4}
+            client.post("/v1/chat/completions", json=body).raise_for_status()
+        settle(client)
+        client.post("/v1/models/qwen3_5/unload").raise_for_status()
+        yield client
+
+
+def cell(page: Any, model: str, name: str) -> Any:
+    return page.locator(f"tr[data-model='{model}'] td[data-is='{name}']")
+
+
+def test_several_models_are_shown_loaded_and_unloaded(browser: Any, several: httpx.Client) -> None:
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.goto(str(several.base_url))
+    page.wait_for_selector(".edge")
+    told = {each["id"]: each for each in several.get("/health").json()["models"]}
+    assert [each["state"] for each in told.values()] == ["ready", "unloaded", "unloaded"]
+    for name, model in told.items():
+        says(page, f"tr[data-model='{name}'] .weights", model["state"])
+        assert int(cell(page, name, "weights").get_attribute("data-value")) == model["bytes_weights"]
+        kept = model["bytes_kv"] + model["bytes_snapshots"]
+        assert int(cell(page, name, "kept").get_attribute("data-value")) == kept
+    weights = sum(each["bytes_weights"] for each in told.values())
+    assert int(page.get_attribute("#memory-weights", "data-bytes")) == weights > 0
+    kept = sum(each["bytes_kv"] for each in told.values())
+    assert int(page.get_attribute("#memory-kept", "data-bytes")) == kept
+    # The tree of one whose weights are unloaded.
+    page.select_option("#model-choice", "qwen3_5")
+    tokens = several.get("/v1/cache/tree", params={"model": "qwen3_5"}).json()["totals"]["tokens"]
+    says(page, "#tree-note", re.compile(f"^{tokens} tokens in "))
+    page.locator(".edge[data-id]").first.focus()
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#edge .text")).to_contain_text("You answer briefly")
+    assert page.locator(".request .api", has_text="qwen3_5").count() == 2
+    # One that was never loaded has none yet.
+    page.click("[id='show-gemma3_text']")
+    says(page, "#tree-note", "this model was not loaded yet")
+    page.click("[id='load-gemma3_text']")
+    says(page, "tr[data-model='gemma3_text'] .weights", "ready")
+    says(page, "#tree-note", "nothing is stored yet")
+    page.click("[id='unload-gemma3_text']")
+    says(page, "tr[data-model='gemma3_text'] .weights", "unloaded")
+    # The chat is with the one that is chosen, and has it loaded.
+    page.goto(f"{several.base_url}/#chat")
+    page.fill("#draft", "Hello there")
+    page.press("#draft", "Enter")
+    says(page, ".message.assistant .who", re.compile("gemma3_text"))
+    page.wait_for_selector(".after strong")
+    page.press("#draft", "Escape")
+    settle(several)
+    assert several.get("/v1/cache/requests").json()["data"][0]["model"] == "gemma3_text"
+    several.post("/v1/models/gemma3_text/unload").raise_for_status()
+    assert complaints == []
+    context.close()
+
+
+@pytest.mark.parametrize("width", [360, 1400])
+def test_several_models_have_room_at_any_size(browser: Any, several: httpx.Client, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    page = context.new_page()
+    page.goto(str(several.base_url))
+    page.wait_for_selector("#models-body tr")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for button in page.locator("#models-body .act button").all():
+        box = button.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width, "without scrolling"
+    context.close()
 
 
 def test_a_key_is_asked_for_and_never_stands_in_an_address(browser: Any) -> None:

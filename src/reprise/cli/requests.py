@@ -16,13 +16,16 @@ def requests(
     url: Annotated[str, Option(help="Server, as host:port or a URL.")] = DEFAULT_URL,
     api_key: Annotated[str | None, Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
     limit: Annotated[int, Option(min=1, max=200, help="Number of requests to list, newest first.")] = 20,
+    model: Annotated[str | None, Option(help="Only those of this model.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the records as JSON.")] = False,
 ) -> None:
     """List a server's latest requests: what was reused, what was computed, and why.
 
     `reprise explain ID` has the details.
     """
-    records: list[dict[str, Any]] = asked(url, "/v1/cache/requests", api_key=api_key, limit=limit)["data"]
+    of_model = {} if model is None else {"model": model}
+    told = asked(url, "/v1/cache/requests", api_key=api_key, limit=limit, **of_model)
+    records: list[dict[str, Any]] = told["data"]
     if as_json:
         typer.echo(json.dumps(records, indent=2))
     elif records:
@@ -31,7 +34,7 @@ def requests(
         typer.echo("No requests yet.")
 
 
-_HEADINGS = ("time", "id", "api", "ended", "prompt", "reused", "computed", "first token", "reason")
+_HEADINGS = ("time", "id", "model", "api", "ended", "prompt", "reused", "computed", "first token", "reason")
 _COUNTS = frozenset({"prompt", "reused", "computed", "first token"})
 
 
@@ -50,6 +53,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
     return (
         datetime.fromtimestamp(record["created"]).strftime("%H:%M:%S"),
         str(record["id"]),
+        str(record["model"]),
         str(record["api"]),
         str(record["ended"]),
         *(_count(record.get(key)) for key in ("prompt_tokens", "reused", "prefilled")),

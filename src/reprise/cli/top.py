@@ -31,6 +31,7 @@ _PARTS = (
     ("pool", "MLX's free pool"),
     ("other", "everything else"),
 )
+_STATES = {"ready": "cyan", "loading": "yellow", "unloaded": "bright_black"}
 _BAR = 24
 
 
@@ -40,6 +41,9 @@ def top(
     api_key: Annotated[str | None, Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
     once: Annotated[bool, Option("--once", help="Print the current state and exit.")] = False,
     every: Annotated[float, Option(min=0.2, max=60, help="Seconds between refreshes.")] = 1.0,
+    model: Annotated[
+        str | None, Option(help="Of several models, the one whose cache is listed. Default: the first.")
+    ] = None,
 ) -> None:
     """Show what a running server's cache holds, saves and computes.
 
@@ -50,27 +54,28 @@ def top(
 
     console = Console()
     if once:
-        console.print(_screen(_look(url, api_key), rows=200))
+        console.print(_screen(_look(url, api_key, model), rows=200))
         return
-    before = _look(url, api_key)
+    before = _look(url, api_key, model)
     with Live(_screen(before, rows=console.height), console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(every)
-                now = _look(url, api_key)
+                now = _look(url, api_key, model)
                 live.update(_screen(now, rows=console.height, before=before), refresh=True)
                 before = now
         except KeyboardInterrupt:
             return
 
 
-def _look(url: str, api_key: str | None) -> dict[str, Any]:
+def _look(url: str, api_key: str | None, model: str | None) -> dict[str, Any]:
     """All that one screen shows."""
+    of_model = {} if model is None else {"model": model}
     return {
         "at": time.monotonic(),
         "overview": asked(url, "/v1/cache/overview", api_key=api_key),
         "requests": asked(url, "/v1/cache/requests", api_key=api_key, limit=40)["data"],
-        "tree": asked(url, "/v1/cache/tree", api_key=api_key, limit=60),
+        "tree": asked(url, "/v1/cache/tree", api_key=api_key, limit=60, **of_model),
     }
 
 
@@ -81,16 +86,18 @@ def _screen(look: Mapping[str, Any], *, rows: int, before: Mapping[str, Any] | N
     told = look["overview"]
     side = Columns([_memory(told), _breakers(told["breakers"])], padding=(0, 4))
     # What stands above the list and below it is about so many lines.
-    num_requests = max(5, min(20, rows - 34))
+    models: Sequence[Mapping[str, Any]] = told["models"]
+    num_requests = max(5, min(20, rows - 34 - len(models)))
     return Group(
         _head(told),
         _load(look, before),
         "",
-        _requests(look["requests"][:num_requests]),
+        *([_models(models), ""] if models else []),
+        _requests(look["requests"][:num_requests], names_model=len(models) > 1),
         "",
         side,
         "",
-        _tree(look["tree"]),
+        _tree(look["tree"], names_model=len(models) > 1),
     )
 
 
@@ -100,7 +107,8 @@ def _head(told: Mapping[str, Any]) -> "Text":
     savings = told["savings"]
     text = Text()
     text.append(f"{_seconds(savings['saved_today_s'])} of waiting saved today", style="bold cyan")
-    text.append(f"   {_seconds(savings['saved_s'])} since the start   {_printable(told['model'])}\n")
+    text.append(f"   {_seconds(savings['saved_s'])} since the start")
+    text.append(f"   {_printable(', '.join(each['id'] for each in told['models']) or told['model'])}\n")
     known = savings["reused"] + savings["computed"]
     share = f" ({savings['reused'] / known:.0%})" if known > 0 else ""
     text.append(f"reused {savings['reused']:,}{share}   computed {savings['computed']:,}")
@@ -119,13 +127,35 @@ def _load(look: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
     return "   ".join(parts)
 
 
-def _requests(records: Sequence[Mapping[str, Any]]) -> "RenderableType":
+def _models(models: Sequence[Mapping[str, Any]]) -> "RenderableType":
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
+    for name in ("model", "weights"):
+        table.add_column(name, no_wrap=True)
+    for name in ("in memory", "KV kept", "running", "waiting"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in models:
+        table.add_row(
+            Text(_printable(each["id"])),
+            Text(each["state"], style=_STATES[each["state"]]),
+            _nbytes(each["bytes_weights"]) if each["bytes_weights"] > 0 else "",
+            _nbytes(each["bytes_kv"] + each["bytes_snapshots"]),
+            f"{each['running']:,}",
+            f"{each['queued']:,}",
+        )
+    return table
+
+
+def _requests(records: Sequence[Mapping[str, Any]], *, names_model: bool) -> "RenderableType":
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
     for name, is_number in (
         ("time", 0),
+        *((("model", 0),) if names_model else ()),
         ("api", 0),
         ("prompt", 1),
         ("", 0),
@@ -139,6 +169,7 @@ def _requests(records: Sequence[Mapping[str, Any]]) -> "RenderableType":
         has_counts = "prompt_tokens" in record
         table.add_row(
             datetime.fromtimestamp(record["created"]).strftime("%H:%M:%S"),
+            *([Text(_printable(record["model"]))] if names_model else []),
             Text(_printable(record["api"])),
             f"{record['prompt_tokens']:,}" if has_counts else "",
             _bar(record["sources"]) if has_counts else "",
@@ -200,14 +231,16 @@ def _breakers(breakers: Sequence[Mapping[str, Any]]) -> "RenderableType":
     return table
 
 
-def _tree(tree: Mapping[str, Any]) -> "RenderableType":
+def _tree(tree: Mapping[str, Any], *, names_model: bool) -> "RenderableType":
     from rich.text import Text  # noqa: PLC0415
     from rich.tree import Tree  # noqa: PLC0415
 
     totals = tree["totals"]
+    of_model = f" of {_printable(tree['model'])}" if names_model else ""
     root = Tree(
         Text(
-            f"Cache: {totals['tokens']:,} tokens in {totals['edges']:,} parts, {_nbytes(totals['bytes'])}", style="bold"
+            f"Cache{of_model}: {totals['tokens']:,} tokens in {totals['edges']:,} parts, {_nbytes(totals['bytes'])}",
+            style="bold",
         ),
         guide_style="bright_black",
     )

@@ -1,6 +1,7 @@
 // A chat whose prompt is computed while one types. Messages are a tree: an edit or another answer is a branch.
-import { $, h, put, shown } from "./dom.js";
+import { $, h, put, shown, oneLine } from "./dom.js";
 import { num, seconds } from "./format.js";
+import { isSeveral, model, stateOf } from "./models.js";
 import { events, get, post } from "./server.js";
 import { find, stack, SOURCES } from "./requests.js";
 
@@ -15,6 +16,7 @@ const path = () => {
 };
 const sent = (nodes) => nodes.map(({ role, content, reasoning, calls }) => ({ role, content,
   ...(reasoning ? { reasoning_content: reasoning } : {}), ...(calls?.length ? { tool_calls: calls } : {}) }));
+const asked = () => (isSeveral() ? { model: model() } : {});
 const above = (node) => { const all = path(); return all.slice(0, all.indexOf(node)); };
 
 function grow(parent, node) {
@@ -27,12 +29,12 @@ async function answer(parent) {
   clearTimeout(timer);
   filling?.abort();
   const before = parent === root ? [] : path().slice(0, path().indexOf(parent) + 1);
-  const node = grow(parent, { role: "assistant", content: "", reasoning: "", calls: [], state: "waits" });
+  const node = grow(parent, { role: "assistant", content: "", reasoning: "", calls: [], state: "waits", model: model() });
   running = new AbortController();
   const began = performance.now();
   draw();
   try {
-    const response = await post("/v1/chat/completions", { messages: sent(before), stream: true, stream_options: { include_usage: true } }, running.signal);
+    const response = await post("/v1/chat/completions", { ...asked(), messages: sent(before), stream: true, stream_options: { include_usage: true } }, running.signal);
     for await (const event of events(response)) {
       if (event.data === "[DONE]") break;
       const chunk = JSON.parse(event.data), delta = chunk.choices?.[0]?.delta ?? {};
@@ -82,7 +84,7 @@ function typed() {
     filling?.abort();
     filling = new AbortController();
     try {
-      const told = await (await post("/v1/prefill", { messages: [...sent(path()), { role: "user", content }], partial: true }, filling.signal)).json();
+      const told = await (await post("/v1/prefill", { ...asked(), messages: [...sent(path()), { role: "user", content }], partial: true }, filling.signal)).json();
       filled = content;
       $("draft-note").textContent = `${num(told.prompt_tokens)} tokens are ready before you send`;
     } catch (error) { if (error.name !== "AbortError") $("draft-note").textContent = ""; }
@@ -108,7 +110,7 @@ function draw() {
 function head(node) {
   const all = node.parent.children, at = all.indexOf(node);
   const turn = (step) => { node.parent.at = (at + step + all.length) % all.length; draw(); };
-  return h("div", { class: "who" }, node.role === "user" ? "You" : "Model",
+  return h("div", { class: "who" }, node.role === "user" ? "You" : isSeveral() && node.model ? oneLine(node.model.split("/").at(-1), 40) : "Model",
     all.length > 1 ? h("span", {}, h("button", { class: "quiet", type: "button", "aria-label": "Earlier branch", disabled: running !== null, onclick: () => turn(-1) }, "‹"), `${at + 1} of ${all.length}`, h("button", { class: "quiet", type: "button", "aria-label": "Later branch", disabled: running !== null, onclick: () => turn(1) }, "›")) : null,
     running ? null : node.role === "user" ? h("button", { class: "quiet", type: "button", onclick: () => { editing = node; draw(); } }, "Edit")
       : h("button", { class: "quiet", type: "button", onclick: () => answer(node.parent) }, "Regenerate"));
@@ -117,7 +119,7 @@ function head(node) {
 function body(node) {
   if (editing !== node) {
     const calls = (node.calls ?? []).filter(Boolean).map((call) => h("pre", { class: "text" }, `${shown(call.function.name, 200)}(${shown(call.function.arguments, 20000)})`));
-    return [node.reasoning ? h("div", { class: "thought said-before" }, shown(node.reasoning, 200000)) : null, h("div", { class: "said" }, node.content ? shown(node.content, 200000) : node.state === "waits" ? "…" : ""), calls];
+    return [node.reasoning ? h("div", { class: "thought said-before" }, shown(node.reasoning, 200000)) : null, h("div", { class: "said" }, node.content ? shown(node.content, 200000) : node.state === "waits" ? waiting(node) : ""), calls];
   }
   const area = h("textarea", { "aria-label": "Edit the message" });
   area.value = node.content;
@@ -125,6 +127,14 @@ function body(node) {
   return h("div", {}, area, h("div", { class: "tools" },
     h("button", { type: "button", class: "quiet", onclick: () => { editing = null; draw(); } }, "Cancel"),
     h("button", { type: "button", class: "primary", onclick: () => { editing = null; answer(grow(node.parent, { role: "user", content: area.value })); } }, "Send as a branch")));
+}
+
+const waiting = (node) => (stateOf(node.model) === "ready" ? "…" : `${oneLine(node.model, 60)} is being loaded …`);
+
+// The weights that the latest answer waits for have come nearer.
+export function waited() {
+  const node = path().at(-1);
+  if (node?.state === "waits" && !node.content && !node.reasoning) draw();
 }
 
 function after(node) {

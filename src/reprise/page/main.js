@@ -4,6 +4,7 @@ import { get, watch } from "./server.js";
 import * as tree from "./tree.js";
 import * as requests from "./requests.js";
 import * as panels from "./panels.js";
+import * as models from "./models.js";
 import * as chat from "./chat.js";
 import * as clients from "./clients.js";
 
@@ -24,17 +25,21 @@ function calmly(work, pause) {
 const loadTree = calmly(tree.load, 1500);
 const loadOverview = calmly(async () => {
   const told = await get("/v1/cache/overview");
-  put($("model"), told.model);
-  $("model").title = told.model;
-  document.title = `${told.model.split("/").at(-1)} · Reprise`;
+  models.set(told.models);
+  const name = models.model() ?? told.model;
+  put($("model"), name);
+  $("model").title = name;
+  document.title = `${name.split("/").at(-1)} · Reprise`;
   panels.overview(told);
-  clients.draw(told.model);
+  clients.draw(name);
 }, 1000);
 
 const running = new Map();
 function showRunning() {
-  requests.setRunning([...running.values()]);
-  tree.setRunning([...running.values()]);
+  const all = [...running.values()];
+  requests.setRunning(all);
+  // What another model runs is not on this tree.
+  tree.setRunning(models.isSeveral() ? all.filter((each) => each.model === models.model()) : all);
 }
 
 function hear(name, body) {
@@ -42,6 +47,7 @@ function hear(name, body) {
     case "snapshot":
       running.clear();
       for (const each of body.requests) running.set(each.id, each);
+      models.set(body.models);
       panels.counters(body.counters);
       showRunning();
       loadTree();
@@ -64,7 +70,8 @@ function hear(name, body) {
       chat.recorded(body);
       loadOverview();
       break;
-    case "tree": loadTree(); break;
+    case "tree": if (!models.isSeveral() || body.model === models.model()) loadTree(); break;
+    case "models": models.set(body.models); chat.waited(); break;
     case "counters":
       panels.counters(body);
       state(body.idle ? "idle" : "busy", body.idle ? "idle" : `${body.decoding + body.prefilling} running`);
@@ -109,6 +116,7 @@ function theme() {
 theme();
 tree.begin();
 requests.begin();
+models.begin(() => { tree.forget(); panels.forget(); loadTree(); loadOverview(); });
 chat.begin();
 view();
 addEventListener("hashchange", view);

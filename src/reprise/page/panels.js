@@ -1,6 +1,7 @@
 // The one number on top, memory, what breaks prefixes, and load.
 import { $, h, s, put, shown, oneLine } from "./dom.js";
 import { many, num, bytes, seconds, parts, share, ago, rate } from "./format.js";
+import { isSeveral, model, of } from "./models.js";
 import { get, hasKey } from "./server.js";
 import { choose, facts } from "./tree.js";
 
@@ -44,14 +45,17 @@ function memory({ memory: told, disk }) {
       h("tr", {}, h("th", { scope: "row" }, h("strong", {}, "the process")), h("td", { class: "num" }, h("strong", { id: "memory-process", "data-bytes": told.process }, bytes(told.process)))))),
     told.budget ? [h("h3", {}, `Budget: ${bytes(budgeted)} of ${bytes(told.budget)}`), h("div", { class: "meter" }, h("span", { class: "accent", style: { width: `${Math.min(100, (100 * budgeted) / told.budget)}%` } }))] : null,
     disk ? [h("h3", {}, "Disk"), h("dl", { class: "facts" }, facts([["Held", `${bytes(disk.bytes)} of ${bytes(disk.budget)}`], ["Written today", bytes(disk.bytes_written_today)], ["Written since startup", bytes(disk.bytes_written)]]))] : null,
-    h("h3", {}, "With 1 GiB less, these would go first"),
+    h("h3", {}, `With 1 GiB less, these${isSeveral() ? ` of ${oneLine(model(), 40)}` : ""} would go first`),
     next === null ? h("button", { type: "button", id: "show-next", onclick: showNext }, "Show") : nextTable(),
-    h("h3", {}, "With another budget, the latest requests would have"),
+    h("h3", {}, `With another budget, the latest requests${isSeveral() ? ` to ${oneLine(model(), 40)}` : ""} would have`),
     replayed === null ? h("button", { type: "button", id: "show-budgets", disabled: isReplaying, onclick: replay }, isReplaying ? "Replaying…" : "Replay them") : budgetTable());
 }
 
+// What was asked for another model.
+export function forget() { next = replayed = null; }
+
 async function showNext() {
-  next = await get("/v1/cache/evictions");
+  next = await get(of("/v1/cache/evictions"));
   memory(last);
 }
 
@@ -67,7 +71,7 @@ function nextTable() {
 async function replay() {
   isReplaying = true;
   memory(last);
-  try { replayed = await get("/v1/cache/budgets"); } finally { isReplaying = false; }
+  try { replayed = await get(of("/v1/cache/budgets")); } finally { isReplaying = false; }
   memory(last);
 }
 

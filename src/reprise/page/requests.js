@@ -1,6 +1,7 @@
 // Requests: where each prompt's tokens came from, why the rest was computed, and what the first token waited for.
 import { $, h, put, shown, oneLine } from "./dom.js";
 import { num, seconds, clock, rate } from "./format.js";
+import { isSeveral } from "./models.js";
 import { facts } from "./tree.js";
 
 export const SOURCES = [["memory", "from memory"], ["disk", "from disk"], ["ahead", "prefilled while idle"], ["shared", "shared in flight"], ["computed", "computed"]];
@@ -34,7 +35,7 @@ function runningRow(request, most) {
   const parts = { memory: reused, computed: Math.max(0, Math.min(request.position, total) - reused), left: 0 };
   const what = request.purpose === "settle" ? "prefilling ahead" : request.purpose === "prefill" ? "prefill" : request.phase;
   return h("div", { class: "request running" }, h("div", { class: "row" },
-    h("span", { class: "faint" }, "now"), h("span", { class: "api" }, what),
+    h("span", { class: "faint" }, "now"), h("span", { class: "api clip" }, isSeveral() ? `${oneLine(request.model.split("/").at(-1), 40)} · ${what}` : what),
     h("span", { class: "bar-cell stack-line" }, h("span", { class: "stack", style: { width: `${wide(total, most) * 0.78}%` } },
       h("span", { class: "c-memory", style: { width: `${(100 * parts.memory) / total}%` } }), h("span", { class: "c-computed", style: { width: `${(100 * parts.computed) / total}%` } })),
     h("span", { class: "faint" }, num(total))),
@@ -47,7 +48,7 @@ function row(record, most) {
     class: "row", type: "button", id: `request-${record.id}`, "aria-expanded": isOpen,
     onclick: () => { if (isOpen) open.delete(record.id); else open.add(record.id); draw(); },
   },
-  h("span", { class: "faint" }, clock(record.created)), h("span", { class: "api clip" }, oneLine(record.chat ? `${record.api} · ${record.chat}` : record.api, 40)),
+  h("span", { class: "faint" }, clock(record.created)), h("span", { class: "api clip" }, oneLine([isSeveral() ? record.model.split("/").at(-1) : "", record.api, record.chat].filter(Boolean).join(" · "), 60)),
   has ? h("span", { class: "bar-cell stack-line" }, h("span", { style: { width: `${wide(record.prompt_tokens, most) * 0.78}%` } }, stack(record.sources)), h("span", { class: "faint" }, num(record.prompt_tokens)))
     : h("span", { class: "bar-cell faint clip" }, oneLine(record.error ?? record.ended, 90)),
   h("span", { class: "why" }, has ? record.reason : `${record.ended}${record.status ? ` (${record.status})` : ""}`), h("span", { class: "num ttft" }, record.ttft_s === null || record.ttft_s === undefined ? "" : seconds(record.ttft_s)));
@@ -67,7 +68,7 @@ function detail(record) {
     told?.advice ? h("p", {}, told.advice) : null,
     record.notes.length ? h("ul", { class: "note" }, record.notes.map((note) => h("li", {}, shown(note, 600)))) : null,
     h("dl", { class: "facts", style: { "max-width": "34rem" } }, facts([
-      ["Request", h("span", { class: "mono" }, record.id)], ["Ended", record.ended],
+      ["Request", h("span", { class: "mono" }, record.id)], ...(isSeveral() ? [["Model", oneLine(record.model, 200)]] : []), ["Ended", record.ended],
       ...(record.sources ? SOURCES.map(([name, label]) => [label[0].toUpperCase() + label.slice(1), num(record.sources[name])]) : []),
       ...(record.generated !== undefined ? [["Generated", `${num(record.generated)} tokens, ${rate(record.decode_tokens_per_s)}/s`], ["Prefill", `${rate(record.prefill_tokens_per_s)} tokens/s`], ["Waiting saved", seconds(record.saved_s)]] : [])])),
     record.error ? h("p", { class: "error" }, shown(record.error, 1000)) : null);

@@ -1,6 +1,7 @@
 // The prefix tree: from left to right by token, chats as branches below the trunk that they share.
 import { $, h, s, put, shown, oneLine } from "./dom.js";
 import { many, num, bytes, ago } from "./format.js";
+import { of, hasTree } from "./models.js";
 import { get } from "./server.js";
 
 // In units of the text's size, which grows with the window; a character is about so wide.
@@ -14,11 +15,14 @@ let nodes = new Map(), totals = {}, hasMore = false, zoom = 1, chosen = null, as
 const opened = new Map();
 
 export async function load() {
-  const told = await get("/v1/cache/tree?limit=300");
+  if (!hasTree()) { nodes = new Map(); totals = {}; hasMore = false; return draw(); }
+  const path = of("/v1/cache/tree?limit=300"), told = await get(path);
+  // Another model may have been chosen meanwhile.
+  if (path !== of("/v1/cache/tree?limit=300")) return;
   nodes = new Map(told.data.map((node) => [node.id, node]));
   for (const id of [...opened.keys()]) {
     if (!nodes.has(id)) { opened.delete(id); continue; }
-    try { for (const node of (await get(`/v1/cache/tree?under=${id}&limit=${opened.get(id)}`)).data) nodes.set(node.id, node); }
+    try { for (const node of (await get(of(`/v1/cache/tree?under=${id}&limit=${opened.get(id)}`))).data) nodes.set(node.id, node); }
     catch { opened.delete(id); }
   }
   totals = told.totals;
@@ -27,6 +31,16 @@ export async function load() {
 }
 
 export function setRunning(list) { running = list; if (nodes.size) draw(); }
+
+// Another model's tree follows.
+export function forget() {
+  opened.clear();
+  found = new Set();
+  chosen = null;
+  nodes = new Map();
+  document.querySelector(".tree-body").classList.remove("has-edge");
+  put($("edge"));
+}
 
 function arrange() {
   const children = new Map([...nodes.keys()].map((id) => [id, []]));
@@ -60,10 +74,10 @@ function draw() {
   const box = $("tree-scroll"), all = [...nodes.values()].filter((node) => node.tokens > 0);
   const onDisk = all.filter((node) => !node.in_memory).reduce((sum, node) => sum + node.tokens, 0);
   $("tree-note").textContent = all.length === 0
-    ? "nothing is stored yet"
+    ? (hasTree() ? "nothing is stored yet" : "this model was not loaded yet")
     : `${many(totals.tokens, "token")} in ${many(Math.max(0, totals.edges - 1), "part")}, ${bytes(totals.bytes)}${onDisk ? `; ${many(onDisk, "token")} on disk alone` : ""}${hasMore ? `; the ${many(all.length, "part")} used last are drawn` : ""}`;
   if (asTable) return put(box, table());
-  if (all.length === 0) return put(box, h("p", { class: "empty", style: { padding: "1rem" } }, "The first request fills it. Try the chat, or connect a client."));
+  if (all.length === 0) return put(box, h("p", { class: "empty", style: { padding: "1rem" } }, hasTree() ? "The first request fills it. Try the chat, or connect a client." : "Which text it has on disk is known once it is loaded: load it below, or send it a request."));
   const { placed, rows, end } = arrange();
   const size = parseFloat(getComputedStyle(document.documentElement).fontSize) / 16, wide = (box.clientWidth - 2) / size;
   const width = Math.max(320, wide * zoom), height = TOP + rows * ROW + 10;
@@ -172,7 +186,7 @@ export async function choose(id) {
   let offset = 0;
   const read = async () => {
     try {
-      const told = await get(`/v1/cache/tree/${id}?offset=${offset}&limit=1024`);
+      const told = await get(of(`/v1/cache/tree/${id}?offset=${offset}&limit=1024`));
       text.textContent = (offset === 0 ? "" : text.textContent) + shown(told.text, 40000);
       offset += 1024;
       more.hidden = !told.has_more;
@@ -204,7 +218,7 @@ export function begin() {
     const query = $("query").value.trim();
     if (query.length < 2) { found = new Set(); return draw(); }
     try {
-      const told = await get(`/v1/cache/tree/search?q=${encodeURIComponent(query)}`);
+      const told = await get(of(`/v1/cache/tree/search?q=${encodeURIComponent(query)}`));
       found = new Set(told.data.map((each) => each.id));
       draw();
       $("tree-note").textContent = `${num(found.size)} ${found.size === 1 ? "part has" : "parts have"} “${query}”${told.has_more ? `; the ${num(told.searched)} used last were searched` : ""}`;
