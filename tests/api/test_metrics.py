@@ -102,7 +102,7 @@ def full_status(*, has_disk: bool) -> Status:
         looks=filled(Looks),
         held=filled(Held, evicted_by_reason={"budget": next(number)}),
         drafts=filled(DraftStatus, num_drafted={"history": next(number)}, num_accepted={"history": next(number)}),
-        disk=filled(OnDisk) if has_disk else None,
+        disk=filled(OnDisk, trouble="The disk is full.") if has_disk else None,
     )
 
 
@@ -127,7 +127,7 @@ def test_names_stay() -> None:
     assert {family.name.removeprefix("reprise_") for family in families({"m": status})} >= FAMILIES
     told: dict[str, Any] = health_fields(status)
     assert set(told) >= FIELDS
-    assert set(told["disk"]) >= DISK_FIELDS
+    assert set(told["disk"]) >= DISK_FIELDS and told["disk"]["trouble"] == "The disk is full."
     assert set(told["audit"]) == {"checked", "different", "near_ties", "worst"}
 
 

@@ -1,5 +1,6 @@
 """Two engines on one directory: a chat that moves from one to the other computes what is new there."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,3 +63,34 @@ def test_a_look_that_hangs_is_not_waited_for(servers: list[Engine], monkeypatch:
     monkeypatch.setattr(watcher.FolderWatcher, "ask", lambda watcher, wake: 1 << 60)
     monkeypatch.setattr(read_ahead, "LOOKED_S", 0.05)
     assert servers[1].run(words(1, 200)).computed == 200
+
+
+def test_a_chat_moves_through_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore")
+    monkeypatch.setattr(write_behind, "SOON_S", 3600.0)
+    monkeypatch.setattr(watcher, "REMOTE_EVERY_S", 3600.0)
+    monkeypatch.setattr(watcher, "REMOTE_AGAIN_S", 0.0)
+    monkeypatch.setattr(watcher, "LOOKED_PART", 1e9)
+    monkeypatch.setattr(read_ahead, "LOOKED_S", PATIENCE_S)
+    place = f"file://{tmp_path}/store"
+    on_disk = {"disk_bytes": Bytes(1 << 30), "disk_directory": place, "disk_block": BLOCK}
+    engines = [Engine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
+    try:
+        for engine in (*engines, *engines):
+            looked = threading.Event()
+            engine.ask(lambda worker, looked=looked: disk_cache(worker).look(looked.set))
+            assert looked.wait(PATIENCE_S)
+        prompt = words(1, 200)
+        for turn in range(3):
+            engine = engines[turn % 2]
+            answer = engine.run(prompt)
+            assert answer.computed == (200 if turn == 0 else 101), turn
+            assert answer.tokens == engine.cold(prompt)
+            engine.ask(write_all)
+            prompt = [*prompt, *answer.tokens, *words(20 + turn, 100)]
+        engines[0].loop.clear().result(PATIENCE_S)
+        assert not list(tmp_path.rglob("*.kv"))
+        assert all(disk_of(engine).trouble is None for engine in engines)
+    finally:
+        for engine in engines:
+            engine.close()

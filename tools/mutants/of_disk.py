@@ -11,6 +11,7 @@ _CLEAR = ("tests/disk/test_clear.py",)
 _PROCESSES = ("tests/disk/test_processes.py",)
 _READ_AHEAD = ("tests/loop/test_read_ahead.py",)
 _SHARING = ("tests/disk/test_sharing.py",)
+_BUCKET = ("tests/disk/test_bucket.py",)
 _MOVED = ("tests/loop/test_sharing.py",)
 _RESTORE_STEPS = ("tests/loop/test_restore_steps.py", "-k", "state-40-False")
 _WRITE_BEHIND = ("tests/loop/test_write_behind.py",)
@@ -144,8 +145,8 @@ DISK_MUTANTS = (
     _mutant(
         "RecordStore.write",
         "a file has its name before the disk has its bytes",
-        "directory.fill(descriptor, encoded)",
-        "directory.publish(record.key)\ndirectory.fill(descriptor, encoded)\npath.rename(temporary)",
+        "directory.fill(begun, encoded)",
+        "directory.publish(record.key)\ndirectory.fill(begun, encoded)\npath.rename(directory.temporary_of(path))",
         _CACHE,
     ),
     _mutant(
@@ -172,14 +173,14 @@ DISK_MUTANTS = (
     _mutant(
         "RecordStore._gone",
         "what other servers have removed stays known",
-        "path.parent in listed and path not in there and (not path.exists())",
+        "path.parent in listed and path not in there",
         "False",
         _SHARING,
     ),
     _mutant(
-        "RecordStore._enter",
+        "RecordStore._is_known_file",
         "a note that another server has written is taken for the one that is known",
-        "unusable.info.nbytes == info.nbytes",
+        "unusable.info.nbytes == nbytes",
         "True",
         _SHARING,
     ),
@@ -220,7 +221,7 @@ DISK_MUTANTS = (
         (*_MOVED, "-k", "hangs"),
     ),
     _mutant(
-        "RecordStore.clear",
+        "RecordStore._clear",
         "clearing leaves the quarantine",
         "self.directory.clear_quarantine()",
         "",
@@ -234,9 +235,9 @@ DISK_MUTANTS = (
         _FAULTS,
     ),
     _mutant(
-        "RecordStore._take_stock",
+        "ModelDirectory.sweep",
         "what was not finished stays when opening",
-        "self.directory.remove(info.path)",
+        "self.remove(info.path)",
         "info.path",
         _FAULTS,
     ),
@@ -254,7 +255,13 @@ DISK_MUTANTS = (
         "False",
         _FAULTS,
     ),
-    _mutant("RecordStore.write", "a folder in a record's place is written to", "path.is_dir()", "False", _FAULTS),
+    _mutant(
+        "RecordStore.write",
+        "a folder in a record's place is written to",
+        "directory.is_obstructed(record.key)",
+        "False",
+        _FAULTS,
+    ),
     _mutant(
         "RecordStore._enter",
         "what lies in a folder of somebody's is looked into",
@@ -374,5 +381,48 @@ DISK_MUTANTS = (
         "os.open(temporary, flags, PRIVATE_FILE)",
         "os.open(path, flags, PRIVATE_FILE)",
         ("tests/disk/test_notes.py",),
+    ),
+    _mutant(
+        "RecordReader.run",
+        "a store that is away is asked for each record",
+        "store.is_away and (not each.is_over)",
+        "False",
+        _BUCKET,
+    ),
+    _mutant("DiskCache.find", "a store that is away is asked for each prompt", "self._store.is_away", "False", _BUCKET),
+    _mutant(
+        "RecordStore._enter",
+        "what could not be cleared is found again",
+        "is_cleared or not self._fits(header)",
+        "not self._fits(header)",
+        _BUCKET,
+    ),
+    _mutant(
+        "DiskCache.clear",
+        "what is being cleared from a bucket is still found",
+        "self._store.drop(root)",
+        "",
+        _BUCKET,
+    ),
+    _mutant(
+        "ModelBucket.prepare",
+        "what is written while a bucket is listed is forgotten",
+        "files[path] = info",
+        "",
+        _BUCKET,
+    ),
+    _mutant(
+        "RecordStore.look",
+        "what others have written to a bucket exceeds the bound",
+        'self._make_room(0, beside=b"", now_ns=now_ns)',
+        "",
+        _BUCKET,
+    ),
+    _mutant(
+        "ObjectsAround.note",
+        "objects of a model that is served make room for another's",
+        "not _living(leases[model], now_ns)",
+        "True",
+        _BUCKET,
     ),
 )

@@ -6,6 +6,7 @@ import resource
 import socket
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +18,9 @@ import typer
 from reprise.cli.configuration import Configuration, with_options
 from reprise.cli.process_limits import LEAST_DESCRIPTORS, weights_nbytes
 from reprise.cli.server_url import is_reprise_at
+from reprise.core.errors import DiskUnusable
 from reprise.core.sizes import Amount, nbytes_text
+from reprise.disk.bucket import is_url, open_bucket
 
 
 class Severity(StrEnum):
@@ -175,6 +178,8 @@ def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
     if directory is None:
         mend = "With --disk-cache DIRECTORY, prefixes survive a restart."
         return DoctorFinding(subject="disk cache", verdict=Severity.ODD, text="not used", mend=mend)
+    if is_url(directory):
+        return _bucket(directory)
     place = Path(directory).expanduser()
     existing = next(each for each in (place, *place.parents) if each.exists())
     try:
@@ -194,6 +199,28 @@ def _disk(directory: str | None, nbytes: Amount) -> DoctorFinding:
             subject="disk cache", verdict=Severity.ODD, text=text, mend="Free some space, or lower --disk-bytes."
         )
     return DoctorFinding(subject="disk cache", verdict=Severity.FINE, text=f"{place}, {nbytes_text(room)} free")
+
+
+def _bucket(url: str) -> DoctorFinding:
+    """Whether an object store can be written, read and cleared."""
+    try:
+        bucket = open_bucket(url)
+    except DiskUnusable as error:
+        return DoctorFinding(subject="disk cache", verdict=Severity.WRONG, text=url, mend=str(error))
+    try:
+        name = f"doctor/{uuid.uuid4().hex}"
+        bucket.put(name, b"reprise")
+        is_same = bytes(bucket.get(name, 7)) == b"reprise"
+        bucket.delete([name])
+    except OSError as error:
+        return DoctorFinding(
+            subject="disk cache",
+            verdict=Severity.WRONG,
+            text=f"{bucket.url}: {error.strerror}",
+            mend="Set the credentials, region and endpoint in the environment: docs/cluster.md.",
+        )
+    verdict, text = (Severity.FINE, "can be written and read") if is_same else (Severity.WRONG, "returns other bytes")
+    return DoctorFinding(subject="disk cache", verdict=verdict, text=f"{bucket.url}: {text}")
 
 
 def _model(model: str | None) -> DoctorFinding:

@@ -130,6 +130,13 @@ class LoadFailed(RepriseError):
     code = "load_failed"
 
 
+class CacheNotCleared(RepriseError):
+    """An object store did not remove what was to be cleared; nothing of it is used any more."""
+
+    status = 503
+    code = "cache_not_cleared"
+
+
 class DiskUnusable(RepriseError):
     """The directory of the disk tier cannot be used; the sentence says why and what to try."""
 

@@ -270,6 +270,8 @@ class OnDisk:
     num_quarantined: int
     num_errors: int
     """How often the disk could not be written or read."""
+    trouble: str | None = None
+    """Why nothing is read for now, in a sentence; None: it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -349,13 +349,17 @@ METRICS: Sequence[Metric] = (
 
 
 def health_fields(status: Status) -> dict[str, object]:
-    """Every metric by its field in /health; "disk" is None where nothing is kept on disk."""
+    """Every metric by its field in /health; "disk" is None where nothing is kept on disk.
+
+    Its "trouble" is a sentence, where an object store cannot be read.
+    """
     body: dict[str, object] = {}
     sections: dict[str, dict[str, object]] = {"": body, "audit": {}, "disk": {}}
     for metric in METRICS:
         section, _, name = metric.field.rpartition(".")
         sections[section][name] = metric.read(status)
-    return body | {"audit": sections["audit"], "disk": None if status.disk is None else sections["disk"]}
+    on_disk = None if status.disk is None else {**sections["disk"], "trouble": status.disk.trouble}
+    return body | {"audit": sections["audit"], "disk": on_disk}
 
 
 def totals_line(status: Status) -> str:

@@ -292,6 +292,8 @@ class PathKind:
         return "DIR" if self.is_directory else "FILE"
 
     def read(self, given: object, folder: Path) -> str:
+        if self.is_directory and "://" in _text(given):
+            return _text(given)  # An object store, which nothing is asked of yet.
         # One that is relative to where the command runs stays as it was written.
         path = Path(_text(given)).expanduser()
         path = path if folder == Path() else folder / path

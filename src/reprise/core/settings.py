@@ -252,7 +252,10 @@ class Settings:
     disk_directory: Annotated[
         str | None,
         _reuse(
-            "disk-cache", PathKind(is_directory=True), "Keep prefixes in this directory too, so they survive a restart."
+            "disk-cache",
+            PathKind(is_directory=True),
+            "Keep prefixes in this directory too, so they survive a restart; or in an object store, such as "
+            "s3://bucket/prefix.",
         ),
     ] = None
     disk_bytes: Annotated[
@@ -260,7 +263,7 @@ class Settings:
         _reuse(
             "disk-bytes",
             AmountKind(may_be_zero=True),
-            "Disk space for --disk-cache, such as 50GB or 5% of the disk.",
+            "Space for --disk-cache, such as 50GB or 5% of the disk.",
         ),
     ] = DISK_BYTES
     warm_file: Annotated[

@@ -7,6 +7,7 @@ and a watcher work behind it.
 import logging
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
 
@@ -14,9 +15,12 @@ import numpy as np
 
 from reprise.core.inspection import DiskTree, OnDisk
 from reprise.core.tokens import Span, Tokens, as_tokens
+from reprise.disk.bucket import ObjectBucket
 from reprise.disk.directory import ModelDirectory
 from reprise.disk.edges import disk_tree
+from reprise.disk.folder import ModelFolder
 from reprise.disk.index import DiskCursor
+from reprise.disk.model_bucket import ModelBucket
 from reprise.disk.reader import Fetch, RecordReader
 from reprise.disk.record import DiskMatch, DiskRecord, MissingRecords, root_key
 from reprise.disk.store import RecordStore
@@ -34,7 +38,7 @@ _MOST_PATHS = 4096
 
 
 class DiskCache:
-    """Records of one model (`fingerprint`) below `directory`, which never holds more than `max_bytes` in all.
+    """Records of one model (`fingerprint`) below a directory or in a bucket, which holds at most `max_bytes` in all.
 
     `block`: tokens of a block. `resumes_anywhere`: every position can be resumed if its blocks are there, without a
     tail record. Other servers may use the directory at the same time. Raises DiskUnusable if it cannot be used.
@@ -42,7 +46,7 @@ class DiskCache:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | ObjectBucket,
         *,
         fingerprint: str,
         max_bytes: int,
@@ -54,7 +58,11 @@ class DiskCache:
     ) -> None:
         assert min(max_bytes, block, queue_bytes, read_ahead_bytes) > 0
         self.block = block
-        self.directory = ModelDirectory(directory, fingerprint=fingerprint)
+        self.directory: ModelFolder = (
+            ModelDirectory(directory, fingerprint=fingerprint)
+            if isinstance(directory, Path)
+            else ModelBucket(directory, fingerprint=fingerprint)
+        )
         self._fingerprint = fingerprint
         self._store = RecordStore(
             self.directory, max_bytes=max_bytes, block=block, resumes_anywhere=resumes_anywhere, clock=clock
@@ -92,11 +100,19 @@ class DiskCache:
     def has_looked(self, number: int) -> bool:
         return self._watcher.has_ended(number)
 
+    def read_s(self, keys: Collection[bytes]) -> float | None:
+        """How long reading these records will take, as far as was measured; None: nothing was."""
+        with self._store.changed:
+            entries = [self._store.index.entries.get(key) for key in keys]
+            return self._store.link.estimate_s([entry.nbytes for entry in entries if entry is not None])
+
     # Questions. They change nothing and read no file.
 
     def find(self, tokens: Tokens, *, namespace: str, limit: int) -> DiskMatch | None:
         """The largest position ≤ `limit` that can be resumed from what is on disk, None if there is none."""
         with self._store.changed:
+            if self._store.is_away:
+                return None
             return self._store.index.find(tokens, root=self.root(namespace), namespace=namespace, limit=limit)
 
     def missing(self, tokens: Tokens, *, namespace: str) -> MissingRecords:
@@ -167,6 +183,7 @@ class DiskCache:
                 num_evicted=store.counters.num_evicted,
                 num_quarantined=store.counters.num_quarantined,
                 num_errors=store.counters.num_errors,
+                trouble=store.trouble or store.write_trouble,
             )
 
     # Notes. These wait for a file, and may be asked on any thread but the loop's.
@@ -220,17 +237,27 @@ class DiskCache:
                 store.index.use(key, store.moment())
             store.changed.notify_all()
 
-    def clear(self, namespace: str | None) -> None:
-        """Remove everything of a namespace, None: of this model. It has gone from the disk when this returns.
+    def clear(self, namespace: str | None) -> Future[None]:
+        """Remove everything of a namespace, None: of this model. Nothing of it is found when this returns.
 
-        That includes what cannot be told apart: this model's files in quarantine and those of other versions.
+        It has gone when the future says so: at once from a directory, later from a bucket (OSError: it is away, and
+        that is done when it answers again). That includes what cannot be told apart: this model's files in quarantine
+        and those of other versions.
         """
         root = self.root(namespace) if namespace is not None else None
+        if self.directory.is_remote:
+            with self._store.changed:
+                self._writer.drop(lambda record: root in (None, record.root))
+                self._store.drop(root)
+                return self._watcher.clear(root)
         # What is being written right now is in the queue no more, so that its writer removes it.
         with self.directory.names:
             with self._store.changed:
                 self._writer.drop(lambda record: root in (None, record.root))
             self._store.clear(root)
+        cleared: Future[None] = Future()
+        cleared.set_result(None)
+        return cleared
 
     # The end, and the books.
 

@@ -1,9 +1,9 @@
-"""The one door to the file system: a model's folder, and files that are there whole or not at all.
+"""The one door to the file system: a model's folder as a `ModelFolder`.
 
-Several servers use a folder at once, of one machine or of several. Files get their names whole, never change, and may
-go at any time; nothing else is asked of the file system, but for the bound: room is made under a lock, and where locks
-do not work it may be exceeded by what each server is writing. What lies elsewhere below the directory (`OtherFiles`) is
-only counted, and removed where nobody serves it. A store of another kind would stand in the place of `ModelDirectory`.
+Several servers use a folder at once, of one machine or of several. Files get their names by a rename; nothing else is
+asked of the file system, but for the bound: room is made under a lock, and where locks do not work it may be exceeded
+by what each server is writing. What lies elsewhere below the directory (`OtherFiles`) is only counted, and removed
+where nobody serves it.
 """
 
 import logging
@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from reprise.core.errors import DiskUnusable
+from reprise.disk.folder import TEMPORARY_ENDING, FileInfo
 from reprise.disk.format import EncodedFile, RecordHeader, Unverified, read_header, read_record
 from reprise.disk.lease import PRIVATE_FILE, PRIVATE_FOLDER, ServerLease, file_lock, living_servers, make_private
 from reprise.disk.record import DiskRecord, folder_name
@@ -31,38 +32,53 @@ MAX_QUARANTINED = 4
 _QUARANTINE = "quarantine"
 _LOCK = "lock"
 _RECORD_ENDING = ".kv"
-_TEMPORARY_ENDING = ".tmp"
-_NOTES = "notes"
+NOTES = "notes"
 _NOTE_ENDING = ".json"
-_SERVERS = "servers"
+SERVERS = "servers"
 LOCKED_S = 10.0
 """Nobody makes room for so long: a lock that is held longer is a dead host's, or does not work."""
 
 _UNLOCKED_S = 600.0
 """And is not asked for again for so long."""
 
-_MODEL_NAME = re.compile(r"[0-9a-f]{16}")
-_RECORD_NAME = re.compile(r"[0-9a-f]{64}(\.kv|\.[0-9a-f-]+\.tmp|\.json)")
+MODEL_NAME = re.compile(r"[0-9a-f]{16}")
+RECORD_NAME = re.compile(r"[0-9a-f]{64}(\.kv|\.[0-9a-f-]+\.tmp|\.json)")
 
 # A folder that changed within so long before it was listed could change again and show the same time.
 _SETTLED_NS = 2_000_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileInfo:
-    """A file as a listing saw it."""
+class NamedRecords:
+    """How the files of a model are called, below its folder."""
 
-    path: Path
-    nbytes: int
-    mtime_ns: int
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether it is what a writer had not finished."""
-        return self.path.suffix == _TEMPORARY_ENDING
+    def path_of(self, key: bytes) -> Path:
+        name = key.hex()
+        return self.folder / name[:2] / (name + _RECORD_ENDING)
+
+    def key_of(self, path: Path) -> bytes | None:
+        """The key of the record that lies there; None if it is no record's place."""
+        is_record = RECORD_NAME.fullmatch(path.name) is not None and path.suffix == _RECORD_ENDING
+        key = bytes.fromhex(path.stem) if is_record else None
+        return key if key is not None and path == self.path_of(key) else None
+
+    def note_path(self, root: bytes) -> Path:
+        """Where what was learnt of a namespace's chats is kept, by the key of its root."""
+        return self.folder / NOTES / (root.hex() + _NOTE_ENDING)
+
+    def root_of_note(self, path: Path) -> bytes | None:
+        """The other way; None if it is no note."""
+        is_note = path.parent == self.folder / NOTES and RECORD_NAME.fullmatch(path.name) is not None
+        return bytes.fromhex(path.stem) if is_note and path.suffix == _NOTE_ENDING else None
+
+    def is_place_of_record(self, path: Path) -> bool:
+        """Whether a record could lie there, as far as folders tell."""
+        return self.folder in (path.parent, path.parent.parent)
 
 
-class ModelDirectory:
+class ModelDirectory(NamedRecords):
     """One model's folder, used by this server until `release`, and by others.
 
     directory/lock                      held while room is made, by all servers that share the directory
@@ -72,16 +88,20 @@ class ModelDirectory:
     directory/<16 hex of the model>/notes/<key of a namespace's root>.json
     """
 
+    is_remote = False
+    removed_at_once = 1
+    has_unread = False
+
     def __init__(self, directory: Path, *, fingerprint: str) -> None:
         """Raises DiskUnusable."""
+        super().__init__(directory / folder_name(fingerprint))
         self.directory = directory
-        self.folder = directory / folder_name(fingerprint)
         self.quarantine_folder = directory / _QUARANTINE
         self.names = threading.RLock()
         """Held while a file gets or loses its name."""
-        self.leases = self.folder / _SERVERS
-        self.files = FolderListings(self.folder, but=self.leases)
-        """Those in our folder but the leases."""
+        self.leases = self.folder / SERVERS
+        self._files = FolderListings(self.folder, but=self.leases)
+        self.around = OtherFiles(directory, self.folder)
         self.servers: frozenset[str] = frozenset()
         """The other servers that had the folder when last looked at."""
         self._room_lock = file_lock(directory / _LOCK)
@@ -94,6 +114,10 @@ class ModelDirectory:
             raise DiskUnusable(
                 f"Cannot use the cache directory {directory} ({error.strerror}). Choose a writable one."
             ) from error
+
+    @property
+    def place(self) -> str:
+        return str(self.directory)
 
     # Other servers.
 
@@ -135,7 +159,7 @@ class ModelDirectory:
         """Whether servers have come or gone since they were noted. Raises OSError."""
         return self.leases.stat().st_mtime_ns != self._servers_changed_ns
 
-    def is_abandoned(self, info: FileInfo) -> bool:
+    def _is_abandoned(self, info: FileInfo) -> bool:
         """Whether a file that is not finished never will be: its writer has gone, for all that is known."""
         return info.path.name.split(".")[-2] not in self.servers | {self._lease.name}
 
@@ -167,34 +191,49 @@ class ModelDirectory:
             if is_held:
                 self._room_lock.release()
 
-    # Names.
+    # What lies there. All of it raises OSError.
 
-    def path_of(self, key: bytes) -> Path:
-        name = key.hex()
-        return self.folder / name[:2] / (name + _RECORD_ENDING)
+    def prepare(self, is_known: Callable[[Path, int], bool], is_closing: Callable[[], bool]) -> None:
+        """Nothing: listing is fast here."""
+
+    def listed(self, now_ns: int) -> Mapping[Path, tuple[FileInfo, ...]]:
+        return self._files.look(now_ns)
+
+    def forget_listed(self) -> None:
+        self._files.forget()
+
+    def sweep(self) -> int:
+        unfinished = [info for info in self._files if info.is_unfinished]
+        abandoned = [info for info in unfinished if self._is_abandoned(info)]
+        for info in abandoned:
+            self.remove(info.path)
+        return sum(info.nbytes for info in unfinished if info not in abandoned)
+
+    def all_files(self) -> Iterable[FileInfo]:
+        found = FolderListings(self.folder, but=self.leases)
+        found.look(0)
+        return [info for info in found if not info.is_unfinished]
+
+    def is_there(self, path: Path) -> bool:
+        return path.is_file()
+
+    def has_folder(self) -> bool:
+        return self.folder.is_dir()
+
+    def used_ns(self, path: Path) -> int | None:
+        try:
+            return path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    # Names.
 
     def temporary_of(self, path: Path) -> Path:
         """Where this server writes the file that is to have this path."""
-        return path.with_suffix(f".{self._lease.name}{_TEMPORARY_ENDING}")
+        return path.with_suffix(f".{self._lease.name}{TEMPORARY_ENDING}")
 
-    def key_of(self, path: Path) -> bytes | None:
-        """The key of the record that lies there; None if it is no record's place."""
-        is_record = _RECORD_NAME.fullmatch(path.name) is not None and path.suffix == _RECORD_ENDING
-        key = bytes.fromhex(path.stem) if is_record else None
-        return key if key is not None and path == self.path_of(key) else None
-
-    def note_path(self, root: bytes) -> Path:
-        """Where what was learnt of a namespace's chats is kept, by the key of its root."""
-        return self.folder / _NOTES / (root.hex() + _NOTE_ENDING)
-
-    def root_of_note(self, path: Path) -> bytes | None:
-        """The other way; None if it is no note."""
-        is_note = path.parent == self.folder / _NOTES and _RECORD_NAME.fullmatch(path.name) is not None
-        return bytes.fromhex(path.stem) if is_note and path.suffix == _NOTE_ENDING else None
-
-    def is_place_of_record(self, path: Path) -> bool:
-        """Whether a record could lie there, as far as folders tell."""
-        return self.folder in (path.parent, path.parent.parent)
+    def is_obstructed(self, key: bytes) -> bool:
+        return self.path_of(key).is_dir()
 
     # Reading. All of it raises OSError.
 
@@ -214,6 +253,9 @@ class ModelDirectory:
             raise Unverified("its name does not match its content")
         return record
 
+    def read_note(self, root: bytes) -> str:
+        return self.note_path(root).read_text(encoding="utf-8")
+
     # Writing. All of it raises OSError.
 
     def begin(self, key: bytes, nbytes: int) -> int:
@@ -229,9 +271,9 @@ class ModelDirectory:
             raise
         return descriptor
 
-    def fill(self, descriptor: int, encoded: EncodedFile) -> None:
+    def fill(self, begun: int, encoded: EncodedFile) -> None:
         """Write the content and wait until the disk has it. The descriptor is closed."""
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(begun, "wb") as file:
             for chunk in encoded.chunks:
                 file.write(chunk)
             file.flush()
@@ -260,9 +302,16 @@ class ModelDirectory:
         path = self.path_of(key)
         self.temporary_of(path).replace(path)
 
+    def abandon(self, key: bytes) -> None:
+        self.remove(self.temporary_of(self.path_of(key)))
+
     def remove(self, path: Path) -> None:
         """The file is gone afterwards, whether it was there or not."""
         path.unlink(missing_ok=True)
+
+    def remove_all(self, paths: Collection[Path]) -> None:
+        for path in paths:
+            self.remove(path)
 
     # Quarantine. All of it raises OSError.
 
@@ -403,10 +452,10 @@ class OtherFiles:
         dead = [
             model
             for model in models
-            if _MODEL_NAME.fullmatch(model.name) and not living_servers(model / _SERVERS, self._seen_ns)
+            if MODEL_NAME.fullmatch(model.name) and not living_servers(model / SERVERS, self._seen_ns)
         ]
         return first + sorted((info for model in dead for info in self._records(model)), key=_age)
 
     def _records(self, model: Path) -> Iterator[FileInfo]:
         for inner in self._listings.below(model)[1]:
-            yield from (info for info in self._listings.below(inner)[0] if _RECORD_NAME.fullmatch(info.path.name))
+            yield from (info for info in self._listings.below(inner)[0] if RECORD_NAME.fullmatch(info.path.name))

@@ -19,7 +19,7 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from itertools import accumulate
 from typing import Any, cast
 
@@ -148,7 +148,7 @@ def encode(record: DiskRecord) -> EncodedFile:
     return EncodedFile(chunks=(front, *body), nbytes=len(front) + stops[-1])
 
 
-def read_header(file: BufferedReader, file_nbytes: int) -> RecordHeader:
+def read_header(file: BufferedReader | BytesIO, file_nbytes: int) -> RecordHeader:
     """The header at the file's beginning; the body is not read. Raises Unverified, OtherVersion and OSError."""
     first = file.read(LENGTH.size)
     if len(first) < LENGTH.size:
@@ -171,7 +171,7 @@ def read_header(file: BufferedReader, file_nbytes: int) -> RecordHeader:
     return header
 
 
-def read_record(file: BufferedReader, file_nbytes: int) -> DiskRecord:
+def read_record(file: BufferedReader | BytesIO, file_nbytes: int) -> DiskRecord:
     """The whole record, verified, each section in a buffer of its own. Raises as `read_header` does."""
     header = read_header(file, file_nbytes)
     file.seek(header.body_at)
@@ -194,7 +194,7 @@ def read_record(file: BufferedReader, file_nbytes: int) -> DiskRecord:
     )
 
 
-def _read_section(file: BufferedReader, place: SectionPlace) -> Section:
+def _read_section(file: BufferedReader | BytesIO, place: SectionPlace) -> Section:
     """The next section of the body, which can be freed before the others."""
     # No longer than the file, which the header was compared with. Not a bytearray: that is zeroed first, for which the
     # interpreter's lock is held, and so do the streams wait. Reading and hashing release it.

@@ -30,11 +30,16 @@ POLL_S = 0.005
 _MACHINE = hashlib.sha256(f"{platform.node()} {uuid.getnode():x}".encode()).hexdigest()[:8]
 
 
+def new_server_name() -> str:
+    """Of no other server."""
+    return f"{_MACHINE}-{secrets.token_hex(4)}"
+
+
 class ServerLease:
     """This server's lease in a folder of leases."""
 
     def __init__(self, folder: Path) -> None:
-        self.name = f"{_MACHINE}-{secrets.token_hex(4)}"
+        self.name = new_server_name()
         self._path = folder / self.name
         self._lock = file_lock(self._path)
 

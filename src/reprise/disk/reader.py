@@ -149,7 +149,12 @@ class RecordReader:
             record = store.read(key)
             with store.changed:
                 fetch.deliver(record)
-            fetch.wake()
+                # Each of those behind it would be waited for as long.
+                failed = [each for each in self._fetches if store.is_away and not each.is_over]
+                for each in failed:
+                    each.give_up()
+            for each in {fetch, *failed}:
+                each.wake()
 
     def close(self) -> None:
         """End what is under way: the thread is gone."""

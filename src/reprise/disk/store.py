@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,9 +11,11 @@ from pathlib import Path
 from threading import Condition
 
 from reprise.core.errors import DiskUnusable
-from reprise.disk.directory import FileInfo, FolderListings, ModelDirectory, OtherFiles
+from reprise.disk.bucket import BucketAway
+from reprise.disk.folder import FileInfo, ModelFolder
 from reprise.disk.format import OtherVersion, RecordHeader, Unverified, encode
 from reprise.disk.index import DiskIndex, IndexEntry, UnusableFile, entry_of
+from reprise.disk.link import LinkSpeed
 from reprise.disk.record import DiskRecord
 
 log = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ class RecordStore:
 
     def __init__(
         self,
-        directory: ModelDirectory,
+        directory: ModelFolder,
         *,
         max_bytes: int,
         block: int,
@@ -63,8 +66,19 @@ class RecordStore:
         self.clock = clock
         self.is_shared = False
         """Whether other servers used the folder when last looked at."""
-        self._others = OtherFiles(directory.directory, directory.folder)
+        self.link = LinkSpeed()
+        self.trouble: str | None = None
+        """Why nothing is read for now, in a sentence; None: it is."""
+        self.write_trouble: str | None = None
+        """Why nothing is written for now; None: it is."""
+        self._unread: bytes | None = None
+        """The record that could not be read, with which that is tried again."""
+        self._uncleared: set[bytes | None] = set()
+        """Roots whose records are not to be found any more, and are still there."""
+        self._others = directory.around
         self._unfinished_nbytes = 0
+        if directory.is_remote:
+            return  # The watcher looks first, and nobody waits for it.
         try:
             self.look(is_first=True)
             with directory.locked() as now_ns:
@@ -72,8 +86,7 @@ class RecordStore:
         except OSError as error:
             directory.release()
             raise DiskUnusable(
-                f"Cannot use the cache directory {directory.directory} ({error.strerror}). "
-                "Choose one that belongs to you."
+                f"Cannot use the cache directory {directory.place} ({error.strerror}). Choose one that belongs to you."
             ) from error
 
     # For those who hold `changed`.
@@ -96,7 +109,40 @@ class RecordStore:
             if self.held[key] == 0:
                 del self.held[key]
 
+    @property
+    def is_away(self) -> bool:
+        """Whether a store far away does not answer: nothing is asked of it, but now and then whether it does again."""
+        return self.trouble is not None
+
+    def note_away(self, error: OSError) -> None:
+        if self.trouble is None:
+            self.trouble = (
+                f"The object store {self.directory.place} cannot be read ({error.strerror}): "
+                "prefixes are computed until it can."
+            )
+            log.warning("%s", self.trouble)
+        self.counters.num_errors += 1
+
     # What lies in the folder.
+
+    def meet(self) -> None:
+        """Ask a store far away whether it does what it should, and take up what is there. Raises OSError."""
+        self.renew_lease()
+        self.look(is_first=True)
+        with self.changed:
+            left = sorted(self._uncleared, key=lambda root: root is not None)
+            unread = self._unread if self._unread in self.index.entries else None
+        for root in left:
+            self.clear(root)
+        if unread is not None:
+            try:
+                self.directory.read(unread)
+            except (Unverified, OtherVersion, FileNotFoundError) as error:
+                log.debug("a record is not what it was: %s", error)
+        with self.changed:
+            if self.trouble is not None:
+                log.info("The object store %s can be read again.", self.directory.place)
+            self.trouble = self._unread = None
 
     def look(self, *, is_first: bool = False) -> None:
         """Take up what other servers have written and removed since the last time. Bodies are not read. Raises OSError.
@@ -108,6 +154,13 @@ class RecordStore:
         # Without the lock: nobody waits for a listing or for headers to be read.
         if is_first or is_used:
             self._take_stock(now_ns)
+        if self.directory.is_remote:
+            # What others wrote since the last time was not counted.
+            with self.directory.names:
+                self._make_room(0, beside=b"", now_ns=now_ns)
+            with self.changed:
+                # What went has changed times of use, which the writer writes.
+                self.changed.notify_all()
 
     def renew_lease(self) -> None:
         """Say that this server lives. Raises OSError."""
@@ -127,23 +180,20 @@ class RecordStore:
 
         What a process that died had not finished is removed, and what does not verify goes into quarantine.
         """
-        files = self.directory.files
+        self.directory.prepare(self._is_known_file, lambda: self.is_closing)
         with self.directory.names:
-            listed = files.look(now_ns)
+            listed = self.directory.listed(now_ns)
             try:
                 for path in self._gone(listed):
                     self._forget(path)
                 for info in (info for inner in listed.values() for info in inner if not info.is_unfinished):
                     self._enter(info)
             except BaseException:
-                files.forget()
+                self.directory.forget_listed()
                 raise
-            unfinished = [info for info in files if info.is_unfinished]
-            abandoned = [info for info in unfinished if self.directory.is_abandoned(info)]
-            for info in abandoned:
-                self.directory.remove(info.path)
+            unfinished_nbytes = self.directory.sweep()
         with self.changed:
-            self._unfinished_nbytes = sum(info.nbytes for info in unfinished if info not in abandoned)
+            self._unfinished_nbytes = unfinished_nbytes
 
     def _gone(self, listed: Mapping[Path, Collection[FileInfo]]) -> list[Path]:
         """The files in these folders that are known and not there. O(records), most of them looked at by name alone."""
@@ -152,7 +202,8 @@ class RecordStore:
             keys, unusable = list(self.index.entries), list(self.index.unusable)
         known = [*unusable, *(self.directory.path_of(key) for key in keys if key[:1].hex() in names)]
         there = {info.path for files in listed.values() for info in files}
-        return [path for path in known if path.parent in listed and path not in there and not path.exists()]
+        gone = [path for path in known if path.parent in listed and path not in there]
+        return [path for path in gone if not self.directory.is_there(path)]
 
     def _forget(self, path: Path) -> None:
         """What lay there has gone."""
@@ -165,13 +216,7 @@ class RecordStore:
 
     def _enter(self, info: FileInfo) -> None:
         """Take up a finished file, unless it is known. Raises OSError."""
-        key = self.directory.key_of(info.path)
-        with self.changed:
-            if (unusable := self.index.unusable.get(info.path)) is not None:
-                is_known = unusable.info.nbytes == info.nbytes
-            else:
-                is_known = key in self.index.entries and self.index.entries[key].file_nbytes == info.nbytes
-        if is_known:
+        if self._is_known_file(info.path, info.nbytes):
             return
         # Written again since, by a server that found it damaged or had more to say.
         self._forget(info.path)
@@ -192,11 +237,20 @@ class RecordStore:
             if error.errno not in GONE:
                 raise
         else:
-            if not self._fits(header):
+            with self.changed:
+                is_cleared = not self._uncleared.isdisjoint({None, header.root})
+            if is_cleared or not self._fits(header):
                 self._add_unusable(info, root=header.root)
                 return
             with self.changed:
                 self.index.add(entry_of(header, file_nbytes=header.file_nbytes), info.mtime_ns)
+
+    def _is_known_file(self, path: Path, nbytes: int) -> bool:
+        key = self.directory.key_of(path)
+        with self.changed:
+            if (unusable := self.index.unusable.get(path)) is not None:
+                return unusable.info.nbytes == nbytes
+            return key in self.index.entries and self.index.entries[key].file_nbytes == nbytes
 
     def _add_unusable(self, info: FileInfo, *, root: bytes | None) -> None:
         with self.changed:
@@ -214,8 +268,14 @@ class RecordStore:
         with self.changed:
             if key not in self.index.entries:
                 return None
+            began_s = time.monotonic()
         try:
             record = self.directory.read(key)
+        except BucketAway as error:
+            with self.changed:
+                self._unread = key
+                self.note_away(error)
+            return None
         except OSError as error:
             if error.errno in GONE:
                 self.forget_missing(key)
@@ -236,6 +296,7 @@ class RecordStore:
             return None
         with self.changed:
             self.counters.read_nbytes += record.nbytes
+            self.link.note(record.nbytes, time.monotonic() - began_s)
             # Not if it was evicted meanwhile.
             self.index.verified.update({key} & self.index.entries.keys())
         return record
@@ -243,10 +304,10 @@ class RecordStore:
     def forget_missing(self, key: bytes) -> None:
         """Forget a record whose file somebody has removed, and all of them if the whole folder has gone."""
         with self.directory.names, self.changed:
-            if not self.directory.folder.is_dir():
+            if not self.directory.has_folder():
                 self.index.remove_all()
             # Not if it was evicted and written again since.
-            elif key in self.index.entries and not self.directory.path_of(key).is_file():
+            elif key in self.index.entries and not self.directory.is_there(self.directory.path_of(key)):
                 self.index.remove(key)
 
     def _put_away(self, key: bytes, reason: str) -> None:
@@ -277,7 +338,7 @@ class RecordStore:
 
     def read_note(self, root: bytes) -> str | None:
         try:
-            return self.directory.note_path(root).read_text(encoding="utf-8")
+            return self.directory.read_note(root)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -318,7 +379,7 @@ class RecordStore:
         directory, path = self.directory, self.directory.path_of(record.key)
         if not self._is_due(record, is_wanted) or self._is_there(record.key):
             return False
-        if path.is_dir():
+        if directory.is_obstructed(record.key):
             log.warning("A folder is in the place of a record, which is skipped: %s", path.name)
             return False
         encoded = encode(record)
@@ -334,13 +395,12 @@ class RecordStore:
                 if self._is_known(record.key):
                     return False  # Another server has written it since.
                 # It has its size from the start, so that other servers count it.
-                descriptor = directory.begin(record.key, encoded.nbytes)
-        temporary = directory.temporary_of(path)
+                begun = directory.begin(record.key, encoded.nbytes)
         try:
-            directory.fill(descriptor, encoded)
+            directory.fill(begun, encoded)
             with self.changed:
                 at_ns = self.moment()
-            directory.set_time(temporary, at_ns)
+            directory.set_time(directory.temporary_of(path), at_ns)
             with directory.names:
                 # Cleared meanwhile, or what it stands on has gone: it must not appear.
                 if not self._is_due(record, is_wanted) or self._is_known(record.key):
@@ -358,7 +418,7 @@ class RecordStore:
             log.debug("other servers took this one for dead and removed its unfinished files: %s", error)
             return False
         finally:
-            directory.remove(temporary)
+            directory.abandon(record.key)
 
     def _is_due(self, record: DiskRecord, is_wanted: Callable[[], bool]) -> bool:
         """Whether it is still to be written, and would be found."""
@@ -380,10 +440,10 @@ class RecordStore:
 
     def _start_anew(self) -> None:
         """The folder has vanished, or our part in it has: take our part again. Raises OSError."""
-        log.warning("The disk cache's folder has vanished and is created again: %s", self.directory.folder)
+        log.warning("The disk cache's folder has vanished and is created again: %s", self.directory.place)
         with self.changed:
             self.index.remove_all()
-        self.directory.files.forget()
+        self.directory.forget_listed()
         self.directory.begin_lease()
         self.look(is_first=True)
 
@@ -406,7 +466,7 @@ class RecordStore:
         names and the directory's lock.
         """
         self._others.look(now_ns)
-        if self._note_servers(now_ns):
+        if not self.directory.is_remote and self._note_servers(now_ns):
             self._take_stock(now_ns)
         with self.changed:
             over = self.index.nbytes + self.others_nbytes + nbytes - self.max_bytes
@@ -453,11 +513,8 @@ class RecordStore:
 
     def _is_younger(self, at_ns: int, key: bytes) -> bool:
         """Whether another server has used the record since: then it is noted."""
-        try:
-            used_ns = self.directory.path_of(key).stat().st_mtime_ns
-        except FileNotFoundError:
-            return False
-        if used_ns <= at_ns:
+        used_ns = self.directory.used_ns(self.directory.path_of(key))
+        if used_ns is None or used_ns <= at_ns:
             return False
         with self.changed:
             self.index.note_use(key, used_ns)
@@ -487,32 +544,54 @@ class RecordStore:
         """Remove all that hangs on `root` (None: all of this model), in memory first and then on disk.
 
         Quarantined files of this model go too, and files of other versions: nobody can tell what they hang on. The
-        caller holds the names, and has seen to it that what is being written right now is not wanted any more.
+        caller has seen to it that what is being written right now is not wanted any more. A store far away that fails
+        raises OSError: the rest is found no more, and cleared when it answers again.
         """
+        with self.directory.names:
+            self._clear(root)
+
+    def _clear(self, root: bytes | None) -> None:
         try:
-            self.look()
+            self.look(is_first=self.directory.is_remote)
         except OSError as error:
             self._note_left(error)
+            if self.directory.is_remote:
+                raise
         with self.changed:
+            self._uncleared.discard(root)
             # What others stand on first: after a crash halfway nothing above it can be found.
             entries = [self.index.remove(key) for key in self.index.keys_of(root)]
             gone = [file for file in self.index.unusable.values() if root is None or file.root in (None, root)]
             for file in gone:
                 self.index.remove_unusable(file.info.path)
-        for entry in entries:
-            info = FileInfo(path=self.directory.path_of(entry.key), nbytes=entry.file_nbytes, mtime_ns=0)
-            gone.append(UnusableFile(info=info, root=entry.root))
-        for file in gone:
+        gone += [self._unfindable(entry) for entry in entries]
+        for at in range(0, len(gone), self.directory.removed_at_once):
+            some = gone[at : at + self.directory.removed_at_once]
             try:
-                self.directory.remove(file.info.path)
+                self.directory.remove_all([file.info.path for file in some])
             except OSError as error:
                 self._note_left(error)
                 with self.changed:
-                    self.index.add_unusable(file)
+                    for file in some:
+                        self.index.add_unusable(file)
+                    if self.directory.is_remote:
+                        self._uncleared.add(root)
+                if self.directory.is_remote:
+                    raise
         try:
             self.directory.clear_quarantine()
         except OSError as error:
             self._note_left(error)
+
+    def drop(self, root: bytes | None) -> None:
+        """Find nothing more that hangs on `root` (None: on any), until it is cleared. The caller holds `changed`."""
+        for entry in [self.index.remove(key) for key in self.index.keys_of(root)]:
+            self.index.add_unusable(self._unfindable(entry))
+        self._uncleared.add(root)
+
+    def _unfindable(self, entry: IndexEntry) -> UnusableFile:
+        info = FileInfo(path=self.directory.path_of(entry.key), nbytes=entry.file_nbytes, mtime_ns=0)
+        return UnusableFile(info=info, root=entry.root)
 
     def _note_left(self, error: OSError) -> None:
         log.warning("A file that was to be cleared is still there: %s", error)
@@ -525,9 +604,7 @@ class RecordStore:
         """AssertionError where the index differs from the folder, with nothing under way. Reads all headers."""
         with self.directory.names, self.changed:
             self.index.check()
-            found = FolderListings(self.directory.folder, but=self.directory.leases)
-            found.look(0)
-            files = {info.path: info for info in found if not info.is_unfinished}
+            files = {info.path: info for info in self.directory.all_files()}
             entries: dict[bytes, IndexEntry] = {}
             for path, info in files.items():
                 if path in self.index.unusable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
@@ -129,13 +130,13 @@ class DiskTier:
         """How many stored paths wait to be written."""
         return self._write_behind.num_due if self._write_behind is not None else 0
 
-    def clear(self, namespace: str | None) -> None:
-        """Remove what is on disk: of one namespace, or of all."""
+    def clear(self, namespace: str | None) -> Future[None] | None:
+        """Remove what is on disk: of one namespace, or of all. See `DiskCache.clear`; None: nothing is kept there."""
         if self._disk is None or self._read_ahead is None or self._write_behind is None:
-            return
+            return None
         self._read_ahead.void(namespace)
         self._write_behind.forget(namespace)
-        self._disk.clear(namespace)
+        return self._disk.clear(namespace)
 
     def close(self) -> None:
         """Write what was stored and is not written yet, as far as a short time allows."""

@@ -1,9 +1,12 @@
-"""The thread that looks what other servers did in the folder, and says that this one lives."""
+"""The thread that looks what other servers did in the folder, says that this one lives, and clears a store far away."""
 
 import logging
+import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
+from reprise.disk.bucket import BucketAway
 from reprise.disk.lease import BEAT_S
 from reprise.disk.store import RecordStore
 
@@ -12,15 +15,32 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
 """How often it looks while other servers are there. Whether any has come costs one question to the file system."""
 
+REMOTE_EVERY_S = 15.0
+"""How often it asks a store far away, more or less: several servers do not ask at the same moment."""
+
+REMOTE_AGAIN_S = 2.0
+"""Who asks is answered from the last look where that is not older."""
+
+LOOKED_PART = 0.2
+"""And of its time, it spends no more than this part on looking."""
+
+_ALL_AGAIN_S = 600.0
+"""A store that no other server seems to use is listed as a whole so often."""
+
 
 class FolderWatcher:
     """Looks now and then, and whenever somebody asks, until the cache closes. For any thread."""
 
     def __init__(self, store: RecordStore) -> None:
         self._store = store
+        self._is_remote = store.directory.is_remote
         self._wakes: list[Callable[[], None]] = []
+        self._clears: list[tuple[bytes | None, Future[None]]] = []
         self._num_begun = 0
         self._num_ended = 0
+        self._looked_s = self._beaten_s = self._listed_s = -float("inf")
+        self._look_took_s = 0.0
+        self._has_met = not self._is_remote
 
     def ask(self, wake: Callable[[], None]) -> int:
         """Look soon; `wake` is called after it. Gives the number of that look."""
@@ -34,24 +54,96 @@ class FolderWatcher:
         with self._store.changed:
             return self._num_ended >= number
 
+    def clear(self, root: bytes | None) -> Future[None]:
+        """Remove what hangs on `root` (None: everything of this model) from a store far away, soon.
+
+        The caller holds `changed`. The future raises OSError if it could not be done, and then it is tried again.
+        """
+        cleared: Future[None] = Future()
+        cleared.set_running_or_notify_cancel()
+        self._clears.append((root, cleared))
+        self._store.changed.notify_all()
+        return cleared
+
     def run(self) -> None:
-        store, beaten_s = self._store, time.monotonic()
+        store = self._store
         while True:
             with store.changed:
-                store.changed.wait_for(lambda: store.is_closing or self._wakes, LOOK_EVERY_S)
-                if store.is_closing:
-                    return
+                store.changed.wait_for(lambda: store.is_closing or self._wakes or self._clears, self._next_s())
+                is_closing = store.is_closing
+                clears, self._clears = self._clears, []
                 wakes, self._wakes = self._wakes, []
-                self._num_begun += 1
+                if not is_closing:
+                    self._num_begun += 1
+            if is_closing:
+                for _, cleared in clears:
+                    cleared.set_exception(BucketAway("the server is shutting down"))
+                return
+            for root, cleared in clears:
+                self._clear(root, cleared)
             try:
-                if time.monotonic() - beaten_s >= BEAT_S:
-                    beaten_s = time.monotonic()
-                    store.renew_lease()
-                if wakes or store.is_shared or store.directory.has_new_servers:
-                    store.look()
+                if self._is_remote:
+                    self._look_far(is_asked=bool(wakes))
+                else:
+                    self._look(is_asked=bool(wakes))
             except Exception:
                 log.debug("cannot look at the disk cache's folder", exc_info=True)
             with store.changed:
                 self._num_ended = self._num_begun
             for wake in wakes:
                 wake()
+
+    def _next_s(self) -> float:
+        if not self._is_remote:
+            return LOOK_EVERY_S
+        if not self._has_met and self._looked_s == -float("inf"):
+            return 0.0
+        if self._store.directory.has_unread and not self._store.is_away:
+            return 0.0
+        return max(REMOTE_EVERY_S * random.uniform(0.8, 1.2), self._look_took_s / LOOKED_PART)
+
+    def _look(self, *, is_asked: bool) -> None:
+        store = self._store
+        if time.monotonic() - self._beaten_s >= BEAT_S:
+            self._beaten_s = time.monotonic()
+            store.renew_lease()
+        if is_asked or store.is_shared or store.directory.has_new_servers:
+            store.look()
+
+    def _look_far(self, *, is_asked: bool) -> None:
+        """Look, unless it was just done; whatever fails is noted, once, until it goes well again."""
+        store, now_s = self._store, time.monotonic()
+        again_s = max(REMOTE_AGAIN_S, self._look_took_s / LOOKED_PART)
+        if is_asked and (now_s - self._looked_s < again_s or store.is_away) and self._has_met:
+            return
+        try:
+            if not self._has_met or store.is_away:
+                store.meet()
+                self._has_met, self._beaten_s, self._listed_s = True, now_s, now_s
+            else:
+                if now_s - self._beaten_s >= BEAT_S:
+                    store.renew_lease()
+                    self._beaten_s = now_s
+                is_due = now_s - self._listed_s >= _ALL_AGAIN_S or store.directory.has_unread
+                store.look(is_first=is_due or is_asked)
+                if is_due or is_asked or store.is_shared:
+                    self._listed_s = now_s
+        except OSError as error:
+            with store.changed:
+                store.note_away(error)
+        finally:
+            self._looked_s = time.monotonic()
+            self._look_took_s = self._looked_s - now_s
+
+    def _clear(self, root: bytes | None, cleared: Future[None]) -> None:
+        try:
+            self._store.clear(root)
+        except OSError as error:
+            with self._store.changed:
+                self._store.note_away(error)
+            cleared.set_exception(error)
+        except Exception as error:
+            log.exception("cannot clear the disk cache")
+            cleared.set_exception(error)
+        else:
+            cleared.set_result(None)

@@ -101,7 +101,7 @@ class RecordWriter:
         else:
             if is_written:
                 with changed:
-                    self._paused_at, self._has_warned = None, False
+                    self._paused_at, self._has_warned, self._store.write_trouble = None, False, None
         finally:
             with changed:
                 self._drop([record])
@@ -111,9 +111,9 @@ class RecordWriter:
         self._drop(list(self.queue.values()))
         self._paused_at = self._store.clock()
         self._store.counters.num_errors += 1
+        self._store.write_trouble = (
+            f"Cannot write to the disk cache ({error.strerror}): it is still read, and writing is retried every minute."
+        )
         if not self._has_warned:
-            log.warning(
-                "Cannot write to the disk cache (%s): it is still read, and writing is retried every minute.",
-                error.strerror,
-            )
+            log.warning("%s", self._store.write_trouble)
         self._has_warned = True

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from reprise.core.errors import DiskUnusable
 from reprise.core.settings import Settings
+from reprise.core.sizes import Share
+from reprise.disk.bucket import is_url, open_bucket
 from reprise.disk.cache import DiskCache
 from reprise.engine.load import LoadedModel
 from reprise.engine.records import runtime_id, why_not_persistable
@@ -40,12 +42,18 @@ def open_disk(
     if reason is not None:
         log.warning("Prefixes of %s are not stored on disk: %s.", loaded.name, reason)
         return None
-    directory = Path(settings.disk_directory).expanduser()
+    place = settings.disk_directory
+    directory = open_bucket(place) if is_url(place) else Path(place).expanduser()
     if block is None:
         block = BLOCK
         while block > _LEAST_BLOCK and block * footprint.full > FILE_NBYTES:
             block //= 2
-    max_bytes = settings.disk_bytes.of(_disk_nbytes(directory))
+    if isinstance(directory, Path):
+        max_bytes = settings.disk_bytes.of(_disk_nbytes(directory))
+    elif isinstance(settings.disk_bytes, Share):
+        raise DiskUnusable("--disk-bytes must be a size such as 500GB here: an object store has no size of its own.")
+    else:
+        max_bytes = settings.disk_bytes.nbytes
     least = 2 * (block * footprint.full + footprint.checkpoint)
     if max_bytes < least:
         raise DiskUnusable(f"--disk-bytes is {max_bytes:,}; this model needs at least {least:,}.")

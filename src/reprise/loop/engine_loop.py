@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from reprise.core.backend import Looks, Lookup, Status, StoredRun, WeightsState
-from reprise.core.errors import EngineFailed, QueueFull, RepriseError, ShuttingDown
+from reprise.core.errors import CacheNotCleared, EngineFailed, QueueFull, RepriseError, ShuttingDown
 from reprise.core.events import Event
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Job, Purpose
@@ -189,7 +189,22 @@ class EngineLoop:
         return self._thread.stack()
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
-        return self._ask(lambda worker: worker.clear_cache(namespace, owner=owner))
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()
+
+        def clear(worker: Worker) -> None:
+            removed = worker.clear_cache(namespace, owner=owner)
+            if removed is None:
+                done.set_result(None)
+            else:
+                removed.add_done_callback(lambda removed: _pass_on(removed, done))
+
+        def note_failure(asked: Future[None]) -> None:
+            if (error := asked.exception()) is not None:
+                done.set_exception(error)
+
+        self._ask(clear).add_done_callback(note_failure)
+        return done
 
     def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
         return self._look(
@@ -546,3 +561,19 @@ class _Weights:
 def _resolve(answer: Future[T], result: T) -> None:
     if answer.set_running_or_notify_cancel():
         answer.set_result(result)
+
+
+def _pass_on(removed: Future[None], done: Future[None]) -> None:
+    """What became of removing a cache's records from where they lie."""
+    error = removed.exception()
+    if error is None:
+        done.set_result(None)
+    elif isinstance(error, OSError):
+        done.set_exception(
+            CacheNotCleared(
+                f"The memory is cleared, but the object store does not remove its copies ({error.strerror}). They are "
+                "not used any more, and are removed when it answers; if this server is stopped before, clear again."
+            )
+        )
+    else:
+        done.set_exception(error)

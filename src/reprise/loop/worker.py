@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 from reprise.cache.node import SegmentSizes
@@ -434,16 +435,17 @@ class Worker:
         naps = [due_s for due_s in dues if due_s is not None]
         return min([_LONGEST_NAP_S, *naps]) if naps else None
 
-    def clear_cache(self, namespace: str | None = None, *, owner: str | None = None) -> None:
+    def clear_cache(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None] | None:
         """Drop what no running request uses, from memory and disk: of one namespace, or of all.
 
-        Where an `owner` is named, what others have pinned stays in memory.
+        Where an `owner` is named, what others have pinned stays in memory. Gives when all of it has gone from the disk.
         """
-        self.disk.clear(namespace)
+        cleared = self.disk.clear(namespace)
         if self.drafts is not None:
             self.drafts.clear(namespace)
         self.cache.clear(namespace, owner=owner)
         device_memory.give_back()
+        return cleared
 
     def load(self, loaded: LoadedModel) -> None:
         """The weights are here again."""

@@ -1,0 +1,165 @@
+"""The one door to an object store: a few verbs over names below a prefix, all of which end in bounded time.
+
+The client is `obstore` (S3, Google Cloud Storage, Azure, and whatever speaks their protocols). Credentials, region and
+endpoint are read from the environment variables that the vendors' own tools use. Every failure is an OSError whose
+`strerror` is a short phrase: FileNotFoundError where an object is not there, `BucketAway` for all else.
+"""
+
+import errno
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol, cast
+
+from reprise.core.errors import DiskUnusable
+
+SCHEMES = ("s3", "gs", "az", "file", "memory")
+REQUEST_S = 10.0
+"""A request that takes longer has failed; it is tried again once."""
+
+_CONNECT_S = 3.0
+_PART_NBYTES = 4 << 20
+"""A larger object is read in parts of so many bytes at once."""
+
+_LISTED_AT_ONCE = 1000
+
+
+class BucketAway(OSError):
+    """The store did not do what it was asked: it is away, slow, denies access, or the bucket does not exist."""
+
+    def __init__(self, phrase: str) -> None:
+        super().__init__(errno.EREMOTEIO if hasattr(errno, "EREMOTEIO") else errno.EHOSTUNREACH, phrase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """An object as a listing saw it."""
+
+    name: str
+    nbytes: int
+    changed_ns: int
+    """When it was written, by the store's clock."""
+
+
+class ObjectBucket(Protocol):
+    """Objects by name, written whole or not at all. For any thread; every method raises OSError."""
+
+    url: str
+    """What it is called in messages: without credentials."""
+
+    def put(self, name: str, content: bytes) -> None: ...
+
+    def get(self, name: str, nbytes: int) -> memoryview:
+        """The first `nbytes` of an object; fewer if it is shorter."""
+        ...
+
+    def listing(self, prefix: str) -> Iterator[ObjectInfo]:
+        """All objects whose names begin with this path ("": all)."""
+        ...
+
+    def delete(self, names: Sequence[str]) -> None:
+        """They are gone afterwards, whether they were there or not."""
+        ...
+
+
+def is_url(place: str) -> bool:
+    """Whether this names an object store, and not a directory."""
+    return "://" in place
+
+
+def open_bucket(url: str) -> ObjectBucket:
+    """The store of a URL such as ``s3://bucket/prefix``; nothing is asked of it yet. Raises DiskUnusable."""
+    scheme = url.partition("://")[0]
+    if scheme not in SCHEMES:
+        raise DiskUnusable(
+            f"--disk-cache {scheme}://… is not an object store that can be used: choose from "
+            f"{', '.join(f'{each}://' for each in SCHEMES)}, or give a directory."
+        )
+    if find_spec("obstore") is None:
+        raise DiskUnusable('An object store needs the package obstore. Install it with: pip install "mlx-reprise[s3]"')
+    return ObstoreBucket(url)
+
+
+class ObstoreBucket:
+    """A bucket through obstore. Raises DiskUnusable where the URL or the environment is incomplete."""
+
+    def __init__(self, url: str) -> None:
+        self._client = cast("Any", import_module("obstore"))
+        self._errors = cast("Any", import_module("obstore.exceptions"))
+        stores = cast("Any", import_module("obstore.store"))
+        scheme, _, place = url.partition("://")
+        self.url = f"{scheme}://{place.rpartition('@')[2]}"
+        try:
+            if scheme == "memory":
+                self._store = stores.MemoryStore()
+            elif scheme == "file":
+                self._store = stores.from_url(url, mkdir=True)
+            else:
+                self._store = stores.from_url(
+                    url,
+                    client_options={
+                        "timeout": f"{REQUEST_S:g}s",
+                        "connect_timeout": f"{_CONNECT_S:g}s",
+                        # An endpoint is https:// unless it is written otherwise.
+                        "allow_http": True,
+                    },
+                    retry_config={"max_retries": 1},
+                )
+        except (self._errors.BaseError, ValueError, OSError) as error:
+            raise DiskUnusable(f"--disk-cache {self.url} cannot be used: {_phrase(error)}.") from error
+
+    def put(self, name: str, content: bytes) -> None:
+        # One request: an upload in parts that breaks off would leave parts, which cost and which no listing shows.
+        self._ask(self._client.put, name, content, use_multipart=False, is_read=False)
+
+    def get(self, name: str, nbytes: int) -> memoryview:
+        if nbytes <= _PART_NBYTES:
+            return memoryview(self._ask(self._client.get_range, name, start=0, length=nbytes))
+        starts = range(0, nbytes, _PART_NBYTES)
+        stops = [min(nbytes, start + _PART_NBYTES) for start in starts]
+        parts = self._ask(self._client.get_ranges, name, starts=list(starts), ends=stops, coalesce=0)
+        return memoryview(b"".join(memoryview(part) for part in parts))
+
+    def listing(self, prefix: str) -> Iterator[ObjectInfo]:
+        pages = iter(self._ask(self._client.list, prefix or None, chunk_size=_LISTED_AT_ONCE, is_read=False))
+        while (page := self._ask_next(pages)) is not None:
+            for meta in page:
+                changed_ns = round(meta["last_modified"].timestamp() * 1e6) * 1000
+                yield ObjectInfo(name=meta["path"], nbytes=meta["size"], changed_ns=changed_ns)
+
+    def delete(self, names: Sequence[str]) -> None:
+        left = list(names)
+        try:
+            if left:
+                self._ask(self._client.delete, left)
+        except FileNotFoundError:
+            # Which of them is not said. Only some stores mind, and those ask for each by itself anyway.
+            for name in left if len(left) > 1 else ():
+                self.delete([name])
+
+    def _ask(self, verb: Any, *given: Any, is_read: bool = True, **options: Any) -> Any:
+        return self._run(lambda: verb(self._store, *given, **options), is_read=is_read)
+
+    def _ask_next(self, pages: Any) -> Any:
+        return self._run(lambda: next(pages, None), is_read=False)
+
+    def _run(self, call: Any, *, is_read: bool) -> Any:
+        try:
+            return call()
+        except FileNotFoundError as error:
+            if is_read:
+                raise FileNotFoundError(errno.ENOENT, "there is no such object") from error
+            raise BucketAway("the bucket does not exist") from error
+        except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as error:
+            raise BucketAway("access is denied") from error
+        except (self._errors.BaseError, ValueError, OSError) as error:
+            raise BucketAway(_phrase(error)) from error
+
+
+def _phrase(error: Exception) -> str:
+    """What the client says, without what is meant for its own developers."""
+    text = str(error).partition("\n")[0].strip() or type(error).__name__
+    if "404 Not Found" in text:
+        return "the bucket does not exist"
+    return text.partition(" error: ")[2][:200].rstrip(".") or text[:200]

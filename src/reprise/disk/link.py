@@ -1,0 +1,49 @@
+"""How fast records come from where they lie, as measured while they are read."""
+
+from collections.abc import Collection
+
+_KEPT = 0.9
+"""What an earlier read counts for, at each further one."""
+
+_LEAST_READS = 3
+
+
+class LinkSpeed:
+    """Seconds per record and per byte, fitted to the reads so far: the latest count most. Guarded by its owner."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        # Weighted sums over reads: of 1, of bytes, of bytes squared, of seconds, and of bytes times seconds.
+        self._n: float = 0
+        self._b: float = 0
+        self._bb: float = 0
+        self._t: float = 0
+        self._bt: float = 0
+
+    def note(self, nbytes: int, seconds: float) -> None:
+        """A record of so many bytes was read in this time."""
+        self._num += 1
+        self._n = self._n * _KEPT + 1
+        self._b = self._b * _KEPT + nbytes
+        self._bb = self._bb * _KEPT + nbytes**2
+        self._t = self._t * _KEPT + seconds
+        self._bt = self._bt * _KEPT + nbytes * seconds
+
+    def estimate_s(self, sizes: Collection[int]) -> float | None:
+        """How long records of these sizes will take, one after the other; None before enough was read."""
+        if self._num < _LEAST_READS:
+            return None
+        latency_s, byte_s = self._fitted()
+        return len(sizes) * latency_s + sum(sizes) * byte_s
+
+    def _fitted(self) -> tuple[float, float]:
+        """Seconds per record and per byte, neither below 0."""
+        spread = self._n * self._bb - self._b**2
+        # Records of about one size do not tell the one from the other: then all is put down to bytes.
+        if spread <= 0.01 * self._b**2:
+            return (0.0, self._t / self._b) if self._b > 0 else (self._t / self._n, 0.0)
+        byte_s = (self._n * self._bt - self._b * self._t) / spread
+        latency_s = (self._t - byte_s * self._b) / self._n
+        if byte_s < 0:
+            return self._t / self._n, 0.0
+        return (latency_s, byte_s) if latency_s >= 0 else (0.0, self._t / self._b)
