@@ -103,6 +103,7 @@ def test_requests_are_answered_from_the_first_moment_on():
         assert server.line() == "loaded"
 
 
+@pytest.mark.matrix
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_sentence():
     with loading() as server:
         server.tell("fail")

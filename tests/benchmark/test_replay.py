@@ -12,6 +12,7 @@ from reprise.benchmark.sides import OFF, ON, BenchFailed
 from reprise.cli.main import app
 from tests.api.real_server import real_server
 from tests.benchmark.beside import InProcess
+from tests.matrix import now_and_later
 
 SYSTEM = {"role": "system", "content": "Answer in plain words, and name what you are not sure of. " * 6}
 
@@ -46,7 +47,7 @@ def replayed(file: Path, architecture: str, *, is_fast: bool) -> ReplayBench:
     return bench
 
 
-@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.parametrize("is_fast", now_and_later([True], [False]))
 def test_with_bodies_the_counts_are_those_of_the_server_that_recorded(tmp_path: Path, is_fast: bool) -> None:
     lines = recorded(tmp_path / "trace.jsonl", "qwen3_5", with_text=True)
     bench = replayed(tmp_path / "trace.jsonl", "qwen3_5", is_fast=is_fast)
@@ -93,7 +94,7 @@ def test_what_is_no_recording_is_refused_in_a_sentence(tmp_path: Path) -> None:
     [
         (["--workload", "nonsense"], "Unknown workload 'nonsense'"),
         (["--html", "/nowhere/report.html"], "there is no directory /nowhere"),
-        (["/nowhere/model", "--minutes", "0.1"], "reuse o"),
+        pytest.param(["/nowhere/model", "--minutes", "0.1"], "reuse o", marks=pytest.mark.matrix),
     ],
 )
 def test_what_cannot_be_is_one_sentence(words: list[str], sentence: str) -> None:

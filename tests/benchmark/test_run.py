@@ -124,6 +124,7 @@ def test_the_report_needs_nothing_from_elsewhere(whole: tuple[InProcess, InProce
     assert any(OFF in line and "all the same" in line for line in summary_lines(whole[2]))
 
 
+@pytest.mark.matrix
 def test_one_server_at_a_time_is_asked_what_the_first_was_asked() -> None:
     growing = tuple(workload for workload in WORKLOADS if workload.name == "growing chat")
     plan = BenchPlan(minutes=5, workloads=growing, size=SMALL, num_repeats=2, takes_turns=False)

@@ -200,7 +200,7 @@ def test_what_comes_once_does_not_wash_out_chats() -> None:
         cache = store(policy, sizes, 2000)
         chats = {n: run_of(n, 100) for n in range(8)}
         seed = 100
-        for _ in range(40):
+        for _ in range(20):
             for n, before in list(chats.items()):
                 chats[n] = run_of(n, 100) if len(before) > 260 else join_tokens(before, run_of(seed, 20))
                 reused[policy] += serve(cache, chats[n], sizes)

@@ -3,8 +3,6 @@
 import io
 import json
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -15,11 +13,13 @@ import pytest
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
+from typer.testing import CliRunner
 
 import reprise
 from reprise.cli.chat_model import LocalModel, Message, Spoken, TurnCounts, remote_model
 from reprise.cli.chat_session import Session, counts_line
 from reprise.cli.chat_terminal import MarkdownView, Terminal, complete_blocks
+from reprise.cli.main import app
 from reprise.core.errors import QueueFull
 from tests.api.real_server import real_server
 from tests.models.tiny import tiny_model
@@ -261,15 +261,12 @@ def test_a_line_says_only_what_is_known() -> None:
     assert counts_line(counts) == ""
 
 
-def test_what_is_piped_in_is_one_message(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "reprise.cli.main", "chat", str(tiny_model("llama")), "--max-tokens", "8"]
-    ran = subprocess.run(
-        [*command, "--thinking-budget", "2"], input="Hello!\n", capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
+def test_what_is_piped_in_is_one_message() -> None:
+    words = ["chat", str(tiny_model("llama")), "--max-tokens", "8", "--thinking-budget", "2"]
+    ran = CliRunner().invoke(app, words, input="Hello!\n")
+    assert ran.exit_code == 0, ran.stderr
     assert ran.stdout.strip() != ""
     assert "computed" in ran.stderr
-    nobody = [sys.executable, "-m", "reprise.cli.main", "chat", "127.0.0.1:9"]
-    refused = subprocess.run(nobody, input="Hello!\n", capture_output=True, text=True, timeout=120, check=False)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    refused = CliRunner().invoke(app, ["chat", "127.0.0.1:9"], input="Hello!\n")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
     assert json.dumps(refused.stderr).startswith('"reprise: No server answers')

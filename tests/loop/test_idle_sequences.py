@@ -11,6 +11,7 @@ from reprise.loop import sequences
 from tests.holding import active_memory, settled_memory
 from tests.loop.driving import Engine
 from tests.loop.test_reuse import words
+from tests.matrix import now_and_later
 
 
 @pytest.fixture(params=["llama", "gemma3_text", "qwen3_5"])
@@ -219,7 +220,7 @@ def test_a_failed_pass_leaves_no_loans_of_its_own_checkpoints() -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("cache_bytes", [700_000, 1_000_000])
+@pytest.mark.parametrize("cache_bytes", now_and_later([700_000], [1_000_000]))
 def test_what_a_running_sequence_lends_can_be_evicted(cache_bytes: int) -> None:
     engine = Engine("qwen3_5", shares_from=64, prefill_chunk=64, cache_bytes=cache_bytes)
     try:

@@ -24,7 +24,7 @@ from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import Engine
 from tests.loop.restarts import BLOCK, Restarts, disk_of, words
-from tests.matrix import rows_now_and_later
+from tests.matrix import now_and_later, rows_now_and_later
 
 _GRACE_S = 120.0
 
@@ -64,7 +64,7 @@ def wait_until_loading(engine: Engine, num: int) -> None:
     raise AssertionError("nothing is being read")
 
 
-@pytest.mark.parametrize("shares_from", [10**6, 50])
+@pytest.mark.parametrize("shares_from", now_and_later([50], [10**6]))
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
 def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
     start: Restarts, monkeypatch: pytest.MonkeyPatch, model: str, shares_from: int

@@ -34,7 +34,7 @@ def computed(policy: str, budget: int | None, *, num_chats: int, num_turns: int,
 
 
 @pytest.mark.parametrize(
-    ("thinking", "settles"), rows_now_and_later([(0, False), (150, True)], [(0, True), (150, False)])
+    ("thinking", "settles"), rows_now_and_later([(150, True)], [(0, False), (0, True), (150, False)])
 )
 def test_32_chats_in_turn_in_8_gb_compute_what_infinite_memory_computes(thinking: int, settles: bool) -> None:
     shape = Shape(thinking=thinking)

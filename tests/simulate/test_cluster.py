@@ -14,7 +14,7 @@ from reprise.simulate.run import run_simulation
 from reprise.simulate.traces import Request, read_trace
 from reprise.simulate.workloads import Shape, chats_in_turn
 
-REQUESTS = list(chats_in_turn(num_chats=24, num_turns=8, shape=Shape(system=400, user=60, answer=80)))
+REQUESTS = list(chats_in_turn(num_chats=16, num_turns=6, shape=Shape(system=400, user=60, answer=80)))
 PROMPT = sum(request.num_tokens for request in REQUESTS)
 
 

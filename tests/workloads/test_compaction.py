@@ -81,15 +81,9 @@ def replay(
     return found
 
 
-PAIRS = [
-    pytest.param(name, kind, marks=[] if (name, kind) == ("codex_0_169", "qwen3_5") else [pytest.mark.matrix])
-    for name in NAMES
-    for kind in ("llama", "qwen3_5")
-]
-"""`make test` has one agent here and another one below, `make test-all` has all with both."""
-
-
-@pytest.mark.parametrize(("name", "architecture"), PAIRS)
+@pytest.mark.matrix
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
+@pytest.mark.parametrize("name", NAMES)
 def test_what_follows_a_summary_is_computed_before_it_is_asked(name: str, architecture: str) -> None:
     first, *later = replay(name, architecture)
     computed, new = later[-1]
