@@ -10,7 +10,7 @@ from reprise.api.app import create_app
 from reprise.api.inbox import Clock
 from reprise.api.limits import Limits
 from reprise.api.run import ServerThread
-from reprise.api.served import Served
+from reprise.api.served import Served, names_of_adapter
 from reprise.api.service import ChatService
 from reprise.chat.grammar import Grammars
 from reprise.chat.render import Renderer
@@ -61,7 +61,7 @@ def make_service(
         context=context,
         created=1_700_000_000,
         accepts_any_name=settings.accepts_any_model,
-        adapter=settings.adapter_path,
+        adapter_names=names_of_adapter(settings.adapter_path),
     )
     return ChatService(served=served, backend=backend, settings=settings, limits=limits, clock=clock)
 

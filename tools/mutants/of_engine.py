@@ -276,14 +276,14 @@ FILES = (
     _mutant(
         "SharedBases.load",
         "files that have changed are not read while old weights are here",
-        "_files(model_directory(settings.model))",
+        "_files(directory)",
         "()",
         ("tests/engine/test_adapters.py", "-k", "loaded_once"),
     ),
     _mutant(
         "SharedBases.load",
         "a base is loaded again for each adapter",
-        "base = self._held.get((key, files))",
+        "base = self._held.get(key)",
         "base = None",
         ("tests/engine/test_adapters.py", "-k", "loaded_once"),
     ),

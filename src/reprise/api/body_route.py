@@ -93,7 +93,7 @@ class BodyRoute(APIRoute):
                 return await handle(read)
             # Ollama's older clients call it `name`.
             name: str | None = getattr(read.model, "model", None) or getattr(read.model, "name", None)
-            model = context.models.of(name)
+            model = context.models.of(name, getattr(read.model, "adapters", None))
             request.scope[MODEL_IN_SCOPE] = model
             needs = getattr(type(read.model), "needs", Needs.WEIGHTS)
             if needs is Needs.NOTHING or (needs is Needs.TOKENIZER and model.service is not None):

@@ -40,10 +40,13 @@ class Context:
         return self if service is self.service else replace(self, service=service)
 
     def services(self, model: str | None) -> list[ChatService]:
-        """Of the model that is named, or of all that were loaded. Raises UnknownModel, and NotFound as `of` does."""
+        """Of the model that is named, or one for each engine whose model was loaded. Raises UnknownModel, and NotFound
+        as `of` does."""
         if self.models is None:
             return [self.service]
-        return self.models.services if model is None else [self.of(self.models.of(model)).service]
+        if model is not None:
+            return [self.of(self.models.of(model)).service]
+        return [each.service for each in self.models.by_engine().values() if each.service is not None]
 
     def model_id(self, name: str | None) -> str | None:
         """The id of the model that is named; None: none is, or the only one. Raises UnknownModel."""

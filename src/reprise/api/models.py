@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from reprise.api.errors import Shapes, log_problem, problem_of
+from reprise.api.served import unknown_adapter
 from reprise.api.service import ChatService
 from reprise.api.sse import EVENT_STREAM, comment_line, data_line, event_lines, while_connected
 from reprise.core.backend import Backend, Status, WeightsState
@@ -42,28 +43,55 @@ class ModelBackend(Backend, Protocol):
         """Unload the weights when nothing runs on them; what is stored stays."""
         ...
 
+    @property
+    def fingerprint(self) -> str:
+        """Of what was loaded last; "" before that."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ServedModel:
-    """One of the models. `layers` and `nbytes` are known once it was loaded; before, `nbytes` is of its files."""
+    """One of the models. Before it is loaded, `nbytes` is of its files, and `layers` what they say.
+
+    Models with the same weights and KV format have the same `backend`, and with it one cache.
+    """
 
     id: str
     backend: ModelBackend
     make_service: "Callable[[LoadedModel], ChatService]"
+    """Called on a thread apart."""
     nbytes: int = 0
+    layers: str = ""
+    """So many of which kind, in words; "" while nobody has looked."""
+    fault: str | None = None
+    """Why it could not be loaded as its files were at the start of the server."""
+    base: str | None = None
+    """The id of the model that it is with an adapter."""
+    adapter_names: tuple[str, ...] = ()
+    """What requests may call the adapter; none: it has no adapter."""
     service: ChatService | None = None
     fingerprint: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def state(self) -> WeightsState:
         return self.backend.status().weights
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `service` answers with the weights that are here."""
+        is_here = self.service is not None and self.state is WeightsState.READY
+        return is_here and self.fingerprint == self.backend.fingerprint
+
     async def ready(self) -> ChatService:
         """Its service, once its weights are here: they are loaded now if they are not. Raises LoadFailed."""
-        if self.service is not None and self.state is WeightsState.READY:
+        if self.service is not None and self.is_ready:
             return self.service
-        return self.take(await asyncio.wrap_future(self.backend.ready()))
+        loaded = await asyncio.wrap_future(self.backend.ready())
+        async with self._making:
+            # Templates are tried out when a service is made.
+            return await asyncio.to_thread(self.take, loaded)
 
     async def unloaded(self) -> None:
         """Wait until its weights are gone, which they are as soon as nothing runs on them."""
@@ -84,8 +112,21 @@ class Models:
         self.all = tuple(models)
         self._accepts_any_name = accepts_any_name
 
-    def of(self, name: str | None) -> ServedModel:
-        """The model that a request names, by its id or the last part of it. Raises UnknownModel with the list."""
+    def of(self, name: str | None, adapter: str | None = None) -> ServedModel:
+        """The model that a request names, by its id or the last part of it, and by the adapter that it is to have.
+
+        Raises UnknownModel with the list.
+        """
+        model = self._named(name)
+        if adapter is None or adapter in model.adapter_names:
+            return model
+        adapted = [other for other in self.all if other.base == model.id]
+        for other in adapted:
+            if adapter in other.adapter_names:
+                return other
+        raise unknown_adapter(adapter, [each.adapter_names[0] for each in (model, *adapted) if each.adapter_names])
+
+    def _named(self, name: str | None) -> ServedModel:
         if name is None:
             return self.all[0]
         for model in self.all:
@@ -105,9 +146,28 @@ class Models:
         """Of the models that were loaded, those that are unloaded by now among them."""
         return [model.service for model in self.all if model.service is not None]
 
+    def by_engine(self) -> dict[str, ServedModel]:
+        """One of the models of each engine, one that was loaded if there is one, by the id of the first of them.
+
+        What is counted by engine is counted once for all aliases of the same weights.
+        """
+        found: dict[str, ServedModel] = {}
+        for model in self.all:
+            name = self.engine_id(model)
+            if name not in found or (found[name].service is None and model.service is not None):
+                found[name] = model
+        return found
+
+    def engine_id(self, model: ServedModel) -> str:
+        """The id of the first model that the same engine computes for."""
+        return next(other.id for other in self.all if other.backend is model.backend)
+
     def statuses(self) -> dict[str, Status]:
-        """What the engine publishes of each model, by its id."""
-        return {m.id: m.backend.status() if m.service is None else m.service.status_of_model() for m in self.all}
+        """What each engine publishes, by the id of its first model."""
+        return {
+            name: model.backend.status() if model.service is None else model.service.status_of_model()
+            for name, model in self.by_engine().items()
+        }
 
 
 def model_body(model: ServedModel) -> dict[str, Any]:
@@ -203,7 +263,7 @@ async def answer_when_ready(
     shapes: Shapes,
 ) -> Response:
     """Answer a request once its model is loaded; a stream begins meanwhile. Raises what loading raises."""
-    if model.service is not None and model.state is WeightsState.READY:
+    if model.is_ready:
         return await answer()
     ready = asyncio.create_task(model.ready())
     try:

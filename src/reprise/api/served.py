@@ -1,7 +1,7 @@
 """The model that a server serves, as the API sees it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -46,8 +46,8 @@ class Served:
     nbytes: int = 0
     """Of the weights; 0: not known."""
     accepts_any_name: bool = False
-    adapter: str | None = None
-    """Where the model's adapter is, as the settings say; None: it has none."""
+    adapter_names: tuple[str, ...] = ()
+    """What requests may call the adapter that the model has; none: it has no adapter."""
     refused_questions: RefusedQuestions = field(default_factory=RefusedQuestions)
     """Questions with images and the like that were refused, so that the chats they stand in can go on."""
 
@@ -62,13 +62,8 @@ class Served:
 
     def check_adapter(self, name: str | None) -> None:
         """Raise UnknownModel unless a request that names this adapter can be served. None means the model as it is."""
-        if name is None or (self.adapter is not None and name in (self.adapter, PurePath(self.adapter).name)):
-            return
-        others = "" if self.adapter is None else f"use {self.adapter!r}, "
-        raise UnknownModel(
-            f"The adapter {name!r} is not served here: {others}leave `adapters` out, or start the server with "
-            "--adapter-path."
-        )
+        if name is not None and name not in self.adapter_names:
+            raise unknown_adapter(name, self.adapter_names[:1])
 
     def answer_room(self, num_prompt: int, wanted: int | None) -> int:
         """How many of the `wanted` tokens (None: as many as there are) fit after a prompt.
@@ -83,14 +78,28 @@ class Served:
         return room if wanted is None else min(wanted, room)
 
 
-def served_model(loaded: "LoadedModel", settings: Settings) -> Served:
-    """The loaded model as the API sees it."""
+def unknown_adapter(name: str, served: Sequence[str]) -> UnknownModel:
+    """The refusal of an adapter that is none of those that are served."""
+    use = "" if not served else f"use {' or '.join(map(repr, served))}, "
+    return UnknownModel(
+        f"The adapter {name!r} is not served here: {use}leave `adapters` out, or start the server with --adapter."
+    )
+
+
+def names_of_adapter(path: str | None) -> tuple[str, ...]:
+    """What requests may call the adapter in this directory."""
+    return () if path is None else (path, PurePath(path).name)
+
+
+def served_model(loaded: "LoadedModel", settings: Settings, *, text: TextModel | None = None) -> Served:
+    """The loaded model as the API sees it. `text`: with another template; None: the model's."""
+    text = loaded.text if text is None else text
     bounds = [bound for bound in (settings.max_context, loaded.context) if bound is not None]
     return Served(
         id=loaded.name,
-        text=loaded.text,
+        text=text,
         renderer=Renderer(
-            loaded.text,
+            text,
             RenderSettings(
                 has_canonical_tokens=settings.canonical_tokens,
                 freezes_date=settings.freeze_template_date,
@@ -100,7 +109,7 @@ def served_model(loaded: "LoadedModel", settings: Settings) -> Served:
                 context=min(bounds, default=None),
             ),
         ),
-        grammars=Grammars(loaded.text),
+        grammars=Grammars(text),
         context=min(bounds, default=None),
         sampling=SamplingDefaults(by_flag=_sampling_flags(settings), by_model=loaded.sampling),
         template_options=settings.chat_template_args,
@@ -108,7 +117,7 @@ def served_model(loaded: "LoadedModel", settings: Settings) -> Served:
         architecture=loaded.architecture,
         nbytes=loaded.nbytes,
         accepts_any_name=settings.accepts_any_model,
-        adapter=settings.adapter_path,
+        adapter_names=names_of_adapter(settings.adapter_path),
     )
 
 

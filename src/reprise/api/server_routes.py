@@ -74,8 +74,11 @@ async def health(context: OfServer, model: ModelName = None) -> JsonResponse:
     on disk; of `reused`, `loaded` were read from there. Several models are added up, and each is in `models`.
     Answers at once, whatever the engine is doing.
     """
-    named = context.model_id(model)
-    status = context.service.status() if named is None else context.service.statuses()[named]
+    named, models = context.model_id(model), context.models
+    if named is None or models is None:
+        status = context.service.status()
+    else:
+        status = context.service.statuses()[models.engine_id(models.of(named))]
     health = health_of(status, stall_after_s=context.settings.stall_after_s)
     body = {"status": health, "model": named or context.service.served.id, **health_fields(status)}
     if context.models is not None:

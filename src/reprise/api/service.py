@@ -89,14 +89,20 @@ class ChatService:
         limits: Limits | None = None,
         clock: Clock | None = None,
         beside: "ChatService | None" = None,
+        renderers: Renderers | None = None,
     ) -> None:
-        """`beside`: of another model of the same server, with which threads, records and watchers are shared."""
+        """`beside`: of another model of the same server, with which threads, records and watchers are shared.
+
+        `renderers`: of another one with the same weights and template, so that chats may go on here; None: own ones.
+        """
         self.served = served
         self.backend = backend
         self.settings = settings
         self.limits = Limits() if limits is None else limits
         self.clock = Clock() if clock is None else clock
-        self.renderers = Renderers(served.text, shared=served.renderer, stored=backend)
+        self.renderers = (
+            Renderers(served.text, shared=served.renderer, stored=backend) if renderers is None else renderers
+        )
         self._settling = Settling(backend, max_tokens=settings.max_settle)
         self.records = Records(limit=self.limits.max_records) if beside is None else beside.records
         self.recorder: RecordCounts | None = None
@@ -132,17 +138,22 @@ class ChatService:
         return total_of(list(self.statuses().values()))
 
     def statuses(self) -> dict[str, Status]:
-        """The status of each model of this server, by its id."""
+        """The status of each model of this server, by its id: of aliases with the same engine, by that of the first."""
         return {self.served.id: self.status_of_model()} if self.models is None else self.models.statuses()
 
     async def inspections(self, part: TreePart = WHOLE_TREE) -> dict[str, Inspection]:
-        """What the engine holds of each model that was loaded, by its id, without the trees. Raises ShuttingDown."""
+        """What the engine holds of each model that was loaded, by its id, without the trees. Raises ShuttingDown.
+
+        Of aliases with the same engine, by the id of the first.
+        """
         found: dict[str, Inspection] = {}
-        for service in [self] if self.models is None else self.models.services:
+        models = {} if self.models is None else self.models.by_engine()
+        services = {name: model.service for name, model in models.items() if model.service is not None}
+        for name, service in (services if self.models is not None else {self.served.id: self}).items():
             # A model whose files have changed may have come to nothing.
             with contextlib.suppress(EngineFailed):
                 asking = service.backend.inspect(max_nodes=0, part=part)
-                found[service.served.id] = await asyncio.wrap_future(asking)
+                found[name] = await asyncio.wrap_future(asking)
         return found
 
     def status_of_model(self) -> Status:

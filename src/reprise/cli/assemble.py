@@ -5,13 +5,12 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Generator, Mapping
-from concurrent.futures import Future
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -22,24 +21,25 @@ from reprise.api.loading import LoadingClock
 from reprise.api.models import Models, ServedModel
 from reprise.api.repeats import OncePerSecond
 from reprise.api.run import run_while_loading
-from reprise.api.served import served_model
+from reprise.api.served import Served, served_model
 from reprise.api.service import ChatService
 from reprise.chat.template import syntax_fault
 from reprise.cli.agents import AGENTS
 from reprise.cli.inspection import CHAT_TOKENS, count_layers, idle_chats
-from reprise.cli.models import model_directories
 from reprise.cli.process_limits import weights_nbytes
+from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
 from reprise.cli.server_url import DEFAULT_URL
 from reprise.core.backend import total_of
-from reprise.core.errors import LoadFailed, memory_too_small
+from reprise.core.errors import LoadFailed, ShuttingDown, memory_too_small
 from reprise.core.follow import bound_for
 from reprise.core.metrics import totals_line
 from reprise.core.settings import Settings
 from reprise.core.sizes import nbytes_text
-from reprise.engine.hub import cached_models
-from reprise.engine.load import LoadedModel
+from reprise.engine.adapters import check_adapter
+from reprise.engine.load import LoadedModel, is_local, model_directory, with_template
 from reprise.engine.machine import read_machine
-from reprise.engine.memory import budget_of_all, most_state, process_nbytes
+from reprise.engine.memory import budget_of_all, leave_thread, most_state, process_nbytes
+from reprise.engine.outline import ModelOutline, outline_of
 from reprise.engine.runner import Footprint
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
@@ -51,8 +51,8 @@ log = logging.getLogger(__name__)
 
 LOADING_REPORTED_S = 5.0
 _CLOSE_S = 40.0
-_OF_FIRST: Mapping[str, Any] = {"adapter_path": None, "chat_template": None}
-"""What is the first model's alone of several."""
+_LOOKS_EVERY_S = 0.5
+"""While a model is loaded at the start, whether the server is to end."""
 
 
 def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers) -> None:
@@ -61,26 +61,32 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
     Closes the listener. Raises LoadFailed.
     """
     write_log(settings)
+    entries = served_models(settings)
+    first_group, *others = engine_groups(entries)
+    of_first = first_group.settings
     # Before the model is loaded, which may take minutes.
-    bound = memory_bound(settings)
-    engines = _engines(settings)
-    engine = next(iter(engines.values()))
-    clock = LoadingClock(weights_nbytes(Path(settings.model).expanduser()))
+    bound = memory_bound(of_first)
+    if len(entries) > 1 or of_first.keep_alive_s is not None:
+        served = _sharing([first_group, *others], settings)
+    else:
+        served = [_Served(group=first_group, engine=EngineLoop(of_first))]
+    engine, engines = served[0].engine, [each.engine for each in served]
+    clock = LoadingClock(weights_nbytes(Path(of_first.model).expanduser()))
     with ExitStack() as while_serving:
 
         def load() -> ChatService:
-            with reported_loading(settings.model, clock):
+            with reported_loading(of_first.model, clock):
                 loaded = engine.start()
+            service = _service(loaded, served[0], first_group.entries[0])
             for line in banner(
-                loaded, _footprint(engine), budget=engine.status().held.budget_nbytes, url=url_of(listener)
+                service.served, _footprint(engine), budget=engine.status().held.budget_nbytes, url=url_of(listener)
             ):
                 log.info("%s", line)
-            others = [each for each in engines.values() if each is not engine]
-            while_serving.enter_context(following_machine(engine, others=others, bound=bound))
+            while_serving.enter_context(following_machine(engine, others=engines[1:], bound=bound))
             while_serving.enter_context(watchdog(engine, after_s=settings.stall_after_s))
-            service = _service(loaded, settings, engine)
-            if len(engines) > 1 or settings.keep_alive_s is not None:
-                service.models = _models(engines, service, loaded, settings)
+            if len(entries) > 1 or of_first.keep_alive_s is not None:
+                service.models = _models(served, entries, service, loaded)
+                while_serving.enter_context(_looking(served, service.models))
             return service
 
         try:
@@ -94,75 +100,166 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
                 while_serving.close()
                 # The responses under way have ended by now, and what the disk lacks is written.
                 _close(engines, timeout_s=ending.left_s)
-            log.info("totals: %s", totals_line(total_of([each.status() for each in engines.values()])))
+            log.info("totals: %s", totals_line(total_of([each.status() for each in engines])))
         finally:
             listener.close()
             # MLX aborts a process that ends before the engine's thread has.
             _close(engines, timeout_s=_CLOSE_S)
 
 
-def _engines(settings: Settings) -> dict[str, EngineLoop]:
-    """An engine for each model, by its name: all on one thread, in one memory. Raises LoadFailed."""
-    sources = model_sources(settings)
-    if len(sources) == 1 and settings.keep_alive_s is None:
-        return {name: EngineLoop(settings) for name in sources}
-    directories = {cached.id: cached.directory for cached in cached_models()}
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Served:
+    """An engine, and the models that it computes for."""
+
+    group: EngineGroup
+    engine: EngineLoop
+    services: dict[str, tuple[str, ChatService]] = field(default_factory=dict[str, tuple[str, ChatService]])
+    """What was made for each of its models last, by id, and the fingerprint of what was loaded."""
+    making: threading.Lock = field(default_factory=threading.Lock)
+
+
+def _sharing(groups: Sequence[EngineGroup], settings: Settings) -> list[_Served]:
+    """Engines for all of these, on one thread and in one memory."""
     thread = EngineThread(SharedMemory(budget_of_all(settings), most_state=most_state(settings)))
-    return {
-        name: EngineLoop(
-            settings if source == settings.model else replace(settings, model=source, **_OF_FIRST),
-            thread=thread,
-            name=name,
-            nbytes=weights_nbytes(directories.get(source, Path(source).expanduser())),
-            keep_alive_s=settings.keep_alive_s,
+    return [
+        _Served(
+            group=group,
+            engine=EngineLoop(
+                group.settings,
+                thread=thread,
+                name=group.name,
+                nbytes=0 if group.directory is None else weights_nbytes(group.directory),
+                is_pinned=group.settings.is_pinned,
+                keep_alive_s=group.settings.keep_alive_s,
+            ),
         )
-        for name, source in sources.items()
-    }
-
-
-def model_sources(settings: Settings) -> dict[str, str]:
-    """The path or hub id of each model of a server by its name, the one that is loaded first at first.
-
-    Raises LoadFailed where two have one name.
-    """
-    below = () if settings.models_dir is None else model_directories(Path(settings.models_dir).expanduser())
-    sources: dict[str, str] = {}
-    for source in dict.fromkeys((settings.model, *settings.other_models, *map(str, below))):
-        path = Path(source).expanduser()
-        name = path.name if path.exists() else source
-        known = sources.setdefault(name, source)
-        if Path(known).expanduser() != path:
-            raise LoadFailed(f"{known} and {source} would both be called {name}. Rename one of the directories.")
-    return sources
+        for group in groups
+    ]
 
 
 def _service(
-    loaded: LoadedModel, settings: Settings, engine: EngineLoop, beside: ChatService | None = None
+    loaded: LoadedModel, served: _Served, entry: ModelEntry, *, beside: ChatService | None = None
 ) -> ChatService:
-    fault = syntax_fault(loaded.text)
+    """What answers for one of the models of an engine. What it renders as another one does, it remembers with it."""
+    own, engines = entry.settings, served.group.settings
+    text = loaded.text
+    if own.chat_template != engines.chat_template:
+        text = with_template(
+            loaded, own.model, chat_template=own.chat_template, trusts_remote_code=own.trusts_remote_code
+        )
+    fault = syntax_fault(text)
     if fault is not None:
-        log.error("%s: the chat template does not parse, so chats are refused: %s", loaded.name, fault)
-    served = replace(served_model(loaded, settings), layers=_layers_text(loaded))
-    return ChatService(served=served, backend=engine, settings=settings, beside=beside)
+        log.error("%s: the chat template does not parse, so chats are refused: %s", entry.id, fault)
+    seen = replace(
+        served_model(loaded, own, text=text),
+        id=entry.id,
+        layers=_layers_text(loaded),
+        # Which one a request means has been settled by the time that it comes here.
+        accepts_any_name=own.accepts_any_model or beside is not None,
+        adapter_names=entry.adapter_names,
+    )
+    with served.making:
+        same = next((other for other in served.services.values() if _renders_alike(other, loaded, seen, own)), None)
+        renderers = None
+        if same is not None:
+            _, other = same
+            shared, renderers = other.served, other.renderers
+            seen = replace(seen, text=shared.text, renderer=shared.renderer, grammars=shared.grammars)
+        service = ChatService(served=seen, backend=served.engine, settings=own, beside=beside, renderers=renderers)
+        served.services[entry.id] = loaded.fingerprint, service
+    return service
 
 
-def _models(engines: Mapping[str, EngineLoop], first: ChatService, loaded: LoadedModel, settings: Settings) -> Models:
+def _renders_alike(other: tuple[str, ChatService], loaded: LoadedModel, seen: Served, settings: Settings) -> bool:
+    fingerprint, service = other
+    is_same_text = fingerprint == loaded.fingerprint and service.settings.chat_template == settings.chat_template
+    return is_same_text and service.served.renderer.settings == seen.renderer.settings
+
+
+def _models(
+    served: Sequence[_Served], entries: Sequence[ModelEntry], first: ChatService, loaded: LoadedModel
+) -> Models:
     """All of them, the first of which is loaded."""
+    order = [entry.id for entry in entries]
     listed = [
         ServedModel(
-            id=name,
-            backend=engine,
-            make_service=lambda loaded, engine=engine: _service(loaded, settings, engine, beside=first),
-            nbytes=engine.nbytes,
+            id=entry.id,
+            backend=each.engine,
+            make_service=lambda loaded, each=each, entry=entry: _service(loaded, each, entry, beside=first),
+            nbytes=each.engine.nbytes,
+            base=entry.base,
+            adapter_names=entry.adapter_names,
         )
-        for name, engine in engines.items()
+        for each in served
+        for entry in each.group.entries
     ]
+    listed.sort(key=lambda model: order.index(model.id))
     listed[0].service, listed[0].fingerprint, listed[0].nbytes = first, loaded.fingerprint, loaded.nbytes
-    return Models(listed, accepts_any_name=settings.accepts_any_model)
+    return Models(listed, accepts_any_name=first.settings.accepts_any_model)
 
 
-def _close(engines: Mapping[str, EngineLoop], *, timeout_s: float) -> None:
-    for engine in engines.values():
+@contextmanager
+def _looking(served: Sequence[_Served], models: Models) -> Generator[None]:
+    """Meanwhile find out what the models are that are not loaded, and load those that are to be."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        try:
+            for each in served[1:]:
+                if each.group.settings.preloads and not is_over.is_set():
+                    _preload(each, is_over)
+            for each in served:
+                if not is_over.is_set():
+                    _look(each, [model for model in models.all if model.backend is each.engine])
+        except ShuttingDown:
+            return
+        finally:
+            leave_thread()
+
+    looker = threading.Thread(target=look, name="reprise-preload", daemon=True)
+    looker.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        looker.join(_CLOSE_S)
+
+
+def _look(served: _Served, models: Sequence[ServedModel]) -> None:
+    group = served.group
+    fault = layers = None
+    try:
+        if group.directory is None and not is_local(group.settings.model):
+            fault = f"{group.settings.model} has not been downloaded: `reprise pull {group.settings.model}`."
+        else:
+            directory = model_directory(group.settings.model, downloads=False)
+            outline = outline_of(directory, group.settings.model, kv_bits=group.settings.kv_bits)
+            layers = _layers_text(outline)
+        if group.settings.adapter_path is not None:
+            check_adapter(group.settings.adapter_path)
+    except LoadFailed as error:
+        fault = str(error)
+    if fault is not None:
+        log.warning("%s cannot be loaded as it is: %s", group.name, fault)
+    for model in models:
+        model.layers, model.fault = layers or "", fault
+
+
+def _preload(served: _Served, is_over: threading.Event) -> None:
+    engine, source = served.engine, served.group.settings.model
+    try:
+        engine.nbytes = max(engine.nbytes, weights_nbytes(model_directory(source)))
+        ready = engine.preload()
+        while not is_over.is_set() and not wait([ready], timeout=_LOOKS_EVERY_S).done:
+            pass
+        if ready.done():
+            ready.result()
+    except LoadFailed as error:
+        log.warning("%s is not preloaded, but when it is asked for: %s", engine.name, error)
+
+
+def _close(engines: Sequence[EngineLoop], *, timeout_s: float) -> None:
+    for engine in engines:
         engine.close(now=True, timeout_s=timeout_s)
 
 
@@ -231,23 +328,23 @@ class JsonLines(logging.Formatter):
         return json.dumps(body, ensure_ascii=False)
 
 
-def banner(loaded: LoadedModel, footprint: Footprint, *, budget: int, url: str) -> list[str]:
+def banner(served: Served, footprint: Footprint, *, budget: int, url: str) -> list[str]:
     """What is served, in lines for a person: the model and its layers, what memory holds, and how to get there."""
-    context = "" if loaded.context is None else f"; context of {loaded.context:,} tokens"
-    lengths = [tokens for tokens in CHAT_TOKENS if loaded.context is None or tokens <= loaded.context]
+    context = "" if served.context is None else f"; context of {served.context:,} tokens"
+    lengths = [tokens for tokens in CHAT_TOKENS if served.context is None or tokens <= served.context]
     fits = [idle_chats(tokens, footprint, budget) for tokens in lengths or CHAT_TOKENS[:1]]
     chats = ", ".join(f"{chats.num:,} chats of {chats.tokens // 1024}k tokens" for chats in fits)
     at = "" if url == DEFAULT_URL else f" --url {url.removeprefix('http://')}"
     return [
-        f"{loaded.name}: {_layers_text(loaded)}{context}",
+        f"{served.id}: {served.layers}{context}",
         f"{nbytes_text(budget)} for the cache and running requests: about {chats.replace(', ', ', or ')}",
         f"page: {url}/   OpenAI: {url}/v1   Anthropic, Ollama: {url}",
         f"terminal: reprise chat{'' if at == '' else ' ' + url}   agents: reprise launch {'|'.join(AGENTS)}{at}",
     ]
 
 
-def _layers_text(loaded: LoadedModel) -> str:
-    return ", ".join(f"{layers.num} × {layers.kind}" for layers in count_layers(loaded.blueprint.specs))
+def _layers_text(model: LoadedModel | ModelOutline) -> str:
+    return ", ".join(f"{layers.num} × {layers.kind}" for layers in count_layers(model.blueprint.specs))
 
 
 def _footprint(engine: EngineLoop) -> Footprint:

@@ -18,8 +18,8 @@ import typer
 
 from reprise.cli.models import model_directories
 from reprise.cli.refuse import refuse
-from reprise.core.options import Option, SwitchKind, TextsKind
-from reprise.core.settings import OPTIONS, Settings
+from reprise.core.options import NamedPathsKind, Option, SwitchKind, TableFault, TextsKind
+from reprise.core.settings import ONE_MODEL, OPTIONS, Settings
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
@@ -59,19 +59,48 @@ class Configuration:
         """The model; ends the command where none is given."""
         model: str | None = self["model"]
         if model is None:
-            refuse(f"No model given: pass MODEL, or set REPRISE_MODEL or `model` in {self.file.path}.")
+            refuse(
+                f"No model given: pass MODEL, set REPRISE_MODEL, or set `model` or tables [models.ALIAS] in "
+                f"{self.file.path}."
+            )
         return model
 
     def settings(self) -> Settings:
         """The settings of a server. Ends the command where there is no model, or no key in the key file."""
         values: dict[str, Any] = {name: chosen.value for name, chosen in self.chosen.items()}
-        if values["model"] is None and values.get("models_dir") is not None:
+        if "models" in values:
+            values["models"] = self._tables()
+        if values["model"] is None and values.get("models"):
+            values["model"] = next(iter(values["models"]))
+        elif values["model"] is None and values.get("models_dir") is not None:
             values["model"] = _first_below(values["models_dir"])
         else:
             self.model()
         if values.get("api_key_file") is not None:
             values["api_keys"] = (*values["api_keys"], *_keys_in(Path(values["api_key_file"])))
         return Settings(**values)
+
+    def _tables(self) -> dict[str, dict[str, Any]]:
+        """The tables of the models that are served, as far as nothing that goes before the file says otherwise.
+
+        A model on the command line says which ones are served.
+        """
+        tables: Mapping[str, Mapping[str, Any]] = self["models"]
+        named = [self["model"], *self["other_models"]]
+        if self.chosen["model"].source == COMMAND_LINE:
+            tables = {alias: table for alias, table in tables.items() if alias in named}
+        first = self["model"] if self["model"] in tables else next(iter(tables), None)
+        stronger = [
+            name for name, chosen in self.chosen.items() if chosen.source in (COMMAND_LINE, OPTIONS[name].variable)
+        ]
+        for_all = {OPTIONS[name].name for name in stronger if name not in ("model", *ONE_MODEL)}
+        for_first = for_all | {OPTIONS[name].name for name in stronger if name in ONE_MODEL}
+        return {
+            alias: {
+                name: value for name, value in table.items() if name not in (for_first if alias == first else for_all)
+            }
+            for alias, table in tables.items()
+        }
 
 
 def choose(
@@ -185,7 +214,9 @@ def _read(option: Option, given: object, *, source: str, folder: Path = Path()) 
         return Chosen(value=option.kind.read(given, folder), source=source)
     except ValueError as error:
         flag = "MODEL" if option.name == "model" else f"--{option.name}"
-        raise ValueError(f"Invalid {flag} from {_described(source)}: it {error}.") from error
+        place = error.place if isinstance(error, TableFault) else flag
+        end = "" if str(error).endswith("?") else "."
+        raise ValueError(f"Invalid {place} from {_described(source)}: it {error}{end}") from error
 
 
 def _described(source: str) -> str:
@@ -240,7 +271,8 @@ def _parameter(field: str, option: Option, *, has_several: bool) -> inspect.Para
     )
     if is_switch:
         return _parameter_of(field, bool | None, flag)
-    return _parameter_of(field, list[str] | None if isinstance(option.kind, TextsKind) else str | None, flag)
+    is_repeated = isinstance(option.kind, TextsKind | NamedPathsKind)
+    return _parameter_of(field, list[str] | None if is_repeated else str | None, flag)
 
 
 def _parameter_of(name: str, kind: Any, declaration: Any) -> inspect.Parameter:

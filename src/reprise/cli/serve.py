@@ -15,7 +15,8 @@ def serve(configuration: Configuration) -> None:
     (max-tokens = 512). `reprise config` prints what is in force and where it comes from.
     """
     settings = configuration.settings()
-    check_process_limits(settings.model)
+    table = settings.models.get(settings.model, {})
+    check_process_limits(table.get("model", settings.model))
     with refusals():
         # Before the imports, which take seconds: who comes first is told to wait.
         listener = listen(settings.host, settings.port)

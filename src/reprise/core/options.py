@@ -5,8 +5,9 @@ ValueError with the end of a sentence that names the option ("must be …"); `wr
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -24,6 +25,14 @@ class OptionGroup(StrEnum):
     ANSWERS = "Answers"
     REUSE = "Reuse"
     LOAD = "Load"
+
+
+class TableFault(ValueError):
+    """What is wrong within a table: `place` names the table and the key."""
+
+    def __init__(self, place: str, text: str) -> None:
+        super().__init__(text)
+        self.place = place
 
 
 class OptionKind(Protocol):
@@ -311,6 +320,165 @@ class PathKind:
 
     def write(self, value: str) -> str:
         return _quoted(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKind:
+    """A model: a directory or a hub id. In a file, a directory may be relative to the file."""
+
+    metavar: str = "MODEL"
+
+    def read(self, given: object, folder: Path) -> str:
+        text = _text(given)
+        if not text.strip():
+            raise ValueError("is empty: give a model directory or a hub id")
+        below = folder / Path(text).expanduser()
+        return str(below) if folder != Path() and (text.startswith(".") or below.exists()) else text
+
+    def fault(self, value: str) -> str | None:
+        del value
+        return None
+
+    def write(self, value: str) -> str:
+        return _quoted(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPathsKind:
+    """Directories by name: `NAME=DIR` given several times, or words in a variable, or a table of the file.
+
+    `DIR` alone is named after its last part.
+    """
+
+    metavar: str = "[NAME=]DIR"
+
+    def read(self, given: object, folder: Path) -> dict[str, str]:
+        if isinstance(given, dict):
+            pairs = list(cast(dict[str, object], given).items())
+        else:
+            words = cast(list[object], given) if isinstance(given, list) else _text(given).split()
+            pairs = [self._pair(_text(word)) for word in words]
+        path = PathKind(is_directory=True)
+        named: dict[str, str] = {}
+        for name, directory in pairs:
+            if name in named:
+                raise ValueError(f"names two directories {name!r}")
+            named[name] = path.read(directory, folder)
+        fault = self.fault(named)
+        if fault is not None:
+            raise ValueError(fault)
+        return named
+
+    def fault(self, value: Mapping[str, str]) -> str | None:
+        wrong = [name for name in value if not is_plain_name(name) or name == "latest"]
+        return None if not wrong else f"has the name {wrong[0]!r}: choose one without spaces, and not 'latest'"
+
+    def write(self, value: Mapping[str, str]) -> str:
+        return _inline({name: _quoted(directory) for name, directory in value.items()})
+
+    def _pair(self, word: str) -> tuple[str, str]:
+        name, separator, directory = word.partition("=")
+        if not word.strip() or (separator and not directory):
+            raise ValueError(f"must be NAME=DIR, not {word!r}")
+        return (name, directory) if separator else (Path(word).name, word)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTablesKind:
+    """A table of options for each model, by its alias; a model alone stands for a table with nothing else.
+
+    Read, it is the values by alias and option name.
+    """
+
+    options: Callable[[], Mapping[str, Option]]
+    """What a table can set, by name; among them `model`, which it has to."""
+    others: Callable[[], Sequence[str]]
+    """Names of options that a table cannot set."""
+    metavar: str = "JSON"
+
+    def read(self, given: object, folder: Path) -> dict[str, dict[str, Any]]:
+        tables: object = given
+        if isinstance(given, str):
+            try:
+                tables = json.loads(given)
+            except ValueError as error:
+                raise ValueError(f"is not JSON: {error}") from None
+        if not isinstance(tables, dict):
+            raise ValueError("must be tables by alias, such as [models.fast]")
+        return {
+            alias: self._read_table(alias, table, folder) for alias, table in cast(dict[str, object], tables).items()
+        }
+
+    def fault(self, value: Mapping[str, Mapping[str, Any]]) -> str | None:
+        for alias, table in value.items():
+            if not _is_alias(alias):
+                return f"has the alias {alias!r}: {_ALIASES}"
+            if "model" not in table:
+                return f"needs `model` in [models.{alias}]: a model directory or a hub id"
+            for name, chosen in table.items():
+                fault = self.options()[name].kind.fault(chosen)
+                if fault is not None:
+                    return f"has a {name} in [models.{alias}] that {fault}"
+        return None
+
+    def write(self, value: Mapping[str, Mapping[str, Any]]) -> str:
+        options = self.options()
+        return _inline(
+            {
+                alias: _inline({name: options[name].kind.write(chosen) for name, chosen in table.items()})
+                for alias, table in value.items()
+            }
+        )
+
+    def _read_table(self, alias: str, given: object, folder: Path) -> dict[str, Any]:
+        place = f"[models.{alias}]"
+        if not _is_alias(alias):
+            raise TableFault(place, f"has an alias that cannot be served: {_ALIASES}")
+        if isinstance(given, str):
+            given = {"model": given}
+        if not isinstance(given, dict):
+            raise TableFault(place, "must be a table of options, or a model as text")
+        options = self.options()
+        values: dict[str, Any] = {}
+        for key, value in cast(dict[str, object], given).items():
+            name = key.replace("_", "-")
+            if name not in options:
+                raise TableFault(f"{place} {key}", self._unknown(name))
+            if name in values:
+                raise TableFault(f"{place} {key}", "is set twice")
+            try:
+                values[name] = options[name].kind.read(value, folder)
+            except ValueError as error:
+                raise TableFault(f"{place} {key}", str(error)) from error
+        if "model" not in values:
+            raise TableFault(place, "needs `model`: a model directory or a hub id")
+        return values
+
+    def _unknown(self, name: str) -> str:
+        if name in self.others():
+            return "is an option of the whole server: set it outside of [models]"
+        near = get_close_matches(name, list(self.options()), n=1)
+        if near:
+            return f"is not an option of a model. Did you mean {near[0]!r}?"
+        return f"is not an option of a model. Those are: {', '.join(sorted(self.options()))}"
+
+
+_ALIASES = "choose one without spaces that does not begin with '.', '/' or '~'"
+
+
+def _is_alias(name: str) -> bool:
+    """Whether a model can be called this: on the command line, what begins like a path is one."""
+    return is_plain_name(name) and not name.startswith((".", "/", "~"))
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether this can be a name in requests, on a command line and in a log."""
+    return name.isprintable() and name.split() == [name]
+
+
+def _inline(values: Mapping[str, str]) -> str:
+    """An inline table of TOML with these values, which are TOML."""
+    return "{ " + ", ".join(f"{_quoted(name)} = {value}" for name, value in values.items()) + " }" if values else "{}"
 
 
 def _amount(given: object) -> Amount | None:

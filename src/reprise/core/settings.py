@@ -5,11 +5,14 @@ Command line, environment, configuration file, `reprise config` and docs/options
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, get_type_hints
 
 from reprise.core.options import (
     AmountKind,
+    ModelKind,
+    ModelTablesKind,
+    NamedPathsKind,
     NbytesKind,
     NumberKind,
     Option,
@@ -58,8 +61,16 @@ class Settings:
     """The options of one server, with their defaults. None: not set."""
 
     model: Annotated[
-        str, _server("model", TextKind(metavar="MODEL"), "A local model directory or a Hugging Face repository id.")
+        str, _server("model", ModelKind(), "A local model directory, a Hugging Face repository id, or an alias.")
     ]
+    models: Annotated[
+        Mapping[str, Mapping[str, Any]],
+        _server(
+            "models",
+            ModelTablesKind(options=lambda: MODEL_OPTIONS, others=lambda: [option.name for option in OPTIONS.values()]),
+            "Models by alias, each with options of its own. In the file: tables such as [models.fast].",
+        ),
+    ] = field(default_factory=dict[str, Mapping[str, Any]])
     other_models: Annotated[
         tuple[str, ...],
         _server(
@@ -76,6 +87,32 @@ class Settings:
             "Also serve every model directory below this one, each loaded when a request names it.",
         ),
     ] = None
+    has_hub_cache: Annotated[
+        bool,
+        _server("hub-cache", _SWITCH, "Also serve the models in the hub's cache, each loaded when a request names it."),
+    ] = False
+    adapters: Annotated[
+        Mapping[str, str],
+        _server(
+            "adapter",
+            NamedPathsKind(),
+            "Also serve the model with this adapter, for requests that name it. Repeat the option to serve several.",
+        ),
+    ] = field(default_factory=dict[str, str])
+    preloads: Annotated[
+        bool, _server("preload", _SWITCH, "Load every model at startup if it fits, not when it is first asked for.")
+    ] = False
+    is_pinned: Annotated[
+        bool, _server("pin", _SWITCH, "Never unload a model that was loaded, whatever other models need.")
+    ] = False
+    downloads: Annotated[
+        bool,
+        _server(
+            "download",
+            _SWITCH,
+            "Let a request download the model that it names. Models loaded at startup are always downloaded.",
+        ),
+    ] = False
     keep_alive_s: Annotated[
         float | None,
         _server(
@@ -382,6 +419,48 @@ def _declared() -> dict[str, Option]:
 
 OPTIONS: Mapping[str, Option] = _declared()
 """The option of each field of Settings."""
+
+MODEL_OPTIONS: Mapping[str, Option] = {
+    option.name: option
+    for name, option in OPTIONS.items()
+    if name
+    in (
+        "model",
+        "adapter_path",
+        "adapters",
+        "chat_template",
+        "chat_template_args",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "max_tokens",
+        "thinking_budget",
+        "max_context",
+        "kv_bits",
+        "kv_group_size",
+        "keep_alive_s",
+        "preloads",
+        "is_pinned",
+        "downloads",
+        "restore_reasoning",
+        "freeze_template_date",
+        "canonical_tokens",
+        "trusts_remote_code",
+    )
+}
+"""What a table of `models` can set, by the options' names."""
+
+
+def settings_of(settings: Settings, alias: str) -> Settings:
+    """The settings of one of `models`: its table's, and for the rest those of all. Those of `ONE_MODEL` are its own."""
+    fields = {option.name: name for name, option in OPTIONS.items()}
+    table = {fields[name]: value for name, value in settings.models[alias].items()}
+    return replace(settings, models={}, **{**ONE_MODEL, **table})
+
+
+ONE_MODEL: Mapping[str, Any] = {"adapter_path": None, "adapters": {}, "chat_template": None}
+"""Options that are not for all models of a server: outside of a table they are the first model's."""
 
 _OF_SERVERS = ("warm_file", "memory")
 """`memory` bounds the whole process, which may be another program's."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import mlx.core as mx
 from mlx import nn
@@ -18,7 +18,7 @@ from mlx_lm.utils import load_adapters
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.settings import Settings
 from reprise.engine.fingerprint import fingerprint_of
-from reprise.engine.load import LoadedModel, load_model, model_directory
+from reprise.engine.load import LoadedModel, load_model, model_directory, on_weights_of
 from reprise.engine.model_files import WEIGHTS
 from reprise.engine.trial import vocabulary_size
 
@@ -27,31 +27,41 @@ _WEIGHTS = "adapters.safetensors"
 
 
 class SharedBases:
-    """Loads models so that a base and all adapters on it hold its weights once, for as long as one of them is held.
+    """Loads models so that all that are made of the same files hold the weights once, for as long as one is held.
 
-    From any thread. A base whose files have changed since is another one.
+    These are the model itself, the model with another KV format, and adapters on either. From any thread. A base whose
+    files have changed since is another one.
     """
 
     def __init__(self) -> None:
         self._held: WeakValueDictionary[Hashable, LoadedModel] = WeakValueDictionary()
+        self._options: WeakKeyDictionary[LoadedModel, dict[str, Any]] = WeakKeyDictionary()
+        """What each was loaded with."""
         self._loading = Lock()
         """Two at a time would both find nothing."""
         self._latest: WeakValueDictionary[Hashable, LoadedModel] = WeakValueDictionary()
 
     def held(self, settings: Settings) -> LoadedModel | None:
         """The base of the model that the settings name, if it is here: loading the model would share its weights."""
-        return self._latest.get(_key(settings))
+        return self._latest.get(_place(settings.model))
 
-    def load(self, settings: Settings) -> LoadedModel:
-        """The model that the settings name, with its adapter where they name one. Raises LoadFailed."""
-        options, key = _options(settings), _key(settings)
+    def load(self, settings: Settings, *, downloads: bool = True) -> LoadedModel:
+        """The model that the settings name, with its adapter where they name one. Raises LoadFailed.
+
+        `downloads`: the hub may be asked for what is not here.
+        """
+        source, options = settings.model, _options(settings)
         with self._loading:
-            files = _files(model_directory(settings.model))
-            base = self._held.get((key, files))
+            directory = model_directory(source, downloads=downloads)
+            key = directory.resolve(), _files(directory)
+            base = self._held.get(key)
             if base is None:
-                base = self._held[key, files] = load_model(settings.model, **options)
-            self._latest[key] = base
-        return base if settings.adapter_path is None else with_adapter(base, settings.adapter_path)
+                base = self._held[key] = load_model(source, downloads=False, **options)
+                self._options[base] = options
+            self._latest[_place(source)] = base
+            is_other = options != self._options[base]
+            loaded = on_weights_of(base, source, **options) if is_other else base
+        return loaded if settings.adapter_path is None else with_adapter(loaded, settings.adapter_path)
 
 
 def _options(settings: Settings) -> dict[str, Any]:
@@ -63,9 +73,10 @@ def _options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _key(settings: Settings) -> Hashable:
-    """What a base is loaded with."""
-    return settings.model, *_options(settings).values()
+def _place(source: str) -> Hashable:
+    """A model by what it is called: a path in one form, or a hub id."""
+    path = Path(source).expanduser()
+    return path.resolve() if path.exists() else source
 
 
 def _files(directory: Path) -> Hashable:
@@ -108,11 +119,17 @@ def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
     return replace(
         base,
         model=model,
-        base=base,
+        base=base if base.base is None else base.base,
         nbytes=nbytes,
         shared_nbytes=nbytes - added_nbytes,
         fingerprint=fingerprint_of(added, config, of=base.fingerprint),
     )
+
+
+def check_adapter(adapter: str) -> None:
+    """Raise LoadFailed where the directory has no adapter that mlx-lm could load, as its file names and configuration
+    say."""
+    _read_config(Path(adapter).expanduser(), adapter)
 
 
 def _read_config(directory: Path, adapter: str) -> dict[str, Any]:

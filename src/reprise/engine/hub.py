@@ -78,11 +78,28 @@ def cached_model(model: str) -> CachedModel | None:
     return next((each for each in cached_models() if each.id == model), None)
 
 
-def fetch(model: str) -> Path:
+def local_directory(model: str) -> Path | None:
+    """Where the cache has a model of the hub; None where it does not. The hub is not asked."""
+    try:
+        return Path(snapshot_download(model, allow_patterns=DEFAULT_ALLOW_PATTERNS, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None
+
+
+def fetch(model: str, *, downloads: bool = True) -> Path:
     """The directory of a model of the hub, fetched as far as it is not here. Raises LoadFailed.
 
     What the hub has newer is fetched; where it cannot be reached, a model that is here as a whole is taken as it is.
+    Without `downloads` the hub is not asked.
     """
+    if not downloads:
+        directory = local_directory(model)
+        if directory is None:
+            raise LoadFailed(
+                f"{model} has not been downloaded, and this server downloads nothing for a request. "
+                f"`reprise pull {model}` downloads it; with --download the server does."
+            )
+        return directory
     try:
         return Path(snapshot_download(model, allow_patterns=DEFAULT_ALLOW_PATTERNS))
     except Exception as error:

@@ -26,7 +26,7 @@ from reprise.core.errors import LoadFailed, first_line
 from reprise.engine.blueprint import Blueprint, blueprint_of
 from reprise.engine.fingerprint import fingerprint_of
 from reprise.engine.hub import fetch
-from reprise.engine.model_files import check_quantisation, check_weights, quantisation_method, read_config
+from reprise.engine.model_files import WEIGHTS, check_quantisation, check_weights, quantisation_method, read_config
 from reprise.engine.trial import check_quantised, vocabulary_size
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,12 @@ class LoadedModel:
     nbytes: int
     fingerprint: str
     shared_nbytes: int = 0
-    """Of `nbytes`: the weights below an adapter, which all models on that base hold together."""
+    """Of `nbytes`: what this model holds together with `base`."""
     base: LoadedModel | None = None
-    """What an adapter was put on."""
+    """The model that was read from the files, where this is another one on its weights: with an adapter, or with
+    another KV format."""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What `config.json` says."""
     sampling: Mapping[str, Number] = field(default_factory=dict[str, Number])
     """How its makers sample, by the names of `Sampling`: what `generation_config.json` says."""
 
@@ -70,21 +73,19 @@ def load_model(
     kv_group_size: int = 64,
     chat_template: str | None = None,
     trusts_remote_code: bool = False,
+    downloads: bool = True,
 ) -> LoadedModel:
     """Load a local directory or a hub id, with another chat template if one is given (Jinja source).
 
     Raises LoadFailed with a sentence that says what to do.
     """
-    directory = model_directory(source)
+    directory = model_directory(source, downloads=downloads)
     config = check_config(read_config(directory, source), source)
     check_weights(directory, source)
-    tokenizer_config: dict[str, Any] = {} if chat_template is None else {"chat_template": chat_template}
-    if trusts_remote_code:
-        tokenizer_config["trust_remote_code"] = True
     try:
         model, tokenizer, config = mlx_lm_utils.load(
             str(directory),
-            tokenizer_config=tokenizer_config,
+            tokenizer_config=_tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code),
             return_config=True,
         )
     except FileNotFoundError as error:
@@ -111,14 +112,64 @@ def load_model(
         vocab_size=vocab_size,
         context=context_of(config),
         nbytes=sum(array.nbytes for array in weights.values()),
-        fingerprint=fingerprint_of(weights, {"config": config, "kv": [kv_bits, kv_group_size]}),
+        fingerprint=fingerprint_of(weights, _facts(config, kv_bits, kv_group_size)),
+        config=config,
         sampling=read_generation_config(_generation_config(directory, source), vocab_size=vocab_size),
     )
 
 
-def model_directory(source: str) -> Path:
-    """Where the files of a model are, fetched from the hub where it has something newer. Raises LoadFailed."""
-    return Path(source).expanduser() if is_local(source) else fetch(source)
+def on_weights_of(
+    held: LoadedModel,
+    source: str,
+    *,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    chat_template: str | None = None,
+    trusts_remote_code: bool = False,
+) -> LoadedModel:
+    """The model as `load_model` would give it, on the weights of `held`, which was read from the same files.
+
+    Raises LoadFailed.
+    """
+    if kv_bits is not None:
+        check_quantised(held.model, source, bits=kv_bits, group_size=kv_group_size)
+    weights = dict(tree_flatten(held.model.parameters()))
+    return replace(
+        held,
+        name=Path(source).expanduser().name if is_local(source) else source,
+        text=with_template(held, source, chat_template=chat_template, trusts_remote_code=trusts_remote_code),
+        blueprint=blueprint_of(held.model, kv_bits=kv_bits, kv_group_size=kv_group_size),
+        fingerprint=fingerprint_of(weights, _facts(held.config, kv_bits, kv_group_size)),
+        base=held,
+        shared_nbytes=held.nbytes,
+    )
+
+
+def _facts(config: Mapping[str, Any], kv_bits: int | None, kv_group_size: int) -> dict[str, Any]:
+    """What a fingerprint says beside the weights."""
+    return {"config": config, "kv": [kv_bits, kv_group_size]}
+
+
+def _tokenizer_config(chat_template: str | None, *, trusts_remote_code: bool) -> dict[str, Any]:
+    chosen: dict[str, Any] = {} if chat_template is None else {"chat_template": chat_template}
+    return chosen | {"trust_remote_code": True} if trusts_remote_code else chosen
+
+
+def model_directory(source: str, *, downloads: bool = True) -> Path:
+    """Where the files of a model are, fetched from the hub where it has something newer. Raises LoadFailed.
+
+    Without `downloads`, as they are here.
+    """
+    return Path(source).expanduser() if is_local(source) else fetch(source, downloads=downloads)
+
+
+def is_loadable(directory: Path) -> bool:
+    """Whether the files look like those of a language model that mlx-lm has: by their names and the configuration."""
+    try:
+        check_config(read_config(directory, str(directory)), str(directory))
+    except (LoadFailed, OSError):
+        return False
+    return any(directory.glob(WEIGHTS))
 
 
 def is_local(source: str) -> bool:
@@ -234,12 +285,27 @@ def load_text_model(source: str) -> TextModel:
     """The tokenizer and the template of a local directory or a hub id. Raises LoadFailed with a sentence."""
     path = Path(source).expanduser()
     directory = str(path) if is_local(source) else source
+    tokenizer = _load_tokenizer(directory, source, {}, eos=_config(path).get("eos_token_id"))
+    return text_model_of(tokenizer, vocab_size=len(inner_tokenizer(tokenizer)))
+
+
+def with_template(
+    loaded: LoadedModel, source: str, *, chat_template: str | None, trusts_remote_code: bool
+) -> TextModel:
+    """The text side of a model that was loaded from `source`, with another chat template (Jinja source; None: the
+    model's own). Raises LoadFailed."""
+    directory = model_directory(source, downloads=False)
+    chosen = _tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code)
+    tokenizer = _load_tokenizer(str(directory), source, chosen, eos=loaded.config.get("eos_token_id"))
+    return text_model_of(tokenizer, vocab_size=loaded.vocab_size)
+
+
+def _load_tokenizer(directory: str, source: str, chosen: dict[str, Any], *, eos: Any) -> TokenizerWrapper:
     try:
-        tokenizer = mlx_lm_utils.load_tokenizer(directory, eos_token_ids=_config(path).get("eos_token_id"))
+        return mlx_lm_utils.load_tokenizer(directory, chosen, eos_token_ids=eos)
     except Exception as error:
         # Tokenizers are loaded by transformers, which raises whatever its many parts raise.
         raise LoadFailed(f"{source}: its tokenizer cannot be loaded: {first_line(error)}") from error
-    return text_model_of(tokenizer, vocab_size=len(inner_tokenizer(tokenizer)))
 
 
 def _config(path: Path) -> dict[str, Any]:

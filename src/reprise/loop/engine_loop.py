@@ -62,7 +62,8 @@ class EngineLoop:
         is_pinned: bool = False,
         keep_alive_s: float | None = None,
     ) -> None:
-        """`load` gives the model. By default the model that `settings` name.
+        """`load` gives the model. By default the model that `settings` name, downloaded if it is the first to be loaded
+        here or `settings` say so.
 
         `shares_from`: from how many positions on a sequence and the cache share buffers. `disk_block`: tokens of a file
         on disk, None: as fits the model. `thread`: where other models run too, under another `name` each, with weights
@@ -75,9 +76,7 @@ class EngineLoop:
         self.name = settings.model if name is None else name
         self.nbytes = nbytes
         self._thread = EngineThread() if thread is None else thread
-        bases = self._thread.bases
-        self._bases = bases if load is None else None
-        self._load = load if load is not None else lambda: bases.load(settings)
+        self._load = load
         self._thread.add(self)
         self._worker: Worker | None = None
         self._weights = _Weights(is_pinned=is_pinned, keep_alive_s=keep_alive_s)
@@ -116,6 +115,22 @@ class EngineLoop:
         # Asked after the command was given: then its thread refuses those that were there before, or has said why.
         if self._thread.failure is not None:
             raise self._thread.failure
+        return answer
+
+    def preload(self) -> Future[LoadedModel]:
+        """As `ready`, if there is room beside the models that are loaded: none of them is unloaded for it."""
+        answer: Future[LoadedModel] = Future()
+
+        def want() -> None:
+            error = self._thread.lacks_room(self)
+            if self.is_loaded and self._loaded is not None:
+                _resolve(answer, self._loaded)
+            elif error is None:
+                self._weights.wanted.append((time.monotonic(), answer))
+            elif answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+
+        self._call_unless_closed(want)
         return answer
 
     def dismiss(self) -> Future[None]:
@@ -345,11 +360,16 @@ class EngineLoop:
         """Whose weights this model shares with others, or would share if it was loaded now."""
         if self._loaded is not None and self.is_loaded:
             return self._loaded if self._loaded.base is None else self._loaded.base
-        return None if self._bases is None else self._bases.held(self._settings)
+        return None if self._load is not None else self._thread.bases.held(self._settings)
 
     @property
     def is_loaded(self) -> bool:
         return self._weights.state is WeightsState.READY
+
+    @property
+    def fingerprint(self) -> str:
+        """What was loaded last; "" before that."""
+        return "" if self._loaded is None else self._loaded.fingerprint
 
     @property
     def is_loading(self) -> bool:
@@ -416,10 +436,13 @@ class EngineLoop:
     def begin_load(self) -> None:
         self._weights.state, self._weights.began_s = WeightsState.LOADING, time.monotonic()
 
-    def read_weights(self) -> RepriseError | None:
-        """Load the model, on any one thread; gives what went wrong. `take_weights` is to follow."""
+    def read_weights(self, *, downloads: bool = False) -> RepriseError | None:
+        """Load the model, on any one thread; gives what went wrong. `take_weights` is to follow.
+
+        `downloads`: it may be downloaded, whatever the settings say.
+        """
         try:
-            loaded = self._load()
+            loaded = self._read(downloads=downloads or self._settings.downloads)
             self._weights.arriving = loaded, reason_to_run_alone(loaded)
         except RepriseError as error:
             return error
@@ -428,6 +451,9 @@ class EngineLoop:
             return EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
         self.nbytes = loaded.nbytes
         return None
+
+    def _read(self, *, downloads: bool) -> LoadedModel:
+        return self._thread.bases.load(self._settings, downloads=downloads) if self._load is None else self._load()
 
     def take_weights(self, memory: SharedMemory | None) -> RepriseError | None:
         """Serve with what was read; gives what went wrong. Requests that waited go on."""

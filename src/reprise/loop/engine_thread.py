@@ -222,6 +222,19 @@ class EngineThread:
         self._loops[state.name].note_failure(too_large(state.name, nbytes=state.nbytes, room=room))
         return True
 
+    def lacks_room(self, loop: EngineLoop) -> LoadFailed | None:
+        """Why a model's weights do not fit beside those that are here or on their way; None: they do."""
+        most_nbytes = self._limits.most_nbytes
+        others = [other.state() for other in self._loops.values() if other is not loop]
+        taken = weights_nbytes([*(each for each in others if each.is_loaded or each.is_loading), loop.state()])
+        if most_nbytes is None or sum(taken.values()) <= most_nbytes:
+            return None
+        nbytes = taken.pop(loop.name)
+        return LoadFailed(
+            f"{loop.name} does not fit beside {', '.join(taken)}: its weights take {nbytes_text(nbytes)}, and of the "
+            f"{nbytes_text(most_nbytes)} for models {nbytes_text(max(0, most_nbytes - sum(taken.values())))} are left."
+        )
+
     # Weights.
 
     def _load_here(self, loop: EngineLoop) -> RepriseError | None:
@@ -230,7 +243,7 @@ class EngineThread:
         if room is not None and loop.nbytes > room:
             return too_large(loop.name, nbytes=loop.nbytes, room=room)
         self._take_place(loop)
-        return self._take(loop, loop.read_weights())
+        return self._take(loop, loop.read_weights(downloads=True))
 
     def _load_beside(self, loop: EngineLoop) -> None:
         """Read the weights on another thread; what waits for them waits, and all others go on."""

@@ -21,7 +21,9 @@ ANTHROPIC_HEADER = b"anthropic-version"
 
 @router.get(PREFIX)
 async def list_models(request: Request, context: InContext) -> dict[str, Any]:
-    """The models that are served. `state`, `bytes` and `layers` are there where models are loaded when asked for."""
+    """The models that are served. `state`, `bytes`, `layers` are there where models are loaded when asked for, and
+    `error` where a model's files cannot be loaded as they are. With an adapter a model is one of its own, with `base`.
+    """
     if context.models is not None:
         listed = [_of(model, request) for model in context.models.all]
         ids = [model.id for model in context.models.all]
@@ -72,12 +74,15 @@ def _several(context: Context) -> Models:
 def _of(model: ServedModel, request: Request) -> dict[str, Any]:
     if model.service is not None:
         body = _anthropic_model(model.service.served) if _is_anthropic(request) else _model(model.service.served)
-        body["layers"] = model.service.served.layers
     elif _is_anthropic(request):
         body = {"type": "model", "display_name": model.id, "created_at": _time(model.created), "lifecycle": "active"}
     else:
         body = {"object": "model", "created": model.created, "owned_by": "reprise"}
-    return {**body, "id": model.id, "state": model.state, "bytes": model.nbytes}
+    layers = model.layers if model.service is None else model.service.served.layers
+    fault = model.fault if model.service is None else None
+    more = {"layers": layers, "base": model.base, "error": fault}
+    known = {name: value for name, value in more.items() if value}
+    return {**body, "id": model.id, "state": model.state, "bytes": model.nbytes, **known}
 
 
 def _is_anthropic(request: Request) -> bool:

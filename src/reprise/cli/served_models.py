@@ -1,0 +1,167 @@
+"""Which models a server has: by name, with the settings of each, and which of them share an engine."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reprise.api.served import names_of_adapter
+from reprise.cli.models import model_directories
+from reprise.core.errors import LoadFailed
+from reprise.core.settings import ONE_MODEL, Settings, settings_of
+from reprise.engine.hub import CachedModel, cached_models, local_directory
+from reprise.engine.load import is_loadable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """A model by the name that requests ask for it, and its settings, in which `model` is a path or a hub id."""
+
+    id: str
+    settings: Settings
+    is_named: bool = True
+    """The user named it; else it was found in a directory or the hub's cache."""
+    base: str | None = None
+    """The id of the model that it is with an adapter; None: it is that model."""
+    adapter: str | None = None
+    """How requests call the adapter."""
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """What requests may call the adapter; none: it has no adapter."""
+        named = () if self.adapter is None else (self.adapter,)
+        return (*named, *names_of_adapter(self.settings.adapter_path))
+
+    @property
+    def is_directory(self) -> bool:
+        return Path(self.settings.model).expanduser().is_dir()
+
+    @property
+    def directory(self) -> Path | None:
+        """Where its files are; None where they are not here."""
+        return Path(self.settings.model).expanduser() if self.is_directory else local_directory(self.settings.model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineGroup:
+    """Models with the same weights, adapter and KV format, which one engine computes for all."""
+
+    settings: Settings
+    entries: tuple[ModelEntry, ...]
+    directory: Path | None
+
+    @property
+    def name(self) -> str:
+        return self.entries[0].id
+
+
+def served_models(settings: Settings) -> tuple[ModelEntry, ...]:
+    """The models of a server, the one that is loaded first at first. Raises LoadFailed where two have one name."""
+    entries: dict[str, ModelEntry] = {}
+    for entry in (*_named(settings), *_found(settings)):
+        for each in (entry, *_with_adapters(entry)):
+            known = entries.get(each.id)
+            if known is None:
+                entries[each.id] = each
+            elif not _is_same(known, each) and (each.is_named or each.is_directory):
+                # What lies in the hub's cache gives way to what the user calls by its name.
+                raise _same_name(known, each)
+    return tuple(entries.values())
+
+
+def engine_groups(entries: Sequence[ModelEntry]) -> tuple[EngineGroup, ...]:
+    """The engines that these models need, in the order of the models."""
+    groups: dict[tuple[Any, ...], list[ModelEntry]] = {}
+    directories = {entry.settings.model: entry.directory for entry in entries}
+    for entry in entries:
+        groups.setdefault(_engine_key(entry.settings, directories[entry.settings.model]), []).append(entry)
+    return tuple(
+        EngineGroup(
+            settings=_joint([entry.settings for entry in group]),
+            entries=tuple(group),
+            directory=directories[group[0].settings.model],
+        )
+        for group in groups.values()
+    )
+
+
+def _named(settings: Settings) -> Iterable[ModelEntry]:
+    """Those that the user named. Without one on the command line, all that have an alias."""
+    names = dict.fromkeys((settings.model, *settings.other_models, *settings.models))
+    for name in names:
+        if name in settings.models:
+            own = settings_of(settings, name)
+            if name == settings.model:
+                # What is set for one model outside of a table is the first one's.
+                own = replace(own, **_set_for_one(settings, settings.models[name]))
+            yield ModelEntry(id=name, settings=own)
+        else:
+            path = Path(name).expanduser()
+            own = replace(settings, models={}, model=name, **({} if name == settings.model else ONE_MODEL))
+            yield ModelEntry(id=path.name if path.exists() else name, settings=own)
+
+
+def _set_for_one(settings: Settings, table: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"adapter_path": "adapter-path", "adapters": "adapter", "chat_template": "chat-template"}
+    return {field: getattr(settings, field) for field, name in names.items() if name not in table}
+
+
+def _found(settings: Settings) -> Iterable[ModelEntry]:
+    """Those that lie in a directory or in the hub's cache, so far as they are models that can be loaded."""
+    below = () if settings.models_dir is None else model_directories(Path(settings.models_dir).expanduser())
+    own = replace(settings, models={}, is_pinned=False, preloads=False, **ONE_MODEL)
+    for directory in below:
+        yield ModelEntry(id=directory.name, settings=replace(own, model=str(directory)), is_named=False)
+    for cached in _in_cache(settings):
+        yield ModelEntry(id=cached.id, settings=replace(own, model=cached.id), is_named=False)
+
+
+def _in_cache(settings: Settings) -> Iterable[CachedModel]:
+    if settings.has_hub_cache:
+        for cached in cached_models():
+            if is_loadable(cached.directory):
+                yield cached
+
+
+def _with_adapters(entry: ModelEntry) -> Iterable[ModelEntry]:
+    for name, directory in entry.settings.adapters.items():
+        own = replace(entry.settings, adapter_path=directory, adapters={})
+        yield replace(entry, id=f"{entry.id}:{name}", settings=own, base=entry.id, adapter=name)
+
+
+def _engine_key(settings: Settings, directory: Path | None) -> tuple[Any, ...]:
+    """What layer states are a function of, before anything was loaded; and whether code of the model's is run."""
+    adapter = settings.adapter_path
+    return (
+        settings.model if directory is None else directory.resolve(),
+        None if adapter is None else Path(adapter).expanduser().resolve(),
+        settings.kv_bits,
+        settings.kv_group_size if settings.kv_bits is not None else None,
+        settings.trusts_remote_code,
+    )
+
+
+def _joint(each: Sequence[Settings]) -> Settings:
+    """What an engine has to do for all of these: the longest context, and to keep its weights the longest."""
+    contexts = [settings.max_context for settings in each]
+    times = [settings.keep_alive_s for settings in each]
+    return replace(
+        each[0],
+        max_context=None if None in contexts else max(context for context in contexts if context is not None),
+        keep_alive_s=None if None in times else max(time_s for time_s in times if time_s is not None),
+        is_pinned=any(settings.is_pinned for settings in each),
+        preloads=any(settings.preloads for settings in each),
+        downloads=any(settings.downloads for settings in each),
+    )
+
+
+def _is_same(one: ModelEntry, other: ModelEntry) -> bool:
+    paths = [Path(entry.settings.model).expanduser().resolve() for entry in (one, other)]
+    return paths[0] == paths[1] and one.adapter == other.adapter
+
+
+def _same_name(one: ModelEntry, other: ModelEntry) -> LoadFailed:
+    return LoadFailed(
+        f"{one.settings.model} and {other.settings.model} would both be called {one.id}. Rename one of the "
+        "directories, or give the models aliases: tables [models.ALIAS] in the configuration file."
+    )
