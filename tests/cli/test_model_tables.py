@@ -1,5 +1,6 @@
 """Tables of models in the settings: what each model of a server is started with, and what is refused."""
 
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import reprise.cli.assemble
 from reprise.cli.main import app
 from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
 from reprise.core.errors import LoadFailed
-from reprise.core.settings import OPTIONS, Settings
+from reprise.core.settings import MODEL_OPTIONS, OPTIONS, Settings
 from tests.models.tiny import tiny_model
 
 
@@ -161,6 +162,21 @@ def test_tables_can_be_written_and_read_back() -> None:
     kind = OPTIONS["models"].kind
     written: Any = tomllib.loads(f"models = {kind.write(models)}")["models"]
     assert kind.read(written, Path()) == models
+
+
+def test_the_example_of_the_docs_is_what_they_say(tmp_path: Path, served: list[Settings]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert serve(tmp_path, example).exit_code == 0
+    models = entries(served)
+    assert list(models) == ["coder", "coder:legal", "coder:brief", "creative", "title"]
+    assert [[each.id for each in group.entries] for group in engine_groups(served_models(served[-1]))] == [
+        ["coder", "creative"], ["coder:legal"], ["coder:brief"], ["title"]
+    ]  # fmt: skip
+    assert [each.max_tokens for each in models.values()] == [4096, 4096, 4096, 4096, 32]
+    assert models["coder:legal"].adapter_path == str(tmp_path / "adapters" / "legal")
+    described = set(re.findall(r"`([\w-]+)`", page[page.index("| `model` |") : page.index("An option outside")]))
+    assert described >= set(MODEL_OPTIONS), "the page has all of them"
 
 
 # Which of them share an engine.

@@ -69,7 +69,7 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
     if len(entries) > 1 or of_first.keep_alive_s is not None:
         served = _sharing([first_group, *others], settings)
     else:
-        served = [_Served(group=first_group, engine=EngineLoop(of_first))]
+        served = [_ServingEngine(group=first_group, engine=EngineLoop(of_first))]
     engine, engines = served[0].engine, [each.engine for each in served]
     clock = LoadingClock(weights_nbytes(Path(of_first.model).expanduser()))
     with ExitStack() as while_serving:
@@ -108,7 +108,7 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Served:
+class _ServingEngine:
     """An engine, and the models that it computes for."""
 
     group: EngineGroup
@@ -118,11 +118,11 @@ class _Served:
     making: threading.Lock = field(default_factory=threading.Lock)
 
 
-def _sharing(groups: Sequence[EngineGroup], settings: Settings) -> list[_Served]:
+def _sharing(groups: Sequence[EngineGroup], settings: Settings) -> list[_ServingEngine]:
     """Engines for all of these, on one thread and in one memory."""
     thread = EngineThread(SharedMemory(budget_of_all(settings), most_state=most_state(settings)))
     return [
-        _Served(
+        _ServingEngine(
             group=group,
             engine=EngineLoop(
                 group.settings,
@@ -138,7 +138,7 @@ def _sharing(groups: Sequence[EngineGroup], settings: Settings) -> list[_Served]
 
 
 def _service(
-    loaded: LoadedModel, served: _Served, entry: ModelEntry, *, beside: ChatService | None = None
+    loaded: LoadedModel, served: _ServingEngine, entry: ModelEntry, *, beside: ChatService | None = None
 ) -> ChatService:
     """What answers for one of the models of an engine. What it renders as another one does, it remembers with it."""
     own, engines = entry.settings, served.group.settings
@@ -177,7 +177,7 @@ def _renders_alike(other: tuple[str, ChatService], loaded: LoadedModel, seen: Se
 
 
 def _models(
-    served: Sequence[_Served], entries: Sequence[ModelEntry], first: ChatService, loaded: LoadedModel
+    served: Sequence[_ServingEngine], entries: Sequence[ModelEntry], first: ChatService, loaded: LoadedModel
 ) -> Models:
     """All of them, the first of which is loaded."""
     order = [entry.id for entry in entries]
@@ -199,7 +199,7 @@ def _models(
 
 
 @contextmanager
-def _looking(served: Sequence[_Served], models: Models) -> Generator[None]:
+def _looking(served: Sequence[_ServingEngine], models: Models) -> Generator[None]:
     """Meanwhile find out what the models are that are not loaded, and load those that are to be."""
     is_over = threading.Event()
 
@@ -225,7 +225,7 @@ def _looking(served: Sequence[_Served], models: Models) -> Generator[None]:
         looker.join(_CLOSE_S)
 
 
-def _look(served: _Served, models: Sequence[ServedModel]) -> None:
+def _look(served: _ServingEngine, models: Sequence[ServedModel]) -> None:
     group = served.group
     fault = layers = None
     try:
@@ -245,7 +245,7 @@ def _look(served: _Served, models: Sequence[ServedModel]) -> None:
         model.layers, model.fault = layers or "", fault
 
 
-def _preload(served: _Served, is_over: threading.Event) -> None:
+def _preload(served: _ServingEngine, is_over: threading.Event) -> None:
     engine, source = served.engine, served.group.settings.model
     try:
         engine.nbytes = max(engine.nbytes, weights_nbytes(model_directory(source)))
