@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +12,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from reprise.cli.main import app
+from reprise.cli.served_models import engine_groups, served_models
 from reprise.core.errors import LoadFailed
+from reprise.core.settings import Settings
 from reprise.engine import hub as hub_module
 from reprise.engine.load import load_model
+from reprise.loop import EngineLoop
+from reprise.loop.engine_thread import EngineThread
+from reprise.memory import SharedMemory
 from tests.cli.fake_hub import FakeHub, running_hub
 from tests.models.tiny import tiny_model
 
@@ -90,6 +96,47 @@ def test_offline_the_cache_serves(hub: FakeHub, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(LoadFailed, match="cannot be reached"):
         load_model("someone/else")
     assert "cannot be reached" in sentence_of(run("pull", "someone/else"))
+
+
+def test_the_cache_is_served_by_id_and_requests_download_nothing(hub: FakeHub, tmp_path: Path) -> None:
+    here = Settings(model=str(tiny_model("qwen3_5")), has_hub_cache=True)
+    assert [entry.id for entry in served_models(here)] == ["qwen3_5"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"model_type": "whisper"}')
+    hub.add("someone/sounds", other, **{"model.safetensors": b""})
+    for model in (ID, "someone/sounds"):
+        hub_module.fetch(model)
+    hub.asked.clear()
+    assert [entry.id for entry in served_models(here)] == ["qwen3_5", ID], "what mlx-lm can load"
+    assert [entry.id for entry in served_models(replace(here, has_hub_cache=False))] == ["qwen3_5"]
+    # What the user calls by this name goes before it; an alias of the same files is computed by the same engine.
+    named = replace(here, model=ID, models={"small": {"model": ID}, ID.partition("/")[2]: {"model": "x/y"}})
+    groups = [[entry.id for entry in group.entries] for group in engine_groups(served_models(named))]
+    assert groups == [[ID, "small"], ["tiny-llama"]]
+    assert load_model(ID, downloads=False).name == ID
+    hub.add("someone/absent", tiny_model("llama"))
+    thread = EngineThread(SharedMemory())
+    first, kept, fetched = (
+        EngineLoop(Settings(model=model, is_audit_off=True, downloads=downloads), thread=thread, name=name)
+        for name, model, downloads in (
+            ("first", ID, False),
+            ("kept", "someone/absent", False),
+            ("fetched", "someone/absent", True),
+        )
+    )
+    try:
+        first.start()
+        hub.asked.clear()
+        with pytest.raises(LoadFailed, match=r"someone/absent has not been downloaded.*`reprise pull someone/absent`"):
+            kept.ready().result(60)
+        first.dismiss().result(60)
+        first.ready().result(60)
+        assert hub.asked == [], "nor looked for something newer"
+        assert fetched.ready().result(60).name == "someone/absent"
+    finally:
+        for each in (first, kept, fetched):
+            each.close(now=True, timeout_s=60)
 
 
 @pytest.mark.parametrize(

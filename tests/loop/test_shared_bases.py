@@ -3,13 +3,16 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import mlx_lm
 import pytest
 
 from reprise.core.backend import WeightsState
+from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
+from reprise.demo.tiny.build import build_model
 from reprise.engine.adapters import load_for
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
@@ -19,7 +22,7 @@ from tests.holding import active_memory
 from tests.loop.driving import PATIENCE_S, Engine
 from tests.loop.restarts import words
 from tests.models.adapters import write_adapter
-from tests.models.tiny import tiny_model
+from tests.models.tiny import CONFIGS, tiny_model
 
 MODEL = "qwen3_5"
 
@@ -29,7 +32,8 @@ class Adapted(Engine):
 
     def __init__(self, settings: Settings, thread: EngineThread) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.settings = settings
-        self.loop = EngineLoop(settings, thread=thread, name=settings.adapter_path or "base")
+        name = settings.adapter_path or f"{Path(settings.model).name}{settings.kv_bits or ''}"
+        self.loop = EngineLoop(settings, thread=thread, name=name, nbytes=load_for(settings).nbytes)
 
     def ready(self) -> "Adapted":
         self.loop.ready().result(PATIENCE_S)
@@ -91,3 +95,41 @@ def test_they_answer_as_alone_in_the_memory_of_one(choices: list[Settings]) -> N
                 assert index != choice or engine.run(prompt).tokens == answer
         finally:
             engine.close()
+
+
+def test_two_kv_formats_have_the_weights_once_and_a_tree_each(tmp_path: Path) -> None:
+    build_model(tmp_path / "wide", {**CONFIGS["llama"], "head_dim": 32}, vocab_size=512)
+    plain = Settings(model=str(tmp_path / "wide"), is_audit_off=True)
+    quantised = replace(plain, kv_bits=8, kv_group_size=32)
+    nbytes = load_for(plain).nbytes
+    prompt = words(3, 60)
+    # Room for one.
+    with serving([plain, quantised], most_nbytes=nbytes) as served:
+        answers = [each.ready().run(prompt).tokens for each in served]
+        assert [each.loop.status().weights for each in served] == [WeightsState.READY] * 2
+        memory = served[0].ask(lambda worker: worker.memory.shared)
+        assert memory.weights_nbytes == nbytes, "charged once"
+        assert [each.run(prompt).computed for each in served] == [0, 0]
+        assert served[1].run([*prompt, 5]).computed == 1
+    for settings, answer in zip((plain, quantised), answers, strict=True):
+        engine = Engine(Path(settings.model), kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)
+        try:
+            assert engine.run(prompt).tokens == answer
+        finally:
+            engine.close()
+
+
+def test_preloading_sends_nobody_away() -> None:
+    settings = [Settings(model=str(tiny_model(name)), is_audit_off=True) for name in ("llama", "qwen3_5")]
+    nbytes = [load_for(each).nbytes for each in settings]
+    with serving(settings, most_nbytes=max(nbytes)) as (first, second):
+        first.ready()
+        with pytest.raises(LoadFailed, match=r"qwen3_5 does not fit beside llama: its weights take .* are left\."):
+            second.loop.preload().result(PATIENCE_S)
+        assert first.loop.status().weights is WeightsState.READY
+        assert second.ready().loop.status().weights is WeightsState.READY, "who asks for it has it"
+        with pytest.raises(LoadFailed):
+            first.loop.preload().result(PATIENCE_S)
+    with serving(settings, most_nbytes=sum(nbytes)) as (first, second):
+        second.loop.preload().result(PATIENCE_S)
+        assert [each.loop.status().weights for each in (first, second)] == [WeightsState.READY] * 2
