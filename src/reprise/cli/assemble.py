@@ -77,7 +77,7 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
         def load() -> ChatService:
             with reported_loading(of_first.model, clock):
                 loaded = engine.start()
-            service = _service(loaded, served[0], first_group.entries[0])
+            service = _service(loaded, served[0], first_group.entries[0], is_only=len(entries) == 1)
             for line in banner(
                 service.served, _footprint(engine), budget=engine.status().held.budget_nbytes, url=url_of(listener)
             ):
@@ -138,7 +138,12 @@ def _sharing(groups: Sequence[EngineGroup], settings: Settings) -> list[_Serving
 
 
 def _service(
-    loaded: LoadedModel, served: _ServingEngine, entry: ModelEntry, *, beside: ChatService | None = None
+    loaded: LoadedModel,
+    served: _ServingEngine,
+    entry: ModelEntry,
+    *,
+    is_only: bool,
+    beside: ChatService | None = None,
 ) -> ChatService:
     """What answers for one of the models of an engine. What it renders as another one does, it remembers with it."""
     own, engines = entry.settings, served.group.settings
@@ -155,7 +160,7 @@ def _service(
         id=entry.id,
         layers=_layers_text(loaded),
         # Which one a request means has been settled by the time that it comes here.
-        accepts_any_name=own.accepts_any_model or beside is not None,
+        accepts_any_name=own.accepts_any_model or not is_only,
         adapter_names=entry.adapter_names,
     )
     with served.making:
@@ -185,7 +190,9 @@ def _models(
         ServedModel(
             id=entry.id,
             backend=each.engine,
-            make_service=lambda loaded, each=each, entry=entry: _service(loaded, each, entry, beside=first),
+            make_service=lambda loaded, each=each, entry=entry: _service(
+                loaded, each, entry, is_only=len(entries) == 1, beside=first
+            ),
             nbytes=each.engine.nbytes,
             base=entry.base,
             adapter_names=entry.adapter_names,

@@ -109,7 +109,7 @@ def _set_for_one(settings: Settings, table: Mapping[str, Any]) -> dict[str, Any]
 def _found(settings: Settings) -> Iterable[ModelEntry]:
     """Those that lie in a directory or in the hub's cache, so far as they are models that can be loaded."""
     below = () if settings.models_dir is None else model_directories(Path(settings.models_dir).expanduser())
-    own = replace(settings, models={}, is_pinned=False, preloads=False, **ONE_MODEL)
+    own = replace(settings, models={}, **ONE_MODEL)
     for directory in below:
         yield ModelEntry(id=directory.name, settings=replace(own, model=str(directory)), is_named=False)
     for cached in _in_cache(settings):

@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reprise.core.clock import Clock, monotonic
@@ -219,7 +219,8 @@ class EngineThread:
         room = room_for(state.name, states, self._limits)
         if room is None or state.nbytes <= room:
             return False
-        self._loops[state.name].note_failure(too_large(state.name, nbytes=state.nbytes, room=room))
+        pinned = [each.name for each in states if each.is_pinned and each.is_loaded]
+        self._loops[state.name].note_failure(too_large(state.name, nbytes=state.nbytes, room=room, pinned=pinned))
         return True
 
     def lacks_room(self, loop: EngineLoop) -> LoadFailed | None:
@@ -328,9 +329,10 @@ def _limits_of(memory: SharedMemory | None) -> ModelLimits:
     return ModelLimits(most_nbytes=memory.budget - memory.budget // _LEAST_STATE)
 
 
-def too_large(name: str, *, nbytes: int, room: int) -> LoadFailed:
-    """A model that would not fit, whatever is unloaded."""
+def too_large(name: str, *, nbytes: int, room: int, pinned: Sequence[str] = ()) -> LoadFailed:
+    """A model that would not fit, whatever is unloaded but for those that are pinned."""
+    beside = f" beside {', '.join(pinned)}, which --pin keeps" if pinned else ""
     return LoadFailed(
         f"{name} does not fit: its weights are {nbytes_text(nbytes)}, and models may take {nbytes_text(max(0, room))} "
-        "here. Raise --memory, or choose a smaller model or a stronger quantization."
+        f"here{beside}. Raise --memory, or choose a smaller model or a stronger quantization."
     )
