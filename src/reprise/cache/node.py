@@ -173,7 +173,7 @@ class Lease:
 
 
 @dataclass(slots=True)
-class Totals:
+class TreeTotals:
     """What the tree holds of a namespace, or of all. `nbytes`: of entries and snapshots."""
 
     num_nodes: int = 0
@@ -196,7 +196,7 @@ class Node:
     start: int
     tokens: Tokens
     parent: "Node | None"
-    totals: Totals
+    totals: TreeTotals
     """Of its namespace, which all nodes of that share."""
     children: dict[int, "Node"] = field(default_factory=dict[int, "Node"])
     segments: Segments = field(default_factory=Segments)

@@ -17,7 +17,7 @@ from reprise.cache.node import (
     SegmentRef,
     Segments,
     SegmentSizes,
-    Totals,
+    TreeTotals,
     Walk,
     cut_segments,
     join_ghosts,
@@ -45,15 +45,15 @@ class RadixTree:
         self.clock = 0
         """Counts uses and commits."""
         self._nodes: dict[int, Node] = {}
-        self.totals = Totals()
+        self.totals = TreeTotals()
         """Of all namespaces."""
 
     # Looking.
 
-    def totals_of(self, namespace: str) -> Totals:
+    def totals_of(self, namespace: str) -> TreeTotals:
         """What the tree holds of one namespace. Do not change it."""
         root = self._roots.get(namespace)
-        return Totals() if root is None else root.totals
+        return TreeTotals() if root is None else root.totals
 
     def node(self, serial: int) -> Node | None:
         """The node of this number; None: it has gone."""
@@ -322,7 +322,7 @@ class RadixTree:
                 self.drop_checkpoint(checkpoint)
             self._set_segments(node, {})
         self._roots, self._nodes = {}, {}
-        self.totals = Totals()
+        self.totals = TreeTotals()
 
     # Sharing buffers with sequences.
 
@@ -481,11 +481,11 @@ class RadixTree:
         """Recompute everything from the nodes; AssertionError on any difference. O(size of the tree)."""
         kv = snapshots = 0
         nodes: dict[int, Node] = {}
-        counted = Totals()
+        counted = TreeTotals()
         for root in self._roots.values():
             assert root.start == 0 and len(root.tokens) == 0 and root.parent is None
             assert not root.segments and not root.checkpoints
-            own = Totals()
+            own = TreeTotals()
             for node in subtree(root):
                 _check_node(node, self.layout)
                 assert node.totals is root.totals, "the nodes of a namespace count together"
@@ -505,7 +505,7 @@ class RadixTree:
 
 
 def _new_root() -> Node:
-    return Node(start=0, tokens=as_tokens(()), parent=None, totals=Totals())
+    return Node(start=0, tokens=as_tokens(()), parent=None, totals=TreeTotals())
 
 
 def _ghosts(node: Node) -> Ghosts:
