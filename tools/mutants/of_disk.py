@@ -425,4 +425,18 @@ DISK_MUTANTS = (
         "True",
         _BUCKET,
     ),
+    _mutant(
+        "ReadAhead._is_worth_reading",
+        "what is slower to read than to compute is read",
+        "reading_s <= max(computing_s, LEAST_READ_S)",
+        "True",
+        ("tests/loop/test_slow_disk.py",),
+    ),
+    _mutant(
+        "ReadAhead._measure",
+        "a disk that was slow once is never read again",
+        "self._disk.measure(key)",
+        "",
+        ("tests/loop/test_slow_disk.py",),
+    ),
 )

@@ -37,8 +37,12 @@ ADVICE = {
     Reason.BRANCHED: "",
     Reason.NO_SNAPSHOT: "This model resumes only at snapshots; more memory keeps more of them.",
     Reason.PROMPT_LOGPROBS: "The request asked for log-probabilities of the prompt, so all of it is computed.",
+    Reason.SLOWER_TO_READ: "A faster --disk-cache, or more memory, would save this.",
     Reason.EVICTED: "The cache was full: a larger --cache-bytes keeps more chats.",
 }
+
+
+_MISSING = frozenset({Reason.EVICTED, Reason.SLOWER_TO_READ})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +87,7 @@ def explain(rendered: Rendered, outcome: Outcome, *, previous: Rendered | None, 
         return _of((ComputedSpan(span=Span(min(reused, length), length), reason=Reason.NOTHING_NEW),))
     shared = 0 if previous is None else common_prefix(previous.prompt.tokens, tokens)
     known = max(matched, shared)
-    missing = outcome.reason if outcome.reason is Reason.EVICTED else Reason.NO_SNAPSHOT
+    missing = outcome.reason if outcome.reason in _MISSING else Reason.NO_SNAPSHOT
     accounts = [
         ComputedSpan(span=Span(reused, matched), reason=missing),
         ComputedSpan(span=Span(matched, known), reason=Reason.EVICTED),

@@ -39,6 +39,8 @@ class Reason(StrEnum):
     """Tokens matched, but a layer of this model had no state to resume from there."""
     EVICTED = "evicted"
     """Tokens matched in the index, or once did, but their state had to give way."""
+    SLOWER_TO_READ = "slower to read than to compute"
+    """They are on disk or in an object store, from where reading them would have taken longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -106,6 +106,15 @@ class DiskCache:
             entries = [self._store.index.entries.get(key) for key in keys]
             return self._store.link.estimate_s([entry.nbytes for entry in entries if entry is not None])
 
+    def note_read(self, nbytes: int, seconds: float) -> None:
+        """A record of so many bytes was read in this time, which counts for `read_s`."""
+        with self._store.changed:
+            self._store.link.note(nbytes, seconds)
+
+    def measure(self, key: bytes) -> None:
+        """Read this record once there is nothing else to read, to see how long that takes."""
+        self._reader.measure(key)
+
     # Questions. They change nothing and read no file.
 
     def find(self, tokens: Tokens, *, namespace: str, limit: int) -> DiskMatch | None:

@@ -20,6 +20,8 @@ class TierRequest(Protocol):
 
     num_loads: int
     """How often it was sent to the disk."""
+    not_read_to: int
+    """How far it could resume from the disk, where reading takes longer than computing."""
     has_looked: bool
     """Whether it has waited for what other servers wrote to be taken up."""
     loaded: int

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
+from reprise.cache.lookup import Match
 from reprise.cache.prefix_cache import Committed, PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.inspection import InspectedRead
@@ -43,6 +44,12 @@ STALLED_S = 15.0
 
 _REST_S = 60.0
 """And nothing is read for so long."""
+
+LEAST_READ_S = 0.25
+"""What is read sooner is read, however fast it would be computed: others compute meanwhile."""
+
+MEASURED_EVERY_S = 30.0
+"""While reading is slower than computing, one record is read so often to see whether that is still so. Nobody waits."""
 
 LOOKED_S = 1.0
 """For so long at most a request waits until what other servers wrote has been taken up."""
@@ -92,15 +99,21 @@ class ReadAhead:
         sizes: StateSizes,
         sequences: TierSequences,
         allowance: StepAllowance,
+        prefill_s: Callable[[int, int], float | None],
         wake: Callable[[], None],
     ) -> None:
-        """`wake` is called on another thread when something was read: `advance` has something to do then."""
+        """`prefill_s`: see `DiskTier`.
+
+        `wake` is called on another thread when something was read: `advance` has something to do then.
+        """
         self._disk = disk
         self._cache = cache
         self._sizes = sizes
         self._sequences = sequences
         self._allowance = allowance
+        self._prefill_s = prefill_s
         self._wake = wake
+        self._measured_s = -float("inf")
         self._reads: list[_PathRead] = []
         self._looks: list[_AwaitedLook] = []
         self._admissible: list[str] = []
@@ -122,20 +135,20 @@ class ReadAhead:
         found = self._find(request, held=held)
         if found is None:
             return False
-        known = found.position // self._disk.block
-        if any(isinstance(kind, Full) for kind in self._cache.layout.kinds):
-            # Full attention is whole on every path; blocks of models without it say only that the path is there.
-            known = min(known, match.length // self._disk.block)
-        keys = found.keys[known:]
+        keys = self._keys_to_read(found, match)
         needed = self._sequences.estimate_to_admit(len(request.prompt), found.position)
         read = next((read for read in self._reads if read.first_key == keys[0] and not read.is_void), None)
         if read is not None:
             read.requests.append(request)
+        elif not self._is_worth_reading(found, keys, held=held):
+            request.not_read_to = found.position
+            self._measure(keys[0])
+            return False
         elif self._may_fit(found.position, needed):
             request.num_loads += 1
             self._disk.touch(found)
             fetch = self._disk.fetch(replace(found, keys=keys), self._wake)
-            target = self._sequences.restore_target(found.position, len(request.prompt), is_whole=known == 0)
+            target = self._sequences.restore_target(found.position, len(request.prompt), is_whole=keys == found.keys)
             read = _PathRead(tokens[: found.position], namespace, keys[0], fetch, target, needed, time.monotonic())
             read.requests.append(request)
             self._reads.append(read)
@@ -145,6 +158,26 @@ class ReadAhead:
             return False
         request.set_loading(is_loading=True)
         return True
+
+    def _keys_to_read(self, found: DiskMatch, match: Match) -> tuple[bytes, ...]:
+        """The records that memory lacks, where it has this match."""
+        known = found.position // self._disk.block
+        if any(isinstance(kind, Full) for kind in self._cache.layout.kinds):
+            # Full attention is whole on every path; blocks of models without it say only that the path is there.
+            known = min(known, match.length // self._disk.block)
+        return found.keys[known:]
+
+    def _is_worth_reading(self, found: DiskMatch, keys: Collection[bytes], *, held: int) -> bool:
+        """Whether reading takes no longer than computing what memory lacks, as far as both were measured."""
+        reading_s, computing_s = self._disk.read_s(keys), self._prefill_s(held, found.position)
+        return reading_s is None or computing_s is None or reading_s <= max(computing_s, LEAST_READ_S)
+
+    def _measure(self, key: bytes) -> None:
+        """Have a record read for its time alone, unless that was just done."""
+        now_s = time.monotonic()
+        if now_s - self._measured_s >= MEASURED_EVERY_S:
+            self._measured_s = now_s
+            self._disk.measure(key)
 
     def _waits_for_look(self, request: TierRequest, *, held: int) -> bool:
         """Whether what other servers wrote is taken up first, since the prompt could be one of their chats."""
@@ -165,6 +198,9 @@ class ReadAhead:
         """The position to which `begin` would have the disk read, where memory has ``[0, held)``; 0: not at all."""
         found = self._find(request, held=held)
         if found is None:
+            return 0
+        keys = self._keys_to_read(found, self._cache.match(request.prompt.tokens, namespace=request.namespace))
+        if not self._is_worth_reading(found, keys, held=held):
             return 0
         needed = self._sequences.estimate_to_admit(len(request.prompt), found.position)
         return found.position if self._may_fit(found.position, needed) else 0

@@ -121,6 +121,13 @@ class RecordReader:
         self._store = store
         self._read_ahead_bytes = read_ahead_bytes
         self._fetches: list[Fetch] = []
+        self._to_measure: bytes | None = None
+
+    def measure(self, key: bytes) -> None:
+        """Read this one record for its time alone, once nobody waits for another."""
+        with self._store.changed:
+            self._to_measure = key
+            self._store.changed.notify_all()
 
     def begin(self, fetch: Fetch) -> None:
         """Read for this fetch, too. Once the cache is closed, a fetch fails at once."""
@@ -138,11 +145,16 @@ class RecordReader:
         store = self._store
         while True:
             with store.changed:
-                chosen = None
-                while chosen is None and not store.is_closing:
+                chosen, measured = None, None
+                while chosen is None and measured is None and not store.is_closing:
                     chosen = self._choose()
                     if chosen is None:
+                        measured, self._to_measure = self._to_measure, None
+                    if chosen is None and measured is None:
                         store.changed.wait()
+            if measured is not None and chosen is None:
+                store.read(measured)
+                continue
             if chosen is None:
                 return
             fetch, key = chosen

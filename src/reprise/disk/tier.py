@@ -39,14 +39,20 @@ class DiskTier:
         sequences: TierSequences,
         new_encoder: NewEncoder,
         allowance: StepAllowance,
+        prefill_s: Callable[[int, int], float | None],
         wake: Callable[[], None],
     ) -> None:
-        """`wake` has the loop take a step; it is called on another thread."""
+        """`prefill_s`: how long it takes to compute positions from the first to before the second; None: not known.
+
+        `wake` has the loop take a step; it is called on another thread.
+        """
         self._disk = disk
         self._read_ahead: ReadAhead | None = None
         self._write_behind: WriteBehind | None = None
         if disk is not None:
-            self._read_ahead = ReadAhead(disk, cache, sizes=sizes, sequences=sequences, allowance=allowance, wake=wake)
+            self._read_ahead = ReadAhead(
+                disk, cache, sizes=sizes, sequences=sequences, allowance=allowance, prefill_s=prefill_s, wake=wake
+            )
             self._write_behind = WriteBehind(disk, cache, sizes=sizes, new_encoder=new_encoder)
 
     # Reading.

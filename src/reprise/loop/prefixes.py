@@ -159,6 +159,9 @@ class RequestPrefixes:
         # One that was preempted comes back: what is told of it is how it began.
         if self._is_on and request.admission is None:
             request.continues = match.continues
+            if request.not_read_to > request.matched:
+                # What is stored there is not what memory has behind its own match.
+                request.matched, request.continues = request.not_read_to, None
             request.reason = _reason(request, resume_at, was_lost=self._cache.was_lost(match, resume_at))
         plan = self._plan(request, match, resume_at, has_row=row is not None)
         lease = self._cache.lease(match, resume_at, is_request=not request.is_settle)
@@ -335,6 +338,8 @@ def _reason(request: RunningRequest, resume_at: int, *, was_lost: bool) -> Reaso
     """Why what lies behind `resume_at` is computed, as far as the cache knows."""
     if request.job.prompt_logprobs is not None:
         return Reason.PROMPT_LOGPROBS
+    if resume_at < request.not_read_to:
+        return Reason.SLOWER_TO_READ
     if request.matched == 0:
         return Reason.EVICTED if was_lost else Reason.COLD
     if resume_at >= request.end:

@@ -146,6 +146,8 @@ class RunningRequest:
     """The same for what is kept for the conversation; None: it is not there yet."""
     num_loads: int = 0
     """How often it was sent to the disk."""
+    not_read_to: int = 0
+    """How far it could resume from the disk, where reading takes longer than computing."""
     has_looked: bool = False
     """Whether it has waited for what other servers wrote to be taken up."""
     loaded: int = 0

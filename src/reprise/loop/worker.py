@@ -111,6 +111,7 @@ class Worker:
             sequences=self.sequences,
             new_encoder=RecordEncoder,
             allowance=self._allowance,
+            prefill_s=self._prefill_s,
             wake=wake,
         )
         self.prefixes = RequestPrefixes(
@@ -434,6 +435,11 @@ class Worker:
         dues += [max(0.0, until - self._clock()) if until != float("inf") else None]
         naps = [due_s for due_s in dues if due_s is not None]
         return min([_LONGEST_NAP_S, *naps]) if naps else None
+
+    def _prefill_s(self, start: int, stop: int) -> float | None:
+        """How long the positions ``[start, stop)`` of a prompt take; None before anything was computed."""
+        speed = self.executor.speed
+        return speed.prefill_s(start, stop) if speed.by_depth else None
 
     def clear_cache(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None] | None:
         """Drop what no running request uses, from memory and disk: of one namespace, or of all.
