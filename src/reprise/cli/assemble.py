@@ -30,6 +30,7 @@ from reprise.cli.process_limits import weights_nbytes
 from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
 from reprise.cli.server_url import DEFAULT_URL
 from reprise.core.backend import total_of
+from reprise.core.collector import freeze_heap
 from reprise.core.errors import LoadFailed, ShuttingDown, memory_too_small
 from reprise.core.follow import bound_for
 from reprise.core.metrics import totals_line
@@ -87,6 +88,7 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
             if len(entries) > 1 or of_first.keep_alive_s is not None:
                 service.models = _models(served, entries, service, loaded)
                 while_serving.enter_context(_looking(served, service.models))
+            freeze_heap()
             return service
 
         try:

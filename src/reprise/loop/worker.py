@@ -6,7 +6,6 @@ whatever raises ends that request, with its reason, and the others go on.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -16,6 +15,7 @@ from reprise.cache.node import SegmentSizes
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock, monotonic
+from reprise.core.collector import collect_all
 from reprise.core.errors import OutOfMemory, RepriseError, no_room_for_requests
 from reprise.core.events import Event, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
@@ -468,7 +468,7 @@ class Worker:
         self._is_loaded = False
         self.runner.loaded = self.runner.loaded.without_weights()
         # The thread gives back what that frees, when it has counted it.
-        gc.collect()
+        collect_all()
 
     def shutdown(self) -> None:
         """Give all memory back now, and not when Python finds what refers to itself."""

@@ -1,0 +1,39 @@
+"""What is frozen is not searched by collections, and what is unreachable goes even so when all is collected."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from reprise.core.collector import collect_all, freeze_heap
+
+
+class Knot:
+    """Refers to itself, as models and their layers do."""
+
+    def __init__(self) -> None:
+        self.self = self
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_what_was_frozen_goes_when_all_is_collected() -> None:
+    knot = Knot()
+    gone = weakref.ref(knot)
+    freeze_heap()
+    del knot
+    gc.collect()
+    assert gone() is not None
+    collect_all()
+    assert gone() is None
+    assert gc.get_freeze_count() > 0
+
+
+def test_a_program_of_others_is_not_frozen() -> None:
+    collect_all()
+    assert gc.get_freeze_count() == 0
