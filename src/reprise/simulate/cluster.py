@@ -117,6 +117,10 @@ ROUTINGS: dict[str, Callable[[], Router]] = {
 }
 
 
+_LOOKS_AT_QUEUES = frozenset({"text", "lookup"})
+"""What a shared store saves changes the queues, and with them where these send a request."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterResult:
     """What came of a trace. `budget`: of one replica, in bytes. Tokens are the real prompts'."""
@@ -152,37 +156,84 @@ def run_cluster(
     policy: str = "cost",
 ) -> ClusterResult:
     """Replay a trace over replicas with `budget` bytes each. Raises BadRequest for a routing that does not exist."""
-    if routing not in ROUTINGS:
-        raise BadRequest(f"Unknown routing {routing!r}: choose from {', '.join(ROUTINGS)}.")
-    if not requests:
-        raise BadRequest(f"{name} contains no requests.")
-    unit = requests[0].unit
-    replicas = [Replica(Replay(policy=policy, budget=budget, sizes=sizes, unit=unit)) for _ in range(num_replicas)]
-    tier = Replay(policy="lru", budget=None, sizes=sizes, unit=unit) if is_shared else None
-    route, computed, loaded, work = ROUTINGS[routing](), 0, 0, 0.0
-    for num, request in enumerate(requests):
-        spent = work / max(1, num) / num_replicas / _BUSY
-        for replica in replicas:
-            replica.queue = max(0.0, replica.queue - spent)
-        replica = route(request, replicas)
-        held = replica.replay.take(request)
-        found = max(held, tier.take(request) if tier is not None else 0)
-        done = request.num_tokens - found
-        effort = done + (request.answer_length or 0.0) * request.unit
-        replica.queue, replica.work = replica.queue + effort, replica.work + effort
-        computed, loaded, work = computed + done, loaded + found - held, work + effort
-    return ClusterResult(
-        trace=name,
-        num_replicas=num_replicas,
-        routing=routing,
-        is_shared=is_shared,
-        budget=budget,
-        requests=len(requests),
-        prompt=sum(request.num_tokens for request in requests),
-        computed=computed,
-        loaded=loaded,
-        balance=max(replica.work for replica in replicas) * num_replicas / work,
-    )
+    trial = _Trial(name=name, requests=requests, num_replicas=num_replicas, budget=budget, sizes=sizes, policy=policy)
+    tier = _tier(requests, sizes) if is_shared else None
+    return trial.result(trial.visits(routing, tier), routing, tier)
+
+
+def _tier(requests: Sequence[Request], sizes: Sizes) -> list[int]:
+    """What the shared store has of each request, in tokens, wherever the requests before it went."""
+    unit = requests[0].unit if requests else 1
+    tier = Replay(policy="lru", budget=None, sizes=sizes, unit=unit)
+    return [tier.take(request) for request in requests]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Visit:
+    """Where a request went, and how many of its tokens were held there."""
+
+    replica: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Trial:
+    """A trace, and the replicas that it is replayed over."""
+
+    name: str
+    requests: Sequence[Request]
+    num_replicas: int
+    budget: int
+    sizes: Sizes
+    policy: str = "cost"
+
+    def visits(self, routing: str, tier: Sequence[int] | None) -> list[_Visit]:
+        """Replay the trace. Raises BadRequest for a routing that does not exist, and for a trace without requests."""
+        if routing not in ROUTINGS:
+            raise BadRequest(f"Unknown routing {routing!r}: choose from {', '.join(ROUTINGS)}.")
+        if not self.requests:
+            raise BadRequest(f"{self.name} contains no requests.")
+        unit = self.requests[0].unit
+        replicas = [
+            Replica(Replay(policy=self.policy, budget=self.budget, sizes=self.sizes, unit=unit))
+            for _ in range(self.num_replicas)
+        ]
+        number = {id(replica): at for at, replica in enumerate(replicas)}
+        route, work, visits = ROUTINGS[routing](), 0.0, list[_Visit]()
+        for num, request in enumerate(self.requests):
+            spent = work / max(1, num) / self.num_replicas / _BUSY
+            for replica in replicas:
+                replica.queue = max(0.0, replica.queue - spent)
+            replica = route(request, replicas)
+            visits.append(_Visit(replica=number[id(replica)], held=replica.replay.take(request)))
+            effort = _effort(request, visits[-1], tier[num] if tier is not None else 0)
+            replica.queue, replica.work, work = replica.queue + effort, replica.work + effort, work + effort
+        return visits
+
+    def result(self, visits: Sequence[_Visit], routing: str, tier: Sequence[int] | None) -> ClusterResult:
+        """What came of it."""
+        works, computed, loaded = [0.0] * self.num_replicas, 0, 0
+        for num, (request, visit) in enumerate(zip(self.requests, visits, strict=True)):
+            found = max(visit.held, tier[num] if tier is not None else 0)
+            works[visit.replica] += _effort(request, visit, found)
+            computed, loaded = computed + request.num_tokens - found, loaded + found - visit.held
+        return ClusterResult(
+            trace=self.name,
+            num_replicas=self.num_replicas,
+            routing=routing,
+            is_shared=tier is not None,
+            budget=self.budget,
+            requests=len(self.requests),
+            prompt=sum(request.num_tokens for request in self.requests),
+            computed=computed,
+            loaded=loaded,
+            balance=max(works) * self.num_replicas / sum(works),
+        )
+
+
+def _effort(request: Request, visit: _Visit, in_tier: int) -> float:
+    """The tokens that are computed and answered."""
+    return request.num_tokens - max(visit.held, in_tier) + (request.answer_length or 0.0) * request.unit
 
 
 def compare_clusters(
@@ -198,21 +249,19 @@ def compare_clusters(
     """Every routing with and without the shared store, behind one server with as much memory as all replicas."""
     kept = list(requests)
     results: list[ClusterResult] = []
+    on_stage("the shared store")
+    tier = _tier(kept, sizes)
     for budget in budgets:
         for num in replicas:
-            cases = [(1, "random", False, num * budget)]
-            cases += [(num, routing, is_shared, budget) for routing in routings for is_shared in (False, True)]
-            for num_replicas, routing, is_shared, nbytes in cases:
+            on_stage(f"one server with the memory of {num}")
+            alone = _Trial(name=name, requests=kept, num_replicas=1, budget=num * budget, sizes=sizes)
+            results.append(alone.result(alone.visits("random", None), "random", None))
+            trial = _Trial(name=name, requests=kept, num_replicas=num, budget=budget, sizes=sizes)
+            for routing in routings:
                 on_stage(f"{num} replicas, {routing}")
-                results.append(
-                    run_cluster(
-                        name,
-                        kept,
-                        num_replicas=num_replicas,
-                        routing=routing,
-                        is_shared=is_shared,
-                        budget=nbytes,
-                        sizes=sizes,
-                    )
-                )
+                visits = trial.visits(routing, None)
+                results.append(trial.result(visits, routing, None))
+                if routing in _LOOKS_AT_QUEUES:
+                    visits = trial.visits(routing, tier)
+                results.append(trial.result(visits, routing, tier))
     return results
