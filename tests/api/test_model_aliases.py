@@ -184,6 +184,21 @@ def test_kinds_and_size_are_known_before_a_model_is_loaded(server: httpx.Client)
     assert "full attention" in facts["layers"] and "recurrent" in facts["layers"]
 
 
+def test_what_aliases_share_is_counted_once(server: httpx.Client) -> None:
+    for name in ("main", "long", "small", "helper"):
+        ask(server, name)
+    each = {name: server.get("/health", params={"model": name}).json() for name in ("main", "long", "small", "helper")}
+    assert each["main"]["prompt_tokens"] == each["long"]["prompt_tokens"] > 0, "the same engine"
+    adapted = [server.get("/health", params={"model": f"main:{name}"}).json() for name in ("legal", "brief")]
+    total = server.get("/health").json()["prompt_tokens"]
+    assert total == sum(body["prompt_tokens"] for body in (each["main"], each["small"], each["helper"], *adapted))
+    engines = {each["id"]: each["engine"] for each in server.get("/health").json()["models"]}
+    assert {name for name, engine in engines.items() if engine == "main"} == {"main", "long", "warm", "said"}
+    metrics = server.get("/metrics").text
+    counted = set(re.findall(r'^reprise_prompt_tokens_total\{model="([^"]+)"', metrics, re.MULTILINE))
+    assert {"main", "small", "helper"} <= counted and not counted & {"long", "warm", "said"}
+
+
 def test_files_that_change_while_a_model_is_unloaded(server: httpx.Client, log: Path) -> None:
     """What is reloaded under one name is not served with what was known of it before."""
     before = ask(server, "helper")[0]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -256,6 +257,34 @@ def test_names_are_ids_or_the_last_part_of_one() -> None:
         with pytest.raises(UnknownModel, match="org/small, other/small, org/large"):
             models.of(name)
     assert Models(models.all, accepts_any_name=True).of("gpt").id == "org/small"
+
+
+@pytest.mark.anyio
+async def test_a_service_of_other_weights_does_not_answer() -> None:
+    """What an alias of the same files has had loaded meanwhile may be another model."""
+
+    class Backend:
+        fingerprint = "a"
+
+        def status(self) -> Status:
+            return Status(weights=WeightsState.READY)
+
+        def ready(self) -> "Future[Any]":
+            ready: Future[Any] = Future()
+            ready.set_result(SimpleNamespace(fingerprint=self.fingerprint, nbytes=1))
+            return ready
+
+    def make_service(loaded: Any) -> Any:
+        return SimpleNamespace(of=loaded.fingerprint)
+
+    backend = Backend()
+    model = ServedModel(id="it", backend=cast(ModelBackend, backend), make_service=make_service)
+    first: Any = await model.ready()
+    assert model.is_ready and await model.ready() is first and first.of == "a"
+    backend.fingerprint = "b"
+    assert not model.is_ready
+    second: Any = await model.ready()
+    assert second.of == "b" and model.is_ready
 
 
 class _Loaded:

@@ -16,7 +16,23 @@ def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]
     return Mutant(name=name, function=function, old=old, new=new, tests=tests)
 
 
+_ALIASES = ("tests/api/test_model_aliases.py",)
+
 API_MUTANTS = (
+    _mutant(
+        "ServedModel.is_ready",
+        "an alias answers with what it knew of other weights",
+        "self.fingerprint == self.backend.fingerprint",
+        "True",
+        ("tests/api/test_models.py", "-k", "other_weights"),
+    ),
+    _mutant(
+        "Models.by_engine",
+        "what aliases share is counted for each",
+        "model.engine not in found",
+        "found.setdefault(model.id, model)",
+        (*_ALIASES, "-k", "counted_once"),
+    ),
     _mutant(
         "_check_shape",
         "values are parsed before they are counted",

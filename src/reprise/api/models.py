@@ -65,6 +65,8 @@ class ServedModel:
     """So many of which kind, in words; "" while nobody has looked."""
     fault: str | None = None
     """Why it could not be loaded as its files were at the start of the server."""
+    engine: str = ""
+    """The id of the first model with the same `backend`, under which what that counts is told."""
     base: str | None = None
     """The id of the model that it is with an adapter."""
     adapter_names: tuple[str, ...] = ()
@@ -110,6 +112,9 @@ class Models:
     def __init__(self, models: Sequence[ServedModel], *, accepts_any_name: bool = False) -> None:
         assert len({model.id for model in models}) == len(models) > 0, "every model has a name of its own"
         self.all = tuple(models)
+        firsts: dict[int, str] = {}
+        for model in self.all:
+            model.engine = firsts.setdefault(id(model.backend), model.id)
         self._accepts_any_name = accepts_any_name
 
     def of(self, name: str | None, adapter: str | None = None) -> ServedModel:
@@ -153,14 +158,9 @@ class Models:
         """
         found: dict[str, ServedModel] = {}
         for model in self.all:
-            name = self.engine_id(model)
-            if name not in found or (found[name].service is None and model.service is not None):
-                found[name] = model
+            if model.engine not in found or (found[model.engine].service is None and model.service is not None):
+                found[model.engine] = model
         return found
-
-    def engine_id(self, model: ServedModel) -> str:
-        """The id of the first model that the same engine computes for."""
-        return next(other.id for other in self.all if other.backend is model.backend)
 
     def statuses(self) -> dict[str, Status]:
         """What each engine publishes, by the id of its first model."""
@@ -171,11 +171,15 @@ class Models:
 
 
 def model_body(model: ServedModel) -> dict[str, Any]:
-    """Where a model's weights are, and what it holds now. `bytes` are those of its weights when they are loaded."""
+    """Where a model's weights are, and what it holds now. `bytes` are those of its weights when they are loaded.
+
+    What models of one `engine` hold is the same: to add up, take each engine once.
+    """
     status = model.backend.status()
     held = status.held
     return {
         "id": model.id,
+        "engine": model.engine,
         "state": str(status.weights),
         "bytes": model.nbytes,
         "bytes_weights": status.weights_nbytes,

@@ -78,7 +78,7 @@ async def health(context: OfServer, model: ModelName = None) -> JsonResponse:
     if named is None or models is None:
         status = context.service.status()
     else:
-        status = context.service.statuses()[models.engine_id(models.of(named))]
+        status = context.service.statuses()[models.of(named).engine]
     health = health_of(status, stall_after_s=context.settings.stall_after_s)
     body = {"status": health, "model": named or context.service.served.id, **health_fields(status)}
     if context.models is not None:
