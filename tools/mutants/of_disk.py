@@ -87,7 +87,7 @@ DISK_MUTANTS = (
         ("tests/disk/test_faults.py", "-k", "stored_again"),
     ),
     _mutant(
-        "DiskIndex._most_alike",
+        "DiskIndex._longest_common",
         "only one neighbour is compared with a prompt",
         "row[max(0, at - 1) : at + 1]",
         "row[at : at + 1]",
@@ -194,7 +194,7 @@ DISK_MUTANTS = (
     _mutant(
         "RecordStore._remove_oldest",
         "what another server uses goes first",
-        "not self._is_younger(*own)",
+        "not self._was_used_since(*own)",
         "True",
         _SHARING,
     ),
@@ -228,7 +228,7 @@ DISK_MUTANTS = (
         _CLEAR,
     ),
     _mutant(
-        "RecordStore._put_away",
+        "RecordStore._drop_damaged",
         "a damaged file stays known",
         "entry = self.index.remove(key)",
         "entry = self.index.entries[key]",
@@ -244,7 +244,7 @@ DISK_MUTANTS = (
     _mutant(
         "Fetch._end",
         "a cancelled fetch holds its records for ever",
-        "self._store.let_go(self._held)",
+        "self._store.unhold(self._held)",
         "",
         _BOUND,
     ),
@@ -294,8 +294,8 @@ DISK_MUTANTS = (
     _mutant(
         "ReadAhead._take",
         "a disk that hangs is waited for",
-        "now_s - read.heard_s >= STALLED_S",
-        "now_s - read.heard_s < 0",
+        "now_s - read.progress_s >= STALLED_S",
+        "now_s - read.progress_s < 0",
         _READ_AHEAD,
     ),
     _mutant(
@@ -320,14 +320,14 @@ DISK_MUTANTS = (
         _READ_AHEAD,
     ),
     _mutant(
-        "WriteBehind._go_on",
+        "WriteBehind._write_part",
         "what was evicted while a path is written ends it",
         "return not is_new",
         "return False",
         _WRITE_BEHIND,
     ),
     _mutant(
-        "WriteBehind._go_on",
+        "WriteBehind._write_part",
         "a path is copied to its end though the disk takes nothing",
         "return is_taken and len(path.left) > 0",
         "return len(path.left) > 0",
@@ -341,7 +341,7 @@ DISK_MUTANTS = (
         _WRITE_BEHIND,
     ),
     _mutant(
-        "WriteBehind._planned",
+        "WriteBehind._missing_records",
         "positions that all chats share are not written",
         "missing.needs_tail",
         "missing.needs_tail and end == len(path.tokens)",
@@ -364,7 +364,7 @@ DISK_MUTANTS = (
     _mutant(
         "RecordStore._add_note",
         "notes leave the disk before records",
-        "replace(info, mtime_ns=_NEVER_NS)",
+        "replace(info, mtime_ns=_LAST_NS)",
         "info",
         ("tests/disk/test_notes.py",),
     ),

@@ -1,1 +1,1 @@
-"""The disk tier: what the prefix cache would lose with the process, in a bounded directory."""
+"""The disk tier: keeps cached prefixes across restarts in a size-limited directory."""

@@ -1,7 +1,7 @@
-"""The disk tier's face: what a restart finds again, and another server, in a bounded directory.
+"""Records by key in a size-limited directory that survives restarts and can be shared by servers.
 
-Used by one thread, which never waits for a file, but for opening, clearing, flushing and closing; a writer, a reader
-and a watcher work behind it.
+The caller's thread does no file I/O except in opening, `clear`, `flush`, `close` and the notes; a writer, a reader and
+a watcher thread do the rest.
 """
 
 import logging
@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 MIB = 1024 * 1024
 
 _MOST_PATHS = 4096
-"""Ends of paths, of all namespaces, that are looked at for whoever wants to see what is there."""
+"""`tree` visits at most this many leaves, counting all namespaces."""
 
 
 class DiskCache:
-    """Records of one model (`fingerprint`) below a directory or in a bucket, which holds at most `max_bytes` in all.
+    """Records of one model (`fingerprint`) below a directory or in a bucket, which holds at most `max_bytes` in total.
 
-    `block`: tokens of a block. `resumes_anywhere`: every position can be resumed if its blocks are there, without a
-    tail record. Other servers may use the directory at the same time. Raises DiskUnusable if it cannot be used.
+    `block`: tokens per block. `resumes_anywhere`: any position whose blocks are on disk can be resumed, without a tail
+    record. Other servers may use the directory at the same time. Raises DiskUnusable if it cannot be used.
     """
 
     def __init__(
@@ -80,20 +80,20 @@ class DiskCache:
             thread.start()
 
     def root(self, namespace: str) -> bytes:
-        """The key that the first block of every prompt of a namespace stands on."""
+        """The parent key of the first record of every prompt in a namespace."""
         return root_key(fingerprint=self._fingerprint, namespace=namespace)
 
     # Other servers.
 
     @property
     def is_shared(self) -> bool:
-        """Whether another server used the folder when last looked at."""
+        """Whether another server used the folder at the last scan."""
         return self._store.is_shared
 
     def look(self, wake: Callable[[], None]) -> int:
-        """Take up what other servers have written by now; `wake` is called on another thread when that is done.
+        """Request a scan for records that other servers have written; `wake` is called on another thread when done.
 
-        Gives a number for `has_looked`.
+        Returns the scan's number, for `has_looked`.
         """
         return self._watcher.ask(wake)
 
@@ -115,31 +115,31 @@ class DiskCache:
         """Read this record once there is nothing else to read, to see how long that takes."""
         self._reader.measure(key)
 
-    # Questions. They change nothing and read no file.
+    # Queries. They change nothing and read no file.
 
     def find(self, tokens: Tokens, *, namespace: str, limit: int) -> DiskMatch | None:
-        """The largest position ≤ `limit` that can be resumed from what is on disk, None if there is none."""
+        """The largest position ≤ `limit` that can be resumed from disk, or None."""
         with self._store.changed:
             if self._store.is_away:
                 return None
             return self._store.index.find(tokens, root=self.root(namespace), namespace=namespace, limit=limit)
 
     def missing(self, tokens: Tokens, *, namespace: str) -> MissingRecords:
-        """What must be put so that the position ``len(tokens)`` can be resumed; what is queued counts as there."""
+        """The records to `put` so that position ``len(tokens)`` can be resumed. Queued records count as present."""
         with self._store.changed:
             return self._store.index.missing(tokens, root=self.root(namespace), queued=self._writer.queue.keys())
 
     def runs(self, namespace: str) -> list[tuple[bytes, bytes, Tokens]]:
-        """The tokens of everything of a namespace that can be found: (key, key of what they follow, tokens).
+        """All reachable records of a namespace as (key, parent key, tokens), parents first. Thread-safe.
 
-        Each comes behind what it follows; what follows nothing follows `root(namespace)`. May be asked on any thread.
+        The parent of a first record is `root(namespace)`.
         """
         with self._store.changed:
             entries = self._store.index.runs(self.root(namespace))
         return [(entry.key, entry.parent, as_tokens(np.frombuffer(entry.tokens, dtype=np.int32))) for entry in entries]
 
     def tree(self, namespace: str) -> DiskTree:
-        """What is on disk of a namespace, as a tree; kept until something changes. May be asked on any thread."""
+        """The records of a namespace as a tree, memoized until something changes. Thread-safe."""
         root, store = self.root(namespace), self._store
         with store.changed:
             at = (root, store.index.num_changes)
@@ -151,13 +151,13 @@ class DiskCache:
         return drawn
 
     def path_tokens(self, namespace: str, key: bytes, span: Span) -> Tokens | None:
-        """The tokens of a span of the path to a record; None: it has gone. May be asked on any thread."""
+        """The tokens of a span of the path to a record, or None if the record is gone. Thread-safe."""
         with self._store.changed:
             found = self._store.index.path_tokens(key, span, root=self.root(namespace))
         return None if found is None else as_tokens(np.frombuffer(found, dtype=np.int32))
 
     def start(self, namespace: str) -> DiskCursor:
-        """Where the paths of a namespace begin, for `follow`."""
+        """A cursor at the root of a namespace, for `follow`."""
         return DiskCursor(parent=self.root(namespace))
 
     def follow(
@@ -168,17 +168,17 @@ class DiskCache:
             return self._store.index.follow(cursor, tokens, ends)
 
     def can_take(self, nbytes: int) -> bool:
-        """Whether `put` would have room for a record of so many bytes now."""
+        """Whether `put` would accept a record of `nbytes` now."""
         with self._store.changed:
             return self._writer.has_room(nbytes)
 
     def is_paused(self) -> bool:
-        """Whether nothing is written for a while, since writing failed."""
+        """Whether writing is suspended after a failed write."""
         with self._store.changed:
             return self._writer.is_paused()
 
     def stats(self) -> OnDisk:
-        """What is held, and what was done since the cache was opened."""
+        """Sizes now, and counters since the cache was opened."""
         store = self._store
         with store.changed:
             return OnDisk(
@@ -195,26 +195,26 @@ class DiskCache:
                 trouble=store.trouble or store.write_trouble,
             )
 
-    # Notes. These wait for a file, and may be asked on any thread but the loop's.
+    # Notes. These wait for a file: call them on any thread but the engine's.
 
     def read_note(self, namespace: str) -> str | None:
-        """What `keep_note` kept last, by this process or one before it; None: nothing."""
+        """The text of the last `keep_note`, of this process or an earlier one, or None."""
         return self._store.read_note(self.root(namespace))
 
     def keep_note(self, namespace: str, text: str) -> None:
-        """Keep this text, which goes when the namespace is cleared. Says so in the log where it cannot."""
+        """Store a text until the namespace is cleared. Logs a warning if it cannot be written."""
         try:
             self._store.write_note(self.root(namespace), text.encode())
         except OSError as error:
             log.warning("Cannot write a note to the disk cache: %s", error)
 
-    # Changes. What they ask of the disk is done by other threads.
+    # Changes. Other threads do the I/O, except for `clear`.
 
     def put(self, record: DiskRecord) -> bool:
-        """Queue the record for writing. Whether it was taken; nothing happened if not.
+        """Queue a record for writing; returns whether it was queued.
 
-        Not taken is what is there or queued, what stands on something that is neither, and what `can_take` refuses.
-        What is there and suspect is taken, and written where its file does not verify.
+        Refused: a record that is present or queued, one whose parent is neither, and what `can_take` refuses. A suspect
+        record is queued, and rewritten if its file does not verify.
         """
         key, parent, store, queue = record.key, record.parent, self._store, self._writer.queue
         with store.changed:
@@ -225,23 +225,23 @@ class DiskCache:
             if not self._writer.has_room(record.nbytes):
                 return False
             self._writer.add(record)
-            # Else it could be the oldest of all, and go just before something is to stand on it.
+            # Otherwise the parent could be the oldest record and be evicted before this one is written.
             store.index.use(parent, store.moment())
             return True
 
     def fetch(self, found: DiskMatch, wake: Callable[[], None]) -> Fetch:
-        """Read the records of `found`. `wake` is called on another thread whenever there is something new."""
+        """Start reading the records of `found`. `wake` is called on another thread after each one."""
         fetch = Fetch(self._store, found.keys, wake)
         self._reader.begin(fetch)
         return fetch
 
     def touch(self, found: DiskMatch) -> None:
-        """Note that these records are used now."""
+        """Mark these records as just used."""
         store = self._store
         with store.changed:
             if store.is_closing:
                 return
-            # What others stand on is the younger, so that the order by age alone takes the end of a path first.
+            # Parents get the later time, so that an order by age alone still evicts leaves first.
             for key in reversed(found.keys):
                 store.index.use(key, store.moment())
             store.changed.notify_all()
@@ -259,7 +259,7 @@ class DiskCache:
                 self._writer.drop(lambda record: root in (None, record.root))
                 self._store.drop(root)
                 return self._watcher.clear(root)
-        # What is being written right now is in the queue no more, so that its writer removes it.
+        # A record being written right now is dropped from the queue, so the writer does not publish it.
         with self.directory.names:
             with self._store.changed:
                 self._writer.drop(lambda record: root in (None, record.root))
@@ -268,15 +268,15 @@ class DiskCache:
         cleared.set_result(None)
         return cleared
 
-    # The end, and the books.
+    # Shutdown and self-check.
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything queued is written or given up. Whether that was so in time."""
+        """Wait until the queue is written or dropped; returns whether it was, in time."""
         with self._store.changed:
             return self._store.changed.wait_for(self._writer.is_done, timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Write what is queued, as far as the time allows, and let others use the folder. Twice changes nothing."""
+        """Write the queue as far as time allows, then release the folder. Idempotent."""
         self.flush(timeout_s)
         with self._store.changed:
             self._store.is_closing = True
@@ -284,18 +284,15 @@ class DiskCache:
         for thread in self._threads:
             thread.join(timeout_s)
         if any(thread.is_alive() for thread in self._threads):
-            # It may still write: the lease stays until the process ends.
+            # The thread may still write: keep the lease until the process ends.
             log.warning("The disk cache did not close in time; exiting without it.")
             return
         self._reader.close()
         self.directory.release()
 
     def check(self) -> None:
-        """Compare what is known with the folder, after `flush` and with no fetch under way; AssertionError otherwise.
-
-        Reads all headers.
-        """
+        """AssertionError if index and folder differ. Call after `flush`, with no fetch running. Reads all headers."""
         with self._store.changed:
-            assert not self._store.held, "what nobody fetches any more may go"
+            assert not self._store.held, "records stay held though nothing fetches them"
             assert sum(record.nbytes for record in self._writer.queue.values()) == self._writer.queued_nbytes
         self._store.check()

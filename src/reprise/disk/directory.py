@@ -1,9 +1,9 @@
-"""The one door to the file system: a model's folder as a `ModelFolder`.
+"""The only access to the file system: a model's folder as a `ModelFolder`.
 
-Several servers use a folder at once, of one machine or of several. Files get their names by a rename; nothing else is
-asked of the file system, but for the bound: room is made under a lock, and where locks do not work it may be exceeded
-by what each server is writing. What lies elsewhere below the directory (`OtherFiles`) is only counted, and removed
-where nobody serves it.
+Several servers, on one machine or several, may use a folder at once. A file is renamed to its final name when it is
+complete. Only the size limit needs a lock: space is reserved under it, and where locks do not work the limit can be
+exceeded by what each server is writing. Files elsewhere below the directory (`OtherFiles`) are counted, and evicted if
+no server uses their model.
 """
 
 import logging
@@ -27,7 +27,7 @@ from reprise.disk.record import DiskRecord, folder_name
 log = logging.getLogger(__name__)
 
 MAX_QUARANTINED = 4
-"""Files kept in quarantine, of all models together."""
+"""Files kept in quarantine, over all models."""
 
 _QUARANTINE = "quarantine"
 _LOCK = "lock"
@@ -36,20 +36,20 @@ NOTES = "notes"
 _NOTE_ENDING = ".json"
 SERVERS = "servers"
 LOCKED_S = 10.0
-"""Nobody makes room for so long: a lock that is held longer is a dead host's, or does not work."""
+"""Longer than any eviction takes: a lock held longer belongs to a dead host, or locking does not work."""
 
 _UNLOCKED_S = 600.0
-"""And is not asked for again for so long."""
+"""After a lock timeout, continue without the lock for this long."""
 
 MODEL_NAME = re.compile(r"[0-9a-f]{16}")
 RECORD_NAME = re.compile(r"[0-9a-f]{64}(\.kv|\.[0-9a-f-]+\.tmp|\.json)")
 
-# A folder that changed within so long before it was listed could change again and show the same time.
+# A folder that changed this recently could change again without a new modification time.
 _SETTLED_NS = 2_000_000_000
 
 
 class NamedRecords:
-    """How the files of a model are called, below its folder."""
+    """The names of a model's files below its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,30 +59,30 @@ class NamedRecords:
         return self.folder / name[:2] / (name + _RECORD_ENDING)
 
     def key_of(self, path: Path) -> bytes | None:
-        """The key of the record that lies there; None if it is no record's place."""
+        """The key of the record at `path`, or None if no record belongs there."""
         is_record = RECORD_NAME.fullmatch(path.name) is not None and path.suffix == _RECORD_ENDING
         key = bytes.fromhex(path.stem) if is_record else None
         return key if key is not None and path == self.path_of(key) else None
 
     def note_path(self, root: bytes) -> Path:
-        """Where what was learnt of a namespace's chats is kept, by the key of its root."""
+        """The path of a namespace's note, by the namespace's root key."""
         return self.folder / NOTES / (root.hex() + _NOTE_ENDING)
 
     def root_of_note(self, path: Path) -> bytes | None:
-        """The other way; None if it is no note."""
+        """The root key of the note at `path`, or None if it is not a note."""
         is_note = path.parent == self.folder / NOTES and RECORD_NAME.fullmatch(path.name) is not None
         return bytes.fromhex(path.stem) if is_note and path.suffix == _NOTE_ENDING else None
 
     def is_place_of_record(self, path: Path) -> bool:
-        """Whether a record could lie there, as far as folders tell."""
+        """Whether `path` is at a depth at which records are stored."""
         return self.folder in (path.parent, path.parent.parent)
 
 
 class ModelDirectory(NamedRecords):
     """One model's folder, used by this server until `release`, and by others.
 
-    directory/lock                      held while room is made, by all servers that share the directory
-    directory/quarantine/               files that did not verify
+    directory/lock                      held while space is reserved, by all servers that share the directory
+    directory/quarantine/               files that failed verification
     directory/<16 hex of the model>/servers/<server>    the lease of a server
     directory/<16 hex of the model>/<2 hex of the key>/<key>.kv, and <key>.<server>.tmp while it is written
     directory/<16 hex of the model>/notes/<key of a namespace's root>.json
@@ -98,12 +98,12 @@ class ModelDirectory(NamedRecords):
         self.directory = directory
         self.quarantine_folder = directory / _QUARANTINE
         self.names = threading.RLock()
-        """Held while a file gets or loses its name."""
+        """Held while a file is renamed or removed."""
         self.leases = self.folder / SERVERS
         self._files = FolderListings(self.folder, but=self.leases)
         self.around = OtherFiles(directory, self.folder)
         self.servers: frozenset[str] = frozenset()
-        """The other servers that had the folder when last looked at."""
+        """The other servers that used the folder at the last `note_servers`."""
         self._room_lock = file_lock(directory / _LOCK)
         self._unlocked_until_s = 0.0
         self._lease = ServerLease(self.leases)
@@ -122,52 +122,52 @@ class ModelDirectory(NamedRecords):
     # Other servers.
 
     def begin_lease(self) -> None:
-        """Make the folder if need be, and say that this server uses it. Raises OSError."""
-        # Only what is made here is closed to others: the directory may be one that serves other purposes, too.
+        """Create the folder if needed and take this server's lease in it. Raises OSError."""
+        # Only what is created here is made private: the directory may serve other purposes too.
         self.directory.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-        # Whoever removes files of models that nobody serves holds the directory's lock, and so never ours.
+        # Files of models without a lease are evicted under this lock, so ours cannot be.
         with self.locked():
             make_private(self.folder)
             self._lease.take()
 
     def release(self) -> None:
-        """Use the folder no more. Releasing twice changes nothing."""
+        """Give up the lease. Idempotent."""
         self._lease.release()
 
     def renew_lease(self) -> None:
-        """Say that this server lives, as it has to every `BEAT_S` seconds. Raises OSError."""
+        """Send a heartbeat, due every `BEAT_S` seconds. Raises OSError."""
         self._lease.renew()
 
     @property
     def has_vanished(self) -> bool:
-        """Whether somebody has removed the folder, and all that was in it."""
+        """Whether the folder was removed, with everything in it."""
         return self._lease.is_lost
 
     def note_servers(self, now_ns: int) -> bool:
-        """Look which servers have the folder. Whether others have used it since this was asked last. Raises OSError.
+        """Update `servers`; returns whether another one has used the folder since the last call. Raises OSError.
 
-        The caller holds the directory's lock, and `now_ns` is its time.
+        The caller holds the directory's lock, which gave it `now_ns`.
         """
         before = self.servers
         self.servers = living_servers(self.leases, now_ns) - {self._lease.name}
         changed_before_ns, self._servers_changed_ns = self._servers_changed_ns, self.leases.stat().st_mtime_ns
-        # Also one that has come and gone.
+        # Even if it has left again since.
         return bool(before or self.servers) or self._servers_changed_ns != changed_before_ns
 
     @property
     def has_new_servers(self) -> bool:
-        """Whether servers have come or gone since they were noted. Raises OSError."""
+        """Whether servers have joined or left since `note_servers`. Raises OSError."""
         return self.leases.stat().st_mtime_ns != self._servers_changed_ns
 
     def _is_abandoned(self, info: FileInfo) -> bool:
-        """Whether a file that is not finished never will be: its writer has gone, for all that is known."""
+        """Whether the server that was writing this temporary file no longer runs."""
         return info.path.name.split(".")[-2] not in self.servers | {self._lease.name}
 
     @contextmanager
     def locked(self) -> Generator[int]:
-        """No other server makes room or begins a file meanwhile; gives the file system's own time in nanoseconds.
+        """Hold the directory's lock, under which servers evict and create files; yields the file system's time in ns.
 
-        Where locks do not work, or one is held too long, it goes on without.
+        Continues without the lock if locks do not work or it is held for more than `LOCKED_S`.
         """
         is_held = False
         if time.monotonic() >= self._unlocked_until_s:
@@ -229,16 +229,16 @@ class ModelDirectory(NamedRecords):
     # Names.
 
     def temporary_of(self, path: Path) -> Path:
-        """Where this server writes the file that is to have this path."""
+        """The temporary path under which this server writes `path`."""
         return path.with_suffix(f".{self._lease.name}{TEMPORARY_ENDING}")
 
     def is_obstructed(self, key: bytes) -> bool:
         return self.path_of(key).is_dir()
 
-    # Reading. All of it raises OSError.
+    # Reading. These raise OSError.
 
     def header(self, info: FileInfo) -> RecordHeader:
-        """The header of a file in our folder. Raises Unverified and OtherVersion, too."""
+        """The header of a file in our folder. Also raises Unverified and OtherVersion."""
         with info.path.open("rb") as file:
             header = read_header(file, os.fstat(file.fileno()).st_size)
         if info.path != self.path_of(header.key):
@@ -246,7 +246,7 @@ class ModelDirectory(NamedRecords):
         return header
 
     def read(self, key: bytes) -> DiskRecord:
-        """The record of this key, verified. Raises Unverified and OtherVersion, too."""
+        """The record of this key, verified. Also raises Unverified and OtherVersion."""
         with self.path_of(key).open("rb") as file:
             record = read_record(file, os.fstat(file.fileno()).st_size)
         if record.key != key:
@@ -256,10 +256,10 @@ class ModelDirectory(NamedRecords):
     def read_note(self, root: bytes) -> str:
         return self.note_path(root).read_text(encoding="utf-8")
 
-    # Writing. All of it raises OSError.
+    # Writing. These raise OSError.
 
     def begin(self, key: bytes, nbytes: int) -> int:
-        """A descriptor of the record's temporary file, which counts with its whole size from now on."""
+        """Create the record's temporary file at its final size, which reserves its space; returns the descriptor."""
         path = self.temporary_of(self.path_of(key))
         make_private(path.parent)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
@@ -272,7 +272,7 @@ class ModelDirectory(NamedRecords):
         return descriptor
 
     def fill(self, begun: int, encoded: EncodedFile) -> None:
-        """Write the content and wait until the disk has it. The descriptor is closed."""
+        """Write the content, flush it to disk (fsync) and close the descriptor."""
         with os.fdopen(begun, "wb") as file:
             for chunk in encoded.chunks:
                 file.write(chunk)
@@ -280,7 +280,7 @@ class ModelDirectory(NamedRecords):
             os.fsync(file.fileno())
 
     def write_note(self, path: Path, content: bytes) -> None:
-        """The note is this one afterwards, or the one that it was."""
+        """Replace the note atomically."""
         make_private(path.parent)
         temporary = self.temporary_of(path)
         try:
@@ -294,11 +294,11 @@ class ModelDirectory(NamedRecords):
             self.remove(temporary)
 
     def set_time(self, path: Path, at_ns: int) -> None:
-        """Have the file say that it was used at this time."""
+        """Set the file's time of last use."""
         os.utime(path, ns=(at_ns, at_ns))
 
     def publish(self, key: bytes) -> None:
-        """Give the temporary file its name."""
+        """Rename the temporary file to its final name."""
         path = self.path_of(key)
         self.temporary_of(path).replace(path)
 
@@ -306,17 +306,17 @@ class ModelDirectory(NamedRecords):
         self.remove(self.temporary_of(self.path_of(key)))
 
     def remove(self, path: Path) -> None:
-        """The file is gone afterwards, whether it was there or not."""
+        """Remove the file if it exists."""
         path.unlink(missing_ok=True)
 
     def remove_all(self, paths: Collection[Path]) -> None:
         for path in paths:
             self.remove(path)
 
-    # Quarantine. All of it raises OSError.
+    # Quarantine. These raise OSError.
 
     def quarantine(self, path: Path) -> None:
-        """Move a file that does not verify into quarantine, whose oldest files make way."""
+        """Move a file that failed verification into quarantine, which keeps the newest `MAX_QUARANTINED`."""
         make_private(self.quarantine_folder)
         kept_as = self.quarantine_folder / f"{self.folder.name}-{path.name}"
         try:
@@ -329,14 +329,14 @@ class ModelDirectory(NamedRecords):
             self.remove(info.path)
 
     def clear_quarantine(self) -> None:
-        """Remove what this model has there."""
+        """Remove this model's quarantined files."""
         for info in listing(self.quarantine_folder)[0]:
             if info.path.name.startswith(self.folder.name):
                 self.remove(info.path)
 
 
 def listing(folder: Path) -> tuple[tuple[FileInfo, ...], tuple[Path, ...]]:
-    """The plain files and the folders in a folder; none if it is not there. Links are not followed. Raises OSError."""
+    """The regular files and the folders in a folder; empty if it is missing. Links are skipped. Raises OSError."""
     files: list[FileInfo] = []
     folders: list[Path] = []
     try:
@@ -345,7 +345,7 @@ def listing(folder: Path) -> tuple[tuple[FileInfo, ...], tuple[Path, ...]]:
                 if item.is_dir(follow_symlinks=False):
                     folders.append(Path(item.path))
                 elif item.is_file(follow_symlinks=False):
-                    # It may have gone since.
+                    # It may have been removed since.
                     with suppress(FileNotFoundError):
                         stat = item.stat(follow_symlinks=False)
                         files.append(FileInfo(path=Path(item.path), nbytes=stat.st_size, mtime_ns=stat.st_mtime_ns))
@@ -360,7 +360,10 @@ def _age(info: FileInfo) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listing:
-    """A folder as it was when it was last changed."""
+    """A folder's content as of its modification time `changed_ns`.
+
+    `is_settled`: a later change will show another modification time.
+    """
 
     changed_ns: int
     is_settled: bool
@@ -370,7 +373,7 @@ class _Listing:
 
 
 class FolderListings:
-    """The files below `top` that are not below `but`, as they were when last looked at."""
+    """The files below `top`, except those below `but`, as of the last `look`."""
 
     def __init__(self, top: Path, *, but: Path) -> None:
         self._top = top
@@ -378,9 +381,9 @@ class FolderListings:
         self._known: dict[Path, _Listing] = {}
 
     def look(self, now_ns: int) -> dict[Path, tuple[FileInfo, ...]]:
-        """Look again; `now_ns` is the file system's own time. O(folders) and what has changed. Raises OSError.
+        """Scan again; `now_ns` is the file system's time. O(folders + files in changed folders). Raises OSError.
 
-        Gives the files of each folder that was listed again, none of one that has gone.
+        Returns the files of each folder that was listed again; empty for a folder that was removed.
         """
         known, listed = dict[Path, _Listing](), dict[Path, tuple[FileInfo, ...]]()
         unseen = [self._top]
@@ -408,11 +411,10 @@ class FolderListings:
         return listed
 
     def forget(self) -> None:
-        """Everything is listed again the next time."""
+        """Have the next `look` list everything."""
         self._known = {}
 
     def __iter__(self) -> Iterator[FileInfo]:
-        """All files."""
         return (info for known in self._known.values() for info in known.files)
 
     @property
@@ -420,13 +422,13 @@ class FolderListings:
         return sum(known.nbytes for known in self._known.values())
 
     def below(self, folder: Path) -> tuple[tuple[FileInfo, ...], tuple[Path, ...]]:
-        """The files and the folders in a folder; none if it is not known."""
+        """The files and folders in a folder; empty if it is unknown."""
         known = self._known.get(folder)
         return ((), ()) if known is None else (known.files, known.folders)
 
 
 class OtherFiles:
-    """The files below `directory` that are not below `own`: other models' files, quarantine, whatever else."""
+    """The files below `directory` but not below `own`: other models, the quarantine, anything else."""
 
     def __init__(self, directory: Path, own: Path) -> None:
         self._directory = directory
@@ -436,17 +438,17 @@ class OtherFiles:
         self.nbytes = 0
 
     def look(self, now_ns: int) -> None:
-        """Look again; `now_ns` is the file system's own time. O(folders) and what has changed. Raises OSError."""
+        """Scan again, like `FolderListings.look`. Raises OSError."""
         self._listings.look(now_ns)
         self._seen_ns, self.nbytes = now_ns, self._listings.nbytes
 
     def evictable(self) -> list[FileInfo]:
-        """The files that may go, in that order: quarantine, then those of models that nobody serves now, oldest first.
+        """What may be evicted, in this order: quarantine, then the records of models without a server, oldest first.
 
-        A live server's files are its own. Whoever starts one waits for the directory's lock, which the caller holds.
+        The caller holds the directory's lock, without which no server can start to use a model's folder.
         """
         quarantined, _ = self._listings.below(self._directory / _QUARANTINE)
-        # As if they had never been used: nothing is worth less.
+        # Quarantined files count as never used.
         first = [replace(info, mtime_ns=0) for info in quarantined]
         models = [inner for inner in self._listings.below(self._directory)[1] if inner != self._own]
         dead = [

@@ -1,4 +1,4 @@
-"""What is on disk as a tree of edges, for whoever looks. Pure: made of entries of the index."""
+"""The records on disk as a tree of edges, for inspection. Pure: built from index entries."""
 
 from collections.abc import Iterable
 
@@ -10,9 +10,9 @@ from reprise.disk.index import IndexEntry
 
 
 def disk_tree(entries: Iterable[tuple[IndexEntry, int]], *, root: bytes, is_whole: bool) -> DiskTree:
-    """The tree of these entries and the times (ns) of their last uses, each behind what it stands on.
+    """The tree of these (entry, time of last use in ns), given parents first.
 
-    No token is copied: edges see those of the entries. O(entries, and tokens where paths agree within a block).
+    Edges view the entries' tokens without copying. O(entries + tokens that paths share within a block).
     """
     nothing = as_tokens(())
     top = DiskEdge(key=root.hex(), start=0, tokens=nothing, used_at_s=0.0, parent=None)
@@ -30,7 +30,7 @@ def disk_tree(entries: Iterable[tuple[IndexEntry, int]], *, root: bytes, is_whol
 
 
 def _grow(at: DiskEdge, tokens: Tokens, *, key: str, used_at_s: float) -> DiskEdge:
-    """The edge at whose end the path of `at` and these tokens ends: made, where there is none."""
+    """The edge that ends where `tokens` below the end of `at` end; edges are added and split as needed."""
     while True:
         at.used_at_s = max(at.used_at_s, used_at_s)
         if len(tokens) == 0:
@@ -45,7 +45,7 @@ def _grow(at: DiskEdge, tokens: Tokens, *, key: str, used_at_s: float) -> DiskEd
 
 
 def _split(lower: DiskEdge, num: int) -> DiskEdge:
-    """The first `num` tokens of an edge, which keeps the others and its end."""
+    """Split an edge after `num` tokens; returns the new upper edge. `lower` keeps its key and its end."""
     above = lower.parent
     assert above is not None
     upper = DiskEdge(

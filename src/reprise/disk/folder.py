@@ -1,7 +1,7 @@
-"""What a model's records lie in: a directory (`directory.py`), or a bucket (`model_bucket.py`).
+"""The storage of a model's records: a directory (`directory.py`) or a bucket (`model_bucket.py`).
 
-Files are there whole or not at all, never change, and may go at any time, since other servers use the folder, too. A
-file is called by a path, also in a bucket.
+Files appear complete or not at all, never change, and may disappear at any time, since other servers use the folder
+too. Files in a bucket also have paths as names.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -19,7 +19,7 @@ TEMPORARY_ENDING = ".tmp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """A file as a listing saw it."""
+    """A file at the time of a listing."""
 
     path: Path
     nbytes: int
@@ -27,38 +27,37 @@ class FileInfo:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it is what a writer had not finished."""
+        """Whether it is a writer's temporary file."""
         return self.path.suffix == TEMPORARY_ENDING
 
 
 class FilesAround(Protocol):
-    """What lies beside the folder and counts: other models' files, and whatever else."""
+    """The files outside the folder that count towards the limit: other models' and any others."""
 
     nbytes: int
 
     def look(self, now_ns: int) -> None:
-        """Look again. Raises OSError."""
+        """Scan again. Raises OSError."""
         ...
 
     def evictable(self) -> list[FileInfo]:
-        """Those that may go, in that order."""
+        """The files that may be evicted, in order."""
         ...
 
 
 class ModelFolder(Protocol):
-    """One model's folder, used by this server until `release`, and by others. What asks the store raises OSError."""
+    """One model's folder, used by this server until `release`, and by others. Methods that do I/O raise OSError."""
 
     names: RLock
-    """Held while a file gets or loses its name."""
+    """Held while a file is renamed or removed."""
     servers: frozenset[str]
-    """The other servers that had the folder when last looked at."""
+    """The other servers that used the folder at the last `note_servers`."""
     is_remote: bool
-    """Whether a question takes a network's time: then only the threads behind the cache ask, and room is made by what
-    was listed last."""
+    """Whether I/O goes over a network: then only the cache's threads do it, and evictions use the last listing."""
 
     @property
     def place(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         ...
 
     @property
@@ -66,71 +65,71 @@ class ModelFolder(Protocol):
 
     removed_at_once: int
     has_unread: bool
-    """Whether the last look left something for the next, since there was too much."""
+    """Whether the last scan left unknown files for the next one, since there were too many."""
 
     # Other servers.
 
     def begin_lease(self) -> None:
-        """Say that this server uses the folder."""
+        """Take this server's lease."""
         ...
 
     def renew_lease(self) -> None: ...
 
     def release(self) -> None:
-        """Use the folder no more. Releasing twice changes nothing."""
+        """Give up the lease. Idempotent."""
         ...
 
     @property
     def has_vanished(self) -> bool:
-        """Whether somebody has removed the folder, and all that was in it."""
+        """Whether the folder was removed, with everything in it."""
         ...
 
     def note_servers(self, now_ns: int) -> bool:
-        """Look which servers have the folder. Whether others have used it since this was asked last."""
+        """Update `servers`; returns whether another one has used the folder since the last call."""
         ...
 
     @property
     def has_new_servers(self) -> bool:
-        """Whether servers may have come or gone since they were noted."""
+        """Whether servers may have joined or left since `note_servers`."""
         ...
 
     def locked(self) -> AbstractContextManager[int]:
-        """As far as that can be, no other server makes room meanwhile; gives the store's own time in nanoseconds."""
+        """Keep other servers from evicting, as far as possible; yields the store's time in ns."""
         ...
 
-    # What lies there.
+    # Files.
 
     def prepare(self, is_known: Callable[[Path, int], bool], is_closing: Callable[[], bool]) -> None:
-        """Ask the store for what `listed` and `header` give next, with nothing held.
+        """Fetch what the next `listed` and `header` return; call it without a lock.
 
-        `is_known`: whether a file of this path and size is. `is_closing`: whether there is no time for more.
+        `is_known`: whether a file with this path and size is known. `is_closing`: whether to stop early.
         """
         ...
 
     def listed(self, now_ns: int) -> Mapping[Path, Collection[FileInfo]]:
-        """The files of each folder that may have changed since the last time."""
+        """The files of each folder that may have changed since the last call."""
         ...
 
     def forget_listed(self) -> None:
-        """Everything is listed again the next time."""
+        """Have the next `listed` return everything."""
         ...
 
     def sweep(self) -> int:
-        """Remove what dead servers had not finished; the bytes of what others are writing."""
+        """Remove temporary files of dead servers; returns the bytes of those that other servers are writing."""
         ...
 
     def all_files(self) -> Iterable[FileInfo]:
-        """All finished files, listed now: for who checks the books."""
+        """All complete files, listed now, for `check`."""
         ...
 
     def is_there(self, path: Path) -> bool: ...
 
     def has_folder(self) -> bool:
-        """Whether there is anything at all."""
+        """Whether the folder exists."""
         ...
 
     def used_ns(self, path: Path) -> int | None:
-        """When any server used the file last, as far as files tell; None: it has gone."""
+        """When any server last used the file, as far as the store knows; None if it is gone."""
         ...
 
     # Names.
@@ -138,7 +137,7 @@ class ModelFolder(Protocol):
     def path_of(self, key: bytes) -> Path: ...
 
     def key_of(self, path: Path) -> bytes | None:
-        """The key of the record that lies there; None if it is no record's place."""
+        """The key of the record at `path`, or None if no record belongs there."""
         ...
 
     def note_path(self, root: bytes) -> Path: ...
@@ -148,17 +147,17 @@ class ModelFolder(Protocol):
     def is_place_of_record(self, path: Path) -> bool: ...
 
     def is_obstructed(self, key: bytes) -> bool:
-        """Whether something that cannot be replaced is in the place of a record."""
+        """Whether something that cannot be replaced has a record's path."""
         ...
 
     # Reading.
 
     def header(self, info: FileInfo) -> RecordHeader:
-        """Raises Unverified and OtherVersion, too."""
+        """The header of a file. Also raises Unverified and OtherVersion."""
         ...
 
     def read(self, key: bytes) -> DiskRecord:
-        """The record, verified. Raises Unverified and OtherVersion, too."""
+        """The record, verified. Also raises Unverified and OtherVersion."""
         ...
 
     def read_note(self, root: bytes) -> str: ...
@@ -166,43 +165,43 @@ class ModelFolder(Protocol):
     # Writing: begin, fill, publish; and abandon in any case.
 
     def temporary_of(self, path: Path) -> Path:
-        """What is called so until it gets its name."""
+        """The path under which `path` is written before it is published."""
         ...
 
     def begin(self, key: bytes, nbytes: int) -> int:
-        """So many bytes count from now on. Gives what `fill` wants."""
+        """Reserve space for a record; returns a handle for `fill`."""
         ...
 
     def fill(self, begun: int, encoded: EncodedFile) -> None:
-        """The content; it has no name yet."""
+        """Write the content, which is not published yet."""
         ...
 
     def publish(self, key: bytes) -> None:
-        """It has its name now."""
+        """Make the record visible under its name."""
         ...
 
     def abandon(self, key: bytes) -> None:
-        """What was begun and has no name is gone."""
+        """Remove what was begun and not published."""
         ...
 
     def write_note(self, path: Path, content: bytes) -> None: ...
 
     def set_time(self, path: Path, at_ns: int) -> None:
-        """Have the file say that it was used at this time, where files can."""
+        """Set the file's time of last use, if the store supports it."""
         ...
 
     # Removing.
 
     def remove(self, path: Path) -> None:
-        """The file is gone afterwards, whether it was there or not."""
+        """Remove the file if it exists."""
         ...
 
     def remove_all(self, paths: Collection[Path]) -> None:
-        """All of these are gone afterwards; `removed_at_once` of them at most."""
+        """Remove these files if they exist; at most `removed_at_once`."""
         ...
 
     def quarantine(self, path: Path) -> None:
-        """Put a file that does not verify out of the way."""
+        """Remove or set aside a file that failed verification."""
         ...
 
     def clear_quarantine(self) -> None: ...

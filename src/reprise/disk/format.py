@@ -1,15 +1,15 @@
-"""The file of one record, as bytes: a safetensors file, which any tool for those can look into.
+"""The file format of one record: a safetensors file, readable by any safetensors tool.
 
     header length (u64, little-endian)
-    header: JSON, with spaces behind it up to a multiple of 64 (from the file's beginning)
-    body: the sections one after the other, named "0", "1", …
+    header: JSON, padded with spaces to a multiple of 64 bytes from the start of the file
+    body: the sections in order, named "0", "1", …
 
 `__metadata__` in the header holds the record's keys (hex), start, tokens (base64 of little-endian int32), `about` (as
-JSON) and two checksums: that of the body, and that of everything else in the header. Nothing follows the body.
+JSON) and two SHA-256 checksums: one of the body, one of the rest of the header. Nothing follows the body.
 
-The format is the library's, the code is ours: its reader maps the file, and a disk that fails under a mapped file ends
-the process; or it takes the file as bytes and copies them again, the header with them. Here a header is read without
-its body, what is read is hashed and used where it lies, and errors of the disk are exceptions.
+The library's own reader is not used: it maps the file, and an I/O error under a mapping kills the process; or it takes
+the file as bytes and copies them again. Here a header is read without its body, the body is hashed and used in the
+buffer it was read into, and I/O errors are exceptions.
 """
 
 import base64
@@ -40,7 +40,7 @@ LENGTH = struct.Struct("<Q")
 FORMAT = "reprise"
 ALIGNMENT = 64
 MAX_HEADER_NBYTES = 64 * 1024 * 1024
-"""A longer header is taken for damage, whatever the file's size."""
+"""A longer header counts as damage, whatever the file's size."""
 
 _MAGIC_OF_VERSION_1 = b"REPRIS\r\n"
 _METADATA = "__metadata__"
@@ -57,16 +57,16 @@ Bytes = bytes | memoryview
 
 
 class Unverified(Exception):
-    """The file is not what its writer wrote; the sentence says where it differs."""
+    """The file is damaged; the message says how."""
 
 
 class OtherVersion(Exception):
-    """The file says that another version of the format wrote it."""
+    """The file has another format version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionPlace:
-    """Where a section's bytes lie in the body: ``[offset, offset + nbytes)``."""
+    """The position of a section's bytes in the body: ``[offset, offset + nbytes)``."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -79,7 +79,7 @@ class SectionPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordHeader:
-    """All of a record but its bytes."""
+    """A record without the bytes of its sections."""
 
     root: bytes
     parent: bytes
@@ -108,14 +108,14 @@ class RecordHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedFile:
-    """A file's content: these runs of bytes, one after the other."""
+    """A file's content as consecutive chunks."""
 
     chunks: tuple[Bytes, ...]
     nbytes: int
 
 
 def encode(record: DiskRecord) -> EncodedFile:
-    """The file of a record. The sections' bytes are not copied. O(bytes): the body is hashed."""
+    """The file of a record. Sections are hashed but not copied. O(bytes)."""
     body_sum = hashlib.sha256()
     for section in record.sections:
         body_sum.update(section.data)
@@ -149,14 +149,14 @@ def encode(record: DiskRecord) -> EncodedFile:
 
 
 def read_header(file: BufferedReader | BytesIO, file_nbytes: int) -> RecordHeader:
-    """The header at the file's beginning; the body is not read. Raises Unverified, OtherVersion and OSError."""
+    """The header of a file; the body is not read. Raises Unverified, OtherVersion and OSError."""
     first = file.read(LENGTH.size)
     if len(first) < LENGTH.size:
         raise Unverified("it ends before its header begins")
     if first == _MAGIC_OF_VERSION_1:
         raise OtherVersion("it is of format version 1")
     (header_nbytes,) = cast("tuple[int]", LENGTH.unpack(first))
-    # Looked at before anything is allocated: a damaged length could be any number.
+    # Checked before allocating: a damaged length could be any number.
     if header_nbytes > MAX_HEADER_NBYTES or LENGTH.size + header_nbytes > file_nbytes:
         raise Unverified(f"its header cannot be {header_nbytes} bytes long")
     text = file.read(header_nbytes)
@@ -172,7 +172,7 @@ def read_header(file: BufferedReader | BytesIO, file_nbytes: int) -> RecordHeade
 
 
 def read_record(file: BufferedReader | BytesIO, file_nbytes: int) -> DiskRecord:
-    """The whole record, verified, each section in a buffer of its own. Raises as `read_header` does."""
+    """The whole record, verified, each section in its own buffer. Raises like `read_header`."""
     header = read_header(file, file_nbytes)
     file.seek(header.body_at)
     body_sum = hashlib.sha256()
@@ -195,9 +195,9 @@ def read_record(file: BufferedReader | BytesIO, file_nbytes: int) -> DiskRecord:
 
 
 def _read_section(file: BufferedReader | BytesIO, place: SectionPlace) -> Section:
-    """The next section of the body, which can be freed before the others."""
-    # No longer than the file, which the header was compared with. Not a bytearray: that is zeroed first, for which the
-    # interpreter's lock is held, and so do the streams wait. Reading and hashing release it.
+    """The next section of the body, in a buffer that can be freed separately."""
+    # The size is bounded by the file's, which the header was compared with. Not a bytearray: zeroing it would hold the
+    # GIL and stall other streams, while reading and hashing release it.
     data = np.empty(place.nbytes, dtype=np.uint8).data
     if file.readinto(data) != place.nbytes:
         raise Unverified("it ends before its body does")
@@ -205,14 +205,14 @@ def _read_section(file: BufferedReader | BytesIO, place: SectionPlace) -> Sectio
 
 
 def _checksum(header: dict[str, Any]) -> str:
-    """Of everything that the header says but this: whatever parses to the same has the same meaning."""
+    """SHA-256 (hex) of the header without this field, in canonical JSON."""
     metadata = {name: text for name, text in header[_METADATA].items() if name != _HEADER_SUM}
-    said = json.dumps({**header, _METADATA: metadata}, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(said.encode()).hexdigest()
+    canonical = json.dumps({**header, _METADATA: metadata}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _parsed(text: bytes, *, body_at: int) -> RecordHeader:
-    """The header of this JSON. Raises an error of the four kinds above where it does not say what a header says."""
+    """The header in this JSON. Raises OtherVersion, or one of the errors that `read_header` catches."""
     fields = cast("dict[str, Any]", json.loads(text))
     metadata = cast("dict[str, str]", fields[_METADATA])
     if metadata["format"] != FORMAT:
@@ -245,7 +245,7 @@ def _parsed(text: bytes, *, body_at: int) -> RecordHeader:
 
 
 def _places(described: Iterable[dict[str, Any]]) -> list[SectionPlace]:
-    """The sections in order, each of which begins where the one before it ends."""
+    """The sections in order; raises ValueError unless each begins where the previous one ends."""
     places: list[SectionPlace] = []
     at = 0
     for each in described:

@@ -1,4 +1,4 @@
-"""What is on disk, in memory: which prompts can be resumed where, who goes next, and bytes. Touches no file."""
+"""The in-memory index of the records on disk: resumable positions, eviction order, bytes. Does no I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTHING: SortedList[tuple[bytes, bytes]] = SortedList()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexEntry:
-    """What the index knows of one record's file."""
+    """One record's file in the index."""
 
     key: bytes
     parent: bytes
@@ -30,14 +30,14 @@ class IndexEntry:
     is_tail: bool
     start: int
     tokens: bytes
-    """Those of the block, or of the tail."""
+    """Of the block or the tail, little-endian int32."""
     nbytes: int
-    """Of the record."""
+    """`DiskRecord.nbytes`."""
     file_nbytes: int
 
 
 def entry_of(record: DiskRecord | RecordHeader, *, file_nbytes: int) -> IndexEntry:
-    """The entry of a record, of which the header says enough."""
+    """The entry of a record, from the record or only its header."""
     return IndexEntry(
         key=record.key,
         parent=record.parent,
@@ -52,26 +52,23 @@ def entry_of(record: DiskRecord | RecordHeader, *, file_nbytes: int) -> IndexEnt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnusableFile:
-    """A file in our folder that cannot be used: of another format version, or of blocks of another size."""
+    """A file in our folder that is no usable record: another format version or block size, or a note."""
 
     info: FileInfo
     root: bytes | None
-    """What it hangs on, if its header could be read."""
+    """The root key of its namespace, if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskCursor:
-    """A position on a path: the last whole block below it (or the root), and the tokens behind that."""
+    """A position on a path: the key of the last whole block before it (or the root), and the tokens since."""
 
     parent: bytes
     tail: bytes = b""
 
 
 class DiskIndex:
-    """The entries by key, by what they stand on, and in the order in which they go; their bytes are counted here alone.
-
-    That order: the least recently used first, and none before what stands on it.
-    """
+    """Entries by key, by parent and in eviction order (LRU, children before parents); counts their bytes."""
 
     def __init__(self, *, block: int, resumes_anywhere: bool) -> None:
         self.block = block
@@ -79,24 +76,24 @@ class DiskIndex:
         self.entries: dict[bytes, IndexEntry] = {}
         self.unusable: dict[Path, UnusableFile] = {}
         self.nbytes = 0
-        """Of all files in the folder."""
+        """Bytes of all files in the folder."""
         self.unwritten_uses: dict[bytes, int] = {}
-        """Times of use (ns) that the files do not show yet, by key."""
+        """Times of last use (ns) not yet written to the files, by key."""
         self.last_use_ns: dict[bytes, int] = {}
         self.verified: set[bytes] = set()
-        """Records whose bodies were read or written since the index was made."""
+        """Records whose bodies were read or written since the index was created."""
         self.num_changes = 0
-        """Whoever keeps an answer about the entries or their uses knows by it whether that still holds."""
+        """Grows with every change of entries or uses; memoized results compare it."""
         self.has_met_damage = False
-        """Whether a record was found to be damaged: others may be, and are suspect until they have been read."""
+        """Whether a damaged record was found: all others are then suspect until they have been read."""
         self._children: dict[bytes, set[bytes]] = defaultdict(set)
-        """Keys of the entries that stand on a key, whether that is there itself or not."""
+        """Parent → keys of its children; the parent itself may be missing."""
         self._tails: dict[bytes, dict[int, dict[bytes, bytes]]] = {}
         """Parent → length of the tail in bytes → tail → key of the tail record."""
         self._rows: dict[bytes, SortedList[tuple[bytes, bytes]]] = {}
-        """Parent → tokens and keys of all that stands on it, sorted: those that agree the furthest are neighbours."""
+        """Parent → (tokens, key) of its children, sorted, so the longest common prefixes are between neighbours."""
         self._leaves: SortedList[tuple[int, bytes]] = SortedList()
-        """Time of the last use and key of the entries on which nothing stands."""
+        """(time of last use, key) of the entries without children."""
         self._leaves_of: dict[bytes, SortedList[tuple[int, bytes]]] = {}
         """The same by root: the paths of one namespace do not hide another's."""
         self._latest_ns = 0
@@ -104,15 +101,12 @@ class DiskIndex:
     # Changes.
 
     def moment(self, now_s: float) -> int:
-        """The time as a number that is larger than all before, in nanoseconds: no two uses are at the same time.
-
-        A clock that was set back does not turn the order around.
-        """
+        """`now_s` in nanoseconds, made larger than all earlier times, even if the clock was set back."""
         self._latest_ns = max(round(now_s * 1e9), self._latest_ns + 1)
         return self._latest_ns
 
     def add(self, entry: IndexEntry, at_ns: int) -> None:
-        """The record is there; its file's time is `at_ns`."""
+        """Add a record whose file was last used at `at_ns`."""
         assert entry.key not in self.entries, entry
         self.entries[entry.key] = entry
         if entry.parent not in self._children and entry.parent in self.last_use_ns:
@@ -126,7 +120,7 @@ class DiskIndex:
         self._latest_ns = max(self._latest_ns, at_ns)
 
     def remove(self, key: bytes) -> IndexEntry:
-        """The record is there no more. Its last use counts for what it stood on."""
+        """Remove a record. Its parent inherits its time of last use."""
         entry = self.entries[key]
         self.num_changes += 1
         if key not in self._children:
@@ -155,13 +149,13 @@ class DiskIndex:
         return entry
 
     def use(self, key: bytes, at_ns: int) -> None:
-        """The record was used; nothing happens if it is not there."""
+        """Mark the record as used; ignored if it is missing."""
         if key in self.entries:
             self._set_use(key, at_ns)
             self.unwritten_uses[key] = at_ns
 
     def note_use(self, key: bytes, at_ns: int) -> None:
-        """Another server has used the record, as its file shows."""
+        """Take over the time of last use that another server gave the file."""
         self._set_use(key, at_ns)
         self._latest_ns = max(self._latest_ns, at_ns)
 
@@ -193,31 +187,30 @@ class DiskIndex:
         self.nbytes -= self.unusable.pop(path).info.nbytes
 
     def remove_all(self) -> None:
-        """Nothing is there any more."""
         for key in self.keys_of(None):
             self.remove(key)
         for path in list(self.unusable):
             self.remove_unusable(path)
 
-    # Who goes next.
+    # Eviction order.
 
     def oldest(self, keep: Set[bytes]) -> tuple[int, bytes] | None:
-        """The record that goes next and its time, those in `keep` left out; None if there is none. O(|keep|)."""
+        """(time of last use, key) of the next record to evict that is not in `keep`, or None. O(|keep|)."""
         return next((leaf for leaf in self._leaves if leaf[1] not in keep), None)
 
     def oldest_unusable(self) -> UnusableFile | None:
         return min(self.unusable.values(), key=lambda file: file.info.mtime_ns, default=None)
 
     def keys_of(self, root: bytes | None) -> list[bytes]:
-        """The keys of the records of a namespace (None: of all), what others stand on first. O(records)."""
+        """The keys of a namespace's records (None: of all), parents first. O(records log records)."""
         entries = [entry for entry in self.entries.values() if root is None or entry.root == root]
         entries.sort(key=lambda entry: (entry.start, entry.is_tail))
         return [entry.key for entry in entries]
 
-    # Questions.
+    # Queries.
 
     def path_nbytes(self, keys: Set[bytes]) -> int:
-        """File bytes of these entries and of all that they stand on, each counted once. O(their number)."""
+        """File bytes of these entries and all their ancestors, each counted once. O(entries visited)."""
         seen: set[bytes] = set()
         nbytes = 0
         for key in keys:
@@ -231,10 +224,10 @@ class DiskIndex:
     def follow(
         self, cursor: DiskCursor, tokens: Tokens, ends: Collection[int]
     ) -> tuple[DiskCursor | None, dict[int, int]]:
-        """Which records end on the next `tokens` of a path: blocks, and tails at `ends` (counted from the cursor).
+        """The records that end within the next `tokens` of a path: blocks, and tails at `ends`.
 
-        Gives the cursor behind them (None: nothing there can be found any more), and file bytes by where they end.
-        O(tokens that are found).
+        Positions count from the cursor. Returns the cursor after `tokens` (None: a block is missing, so nothing further
+        can be found), and file bytes by the position where a record ends. O(tokens found).
         """
         wanted, before = cursor.tail + token_bytes(tokens), len(cursor.tail) // TOKEN_NBYTES
         found: dict[int, int] = defaultdict(int)
@@ -254,20 +247,20 @@ class DiskIndex:
             at = stop
 
     def find(self, tokens: Tokens, *, root: bytes, namespace: str, limit: int) -> DiskMatch | None:
-        """The largest position ≤ `limit` that can be resumed from what is there, or None.
+        """The largest position ≤ `limit` that can be resumed from these records, or None.
 
-        O(tokens that are found), and one look-up for each length of tail at a block where no tail agrees.
+        O(tokens found), plus one look-up per tail length at each block without a matching tail.
         """
         limit = max(0, min(limit, len(tokens)))
         wanted = token_bytes(tokens)
         blocks = self._chain(wanted, root, limit)
-        # A tail above block k ends before block k + 1 does: the first that is found from the end is the furthest.
+        # A tail after block k ends before block k + 1 does: searching from the end, the first hit is the furthest.
         for num_blocks in range(len(blocks), -1, -1):
             start = num_blocks * self.block
             parent = blocks[num_blocks - 1] if num_blocks > 0 else root
             rest = wanted[start * TOKEN_NBYTES : limit * TOKEN_NBYTES]
             if self.resumes_anywhere:
-                key, num = self._most_alike(parent, rest)
+                key, num = self._longest_common(parent, rest)
                 keys = blocks if key is None else (*blocks, key)
                 return self._found(start + num, namespace, keys) if start + num > 0 else None
             tail = self._longest_tail(parent, rest)
@@ -277,7 +270,7 @@ class DiskIndex:
         return None
 
     def runs(self, root: bytes) -> list[IndexEntry]:
-        """All entries that can be reached from `root`, each behind what it stands on. O(their number)."""
+        """All entries reachable from `root`, parents first. O(entries log entries)."""
         found: list[IndexEntry] = []
         left = sorted(self._children.get(root, ()))
         while left:
@@ -288,9 +281,9 @@ class DiskIndex:
         return found
 
     def newest(self, root: bytes, *, most: int) -> tuple[list[tuple[IndexEntry, int]], bool]:
-        """The paths from `root` that were used last, and whether these are all: looks at `most` ends of paths.
+        """The most recently used paths from `root`, and whether they are all; visits the newest `most` leaves.
 
-        Each entry behind what it stands on, with the time of the last use of it or of what stands on it.
+        Each entry with its time of last use (ns), which includes its descendants', parents first.
         """
         seen: set[bytes] = {root}
         found: list[tuple[IndexEntry, int]] = []
@@ -310,9 +303,9 @@ class DiskIndex:
         return found, most >= len(leaves)
 
     def path_tokens(self, key: bytes, span: Span, *, root: bytes) -> bytes | None:
-        """The tokens of a span of the path that ends with a record; None: it is not there, or of another root.
+        """The tokens of a span of the path that ends with a record; None if it is missing or has another root.
 
-        O(blocks of the span, and behind it).
+        O(blocks in and after the span).
         """
         runs: list[bytes] = []
         at = key
@@ -328,15 +321,15 @@ class DiskIndex:
         return None
 
     def has(self, key: bytes) -> bool:
-        """Whether the record is there, and not suspect."""
+        """Whether the record is present and not suspect."""
         return key in self.entries and not self.is_suspect(key)
 
     def is_suspect(self, key: bytes) -> bool:
-        """Whether the record may be damaged, for all that is known."""
+        """Whether the record may be damaged: another one was, and this one has not been read since."""
         return self.has_met_damage and key not in self.verified
 
     def missing(self, tokens: Tokens, *, root: bytes, queued: Set[bytes]) -> MissingRecords:
-        """What a path lacks, or may lack since it is suspect. `queued`: keys that will be there. O(tokens)."""
+        """The records of a path that are missing or suspect and not in `queued`. O(tokens)."""
         wanted = token_bytes(tokens)
         blocks: list[tuple[int, bytes]] = []
         parent = root
@@ -347,8 +340,8 @@ class DiskIndex:
         tail = wanted[len(tokens) // self.block * self.block * TOKEN_NBYTES :]
         is_whole = len(tokens) == 0
         if self.resumes_anywhere:
-            # Every position can be resumed if its entries are there, in whatever record.
-            holder, num = self._most_alike(parent, tail)
+            # Any record that has the entries will do.
+            holder, num = self._longest_common(parent, tail)
             is_whole = num * TOKEN_NBYTES == len(tail) and (holder is None or not self.is_suspect(holder))
         key = tail_key(parent, tail)
         return MissingRecords(
@@ -358,7 +351,7 @@ class DiskIndex:
         )
 
     def check(self) -> None:
-        """AssertionError where the tables, the order or the byte count differ from the entries."""
+        """AssertionError if tables, order or byte count disagree with the entries."""
         children: dict[bytes, set[bytes]] = {}
         tails: dict[bytes, dict[int, dict[bytes, bytes]]] = {}
         rows: dict[bytes, list[tuple[bytes, bytes]]] = {}
@@ -368,13 +361,13 @@ class DiskIndex:
             rows.setdefault(entry.parent, []).append((entry.tokens, key))
             if entry.is_tail:
                 tails.setdefault(entry.parent, {}).setdefault(len(entry.tokens), {})[entry.tokens] = key
-        assert children == self._children, "what stands on what"
-        assert tails == self._tails, "the tails"
+        assert children == self._children, "children by parent"
+        assert tails == self._tails, "tails by parent"
         known = {parent: list(row) for parent, row in self._rows.items()}
-        assert {parent: sorted(row) for parent, row in rows.items()} == known, "the sorted rows"
-        assert self.last_use_ns.keys() == self.entries.keys(), "the order knows what is there"
+        assert {parent: sorted(row) for parent, row in rows.items()} == known, "sorted children by parent"
+        assert self.last_use_ns.keys() == self.entries.keys(), "every entry has a time of last use"
         leaves = sorted((at_ns, key) for key, at_ns in self.last_use_ns.items() if key not in children)
-        assert list(self._leaves) == leaves, "whatever could go stands in the order"
+        assert list(self._leaves) == leaves, "the order holds exactly the entries without children"
         by_root: dict[bytes, list[tuple[int, bytes]]] = {}
         for leaf in leaves:
             by_root.setdefault(self.entries[leaf[1]].root, []).append(leaf)
@@ -386,7 +379,7 @@ class DiskIndex:
         assert self.verified <= self.entries.keys()
 
     def _keys(self, wanted: bytes, root: bytes) -> Iterator[bytes]:
-        """The keys of the whole blocks of these tokens, each computed when it is asked for."""
+        """The keys of the whole blocks of these tokens, computed lazily."""
         step = self.block * TOKEN_NBYTES
         parent = root
         for at in range(0, len(wanted) - step + 1, step):
@@ -394,7 +387,7 @@ class DiskIndex:
             yield parent
 
     def _chain(self, wanted: bytes, root: bytes, limit: int) -> tuple[bytes, ...]:
-        """The keys of the blocks up to `limit` that are there without a gap."""
+        """The keys of the blocks up to `limit` that are present without a gap."""
         chain: list[bytes] = []
         for key in self._keys(wanted, root):
             if (len(chain) + 1) * self.block > limit or key not in self.entries:
@@ -402,10 +395,10 @@ class DiskIndex:
             chain.append(key)
         return tuple(chain)
 
-    def _most_alike(self, parent: bytes, rest: bytes) -> tuple[bytes | None, int]:
-        """What stands on `parent` and agrees with the most tokens of `rest`, and how many these are.
+    def _longest_common(self, parent: bytes, rest: bytes) -> tuple[bytes | None, int]:
+        """The child of `parent` with the longest common prefix with `rest`, and that length in tokens.
 
-        O(log of how many stand there): no other agrees further than the two between which `rest` would stand.
+        O(log children): the longest is one of the two neighbours of `rest` in sorted order.
         """
         best, most = None, 0
         wanted = np.frombuffer(rest, dtype=np.int32)

@@ -1,8 +1,8 @@
-"""Who uses a model's folder: a small file for each server, its lease, which ends whatever the server dies of.
+"""Which servers use a model's folder: each has a small lease file there, which expires however the server dies.
 
-A server of this machine lives while its lease is locked: the kernel unlocks it when the process dies. Locks of another
-machine mean little (over NFS and SMB they may not be seen, or outlive a host that died), so that its server lives while
-its lease is touched, by the file system's own clock.
+A server on this machine is alive while its lease is locked: the kernel releases the lock when the process dies. Locks
+of other machines are unreliable (over NFS and SMB they may be invisible, or outlive a dead host), so a server on
+another machine is alive while its lease is touched regularly, by the file system's clock.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ BEAT_S = 20.0
 """How often a server touches its lease."""
 
 EXPIRED_S = 150.0
-"""A lease of another machine that was not touched for so long has ended: several beats, and as long as a network file
-system may show an old time."""
+"""A lease of another machine expires after this long without a heartbeat: several beats, plus the time for which a
+network file system may show a stale time."""
 
 POLL_S = 0.005
-"""How often a lock that another server holds for a moment is asked for."""
+"""How often a lock that another server holds is retried."""
 
 _MACHINE = hashlib.sha256(f"{platform.node()} {uuid.getnode():x}".encode()).hexdigest()[:8]
 
@@ -44,29 +44,29 @@ class ServerLease:
         self._lock = file_lock(self._path)
 
     def take(self) -> None:
-        """Begin, also where the lease was lost. Raises OSError."""
+        """Take the lease, or take it again after it was lost. Raises OSError."""
         make_private(self._path.parent)
         self._lock.release(force=True)
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
-            pass  # Whoever looks whether it is locked; the file is there.
+            pass  # Another server is testing the lock at this moment; the file exists.
         except OSError:
-            # No locks here: it lives by its beats alone.
+            # No locks on this file system: only the heartbeat counts.
             self._path.touch(mode=PRIVATE_FILE)
         self.renew()
 
     def renew(self) -> None:
-        """Say that this server lives. Raises FileNotFoundError if the lease is lost, and OSError."""
+        """Touch the lease (a heartbeat). Raises FileNotFoundError if it is lost, and OSError."""
         os.utime(self._path)
 
     @property
     def is_lost(self) -> bool:
-        """Whether somebody has removed it: the folder with it, or since this server did not answer for too long."""
+        """Whether its file was removed: with the folder, or because this server missed its heartbeats."""
         return not self._path.exists()
 
     def release(self) -> None:
-        """End. Twice changes nothing."""
+        """Remove the lease. Idempotent."""
         if not self.is_lost:
             with suppress(OSError):
                 self._path.unlink()
@@ -74,7 +74,7 @@ class ServerLease:
 
 
 def living_servers(folder: Path, now_ns: int) -> frozenset[str]:
-    """The servers with a lease in this folder of leases; leases that have ended are removed. Raises OSError.
+    """The servers with a valid lease in this folder; expired leases are removed. Raises OSError.
 
     The caller holds the directory's lock, under which leases are taken.
     """
@@ -110,13 +110,13 @@ def _lives(path: Path, now_ns: int) -> bool:
 
 
 def file_lock(path: Path) -> FileLock:
-    """A lock that ends with the process: without flock it fails, since a file that stands for a lock would not end."""
-    # One for all threads of the process: what one thread locks another unlocks.
+    """A lock that ends with the process. Fails without flock: a lock that is a mere file would outlive the process."""
+    # Shared by the threads of the process: one may release what another acquired.
     return FileLock(path, mode=PRIVATE_FILE, thread_local=False, poll_interval=POLL_S, fallback_to_soft=False)
 
 
 def make_private(folder: Path) -> None:
-    """The folder, open to nobody but its owner. Raises OSError."""
+    """Create the folder if needed, accessible only to its owner. Raises OSError."""
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(PRIVATE_FOLDER)

@@ -1,15 +1,15 @@
-"""How fast records come from where they lie, as measured while they are read."""
+"""Estimates how long reading records takes, from the reads so far."""
 
 from collections.abc import Collection
 
 _KEPT = 0.9
-"""What an earlier read counts for, at each further one."""
+"""Decay of the weight of earlier reads with each further one."""
 
 _LEAST_READS = 3
 
 
 class LinkSpeed:
-    """Seconds per record and per byte, fitted to the reads so far: the latest count most. Guarded by its owner."""
+    """Seconds per record and per byte, fitted to the reads so far, the latest weighing most. Guarded by its owner."""
 
     def __init__(self) -> None:
         self._num = 0
@@ -21,7 +21,7 @@ class LinkSpeed:
         self._bt: float = 0
 
     def note(self, nbytes: int, seconds: float) -> None:
-        """A record of so many bytes was read in this time."""
+        """Record a read of `nbytes` that took `seconds`."""
         self._num += 1
         self._n = self._n * _KEPT + 1
         self._b = self._b * _KEPT + nbytes
@@ -30,7 +30,7 @@ class LinkSpeed:
         self._bt = self._bt * _KEPT + nbytes * seconds
 
     def estimate_s(self, sizes: Collection[int]) -> float | None:
-        """How long records of these sizes will take, one after the other; None before enough was read."""
+        """Seconds to read records of these sizes one after the other; None before enough was measured."""
         if self._num < _LEAST_READS:
             return None
         latency_s, byte_s = self._fitted()
@@ -39,7 +39,7 @@ class LinkSpeed:
     def _fitted(self) -> tuple[float, float]:
         """Seconds per record and per byte, neither below 0."""
         spread = self._n * self._bb - self._b**2
-        # Records of about one size do not tell the one from the other: then all is put down to bytes.
+        # With records of about one size the two cannot be told apart: attribute everything to bytes.
         if spread <= 0.01 * self._b**2:
             return (0.0, self._t / self._b) if self._b > 0 else (self._t / self._n, 0.0)
         byte_s = (self._n * self._bt - self._b * self._t) / spread

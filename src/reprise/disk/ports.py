@@ -1,6 +1,6 @@
-"""What the disk tier needs of those above it: a request, its sequence's buffers, and the bytes of a layer state.
+"""The protocols through which the disk tier uses requests and sequences (of `loop`) and encoders (of `engine`).
 
-The loop's requests and sequences and the engine's encoders have these forms; nothing here imports them.
+They are protocols because `disk` is below both packages and cannot import them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,9 @@ class TierRequest(Protocol):
     not_read_to: int
     """How far it could resume from the disk, where reading takes longer than computing."""
     has_looked: bool
-    """Whether it has waited for what other servers wrote to be taken up."""
+    """Whether it has waited for a scan for other servers' records."""
     loaded: int
-    """How much further it could resume for what was read from the disk while it waited."""
+    """By how many tokens disk reads moved its resume position forward while it waited."""
 
     @property
     def id(self) -> str: ...
@@ -38,7 +38,7 @@ class TierRequest(Protocol):
 
     @property
     def prompt(self) -> Prompt:
-        """What is computed before its next token."""
+        """The tokens to prefill, with their boundaries."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class TierRequest(Protocol):
     def has_ended(self) -> bool: ...
 
     def set_loading(self, *, is_loading: bool) -> None:
-        """Whether it waits for the disk."""
+        """Set whether it waits for the disk."""
         ...
 
     def tokens_to(self, position: int) -> Tokens:
@@ -70,7 +70,7 @@ class StateEncoder(Protocol):
     """Turns layer states into the content of one record."""
 
     def add_entries(self, parts: Sequence[SegmentSlice], layers: KvKind, span: Span) -> None:
-        """Copy the entries of `span`, which lies within what the parts have."""
+        """Copy the entries of `span`, all of which `parts` have."""
         ...
 
     def add_snapshot(self, snapshot: SnapshotPayload) -> None: ...
@@ -83,66 +83,66 @@ class StateEncoder(Protocol):
 
 
 NewEncoder = Callable[[BoundaryKind | None], StateEncoder]
-"""A new encoder; the kind is that of the position where somebody can resume, None where nobody can."""
+"""Makes an encoder for a record; with the kind of boundary at its end, None for a block."""
 
 
 class RestoreTarget(Protocol):
-    """Where the records of a path are decoded to, in the order of their positions."""
+    """Where the records of a path are decoded to, in order of position."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that were read and are in no buffer of a sequence."""
+        """Bytes read that are not in a sequence's buffers."""
         ...
 
     @property
     def buffer_nbytes(self) -> int:
-        """Bytes of the sequence that is being filled."""
+        """Bytes of the buffers of the sequence being filled."""
         ...
 
     @property
     def is_busy(self) -> bool:
-        """Whether `work` has something to copy."""
+        """Whether `work` has anything to copy."""
         ...
 
     @property
     def stop(self) -> int:
-        """Where the last record ends."""
+        """The position where the last added record ends."""
         ...
 
     @property
     def kind(self) -> BoundaryKind | None:
-        """The kind of position that the last record is for; None if it is for none."""
+        """The kind of boundary at the end of the last added record; None for a block."""
         ...
 
     def add(self, record: DiskRecord) -> None:
-        """Take over a record, with the next calls of `work`.
+        """Queue a record for the next calls of `work`.
 
-        Raises ValueError or KeyError, and so does `work`, if it is not what an encoder writes.
+        Both raise ValueError or KeyError if its content is not what an encoder writes.
         """
         ...
 
     def work(self) -> int:
-        """Copy the next part of what was added. Gives the bytes copied and made room for."""
+        """Copy the next part of the added records. Returns the bytes copied and allocated."""
         ...
 
     def finish(self, position: int) -> None:
-        """Nothing more is added: have it stand at `position`, with the next calls of `work`.
+        """After the last record: have the next calls of `work` put the state at `position`.
 
-        Raises LookupError if the records lack something.
+        Raises LookupError if the records are incomplete.
         """
         ...
 
     @property
     def seams(self) -> Mapping[KvKind, Sequence[int]]:
-        """The positions between its parts. What is cut there is given as it is, without a copy."""
+        """The positions between its arrays, per kind: entries sliced there need no copy."""
         ...
 
     def source(self, position: int) -> Source:
-        """All of it, for a commit at `position`. Asking it for what the records lack raises LookupError."""
+        """Its state at `position`, for a commit. Reading entries that the records lack raises LookupError."""
         ...
 
     def give_up(self) -> None:
-        """Nothing of it is needed any more."""
+        """Free everything."""
         ...
 
 
@@ -150,40 +150,40 @@ class TierSequences(Protocol):
     """The loop's sequences as the disk tier sees them."""
 
     def estimate_to_admit(self, num_prompt: int, resume_at: int) -> int:
-        """The most bytes that a request takes until it has decoded a while, beside what it shares with the cache."""
+        """Upper bound of the bytes that a request needs to prefill and decode for a while, without shared buffers."""
         ...
 
     def restore_target(self, position: int, num_prompt: int, *, is_whole: bool) -> RestoreTarget:
-        """What the records of a path up to `position` go into; `is_whole`: all of the path is read."""
+        """A target for the records of a path up to `position`; `is_whole`: the path is read from its beginning."""
         ...
 
     def keep_restored(self, target: RestoreTarget, tokens: Tokens, *, namespace: str) -> None:
-        """What was committed from the target waits for its request like one whose next turn is to come."""
+        """Keep the target's sequence idle, for the request to reopen, after its content was committed."""
         ...
 
     def measure(self) -> None:
-        """Count all buffers anew."""
+        """Recount the bytes of all buffers."""
         ...
 
 
 class StateSizes(Protocol):
-    """The bytes of a model's layer state."""
+    """Bytes of a model's layer state."""
 
     @property
     def by_kind(self) -> Mapping[KvKind, int]:
-        """Of one position, for each kind of layers."""
+        """Bytes per position, by layer kind."""
         ...
 
     @property
     def full(self) -> int:
-        """Of each further position of a long sequence."""
+        """Bytes per further position of a long sequence."""
         ...
 
     @property
     def checkpoint(self) -> int:
-        """Of one more resumable position."""
+        """Bytes per checkpoint."""
         ...
 
     def at(self, position: int) -> int:
-        """Of a sequence that stands at `position`."""
+        """Bytes of a sequence at `position`."""
         ...

@@ -1,12 +1,11 @@
-"""Reading from the disk what the memory has no more, while others go on.
+"""Loads prefixes from disk before their requests are admitted, while other requests run.
 
-A request whose prompt goes further on disk than in memory is not admitted until its records have been read. What was
-read is committed like anything that was computed, under the same budget, and the request resumes from the cache.
+A request whose prompt matches further on disk than in memory is not admitted until its records have been read. They are
+committed to the prefix cache like computed state, within the same budget, and the request resumes from the cache.
 
-A step takes over no more than keeps it within a part of the longest gap that other streams are to have. A large path is
-copied straight into the buffers of a sequence, which the cache then shares and the request goes on in: so it is never
-copied as a whole, neither into the cache nor out of it. What joins a part in memory is committed in the parts in which
-it was read: joining them would be a copy of all of it in one step.
+Each step decodes only as much as the `StepAllowance` permits, so other streams are not stalled. A long path is copied
+straight into the buffers of a sequence, which the cache shares and the request continues in, so it is copied once. What
+extends a path in memory is committed in the parts in which it was read: joining them would copy all of it in one step.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from reprise.memory import Account
 
 log = logging.getLogger(__name__)
 
-WORTH = 64
-"""Tokens. Fewer are computed as soon as they are read."""
+MIN_TOKENS = 64
+"""A gain of fewer tokens is not worth a read: they are computed as fast."""
 
 _MOST_LOADS = 3
-"""How often one request is sent to the disk, should what was read be gone again before it is admitted."""
+"""Reads per request, in case what was read is evicted again before it is admitted."""
 
 COMMITTED_AT_ONCE = 32 << 20
-"""Bytes. Where every position is resumable, what was read is committed whenever it is about so much."""
+"""Where every position is resumable, what was read is committed whenever it reaches this many bytes."""
 
 STALLED_S = 15.0
-"""When no record has come for so long the disk hangs: what was to be read is computed."""
+"""After this long without a record the disk counts as hung: the read is abandoned and the prompt computed."""
 
 _REST_S = 60.0
-"""And nothing is read for so long."""
+"""How long nothing is read after that."""
 
 LEAST_READ_S = 0.25
 """What is read sooner is read, however fast it would be computed: others compute meanwhile."""
@@ -52,12 +51,12 @@ MEASURED_EVERY_S = 30.0
 """While reading is slower than computing, one record is read so often to see whether that is still so. Nobody waits."""
 
 LOOKED_S = 1.0
-"""For so long at most a request waits until what other servers wrote has been taken up."""
+"""A request waits at most this long for a scan for other servers' records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _AwaitedLook:
-    """A request that waits until the look of that number is over."""
+    """A request that waits for scan `number` to end, until `until_s` at the latest."""
 
     request: TierRequest
     number: int
@@ -66,7 +65,7 @@ class _AwaitedLook:
 
 @dataclass(slots=True, eq=False)
 class _PathRead:
-    """The records of a path on their way into the cache, and the requests that wait for them."""
+    """The records of a path being read into the cache, and the requests that wait for them."""
 
     tokens: Tokens
     namespace: str
@@ -74,22 +73,22 @@ class _PathRead:
     fetch: Fetch
     target: RestoreTarget
     needed: int
-    """Bytes with which the first of them can be admitted."""
-    heard_s: float
-    """When something came last."""
+    """Bytes required to admit the first request."""
+    progress_s: float
+    """When it last made progress (monotonic)."""
     requests: list[TierRequest] = field(default_factory=list[TierRequest])
     next: list[TierRequest] = field(default_factory=list[TierRequest])
-    """Those for which there is no room beside it."""
+    """Requests whose own reads do not fit in memory beside this one: they wait until it ends."""
     is_void: bool = False
-    """The cache was cleared meanwhile: what is read is not to come back."""
+    """The cache was cleared since: discard what is read."""
     is_finished: bool = False
-    """The target has all that it gets."""
+    """`finish` was called on the target."""
     is_kept: bool = False
-    """The target's sequence is the loop's now."""
+    """The loop owns the target's sequence now."""
 
 
 class ReadAhead:
-    """What is being read for requests that wait. Used on the engine thread, which never waits for a file."""
+    """The reads for waiting requests. Used on the engine thread; never waits for a file."""
 
     def __init__(
         self,
@@ -117,16 +116,16 @@ class ReadAhead:
         self._reads: list[_PathRead] = []
         self._looks: list[_AwaitedLook] = []
         self._admissible: list[str] = []
-        """Requests whose reading has ended since the loop asked last."""
-        self._rests_until_s = 0.0
+        """Ids of the requests whose reads have ended since the last `advance`."""
+        self._suspended_until_s = 0.0
 
     def reach(self, request: TierRequest) -> int:
-        """How far the request's prompt could be resumed from the disk."""
+        """The position at which the request's prompt could resume from disk; 0 if nothing matches."""
         found = self._disk.find(request.prompt.tokens, namespace=request.namespace, limit=request.end)
         return found.position if found is not None else 0
 
     def begin(self, request: TierRequest) -> bool:
-        """Whether a request that is to be admitted has to wait for what is being read for it."""
+        """Start or join a read for a request about to be admitted. Returns whether it has to wait for it."""
         tokens, namespace = request.prompt.tokens, request.namespace
         match = self._cache.match(tokens, namespace=namespace)
         held = self._cache.resume_at(match, limit=request.end)
@@ -163,7 +162,7 @@ class ReadAhead:
         """The records that memory lacks, where it has this match."""
         known = found.position // self._disk.block
         if any(isinstance(kind, Full) for kind in self._cache.layout.kinds):
-            # Full attention is whole on every path; blocks of models without it say only that the path is there.
+            # With full attention, the blocks below the match are in memory. Without it, blocks hold no entries.
             known = min(known, match.length // self._disk.block)
         return found.keys[known:]
 
@@ -180,13 +179,13 @@ class ReadAhead:
             self._disk.measure(key)
 
     def _waits_for_look(self, request: TierRequest, *, held: int) -> bool:
-        """Whether what other servers wrote is taken up first, since the prompt could be one of their chats."""
+        """Whether to scan for other servers' records first, since the prompt may continue a chat of theirs."""
         if not self._disk.is_shared or request.has_looked:
             return False
         known = max(held, self.reach(request))
         unknown = request.end - known
-        # A server where most of a chat is known had its last turn, too.
-        if unknown < WORTH or unknown < min(known, self._disk.block):
+        # If this server knows most of the chat, it served the last turn too.
+        if unknown < MIN_TOKENS or unknown < min(known, self._disk.block):
             return False
         request.has_looked = True
         until_s = time.monotonic() + LOOKED_S
@@ -195,7 +194,7 @@ class ReadAhead:
         return True
 
     def would_read_to(self, request: TierRequest, *, held: int) -> int:
-        """The position to which `begin` would have the disk read, where memory has ``[0, held)``; 0: not at all."""
+        """The position to which `begin` would read, given ``[0, held)`` in memory; 0: it would not read."""
         found = self._find(request, held=held)
         if found is None:
             return 0
@@ -206,22 +205,22 @@ class ReadAhead:
         return found.position if self._may_fit(found.position, needed) else 0
 
     def _find(self, request: TierRequest, *, held: int) -> DiskMatch | None:
-        """What the disk has of the prompt, if that is worth reading."""
-        is_resting = time.monotonic() < self._rests_until_s
-        if request.num_loads >= _MOST_LOADS or request.end - held < WORTH or is_resting:
+        """The longest match of the prompt on disk, if it is worth reading."""
+        is_suspended = time.monotonic() < self._suspended_until_s
+        if request.num_loads >= _MOST_LOADS or request.end - held < MIN_TOKENS or is_suspended:
             return None
         found = self._disk.find(request.prompt.tokens, namespace=request.namespace, limit=request.end)
-        return found if found is not None and found.position - held >= WORTH else None
+        return found if found is not None and found.position - held >= MIN_TOKENS else None
 
     def _may_fit(self, position: int, needed: int) -> bool:
-        """Whether there is room for a path of that length; beside others, for all to be admitted (`needed` bytes).
+        """Whether memory fits a path of `position` tokens or, beside other reads, all their requests (`needed` bytes).
 
-        Else what was read for one would be evicted for another before it is used.
+        Otherwise what was read for one request would be evicted for another before it is used.
         """
         free = self._cache.memory.available
         if free is None:
             return True
-        # What has come of the others is not free any more, and counted with the rest of them.
+        # The parts of other reads already in memory are not free, but included in their `needed`: add them back.
         room = free + self._cache.memory.nbytes(Account.INCOMING) + self._cache.nbytes - self._cache.protected_nbytes()
         room += sum(read.target.buffer_nbytes for read in self._reads) + self._cache.memory.evictable_from_others
         if not self._reads:
@@ -230,16 +229,16 @@ class ReadAhead:
 
     @property
     def due_in_s(self) -> float | None:
-        """When there is something to decode, or what is being read is given up; None: nothing is being read."""
+        """Seconds until there is something to decode or to time out; None if nothing is being read."""
         if any(read.fetch.has_more or read.target.is_busy for read in self._reads):
             return 0.0
-        dues = [read.heard_s + STALLED_S for read in self._reads] + [look.until_s for look in self._looks]
+        dues = [read.progress_s + STALLED_S for read in self._reads] + [look.until_s for look in self._looks]
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def advance(self) -> list[str]:
-        """Decode what was read, as far as this step may, and commit what is complete.
+        """Decode what was read, within the step's allowance, and commit what is complete.
 
-        Gives the ids of the requests that wait for the disk no more.
+        Returns the ids of the requests that no longer wait for the disk.
         """
         for look in list(self._looks):
             if self._disk.has_looked(look.number) or time.monotonic() >= look.until_s:
@@ -258,7 +257,7 @@ class ReadAhead:
         return admissible
 
     def _take(self, read: _PathRead) -> None:
-        # Asked for before the records are taken: those that come in between are for the next time.
+        # Read before the records are taken: records that arrive in between are left for the next step.
         is_done = read.fetch.is_done
         taken = self._decode(read)
         now_s = time.monotonic()
@@ -272,20 +271,20 @@ class ReadAhead:
             self._commit(read)
             self._end(read)
         elif taken > 0 or has_more or read.target.is_busy:
-            # What others leave no time for in this step is there all the same.
-            read.heard_s = now_s
+            # Records for which this step had no allowance left are progress all the same.
+            read.progress_s = now_s
             is_large = read.target.nbytes >= COMMITTED_AT_ONCE and not read.target.is_busy
             if self._cache.layout.resumes_anywhere and is_large:
                 self._commit_part(read)
-        elif now_s - read.heard_s >= STALLED_S:
+        elif now_s - read.progress_s >= STALLED_S:
             log.warning(
                 "The disk cache does not respond: nothing is read from disk for a while; prefixes are computed."
             )
-            self._rests_until_s = now_s + _REST_S
+            self._suspended_until_s = now_s + _REST_S
             self._end(read)
 
     def _decode(self, read: _PathRead) -> int:
-        """Decode what was read, as far as this step may; gives the bytes."""
+        """Decode what was read, within the step's allowance; returns the bytes."""
         taken = 0
         while self._allowance.has_room:
             if read.target.is_busy:
@@ -300,7 +299,7 @@ class ReadAhead:
         return taken
 
     def reads(self) -> tuple[InspectedRead, ...]:
-        """What is being read, for whoever looks."""
+        """The current reads, for inspection."""
         return tuple(map(self._inspected, self._reads))
 
     def _inspected(self, read: _PathRead) -> InspectedRead:
@@ -314,12 +313,12 @@ class ReadAhead:
         )
 
     def void(self, namespace: str | None) -> None:
-        """Nothing of this namespace (None: of any) that is being read now is to get into the cache."""
+        """Discard the current reads of a namespace (None: of all) instead of committing them."""
         for read in self._reads:
             read.is_void |= namespace in (None, read.namespace)
 
     def _commit_part(self, read: _PathRead) -> None:
-        """Commit what has come so far, so that the end of the read joins no more than one step may."""
+        """Commit what has been read so far, so that the end of the read does not join too much in one step."""
         position = min(read.target.stop, len(read.tokens))
         committed = self._commit_to(read, position, BoundaryKind.INTERVAL)
         self._count()
@@ -327,10 +326,10 @@ class ReadAhead:
             self._end(read)
 
     def _end_of(self, read: _PathRead) -> int:
-        """How far what has come can be resumed."""
+        """The furthest position that can be resumed from what has been read."""
         if not read.fetch.failed:
             return len(read.tokens)
-        # What came before it is as good as ever where every position is resumable.
+        # Records before the failed one are usable if every position is resumable.
         return min(read.target.stop, len(read.tokens)) if self._cache.layout.resumes_anywhere else 0
 
     def _finish(self, read: _PathRead) -> None:
@@ -341,7 +340,7 @@ class ReadAhead:
             read.is_void = True
 
     def _commit(self, read: _PathRead) -> None:
-        """Commit all that has come."""
+        """Commit everything that was read."""
         position, kind = self._end_of(read), BoundaryKind.INTERVAL
         if not read.fetch.failed and read.target.kind is not None:
             kind = read.target.kind
@@ -350,12 +349,12 @@ class ReadAhead:
             self._sequences.keep_restored(read.target, read.tokens[:position], namespace=read.namespace)
 
     def _commit_to(self, read: _PathRead, position: int, kind: BoundaryKind) -> Committed | None:
-        """Commit what was read up to `position`; None if nothing was taken from the target."""
+        """Commit what was read up to `position`; None if nothing was committed."""
         tokens = read.tokens[:position]
         match = self._cache.match(tokens, namespace=read.namespace)
         if self._cache.resume_at(match, limit=position) == position:
             return None
-        self._count(but=read)  # The commit counts what it takes from here.
+        self._count(but=read)  # The commit charges this read's bytes itself.
         waiting = [request for request in (*read.requests, *read.next) if request.is_waiting]
         before = [self._resume_at(request) for request in waiting]
         try:
@@ -374,7 +373,7 @@ class ReadAhead:
         for request, held in zip(waiting, before, strict=True):
             request.loaded += max(0, self._resume_at(request) - held)
         if not committed.is_resumable:
-            # There was no room, whatever could be evicted: there will be none the next time.
+            # No room even after eviction: another read would end the same way.
             for request in read.requests:
                 request.num_loads = _MOST_LOADS
         return committed
@@ -392,14 +391,14 @@ class ReadAhead:
         self._count()
 
     def _admit(self, requests: list[TierRequest]) -> None:
-        """Those that still wait have the disk behind them."""
+        """Let the requests that still wait be admitted without the disk."""
         waiting = [request for request in requests if request.is_waiting]
         for request in waiting:
             request.set_loading(is_loading=False)
         self._admissible += [request.id for request in waiting]
 
     def _count(self, *, but: _PathRead | None = None) -> None:
-        """What was read and is not in the cache yet counts like the buffers of running requests."""
+        """Charge what was read and is not committed, except `but`, to `Account.INCOMING`."""
         nbytes = sum(read.target.nbytes for read in self._reads if read is not but)
         self._cache.memory.measure(Account.INCOMING, nbytes)
         self._sequences.measure()

@@ -1,4 +1,4 @@
-"""The thread that reads and verifies, a bounded number of bytes ahead of who takes what was read."""
+"""The thread that reads and verifies records, a bounded number of bytes ahead of their consumers."""
 
 import logging
 from collections import deque
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Fetch:
-    """Records on their way from disk, in order. `DiskCache.fetch` makes them; any thread may use one."""
+    """A read of some records, in order. Made by `DiskCache.fetch`. Thread-safe."""
 
     def __init__(self, store: RecordStore, keys: Sequence[bytes], wake: Callable[[], None]) -> None:
         self._store = store
@@ -26,7 +26,7 @@ class Fetch:
             store.hold(self._held)
 
     def take(self, max_nbytes: int | None = None) -> list[DiskRecord]:
-        """The records that were read since the last call, in order: of at most so many bytes, but one at least."""
+        """The records read since the last call, in order: at most `max_nbytes` in total, but at least one."""
         taken: list[DiskRecord] = []
         nbytes = 0
         with self._store.changed:
@@ -39,46 +39,46 @@ class Fetch:
 
     @property
     def has_more(self) -> bool:
-        """Whether `take` would give something now."""
+        """Whether `take` would return a record now."""
         with self._store.changed:
             return len(self._read) > 0
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more will be read: what `take` gives after this was asked is the rest."""
+        """Whether nothing more will be read: a later `take` without a limit returns all that is left."""
         with self._store.changed:
             return self._is_done
 
     @property
     def failed(self) -> bool:
-        """Whether a record was missing or did not verify. All before it are given, and none behind it."""
+        """Whether a record was missing or damaged. `take` returns the records before it and none after it."""
         with self._store.changed:
             return self._has_failed
 
     def cancel(self) -> None:
-        """Read no more, and forget what was not taken. Nothing happens if it is over."""
+        """Stop reading and drop what was not taken. Idempotent."""
         with self._store.changed:
             if not self._is_done:
                 self._end()
             self._read.clear()
             self._ahead_nbytes = 0
 
-    # For the reader's thread, which holds `store.changed`.
+    # For the reader's thread, with `store.changed` held.
 
     def next_key(self, read_ahead_bytes: int) -> bytes | None:
-        """The record to be read next, None if enough is read or nothing is left."""
+        """The record to read next; None if the read-ahead is full or nothing is left."""
         if self._is_done:
             return None
         entry = self._store.index.entries.get(self._left[0])
         ahead = self._ahead_nbytes + (entry.nbytes if entry is not None else 0)
-        # One record at least, however large.
+        # At least one record, however large.
         return self._left[0] if ahead <= read_ahead_bytes or not self._read or self._has_failed else None
 
     def deliver(self, record: DiskRecord | None) -> None:
-        """The next record, None if it cannot be had.
+        """Add the next record; None: it is missing or damaged.
 
-        Those behind it are read all the same, and verified: where one file is damaged others often are, and each would
-        be met on another day, when what came before it has been computed again.
+        The records after a damaged one are still read and verified: where one file is damaged others often are, and
+        each would otherwise be found only after everything before it has been recomputed.
         """
         if self._is_done:
             return
@@ -91,7 +91,7 @@ class Fetch:
             self._end()
 
     def give_up(self) -> None:
-        """Nothing is read any more."""
+        """Fail, unless it is done already."""
         if not self._is_done:
             self._has_failed = True
             self._end()
@@ -99,7 +99,7 @@ class Fetch:
     def _end(self) -> None:
         self._is_done = True
         self._left.clear()
-        self._store.let_go(self._held)
+        self._store.unhold(self._held)
         self._store.changed.notify_all()
 
     @property
@@ -107,15 +107,15 @@ class Fetch:
         return self._is_done
 
     def wake(self) -> None:
-        """Tell the taker, without holding anything."""
+        """Notify the consumer; call it without a lock."""
         try:
             self._wake()
         except Exception:
-            log.exception("could not notify who waits for records from disk")
+            log.exception("cannot notify the engine thread of records read from disk")
 
 
 class RecordReader:
-    """Reads for all fetches in turn, a record at a time, until the cache closes."""
+    """Reads for all fetches round-robin, one record at a time, until the cache closes."""
 
     def __init__(self, store: RecordStore, *, read_ahead_bytes: int) -> None:
         self._store = store
@@ -130,7 +130,7 @@ class RecordReader:
             self._store.changed.notify_all()
 
     def begin(self, fetch: Fetch) -> None:
-        """Read for this fetch, too. Once the cache is closed, a fetch fails at once."""
+        """Read for this fetch too. After the cache was closed, it fails at once."""
         with self._store.changed:
             is_closing = self._store.is_closing
             if is_closing:
@@ -169,7 +169,7 @@ class RecordReader:
                 each.wake()
 
     def close(self) -> None:
-        """End what is under way: the thread is gone."""
+        """Fail the remaining fetches, after the thread has ended."""
         with self._store.changed:
             left, self._fetches = self._fetches, []
             for fetch in left:
@@ -178,12 +178,12 @@ class RecordReader:
             fetch.wake()
 
     def _choose(self) -> tuple[Fetch, bytes] | None:
-        """Whose turn it is and what is to be read, None if there is nothing to do."""
+        """The next fetch and the key to read for it, or None if there is nothing to do."""
         self._fetches = [fetch for fetch in self._fetches if not fetch.is_over]
         for fetch in self._fetches:
             key = fetch.next_key(self._read_ahead_bytes)
             if key is not None:
-                # To the end of the row: nobody waits for all of another's records.
+                # Round-robin: no fetch waits for all records of another.
                 self._fetches.remove(fetch)
                 self._fetches.append(fetch)
                 return fetch, key

@@ -1,8 +1,8 @@
-"""Records: what is kept on disk, what they are called, and the answers about them.
+"""Records, the unit of storage on disk, and their keys.
 
-KV is a function of the model (its fingerprint), of the namespace and of the tokens before it. So a block is named by
-the block before it and its own tokens, a tail record by the last whole block below it and the tokens behind that, and
-the first of a chain by a root that stands for model and namespace.
+KV is a function of the model (its fingerprint), the namespace and the tokens before it. A block's key is the hash of
+the previous block's key and its own tokens; a tail record's, of the key of the last whole block before it and the
+tokens since. The first record of a path has a root as parent, the hash of model and namespace.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from reprise.core.tokens import Tokens, own_tokens
 
 KEY_NBYTES = 32
 FORMAT_VERSION = 2
-"""Of the files, and part of every root: what another version wrote is never found."""
+"""Version of the file format. Part of every root key, so records of other versions are never found."""
 
 DTYPE_NBYTES: Mapping[str, int] = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
@@ -25,26 +25,26 @@ DTYPE_NBYTES: Mapping[str, int] = {
     **dict.fromkeys(("uint32", "int32", "float32"), 4),
     **dict.fromkeys(("uint64", "int64", "complex64"), 8),
 }
-"""The types that a section's numbers can have, and their sizes."""
+"""Bytes per element of the dtypes a section can have."""
 
 
 def token_bytes(tokens: Tokens) -> bytes:
-    """The ids as little-endian int32, four bytes each: the form in which they are hashed, compared and stored."""
+    """The token ids as little-endian int32, as they are hashed, compared and stored."""
     return np.ascontiguousarray(tokens, dtype="<i4").tobytes()
 
 
 def root_key(*, fingerprint: str, namespace: str) -> bytes:
-    """The key that all records of a model and namespace hang on."""
+    """The root key of all records of a model and namespace."""
     return _hash(b"root", FORMAT_VERSION.to_bytes(4, "little"), fingerprint.encode(), namespace.encode())
 
 
 def block_key(parent: bytes, tokens: bytes) -> bytes:
-    """The key of a block: its parent is the block before it, or the root."""
+    """The key of a block; its parent is the previous block or the root."""
     return _hash(b"block", parent, tokens)
 
 
 def tail_key(parent: bytes, tail: bytes) -> bytes:
-    """The key of a tail record: its parent is the last whole block below it, or the root; `tail` may be empty."""
+    """The key of a tail record; its parent is the last whole block before it or the root. `tail` may be empty."""
     return _hash(b"tail", parent, tail)
 
 
@@ -59,13 +59,13 @@ def folder_name(fingerprint: str) -> str:
 
 
 def _hash(*parts: bytes) -> bytes:
-    # Each part with its length, so that no two lists of parts read the same.
+    # Length-prefixed, so that different parts never concatenate to the same bytes.
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """An array as bytes. `dtype` is a key of `DTYPE_NBYTES`; a view in `data` is contiguous."""
+    """An array as bytes. `dtype` is a key of `DTYPE_NBYTES`; a memoryview in `data` must be contiguous."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -79,12 +79,12 @@ class Section:
         return self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
 
 
-# Compared by identity: two records of one key are two writes.
+# Compared by identity: two records with one key are two writes.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DiskRecord:
     """A block (the entries of ``[start, start + len(tokens))``) or a tail record (what else position p needs).
 
-    `tokens` are those of the block, or of the tail ``[start, p)``. `about` is anything that JSON can hold.
+    `tokens` are the block's, or those of the tail ``[start, p)``. `about` is any JSON object.
     """
 
     root: bytes
@@ -114,7 +114,7 @@ class DiskRecord:
         about: Mapping[str, Any],
         sections: tuple[Section, ...],
     ) -> Self:
-        """The record of these tokens, with their key: a block begins at `start`, and so does a tail."""
+        """A record of these tokens (copied), with its key computed."""
         return cls(
             root=root,
             parent=parent,
@@ -128,27 +128,27 @@ class DiskRecord:
 
     @property
     def position(self) -> int:
-        """Where the record ends."""
+        """The position at which the record ends."""
         return self.start + len(self.tokens)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its sections and tokens, which is what it holds in memory."""
+        """Bytes of its sections and tokens, in memory."""
         return sum(section.nbytes for section in self.sections) + int(self.tokens.nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskMatch:
-    """`position` can be resumed from these records: the blocks in order, then the tail record if there is one.
+    """The records from which `position` can be resumed: blocks in order, then a tail record if there is one.
 
-    `position` is where the last record ends, or inside the last block where every position can be resumed.
+    `position` is the end of the last record, or lies inside it if every position is resumable.
     """
 
     position: int
     namespace: str
     keys: tuple[bytes, ...]
     nbytes: int
-    """What `DiskRecord.nbytes` of them adds up to."""
+    """Sum of their `DiskRecord.nbytes`."""
 
     def __post_init__(self) -> None:
         assert self.position > 0 and len(self.keys) > 0, self
@@ -156,9 +156,9 @@ class DiskMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingRecords:
-    """What has to be put, in this order, so that a position can be resumed."""
+    """What must be `put`, in this order, so that a position can be resumed."""
 
     blocks: tuple[tuple[int, bytes], ...]
-    """The blocks that are not there: index (block k is ``[k * block, (k + 1) * block)``) and parent key."""
+    """The missing blocks as (k, parent key); block k is ``[k * block, (k + 1) * block)``."""
     needs_tail: bool
     tail_parent: bytes

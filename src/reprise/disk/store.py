@@ -1,4 +1,4 @@
-"""A model's records: its files and the index of them, kept in step."""
+"""A model's records: keeps its files and their index consistent."""
 
 import errno
 import logging
@@ -21,15 +21,15 @@ from reprise.disk.record import DiskRecord
 log = logging.getLogger(__name__)
 
 GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE})
-"""What opening or reading a file says that somebody has removed, over a network, too."""
+"""Errors of opening or reading a file that was removed, including over a network."""
 
-_NEVER_NS = 1 << 62
-"""A time of use behind all others."""
+_LAST_NS = 1 << 62
+"""A time of last use after all others."""
 
 
 @dataclass(slots=True)
 class DiskCounters:
-    """What was done since the cache was opened."""
+    """Counters since the cache was opened."""
 
     written_nbytes: int = 0
     read_nbytes: int = 0
@@ -39,10 +39,10 @@ class DiskCounters:
 
 
 class RecordStore:
-    """The records of one model, within `max_bytes` for all files below the directory. For any thread.
+    """The records of one model, with all files below the directory within `max_bytes`. Thread-safe.
 
-    Whoever looks at `index`, `counters` or `held` holds `changed`, and does no I/O meanwhile. A file gets or loses its
-    name under `directory.names`, which is taken first.
+    `changed` guards `index`, `counters` and `held`, and is never held during I/O. `directory.names` is held while files
+    are renamed or removed, and is acquired before `changed`.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class RecordStore:
         self.index = DiskIndex(block=block, resumes_anywhere=resumes_anywhere)
         self.counters = DiskCounters()
         self.held: Counter[bytes] = Counter()
-        """Records that are being fetched, which stay."""
+        """Records being fetched, by number of fetches: they are not evicted."""
         self.is_closing = False
         self.clock = clock
         self.is_shared = False
-        """Whether other servers used the folder when last looked at."""
+        """Whether another server used the folder at the last scan."""
         self.link = LinkSpeed()
         self.trouble: str | None = None
         """Why nothing is read for now, in a sentence; None: it is."""
@@ -89,21 +89,21 @@ class RecordStore:
                 f"Cannot use the cache directory {directory.place} ({error.strerror}). Choose one that belongs to you."
             ) from error
 
-    # For those who hold `changed`.
+    # These need `changed` held.
 
     @property
     def others_nbytes(self) -> int:
         return self._others.nbytes + self._unfinished_nbytes
 
     def moment(self) -> int:
-        """The time of a use: larger than all before."""
+        """The time for a use, later than all before, in ns."""
         return self.index.moment(self.clock())
 
     def hold(self, keys: Iterable[bytes]) -> None:
-        """These records are not to be evicted, until they are let go as often."""
+        """Protect these records from eviction until an equal number of `unhold` calls."""
         self.held.update(keys)
 
-    def let_go(self, keys: Iterable[bytes]) -> None:
+    def unhold(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             self.held[key] -= 1
             if self.held[key] == 0:
@@ -123,7 +123,7 @@ class RecordStore:
             log.warning("%s", self.trouble)
         self.counters.num_errors += 1
 
-    # What lies in the folder.
+    # Files in the folder.
 
     def meet(self) -> None:
         """Ask a store far away whether it does what it should, and take up what is there. Raises OSError."""
@@ -145,15 +145,15 @@ class RecordStore:
             self.trouble = self._unread = None
 
     def look(self, *, is_first: bool = False) -> None:
-        """Take up what other servers have written and removed since the last time. Bodies are not read. Raises OSError.
+        """Update the index with what other servers wrote and removed; reads headers only. Raises OSError.
 
-        The first time that is whatever lies there.
+        `is_first`: read the folder even if no other server has used it.
         """
         with self.directory.names, self.directory.locked() as now_ns:
             is_used = self._note_servers(now_ns)
-        # Without the lock: nobody waits for a listing or for headers to be read.
+        # Outside the lock: listing and reading headers may take long.
         if is_first or is_used:
-            self._take_stock(now_ns)
+            self._rescan(now_ns)
         if self.directory.is_remote:
             # What others wrote since the last time was not counted.
             with self.directory.names:
@@ -166,7 +166,7 @@ class RecordStore:
         """Say that this server lives. Raises OSError."""
         with self.directory.names:
             if self.directory.has_vanished:
-                self._start_anew()
+                self._recreate()
             self.directory.renew_lease()
 
     def _note_servers(self, now_ns: int) -> bool:
@@ -175,10 +175,10 @@ class RecordStore:
             self.is_shared = bool(self.directory.servers)
         return is_used
 
-    def _take_stock(self, now_ns: int) -> None:
-        """Compare the index with the folder, where that has changed. Raises OSError.
+    def _rescan(self, now_ns: int) -> None:
+        """Bring the index up to date with the folders that changed. Raises OSError.
 
-        What a process that died had not finished is removed, and what does not verify goes into quarantine.
+        Removes temporary files of dead servers, and quarantines files whose headers do not verify.
         """
         self.directory.prepare(self._is_known_file, lambda: self.is_closing)
         with self.directory.names:
@@ -196,7 +196,7 @@ class RecordStore:
             self._unfinished_nbytes = unfinished_nbytes
 
     def _gone(self, listed: Mapping[Path, Collection[FileInfo]]) -> list[Path]:
-        """The files in these folders that are known and not there. O(records), most of them looked at by name alone."""
+        """The known files that these folders no longer have. O(records), without I/O for most of them."""
         names = {folder.name for folder in listed}
         with self.changed:
             keys, unusable = list(self.index.entries), list(self.index.unusable)
@@ -206,7 +206,7 @@ class RecordStore:
         return [path for path in gone if not self.directory.is_there(path)]
 
     def _forget(self, path: Path) -> None:
-        """What lay there has gone."""
+        """Remove the file at `path` from the index."""
         key = self.directory.key_of(path)
         with self.changed:
             if key in self.index.entries:
@@ -215,16 +215,16 @@ class RecordStore:
                 self.index.remove_unusable(path)
 
     def _enter(self, info: FileInfo) -> None:
-        """Take up a finished file, unless it is known. Raises OSError."""
+        """Add a complete file to the index, unless it is known. Raises OSError."""
         if self._is_known_file(info.path, info.nbytes):
             return
-        # Written again since, by a server that found it damaged or had more to say.
+        # It may have been rewritten, by a server that found it damaged or has a newer note.
         self._forget(info.path)
         if (root := self.directory.root_of_note(info.path)) is not None:
             self._add_note(info, root)
             return
         if not self.directory.is_place_of_record(info.path):
-            # Below a folder that somebody has made here: it counts, and nobody looks into it.
+            # In a foreign folder: it counts towards the limit and is not opened.
             self._add_unusable(info, root=None)
             return
         try:
@@ -257,14 +257,14 @@ class RecordStore:
             self.index.add_unusable(UnusableFile(info=info, root=root))
 
     def _fits(self, header: RecordHeader) -> bool:
-        """Whether the record was cut for blocks of our size."""
+        """Whether the record was written with our block size."""
         length, block = len(header.tokens), self.index.block
         return header.start % block == 0 and (length < block if header.is_tail else length == block)
 
     # Reading.
 
     def read(self, key: bytes) -> DiskRecord | None:
-        """The record, verified; None if it cannot be had. What is damaged goes into quarantine."""
+        """The record, verified, or None if it is missing or damaged; a damaged file is quarantined."""
         with self.changed:
             if key not in self.index.entries:
                 return None
@@ -281,37 +281,37 @@ class RecordStore:
                 self.forget_missing(key)
                 return None
             if error.errno == errno.EIO:
-                self._put_away(key, "it cannot be read")
+                self._drop_damaged(key, "it cannot be read")
                 return None
             log.warning("Cannot read a file of the disk cache (%s); its content will be computed.", error.strerror)
             with self.changed:
                 self.counters.num_errors += 1
             return None
         except (Unverified, OtherVersion) as error:
-            self._put_away(key, str(error))
+            self._drop_damaged(key, str(error))
             return None
         except Exception as error:
-            log.exception("a file of the disk cache cannot be understood")
-            self._put_away(key, f"it cannot be understood ({error})")
+            log.exception("cannot decode a file of the disk cache")
+            self._drop_damaged(key, f"it cannot be decoded ({error})")
             return None
         with self.changed:
             self.counters.read_nbytes += record.nbytes
             self.link.note(record.nbytes, time.monotonic() - began_s)
-            # Not if it was evicted meanwhile.
+            # Unless it was evicted meanwhile.
             self.index.verified.update({key} & self.index.entries.keys())
         return record
 
     def forget_missing(self, key: bytes) -> None:
-        """Forget a record whose file somebody has removed, and all of them if the whole folder has gone."""
+        """Forget a record whose file was removed, or all records if the folder was."""
         with self.directory.names, self.changed:
             if not self.directory.has_folder():
                 self.index.remove_all()
-            # Not if it was evicted and written again since.
+            # Unless it was evicted and rewritten since.
             elif key in self.index.entries and not self.directory.is_there(self.directory.path_of(key)):
                 self.index.remove(key)
 
-    def _put_away(self, key: bytes, reason: str) -> None:
-        """Forget the record and move its file into quarantine."""
+    def _drop_damaged(self, key: bytes, reason: str) -> None:
+        """Remove the record from the index and quarantine its file."""
         with self.directory.names:
             with self.changed:
                 if key not in self.index.entries:
@@ -321,7 +321,7 @@ class RecordStore:
             self._quarantine(FileInfo(path=path, nbytes=entry.file_nbytes, mtime_ns=0), reason)
 
     def _quarantine(self, info: FileInfo, reason: str) -> None:
-        """Move a file of which nothing is known into quarantine."""
+        """Move a file that is not in the index into quarantine."""
         log.warning("A file of the disk cache is damaged (%s) and was quarantined: %s", reason, info.path.name)
         try:
             self.directory.quarantine(info.path)
@@ -334,7 +334,7 @@ class RecordStore:
             self.counters.num_quarantined += 1
             self.index.has_met_damage = True
 
-    # Notes: a small file for each namespace, which counts and goes with its records.
+    # Notes: one small file per namespace, counted and cleared with its records.
 
     def read_note(self, root: bytes) -> str | None:
         try:
@@ -346,7 +346,7 @@ class RecordStore:
             return None
 
     def write_note(self, root: bytes, content: bytes) -> None:
-        """Keep it, if there is room for it and the old one together. Raises OSError."""
+        """Replace the note, if there is room for the old and the new one together. Raises OSError."""
         path = self.directory.note_path(root)
         with self.directory.names:
             with self.changed:
@@ -355,7 +355,7 @@ class RecordStore:
             with self.directory.locked() as now_ns:
                 has_room = self._make_room(len(content), beside=b"", now_ns=now_ns)
                 with self.changed:
-                    # What went for it has changed times of use, which the writer writes.
+                    # Evictions changed times of last use, which the writer thread writes.
                     self.changed.notify_all()
                 if not has_room:
                     return
@@ -366,15 +366,15 @@ class RecordStore:
                 self._add_note(FileInfo(path=path, nbytes=len(content), mtime_ns=0), root)
 
     def _add_note(self, info: FileInfo, root: bytes) -> None:
-        # It is no record. Whatever the bound takes, it takes last.
-        self._add_unusable(replace(info, mtime_ns=_NEVER_NS), root=root)
+        # Not a record: counted as unusable, and evicted last.
+        self._add_unusable(replace(info, mtime_ns=_LAST_NS), root=root)
 
     # Writing.
 
     def write(self, record: DiskRecord, *, is_wanted: Callable[[], bool]) -> bool:
-        """Write the record, with room made for it. Whether it was: nothing happens where there is none. Raises OSError.
+        """Write a record, evicting for it; returns whether it was written. Raises OSError.
 
-        `is_wanted` is asked with `changed` held, before anything is done and again before the file gets its name.
+        `is_wanted` is called with `changed` held, first and again before the file is published.
         """
         directory, path = self.directory, self.directory.path_of(record.key)
         if not self._is_due(record, is_wanted) or self._is_there(record.key):
@@ -385,7 +385,7 @@ class RecordStore:
         encoded = encode(record)
         with directory.names:
             if directory.has_vanished:
-                self._start_anew()
+                self._recreate()
                 if not self._is_due(record, is_wanted):
                     return False
             with directory.locked() as now_ns:
@@ -393,8 +393,8 @@ class RecordStore:
                     log.debug("no room on disk for a record of %d bytes", encoded.nbytes)
                     return False
                 if self._is_known(record.key):
-                    return False  # Another server has written it since.
-                # It has its size from the start, so that other servers count it.
+                    return False  # Another server has written it meanwhile.
+                # Created at its full size, so that other servers count it.
                 begun = directory.begin(record.key, encoded.nbytes)
         try:
             directory.fill(begun, encoded)
@@ -402,12 +402,12 @@ class RecordStore:
                 at_ns = self.moment()
             directory.set_time(directory.temporary_of(path), at_ns)
             with directory.names:
-                # Cleared meanwhile, or what it stands on has gone: it must not appear.
+                # Not if it was cleared meanwhile or its parent has gone.
                 if not self._is_due(record, is_wanted) or self._is_known(record.key):
                     return False
                 directory.publish(record.key)
                 with self.changed:
-                    # A damaged file of that name that could not be moved has gone with it.
+                    # It replaced a damaged file that could not be quarantined.
                     if path in self.index.unusable:
                         self.index.remove_unusable(path)
                     self.index.add(entry_of(record, file_nbytes=encoded.nbytes), at_ns)
@@ -415,19 +415,19 @@ class RecordStore:
                     self.counters.written_nbytes += encoded.nbytes
             return True
         except FileNotFoundError as error:
-            log.debug("other servers took this one for dead and removed its unfinished files: %s", error)
+            log.debug("another server considered this one dead and removed its temporary file: %s", error)
             return False
         finally:
             directory.abandon(record.key)
 
     def _is_due(self, record: DiskRecord, is_wanted: Callable[[], bool]) -> bool:
-        """Whether it is still to be written, and would be found."""
+        """Whether the record is still wanted and its parent is present."""
         with self.changed:
             has_parent = record.parent == record.root or record.parent in self.index.entries
             return has_parent and not self.is_closing and is_wanted()
 
     def _is_there(self, key: bytes) -> bool:
-        """Whether the record needs no writing. One that is suspect is read now, and put away if it is damaged."""
+        """Whether the record is on disk. A suspect one is verified first."""
         with self.changed:
             is_suspect = self.index.is_suspect(key)
         if is_suspect:
@@ -438,9 +438,9 @@ class RecordStore:
         with self.changed:
             return key in self.index.entries
 
-    def _start_anew(self) -> None:
-        """The folder has vanished, or our part in it has: take our part again. Raises OSError."""
-        log.warning("The disk cache's folder has vanished and is created again: %s", self.directory.place)
+    def _recreate(self) -> None:
+        """Recreate the folder and the lease after either was removed. Raises OSError."""
+        log.warning("The disk cache's folder was removed; creating it again: %s", self.directory.place)
         with self.changed:
             self.index.remove_all()
         self.directory.forget_listed()
@@ -448,26 +448,26 @@ class RecordStore:
         self.look(is_first=True)
 
     def show_uses(self, uses: Mapping[bytes, int]) -> None:
-        """Let the files' times tell when they were used: what is known after a restart."""
+        """Write times of last use (ns) to the files, where a restart and other servers find them."""
         for key, at_ns in uses.items():
             try:
                 self.directory.set_time(self.directory.path_of(key), at_ns)
             except OSError as error:
-                # It went meanwhile, or is a little older after a restart.
+                # The file has gone, or will seem a little older after a restart.
                 log.debug("cannot set the time of a cache file: %s", error)
 
     # Eviction.
 
     def _make_room(self, nbytes: int, *, beside: bytes, now_ns: int) -> bool:
-        """Whether so many bytes may be written now; what had to go for it has gone. Raises OSError.
+        """Evict until `nbytes` fit; returns whether they do. Raises OSError.
 
-        The least recently used goes first: ours leaf first, other models' by age alone, since their headers are not
-        read. Nothing goes if that would not be enough. `beside`, and all that it stands on, stays. The caller holds the
-        names and the directory's lock.
+        Least recently used first: our own children before parents, other models' files by age alone, since their
+        headers are not read. Evicts nothing if that would not suffice. Spares the record `beside` and its ancestors.
+        The caller holds `directory.names` and the directory's lock.
         """
         self._others.look(now_ns)
         if not self.directory.is_remote and self._note_servers(now_ns):
-            self._take_stock(now_ns)
+            self._rescan(now_ns)
         with self.changed:
             over = self.index.nbytes + self.others_nbytes + nbytes - self.max_bytes
             staying = self.index.path_nbytes(self.held.keys() | {beside})
@@ -488,11 +488,11 @@ class RecordStore:
         return over <= 0
 
     def _remove_oldest(self, others: deque[FileInfo], beside: bytes) -> int | None:
-        """Remove one file; gives its bytes, or None if nothing may go."""
+        """Evict one file; returns its bytes, or None if nothing can be evicted."""
         while True:
             with self.changed:
                 own = self.index.oldest(self.held.keys() | {beside})
-            if own is None or not self.is_shared or not self._is_younger(*own):
+            if own is None or not self.is_shared or not self._was_used_since(*own):
                 break
         with self.changed:
             unusable = self.index.oldest_unusable()
@@ -511,8 +511,8 @@ class RecordStore:
             self.counters.num_evicted += 1
         return nbytes
 
-    def _is_younger(self, at_ns: int, key: bytes) -> bool:
-        """Whether another server has used the record since: then it is noted."""
+    def _was_used_since(self, at_ns: int, key: bytes) -> bool:
+        """Whether another server has used the record since; if so, the index is updated."""
         used_ns = self.directory.used_ns(self.directory.path_of(key))
         if used_ns is None or used_ns <= at_ns:
             return False
@@ -520,7 +520,7 @@ class RecordStore:
             self.index.note_use(key, used_ns)
         return True
 
-    # The file goes first: if it cannot, it stays known.
+    # The file is removed first: if that fails, it stays in the index.
 
     def _remove_own(self, key: bytes) -> int:
         self.directory.remove(self.directory.path_of(key))
@@ -541,11 +541,11 @@ class RecordStore:
     # Clearing.
 
     def clear(self, root: bytes | None) -> None:
-        """Remove all that hangs on `root` (None: all of this model), in memory first and then on disk.
+        """Remove all records of `root` (None: of this model), from the index first and then from disk.
 
-        Quarantined files of this model go too, and files of other versions: nobody can tell what they hang on. The
-        caller has seen to it that what is being written right now is not wanted any more. A store far away that fails
-        raises OSError: the rest is found no more, and cleared when it answers again.
+        Also removes this model's quarantined files and those of other versions, whose root is unknown. The caller has
+        made sure that a record being written is no longer wanted. Raises OSError if a remote store fails: the rest is
+        no longer in the index, and is removed when the store answers again.
         """
         with self.directory.names:
             self._clear(root)
@@ -559,7 +559,7 @@ class RecordStore:
                 raise
         with self.changed:
             self._uncleared.discard(root)
-            # What others stand on first: after a crash halfway nothing above it can be found.
+            # Parents first: after a crash halfway their descendants are unreachable.
             entries = [self.index.remove(key) for key in self.index.keys_of(root)]
             gone = [file for file in self.index.unusable.values() if root is None or file.root in (None, root)]
             for file in gone:
@@ -598,10 +598,10 @@ class RecordStore:
         with self.changed:
             self.counters.num_errors += 1
 
-    # The books.
+    # Self-check.
 
     def check(self) -> None:
-        """AssertionError where the index differs from the folder, with nothing under way. Reads all headers."""
+        """AssertionError if the index differs from the folder while no I/O is running. Reads all headers."""
         with self.directory.names, self.changed:
             self.index.check()
             files = {info.path: info for info in self.directory.all_files()}
@@ -613,8 +613,8 @@ class RecordStore:
                 header = self.directory.header(info)
                 assert self._fits(header), path
                 entries[header.key] = entry_of(header, file_nbytes=header.file_nbytes)
-            assert entries == self.index.entries, "the index knows what is there"
-            assert self.index.unusable.keys() <= files.keys(), "files that cannot be used are there"
+            assert entries == self.index.entries, "the index has exactly the records in the folder"
+            assert self.index.unusable.keys() <= files.keys(), "indexed unusable files exist"
             nbytes = sum(info.nbytes for info in files.values())
             assert nbytes == self.index.nbytes, (nbytes, self.index.nbytes)
             assert all(num > 0 for num in self.held.values())

@@ -1,4 +1,4 @@
-"""The disk behind the prefix cache, as the loop sees it: with one or without."""
+"""The disk tier behind the prefix cache, as the loop sees it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from reprise.disk.read_ahead import ReadAhead
 from reprise.disk.write_behind import WriteBehind
 
 LAST_WRITES_S = 10.0
-"""What is stored and not written yet is handed over when the server stops, for so long at most."""
+"""At shutdown, time limit for copying what is stored and not yet written to the writer's queue."""
 
 _LAST_FLUSH_S = 20.0
-"""And so long it may take until it stands in files."""
+"""At shutdown, time limit for writing that queue to files."""
 
 
 class DiskTier:
-    """Reads ahead of admissions and writes behind commits. Without a disk nothing here does anything.
+    """Reads ahead of admissions and writes behind commits. With `disk` None every method is a no-op.
 
-    Used on the engine thread, which never waits for a file, but for `clear` and `close`; some may be asked on any.
+    Used on the engine thread, which waits for files only in `clear` and `close`; methods marked thread-safe may be
+    called on any thread.
     """
 
     def __init__(
@@ -58,47 +59,47 @@ class DiskTier:
     # Reading.
 
     def begin(self, request: TierRequest) -> bool:
-        """Whether a request that is to be admitted has to wait for what is being read for it."""
+        """Start or join a read for a request about to be admitted. Returns whether it has to wait for it."""
         return self._read_ahead is not None and self._read_ahead.begin(request)
 
     def reach(self, request: TierRequest) -> int:
-        """How far the request's prompt could be resumed from the disk."""
+        """The position at which the request's prompt could resume from disk; 0 if nothing matches."""
         return self._read_ahead.reach(request) if self._read_ahead is not None else 0
 
     def would_read_to(self, request: TierRequest, *, held: int) -> int:
-        """How far the disk would be read for the request, where memory has ``[0, held)``; 0: it would not be."""
+        """The position to which `begin` would read, given ``[0, held)`` in memory; 0: it would not read."""
         return self._read_ahead.would_read_to(request, held=held) if self._read_ahead is not None else 0
 
     def advance(self) -> list[str]:
-        """Take what was read. Gives the ids of the requests that wait for the disk no more."""
+        """Decode and commit what was read. Returns the ids of the requests that no longer wait for the disk."""
         return self._read_ahead.advance() if self._read_ahead is not None else []
 
     # Writing.
 
     def note(self, request: TierRequest, position: int, kind: BoundaryKind) -> None:
-        """The path of a request has been stored up to `position`."""
+        """Schedule a request's path, which was committed up to `position`, for writing."""
         if self._write_behind is not None:
             self._write_behind.note(request, position, kind)
 
     def write(self, *, is_closing: bool = False) -> bool:
-        """Go on with writing, if something is due; `is_closing`: whatever waits is. Whether there was something."""
+        """Copy the next part of what is due (`is_closing`: everything is). Returns whether there was anything."""
         return self._write_behind is not None and self._write_behind.write(is_closing=is_closing)
 
     def hurry(self) -> None:
-        """From now on, wait with nothing that is to be written."""
+        """From now on, write without delay."""
         if self._write_behind is not None:
             self._write_behind.is_hurried = True
 
     @property
     def due_in_s(self) -> float | None:
-        """When there will be something to write or to give up, unless something comes; None: never."""
+        """Seconds until there is something to write or to time out, if nothing arrives before; None: never."""
         dues = [each.due_in_s for each in (self._read_ahead, self._write_behind) if each is not None]
         return min((due_s for due_s in dues if due_s is not None), default=None)
 
-    # All of it.
+    # Inspection, notes and shutdown.
 
     def runs(self, namespace: str) -> list[StoredRun]:
-        """See `Backend.stored_runs`. May be asked on any thread."""
+        """See `Backend.stored_runs`. Thread-safe."""
         if self._disk is None:
             return []
         root = self._disk.root(namespace)
@@ -108,14 +109,14 @@ class DiskTier:
         ]
 
     def tree(self, namespace: str) -> DiskTree | None:
-        """See `Backend.disk_tree`. May be asked on any thread, like `path_tokens`."""
+        """See `Backend.disk_tree`. Thread-safe, like `path_tokens`."""
         return None if self._disk is None else self._disk.tree(namespace)
 
     def path_tokens(self, namespace: str, key: bytes, span: Span) -> Tokens | None:
         return None if self._disk is None else self._disk.path_tokens(namespace, key, span)
 
     def read_note(self, namespace: str) -> str | None:
-        """See `Backend.read_note`. On any thread but the loop's, like `keep_note`."""
+        """See `Backend.read_note`. Waits for a file, like `keep_note`: call it on any thread but the engine's."""
         return None if self._disk is None else self._disk.read_note(namespace)
 
     def keep_note(self, namespace: str, text: str) -> None:
@@ -124,20 +125,20 @@ class DiskTier:
 
     @property
     def cache(self) -> DiskCache | None:
-        """The records themselves; None: nothing is kept on disk."""
+        """The disk cache, or None."""
         return self._disk
 
     def reads(self) -> tuple[InspectedRead, ...]:
-        """What is being read, for whoever looks."""
+        """The current reads, for inspection."""
         return self._read_ahead.reads() if self._read_ahead is not None else ()
 
     @property
     def num_unwritten(self) -> int:
-        """How many stored paths wait to be written."""
+        """Stored paths that wait to be written."""
         return self._write_behind.num_due if self._write_behind is not None else 0
 
     def clear(self, namespace: str | None) -> Future[None] | None:
-        """Remove what is on disk: of one namespace, or of all. See `DiskCache.clear`; None: nothing is kept there."""
+        """Remove everything on disk of a namespace (None: of this model). See `DiskCache.clear`; None: no disk."""
         if self._disk is None or self._read_ahead is None or self._write_behind is None:
             return None
         self._read_ahead.void(namespace)
@@ -145,7 +146,7 @@ class DiskTier:
         return self._disk.clear(namespace)
 
     def close(self) -> None:
-        """Write what was stored and is not written yet, as far as a short time allows."""
+        """Write what was stored and is not yet written, within a time limit, and close the disk cache."""
         if self._disk is None or self._write_behind is None:
             return
         until_s = time.monotonic() + LAST_WRITES_S
@@ -154,11 +155,11 @@ class DiskTier:
                 continue
             if self._disk.is_paused():
                 break
-            time.sleep(0.01)  # The writer is behind.
+            time.sleep(0.01)  # The writer's queue is full.
         self._disk.close(_LAST_FLUSH_S)
-        # They refer to the loop, and it to them.
+        # Break the reference cycles with the loop.
         self._read_ahead = self._write_behind = None
 
     def stats(self) -> OnDisk | None:
-        """What is on disk, None without one. May be asked on any thread."""
+        """Sizes and counters, or None without a disk. Thread-safe."""
         return self._disk.stats() if self._disk is not None else None

@@ -1,4 +1,4 @@
-"""The thread that looks what other servers did in the folder, says that this one lives, and clears a store far away."""
+"""The thread that scans for other servers' changes, renews this server's lease, and clears a remote store."""
 
 import logging
 import random
@@ -13,10 +13,10 @@ from reprise.disk.store import RecordStore
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
-"""How often it looks while other servers are there. Whether any has come costs one question to the file system."""
+"""How often it scans while other servers use the folder. Noticing the first of them costs one `stat` each time."""
 
 REMOTE_EVERY_S = 15.0
-"""How often it asks a store far away, more or less: several servers do not ask at the same moment."""
+"""How often it scans a remote store, with jitter, so that several servers do not scan at once."""
 
 REMOTE_AGAIN_S = 2.0
 """Who asks is answered from the last look where that is not older."""
@@ -29,7 +29,7 @@ _ALL_AGAIN_S = 600.0
 
 
 class FolderWatcher:
-    """Looks now and then, and whenever somebody asks, until the cache closes. For any thread."""
+    """Scans periodically and on request, until the cache closes. Thread-safe."""
 
     def __init__(self, store: RecordStore) -> None:
         self._store = store
@@ -43,14 +43,14 @@ class FolderWatcher:
         self._has_met = not self._is_remote
 
     def ask(self, wake: Callable[[], None]) -> int:
-        """Look soon; `wake` is called after it. Gives the number of that look."""
+        """Request a scan; `wake` is called after it. Returns the scan's number."""
         with self._store.changed:
             self._wakes.append(wake)
             self._store.changed.notify_all()
             return self._num_begun + 1
 
     def has_ended(self, number: int) -> bool:
-        """Whether that look is over, as far as it could be done."""
+        """Whether that scan has ended, successfully or not."""
         with self._store.changed:
             return self._num_ended >= number
 

@@ -1,7 +1,7 @@
-"""Writing to the disk what the cache has stored, soon after and a record at a time.
+"""Writes committed prefixes to disk after a short delay, one record at a time.
 
-The engine thread copies the bytes out between two steps and hands them over; another thread writes them. What is
-stored and superseded within seconds is not written at all.
+The engine thread copies the bytes between two steps and queues them; the writer thread writes them. What is superseded
+within the delay is never written.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from reprise.disk.record import DiskRecord
 log = logging.getLogger(__name__)
 
 SOON_S = 2.0
-"""After so long it is known what of a turn nobody will need again."""
+"""Delay before a path is written: by then it is known which of its checkpoints are superseded."""
 
 _BEHIND_S = 0.05
-"""While the writer is behind, it is looked at again after so long."""
+"""How often a full writer queue is polled."""
 
 COPIED_AT_ONCE = 32 << 20
-"""Bytes. More than about this is not copied between two steps, but for a snapshot."""
+"""About the most bytes copied between two steps; a snapshot is copied whole."""
 
 SECTION_NBYTES = 8 << 20
-"""Entries are written in parts of about so many bytes at most: one of them is the least that is read at a time."""
+"""About the most bytes per section, which is the smallest unit decoded in one step when it is read."""
 
 _MOST_NOTED = 1024
-"""Paths that may wait to be written. Of more, the oldest are not."""
+"""Paths that may wait to be written; beyond this the oldest are dropped."""
 
 _KEPT = frozenset({BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT, BoundaryKind.GENERATION_END})
-"""The kinds of positions that are written wherever they stand. The last one of a path is whatever its kind."""
+"""The kinds of checkpoints that are always written. The last one of a path is written whatever its kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RecordPlan:
-    """A record to be made: of the block ``[start, …)``, or of the checkpoint at `position` with a tail from `start` on.
+    """A record to be written: the block at `start`, or the tail record ``[start, position)``.
 
-    The entries are read out of what the cache has for `position`.
+    Its entries are read from the cache's match at `position`.
     """
 
     position: int
@@ -58,7 +58,7 @@ class _RecordPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _RecordCopy:
-    """A record that is being copied. `left`: what is still to be copied, a part in each step."""
+    """A record being copied. `left`: the spans still to be copied."""
 
     plan: _RecordPlan
     encoder: StateEncoder
@@ -67,19 +67,19 @@ class _RecordCopy:
 
 @dataclass(slots=True, eq=False)
 class _DuePath:
-    """A path to be written. `ends`: positions worth a tail record, beside the checkpoints it will have by then."""
+    """A path to be written. `ends`: positions worth a tail record, besides the checkpoints it will have by then."""
 
     tokens: Tokens
     namespace: str
     ends: dict[int, BoundaryKind]
     due_s: float
     left: deque[_RecordPlan] | None = None
-    """What is left to write, once it has begun."""
+    """The records still to be written, once writing has begun."""
     copy: _RecordCopy | None = None
 
 
 def _is_last_superseded(checkpoint: Checkpoint) -> bool:
-    """Whether the last turn's answer is computed again from here: no superseded stable position follows it."""
+    """Whether this is the path's last superseded stable position, from which a regenerate resumes."""
     if not checkpoint.is_superseded or checkpoint.is_auxiliary or checkpoint.kind is not BoundaryKind.STABLE:
         return False
     below = (other for node in subtree(checkpoint.node) for other in node.checkpoints.values())
@@ -90,7 +90,7 @@ def _is_last_superseded(checkpoint: Checkpoint) -> bool:
 
 
 class WriteBehind:
-    """What is to be written. Used on the engine thread, which never waits for a file."""
+    """The paths to be written. Used on the engine thread; never waits for a file."""
 
     def __init__(self, disk: DiskCache, cache: PrefixCache, *, sizes: StateSizes, new_encoder: NewEncoder) -> None:
         self._disk = disk
@@ -98,13 +98,13 @@ class WriteBehind:
         self._sizes = sizes
         self._new_encoder = new_encoder
         self._largest = sizes.full * disk.block + sizes.checkpoint
-        """The bytes of a record, about."""
+        """Estimated bytes of the largest record."""
         self._due: OrderedDict[str, _DuePath] = OrderedDict()
         self.is_hurried = False
-        """The server is about to end: what is stored is due at once."""
+        """The server is shutting down: everything is due at once."""
 
     def note(self, request: TierRequest, position: int, kind: BoundaryKind) -> None:
-        """The path of a request has been stored up to `position`: it is to be written soon."""
+        """Schedule a request's path, which was committed up to `position`, for writing."""
         if request.is_auxiliary:
             return
         known = self._due.get(request.id)
@@ -120,18 +120,18 @@ class WriteBehind:
             self._due.popitem(last=False)
 
     def forget(self, namespace: str | None) -> None:
-        """Nothing of this namespace (None: of any) is to be written any more."""
+        """Drop the paths of a namespace (None: of all)."""
         for name in [name for name, path in self._due.items() if namespace in (None, path.namespace)]:
             del self._due[name]
 
     @property
     def num_due(self) -> int:
-        """How many paths wait to be written."""
+        """Paths that wait to be written."""
         return len(self._due)
 
     @property
     def due_in_s(self) -> float | None:
-        """When there will be something to write; None: not before something is stored."""
+        """Seconds until there is something to write; None if nothing is scheduled."""
         first = next(iter(self._due.values()), None)
         if first is None:
             return None
@@ -139,43 +139,43 @@ class WriteBehind:
         return due_s if self._disk.can_take(self._largest) else max(due_s, _BEHIND_S)
 
     def write(self, *, is_closing: bool = False) -> bool:
-        """Copy what is due of one record, if the writer is not behind. Whether there was something to do."""
+        """Copy the next part of a due record if the writer's queue has room. Returns whether it did anything."""
         name, path = next(iter(self._due.items()), ("", None))
         if path is None or not self._disk.can_take(self._largest):
             return False
         if path.due_s > time.monotonic() and not (is_closing or self.is_hurried):
             return False
         try:
-            is_left = self._go_on(path)
+            is_left = self._write_part(path)
         except Exception:
-            log.exception("could not write a stored prefix to disk")
+            log.exception("cannot write a stored prefix to disk")
             is_left = False
         if not is_left:
             del self._due[name]
         return True
 
-    def _go_on(self, path: _DuePath) -> bool:
-        """Do the next step of writing a path. Whether something is left to do."""
+    def _write_part(self, path: _DuePath) -> bool:
+        """Copy the next part of a path's current record. Returns whether anything is left to write."""
         is_new = path.left is None
         if path.left is None:
-            path.left = self._planned(path)
+            path.left = self._missing_records(path)
         if path.copy is None:
             if not path.left:
                 return False
-            path.copy = self._begun(path.left.popleft())
+            path.copy = self._start_copy(path.left.popleft())
         if not self._copy(path, path.copy):
-            # Something was evicted meanwhile; what is still there is worth as much as before.
+            # Part of the path was evicted meanwhile: plan again for the rest.
             path.left = path.copy = None
             return not is_new
         if path.copy.left:
             return True
         is_taken = self._put(path, path.copy)
         path.copy = None
-        # What follows stands on it, for the most part.
+        # Most of the following records have this one as parent: if it was refused, they would be too.
         return is_taken and len(path.left) > 0
 
-    def _planned(self, path: _DuePath) -> deque[_RecordPlan]:
-        """All records of a path that the disk lacks, in the order in which they are of use."""
+    def _missing_records(self, path: _DuePath) -> deque[_RecordPlan]:
+        """The records of a path that the disk lacks, in order of position."""
         match = self._cache.match(path.tokens, namespace=path.namespace)
         block = self._disk.block
         found: dict[tuple[int, bool], _RecordPlan] = {}
@@ -192,20 +192,18 @@ class WriteBehind:
         return deque(found.values())
 
     def _ends(self, path: _DuePath, match: Match) -> dict[int, BoundaryKind]:
-        """The positions of a path where somebody may resume one day."""
-        stored = (mark for node in match.walk.nodes for mark in node.checkpoints.values())
-        marks = [mark for mark in stored if mark.position <= match.length]
-        standing = {mark.position: mark.kind for mark in marks if not mark.is_superseded and not mark.is_auxiliary}
-        last = max(standing, default=0)
-        given_up = {mark.position for mark in marks if mark.position not in standing}
-        given_up -= {mark.position for mark in marks if _is_last_superseded(mark)}
-        ends = {position: kind for position, kind in path.ends.items() if position not in given_up}
+        """The positions of a path at which a later request may resume, with their kinds."""
+        stored = [c for node in match.walk.nodes for c in node.checkpoints.values() if c.position <= match.length]
+        current = {c.position: c.kind for c in stored if not c.is_superseded and not c.is_auxiliary}
+        last = max(current, default=0)
+        dropped = {c.position for c in stored if c.position not in current and not _is_last_superseded(c)}
+        ends = {position: kind for position, kind in path.ends.items() if position not in dropped}
         if self._cache.layout.resumes_anywhere:
-            # Whoever has the last position has them all, and an end that was evicted leaves the others.
+            # The last position implies all others; if its end was evicted, the rest of the path is written.
             return {min(max(ends), match.length): ends[max(ends)]} if ends else {}
-        return ends | {position: kind for position, kind in standing.items() if kind in _KEPT or position == last}
+        return ends | {position: kind for position, kind in current.items() if kind in _KEPT or position == last}
 
-    def _begun(self, plan: _RecordPlan) -> _RecordCopy:
+    def _start_copy(self, plan: _RecordPlan) -> _RecordCopy:
         layout, position = self._cache.layout, plan.position
         own = self._span(plan)
         left: deque[tuple[KvKind, Span]] = deque()
@@ -221,11 +219,11 @@ class WriteBehind:
         return _RecordCopy(plan=plan, encoder=self._new_encoder(plan.kind if plan.is_tail else None), left=left)
 
     def _span(self, plan: _RecordPlan) -> Span:
-        """The positions that a record stands for."""
+        """The positions of the record's tokens."""
         return Span(plan.start, plan.position if plan.is_tail else plan.start + self._disk.block)
 
     def _copy(self, path: _DuePath, copy: _RecordCopy) -> bool:
-        """Copy the next part of a record. False if the path is not in memory any more: then nothing was done."""
+        """Copy the next part of a record; False, without copying, if the path is no longer in memory."""
         position = copy.plan.position
         match = self._cache.match(path.tokens[:position], namespace=path.namespace)
         if self._cache.resume_at(match, limit=position) < position:
@@ -241,7 +239,7 @@ class WriteBehind:
         return True
 
     def _put(self, path: _DuePath, copy: _RecordCopy) -> bool:
-        """Hand a record to the disk. Whether it was taken."""
+        """Queue the copied record for writing; returns whether it was accepted."""
         plan, own = copy.plan, self._span(copy.plan)
         record = DiskRecord.of(
             root=self._disk.root(path.namespace),

@@ -1,4 +1,4 @@
-"""The thread that writes: records from a queue, and the times of use."""
+"""The thread that writes queued records and times of last use."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -9,19 +9,19 @@ from reprise.disk.store import RecordStore
 log = logging.getLogger(__name__)
 
 PAUSE_S = 60.0
-"""After a write that failed nothing is written for so long."""
+"""How long nothing is written after a failed write."""
 
 
 class RecordWriter:
-    """The queue, and who writes it: one record at a time until the cache closes. Whatever fails, the thread goes on.
+    """The write queue and its thread, which survives any failed write and runs until the cache closes.
 
-    What is not said to be otherwise is for those who hold `store.changed`.
+    The queue's methods need `store.changed` held.
     """
 
     def __init__(self, store: RecordStore, *, queue_bytes: int) -> None:
         self._store = store
         self.queue: dict[bytes, DiskRecord] = {}
-        """To be written, in this order; a record stays until it is on disk or given up."""
+        """Records by key, in write order. A record stays in it until it is on disk or dropped."""
         self.queued_nbytes = 0
         self._queue_bytes = queue_bytes
         self._is_writing = False
@@ -31,10 +31,7 @@ class RecordWriter:
     # The queue.
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether the queue takes a record of so many bytes now.
-
-        An empty queue takes any, or one that is larger would never be written.
-        """
+        """Whether the queue accepts a record of `nbytes` now; an empty queue accepts one larger than its limit."""
         fits = not self.queue or self.queued_nbytes + nbytes <= self._queue_bytes
         return fits and nbytes <= self._store.max_bytes and not self._store.is_closing and not self.is_paused()
 
@@ -45,7 +42,7 @@ class RecordWriter:
         self._store.changed.notify_all()
 
     def drop(self, is_dropped: Callable[[DiskRecord], bool]) -> None:
-        """These are not to be written any more, whether they still wait or not."""
+        """Drop records, including one that is being written, which is then not published."""
         self._drop([record for record in self.queue.values() if is_dropped(record)])
 
     def _drop(self, records: Iterable[DiskRecord]) -> None:
@@ -56,15 +53,15 @@ class RecordWriter:
         self._store.changed.notify_all()
 
     def is_paused(self) -> bool:
-        """Whether nothing is written for a while, since writing failed."""
-        # A clock that was set back ends the pause, too.
+        """Whether writing is suspended after a failed write."""
+        # A clock that was set back also ends the pause.
         return self._paused_at is not None and 0 <= self._store.clock() - self._paused_at < PAUSE_S
 
     def is_done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether nothing is left to write."""
         return not (self.queue or self._store.index.unwritten_uses or self._is_writing)
 
-    # The thread, which holds nothing.
+    # The thread, which holds no lock between these calls.
 
     def run(self) -> None:
         store = self._store
@@ -85,7 +82,7 @@ class RecordWriter:
     def _write(self, record: DiskRecord) -> None:
         changed = self._store.changed
         try:
-            # Of two writes of one key, the one that was asked for last counts.
+            # If the key was queued again meanwhile, this write is no longer wanted.
             is_written = self._store.write(record, is_wanted=lambda: self.queue.get(record.key) is record)
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
             log.warning("Something else is in the place of a record, which is not written: %s", error)
@@ -107,7 +104,7 @@ class RecordWriter:
                 self._drop([record])
 
     def _fail(self, error: OSError) -> None:
-        """A write failed: what waits is given up, since it would fill the memory meanwhile, and new writes wait."""
+        """After a failed write: suspend writing, and drop the queue rather than keep it in memory."""
         self._drop(list(self.queue.values()))
         self._paused_at = self._store.clock()
         self._store.counters.num_errors += 1
