@@ -4,8 +4,8 @@ from reprise.cache.node import Ghosts, join_ghosts
 def test_few_are_remembered_and_the_oldest_go_first() -> None:
     ghosts = Ghosts()
     for at in range(200):
-        ghosts.lose_checkpoint(at)
-        ghosts.lose_path(at, 7)
+        ghosts.add_checkpoint(at)
+        ghosts.add_path(at, 7)
     assert ghosts.checkpoints == list(range(136, 200))
     assert ghosts.paths == [(at, 7) for at in range(136, 200)]
     joined = join_ghosts([ghosts, None, Ghosts(checkpoints=[500], paths=[(500, 1)])])
@@ -16,8 +16,8 @@ def test_few_are_remembered_and_the_oldest_go_first() -> None:
 def test_what_is_lost_twice_is_remembered_once() -> None:
     ghosts = Ghosts()
     for at in (5, 6, 5):
-        ghosts.lose_checkpoint(at)
-        ghosts.lose_path(at, 7)
+        ghosts.add_checkpoint(at)
+        ghosts.add_path(at, 7)
     assert ghosts.checkpoints == [6, 5] and ghosts.paths == [(6, 7), (5, 7)]
 
 
@@ -30,7 +30,7 @@ def test_a_checkpoint_that_was_made_again_is_forgotten() -> None:
 def test_the_two_parts_of_a_split_edge_share_them() -> None:
     ghosts = Ghosts(checkpoints=[4, 5, 6], paths=[(5, 1), (6, 2)])
     assert ghosts.up_to(5) == Ghosts(checkpoints=[4, 5], paths=[(5, 1)])
-    assert ghosts.behind(5) == Ghosts(checkpoints=[6], paths=[(6, 2)])
+    assert ghosts.after(5) == Ghosts(checkpoints=[6], paths=[(6, 2)])
 
 
 def test_edges_that_lost_nothing_have_nothing_to_join() -> None:

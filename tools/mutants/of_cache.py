@@ -190,7 +190,7 @@ STORE = (
         "False",
     ),
     _mutant(
-        "PrefixCache._grow",
+        "PrefixCache._extend",
         "a pin is forgotten when the chat goes on",
         "not self.pins.holds(end)",
         "True",
@@ -368,7 +368,7 @@ UPKEEP = (
         "pass",
     ),
     _mutant(
-        "Ghosts.lose_path",
+        "Ghosts.add_path",
         "evicted paths are not remembered",
         "self.paths = [*(path for path in self.paths if path != lost), lost][-_MOST:]",
         "pass",
@@ -424,7 +424,7 @@ WORTH = (
     _mutant(
         "EvictionOrder.facts",
         "the cost of a checkpoint is counted from the beginning",
-        "checkpoint.position - standing",
+        "checkpoint.position - resume_at",
         "checkpoint.position",
         _POLICY,
     ),
@@ -528,7 +528,7 @@ ROWS = (
     _mutant("LogitsRows.keep", "a row is not counted", "self._memory.charge(Account.LOGITS, row.nbytes)", "", _ROWS),
     _mutant("PrefixCache._evict_least", "rows do not go first", "if self._evict_row():\n    return True", "", _ROWS),
     _mutant(
-        "PrefixCache._grow",
+        "PrefixCache._extend",
         "a chat that grows loses the row at its end",
         "self.rows.at(end) is None",
         "True",

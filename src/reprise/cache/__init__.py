@@ -1,1 +1,1 @@
-"""The prefix cache: a radix tree over token runs, with segments and snapshots as opaque payloads."""
+"""The prefix cache: a radix tree over token sequences, with segments and snapshots as opaque payloads."""

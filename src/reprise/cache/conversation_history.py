@@ -1,9 +1,9 @@
-"""Recognises a prompt that goes on where an earlier one ended, whether the earlier one is still stored or not.
+"""Recognises prompts that continue earlier ones, whether those are still stored or evicted.
 
-What an eviction policy wants to know is how likely a chat is to come back. Chats that were evicted come back too, and
-a policy that learns only from what it kept never finds out what it should have kept. So every prompt leaves a few
-marks here: hashes of its prefixes at positions that it was the first to reach. A later prompt that passes one of them
-goes on from it. Marks take some 100 bytes a prompt, the newest 16,384 prompts are remembered, and no token is kept.
+An eviction policy needs to know how likely a chat is to return. Evicted chats return too, and a policy that learns only
+from what it kept never finds out what it should have kept. So every prompt leaves a few marks here: hashes of its
+prefixes, at positions in its new part. A later prompt whose prefix has such a hash continues it. Marks take about 100
+bytes per prompt, the newest 16,384 prompts are remembered, and no tokens are stored.
 """
 
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ MEMORY = 1 << 14
 
 _SLOTS = 1 << 17
 _MARKED = (0.25, 0.5, 0.75, 1.0)
-"""Where a prompt is marked, as shares of its new part: a template may rewrite what stands at its end."""
+"""Where a prompt is marked, as fractions of its new part: a template may rewrite the end."""
 
 _END = 16
-"""The last mark stands this far before the end, in tokens: the generation prompt is not part of the next turn."""
+"""One more mark is this many tokens before the end: the next turn may not repeat the generation prompt."""
 
 Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptVisit:
-    """One prompt's place in the history of its conversation. All times count prompts.
+    """One prompt's place in the history of its conversation. Times are counted in prompts.
 
-    `turn`: how many turns came before it. `gap`: prompts since the last of them, None if there is none or if it is a
-    branch. `num_new`: tokens that no earlier prompt had. `continues`: the number of the prompt that it goes on from;
-    `num_others`: how many went on from there before it did, `last_other`: the number of the last of them. `has_tail`:
-    whether it has what that one left behind its stable boundary, None if that left nothing there.
+    `turn`: turns before it. `gap`: prompts since the previous turn, None for a first turn or a branch. `num_new`:
+    tokens that no earlier prompt had. `continues`: the number of the prompt that it continues; `num_others`: how many
+    prompts continued that one before, `last_other`: the number of the latest of them. `has_tail`: whether it repeats
+    what the continued prompt stored past its stable boundary, None if that stored nothing there.
     """
 
     number: int
@@ -47,12 +47,12 @@ class PromptVisit:
 
     @property
     def is_next_turn(self) -> bool:
-        """It is the first that goes on from there."""
+        """Whether it is the first to continue its predecessor."""
         return self.continues is not None and self.num_others == 0
 
 
 class ConversationHistory:
-    """The prompts seen last, by number (from 1), and the marks that they left."""
+    """The most recent prompts, by number (from 1), and their marks."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -68,7 +68,7 @@ class ConversationHistory:
         self._seeds = np.random.default_rng(0x9E3779B9)
 
     def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> PromptVisit:
-        """Take note of a prompt of which ``[0, known)`` is stored. O(length), some 50 µs for 10,000 tokens."""
+        """Record a prompt of which ``[0, known)`` is stored. O(length), about 50 µs for 10,000 tokens."""
         hashes = self._hashes(tokens, namespace)
         found = self._deepest(hashes)
         depth, before = found if found is not None else (0, None)
@@ -78,7 +78,7 @@ class ConversationHistory:
         slot, before_slot = number % MEMORY, (before or 0) % MEMORY
         num_others = int(self._num_continued[before_slot]) if before is not None else 0
         last_other = int(self._continued_by[before_slot]) if num_others > 0 else None
-        # Only the first that goes on from there is the next turn; later ones share a beginning with it.
+        # Only the first continuation is the next turn; later ones are branches.
         is_next_turn = before is not None and num_others == 0
         has_tail = self._has_tail(hashes, before) if before is not None and is_next_turn else None
         turn = 0
@@ -101,9 +101,9 @@ class ConversationHistory:
         )
 
     def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
-        """Prompt `number` and its answer are stored as far as `tokens` go; from `stable_at` on a next turn may differ.
+        """Record that prompt `number` and its answer are stored as `tokens`; the next turn may differ past `stable_at`.
 
-        Whether it has is judged in the middle: a generation prompt may begin like an answer.
+        A later prompt's tail is compared up to the middle: a generation prompt may begin like an answer.
         """
         middle = (stable_at + len(tokens) + 1) // 2
         if number is not None and self._is_remembered(number):
@@ -111,16 +111,16 @@ class ConversationHistory:
             self._tail_keys[number % MEMORY] = self._hashes(tokens[:middle], namespace)[-1]
 
     def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
-        """The number of the newest remembered prompt that these tokens belong to, None if there is none."""
+        """The number of the newest remembered prompt that these tokens continue, or None."""
         found = self._deepest(self._hashes(tokens, namespace))
         return found[1] if found is not None else None
 
     def last_continuation(self, number: int | None) -> int | None:
-        """The number of the last prompt that went on from prompt `number`, None if none did."""
+        """The number of the latest prompt that continued prompt `number`, or None."""
         return int(self._continued_by[number % MEMORY]) if number is not None and self.is_continued(number) else None
 
     def is_continued(self, number: int | None) -> bool:
-        """Whether a later prompt went on from prompt `number`."""
+        """Whether a later prompt continued prompt `number`."""
         return number is not None and self._is_remembered(number) and bool(self._num_continued[number % MEMORY] > 0)
 
     def _has_tail(self, hashes: Hashes, number: int) -> bool | None:
@@ -133,7 +133,7 @@ class ConversationHistory:
         return number > 0 and self.now - number < MEMORY
 
     def _hashes(self, tokens: Tokens, namespace: str) -> Hashes:
-        """Hashes of all prefixes, shape ``(length,)``: the multilinear family over 64 bits, and a mixing step.
+        """Hashes of all prefixes, shape ``(length,)``: the multilinear family over 64 bits, with a mixing step.
 
         After Lemire and Kaser, "Strongly universal string hashing is fast" (2014).
         """
@@ -146,7 +146,7 @@ class ConversationHistory:
         return (sums ^ (sums >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
 
     def _deepest(self, hashes: Hashes) -> tuple[int, int] | None:
-        """The length and the prompt's number of the deepest mark on a path, None if no mark stands on it."""
+        """(prefix length, prompt number) of the deepest mark on a path, or None."""
         slots = hashes >> np.uint64(64 - 17)
         for at in np.flatnonzero(self._keys[slots] == hashes)[::-1]:
             number = int(self._numbers[slots[at]])
@@ -157,7 +157,7 @@ class ConversationHistory:
     def _mark(self, hashes: Hashes, new_at: int, number: int) -> None:
         num_new = len(hashes) - new_at
         lengths = {new_at + max(1, int(num_new * share)) for share in _MARKED}
-        # An exact repeat has nothing new and takes over the mark at the end.
+        # An exact repeat has no new part: it takes over the mark at the end.
         for length in lengths | {len(hashes) - _END} if num_new > 0 else {len(hashes)}:
             if length > new_at or num_new == 0:
                 key = hashes[length - 1]

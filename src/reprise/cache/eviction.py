@@ -1,9 +1,9 @@
-"""The order of eviction: a heap of checkpoints by worth, with lazy re-evaluation, and what the policy is told of each.
+"""The eviction order: a heap of checkpoints by worth, lazily re-evaluated, and the facts that the policy gets.
 
-An entry is stale when its checkpoint is gone or was placed anew. A popped checkpoint whose worth has risen since it
-was pushed goes back with its new worth, so facts that change elsewhere (a neighbour evicted, a branch added) need no
-bookkeeping here. A worth that changes by itself is looked at again when the policy says so: a second heap, by the
-number of the prompt. O(log n) for each push and pop.
+An entry is stale when its checkpoint was dropped or placed again. A popped checkpoint whose worth has risen since it
+was pushed is pushed back, so changes elsewhere (a neighbour evicted, a branch added) need no bookkeeping here. A worth
+that changes with time is re-evaluated when the policy says so: a second heap, by prompt number. Push and pop are O(log
+n).
 """
 
 import heapq
@@ -21,7 +21,7 @@ from reprise.core.prompt import BoundaryKind
 
 
 class EvictionOrder:
-    """Gives the checkpoints of `tree`, least worth first."""
+    """The checkpoints of `tree`, least worth first."""
 
     def __init__(self, policy: Policy, tree: RadixTree, pins: Pins) -> None:
         self.policy = policy
@@ -30,11 +30,11 @@ class EvictionOrder:
         self._heap: list[tuple[float, int, Checkpoint]] = []
         self._reviews: list[tuple[int, int, Checkpoint]] = []
         self._placed: dict[Checkpoint, int] = {}
-        """The number of each checkpoint's newest place: entries with another are stale."""
+        """The number of each checkpoint's current entry; entries with another number are stale."""
         self._numbers = count()
 
     def __len__(self) -> int:
-        """How many checkpoints stand in the order."""
+        """Number of checkpoints in the order."""
         return len(self._placed)
 
     def __contains__(self, checkpoint: Checkpoint) -> bool:
@@ -42,13 +42,13 @@ class EvictionOrder:
 
     @property
     def num_entries(self) -> int:
-        """Entries of both heaps, stale ones among them."""
+        """Entries of both heaps, including stale ones."""
         return len(self._heap) + len(self._reviews)
 
     # Changes.
 
     def place(self, checkpoint: Checkpoint) -> None:
-        """Place the checkpoint anew: it was made or used, or something about it changed."""
+        """Insert a checkpoint, or re-evaluate it after it was used or changed."""
         self._placed[checkpoint] = next(self._numbers)
         facts = self.facts(checkpoint)
         self._push(self.policy.worth(facts), checkpoint)
@@ -57,7 +57,7 @@ class EvictionOrder:
             heapq.heappush(self._reviews, (review_at, self._placed[checkpoint], checkpoint))
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """The checkpoint leaves the tree, or has left it."""
+        """Remove a checkpoint that leaves the tree; ignored if it is not in the order."""
         self._placed.pop(checkpoint, None)
 
     def clear(self) -> None:
@@ -66,16 +66,16 @@ class EvictionOrder:
         self._reviews.clear()
 
     def advance(self, number: int) -> None:
-        """Prompt `number` has come: look again at what was to be looked at by then."""
+        """Prompt `number` has arrived: re-evaluate the checkpoints due by then."""
         while self._reviews and self._reviews[0][0] <= number:
             _, place, checkpoint = heapq.heappop(self._reviews)
             if self._placed.get(checkpoint) == place:
                 self.place(checkpoint)
 
     def pop(self, *, may_evict: Callable[[Checkpoint], bool], new: Facts | None = None) -> Checkpoint | None:
-        """The checkpoint of least worth that may be evicted, or None. It is no longer in the order.
+        """Remove and return the checkpoint of least worth that may be evicted, or None.
 
-        `new`: what is to take its place. None if the policy does not admit that.
+        `new`: the item to be stored instead; returns None if the policy does not admit it.
         """
         put_back: list[tuple[float, Checkpoint]] = []
         found: Checkpoint | None = None
@@ -105,16 +105,16 @@ class EvictionOrder:
     def first(self, num: int, *, may_evict: Callable[[Checkpoint], bool]) -> list[tuple[Checkpoint, Facts]]:
         """The `num` checkpoints of least worth that may be evicted, least first. Changes nothing.
 
-        O(num log num), with what is stale or may not be evicted among the first.
+        O(n log n), where n includes the stale and protected entries that are skipped.
         """
         there = (c for _, place, c in self._ascending() if self._placed.get(c) == place and may_evict(c))
-        # Some are worth more by now: twice as many are looked at again.
+        # Some may be worth more by now: re-evaluate twice as many.
         facts = {checkpoint: self.facts(checkpoint) for checkpoint in islice(there, 2 * num)}
         order = sorted(facts, key=lambda checkpoint: self.policy.worth(facts[checkpoint]))
         return [(checkpoint, facts[checkpoint]) for checkpoint in order[:num]]
 
     def _ascending(self) -> Iterator[tuple[float, int, Checkpoint]]:
-        """The entries of the heap in order, without touching it."""
+        """The heap's entries in order, without changing it."""
         front = [(entry, 0) for entry in self._heap[:1]]
         while front:
             entry, at = heapq.heappop(front)
@@ -124,7 +124,7 @@ class EvictionOrder:
                     heapq.heappush(front, (self._heap[below], below))
 
     def sweep(self) -> None:
-        """Drop stale entries when they outnumber the live ones, so that the heaps stay proportional to the tree."""
+        """Drop stale entries once they outnumber the current ones, so the heaps stay proportional to the tree."""
         most = 4 * len(self._placed) + 64
         if len(self._heap) > most:
             self._heap = [entry for entry in self._heap if self._placed.get(entry[2]) == entry[1]]
@@ -136,23 +136,23 @@ class EvictionOrder:
     def _push(self, worth: float, checkpoint: Checkpoint) -> None:
         heapq.heappush(self._heap, (worth, self._placed[checkpoint], checkpoint))
 
-    # What the policy is told.
+    # Facts for the policy.
 
     def facts(self, checkpoint: Checkpoint) -> Facts:
-        """The facts of a checkpoint in the tree. O(depth) at worst."""
+        """The facts about a checkpoint in the tree. O(depth) at worst."""
         node, layout = checkpoint.node, self._tree.layout
         is_end = not node.children and checkpoint.position == node.stop
         if is_end and layout.resumes_anywhere:
             lower = evicted_from(checkpoint, self._tree.sizes.tail, self._pins.holds)
         else:
             lower = _checkpoint_below(checkpoint)
-        standing = lower
+        resume_at = lower
         if not layout.resumes_anywhere and not checkpoint.is_superseded:
-            # What is superseded goes first, so it would not be there to resume from.
-            standing = _standing_below(node, checkpoint.position - 1)
+            # Superseded checkpoints are evicted first, so they cannot be counted on.
+            resume_at = _current_below(node, checkpoint.position - 1)
         return Facts(
             kind=checkpoint.kind,
-            cost=checkpoint.position - standing,
+            cost=checkpoint.position - resume_at,
             nbytes=_freed_nbytes(checkpoint, lower, is_end=is_end),
             last_use=max(checkpoint.last_use, node.last_use) if layout.resumes_anywhere else checkpoint.last_use,
             now=self._tree.clock,
@@ -169,10 +169,10 @@ class EvictionOrder:
     def facts_of_new(
         self, walk: Walk, position: int, nbytes: int, *, kind: BoundaryKind, visit: int | None, is_auxiliary: bool
     ) -> Facts:
-        """The facts of a checkpoint of `nbytes` that a commit would add at `position`, behind the walked path."""
+        """The facts about a checkpoint of `nbytes` that a commit would add at `position`, past the walked path."""
         below = walk.length
         if not self._tree.layout.resumes_anywhere:
-            below = _standing_below(walk.last, min(walk.length, position - 1), leaving=superseded_kinds(kind))
+            below = _current_below(walk.last, min(walk.length, position - 1), leaving=superseded_kinds(kind))
         now = self._tree.clock + 1
         return Facts(
             kind=kind,
@@ -187,7 +187,7 @@ class EvictionOrder:
 
 
 def _freed_nbytes(checkpoint: Checkpoint, lower: int, *, is_end: bool) -> int:
-    """The bytes that evicting the checkpoint gives back; `lower`: from where its path would be dropped at its end."""
+    """The bytes that evicting the checkpoint frees; `lower`: the position from which entries would be dropped."""
     node = checkpoint.node
     nbytes = checkpoint.snapshot.nbytes if checkpoint.snapshot is not None else 0
     for kind, segments in node.segments.items():
@@ -206,26 +206,26 @@ def _freed_nbytes(checkpoint: Checkpoint, lower: int, *, is_end: bool) -> int:
     return nbytes
 
 
-def _standing_below(node: Node, limit: int, *, leaving: frozenset[BoundaryKind] = frozenset()) -> int:
+def _current_below(node: Node, limit: int, *, leaving: frozenset[BoundaryKind] = frozenset()) -> int:
     """The highest checkpoint ≤ `limit` on the path that is neither superseded nor of a kind in `leaving`, or 0.
 
     O(checkpoints of the path) at worst.
     """
     above: Node | None = node
     while above is not None:
-        standing = [
+        current = [
             checkpoint.position
             for checkpoint in above.checkpoints.values()
             if checkpoint.position <= limit and not checkpoint.is_superseded and checkpoint.kind not in leaving
         ]
-        if standing:
-            return max(standing)
+        if current:
+            return max(current)
         above = above.parent
     return 0
 
 
 def _checkpoint_below(checkpoint: Checkpoint) -> int:
-    """The next lower checkpoint on the path, or 0. O(depth) where the edges have none."""
+    """The position of the next lower checkpoint on the path, or 0. O(depth)."""
     node: Node | None = checkpoint.node
     limit = checkpoint.position - 1
     while node is not None:

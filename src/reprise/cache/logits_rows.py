@@ -1,8 +1,8 @@
-"""The logits behind the last tokens of prompts, so that an exact repeat samples at once.
+"""The logits after the last tokens of prompts, so that an exact repeat samples without a forward pass.
 
-A row hangs on the checkpoint at the prompt's end and goes with it. Rows are few: the most recently used 32, within a
-64th of the budget (with the snapshots that were taken for them), and they are the first to go when memory is short.
-What is lost with a row is one token: the position before the last one stays as resumable as it was.
+A row belongs to the checkpoint at the prompt's end and is dropped with it. At most the 32 most recently used rows are
+kept, within a 64th of the budget (including the snapshots taken for them), and they are evicted before anything else.
+Losing a row costs one token: the position before the last one stays resumable.
 """
 
 from collections.abc import Collection
@@ -26,20 +26,20 @@ class LogitsRows:
         return len(self._rows)
 
     def checkpoints(self) -> Collection[Checkpoint]:
-        """Those that have a row, least recently used first."""
+        """The checkpoints that have a row, least recently used first."""
         return self._rows.keys()
 
     def at(self, checkpoint: Checkpoint | None) -> LogitsRow | None:
-        """The logits behind this position, or None."""
+        """The logits at this position, or None."""
         return self._rows.get(checkpoint) if checkpoint is not None else None
 
     def admits(self, nbytes: int) -> bool:
-        """Whether a row that takes `nbytes`, its snapshot included, is kept at all within the budget."""
+        """Whether a row of `nbytes`, including its snapshot, is small enough for the budget."""
         return self._memory.budget is None or nbytes <= self._memory.budget // _SHARE
 
     @property
     def exceed_share(self) -> bool:
-        """Whether there are more rows than may stay."""
+        """Whether there are more rows than may be kept."""
         nbytes = sum(_nbytes(checkpoint, row) for checkpoint, row in self._rows.items())
         return len(self._rows) > _MOST or not self.admits(nbytes)
 
@@ -51,20 +51,20 @@ class LogitsRows:
         self._memory.charge(Account.LOGITS, row.nbytes)
 
     def use(self, checkpoint: Checkpoint) -> None:
-        """A request came to this position: its row, if it has one, is the last to go."""
+        """Mark the row at this checkpoint, if any, as most recently used."""
         row = self._rows.pop(checkpoint, None)
         if row is not None:
             self._rows[checkpoint] = row
 
     def discard(self, checkpoint: Checkpoint) -> None:
-        """The row of this checkpoint goes, if it has one."""
+        """Drop the row of this checkpoint, if any."""
         row = self._rows.pop(checkpoint, None)
         if row is not None:
             self._memory.charge(Account.LOGITS, -row.nbytes)
 
     def check(self) -> None:
-        """AssertionError unless every row hangs on a checkpoint of the tree and is counted once."""
-        assert all(checkpoint.is_in_tree for checkpoint in self._rows), "a row has outlived its position"
+        """AssertionError unless every row belongs to a checkpoint in the tree and is charged once."""
+        assert all(checkpoint.is_in_tree for checkpoint in self._rows), "a row outlived its checkpoint"
         self._memory.check({Account.LOGITS: sum(row.nbytes for row in self._rows.values())})
 
 

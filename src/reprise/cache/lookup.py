@@ -1,4 +1,4 @@
-"""Lookups in the tree: how far it agrees with a prompt, where a request can resume, and from what. Change nothing."""
+"""Lookups in the tree: how far a prompt matches, where it can resume, and what that reads. They change nothing."""
 
 import sys
 from bisect import bisect_right
@@ -11,15 +11,15 @@ from reprise.core.kinds import Full, KvKind, Layout, best_position
 from reprise.core.tokens import Span, Tokens, covers, subtract, union
 
 _CONTINUATION = 32
-"""How many tokens of the stored path a match shows behind the divergence."""
+"""How many tokens of the stored path a match has past the divergence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Match:
-    """How far the tree agrees with a prompt. Valid until the cache changes.
+    """The longest common prefix of a prompt and the tree. Valid until the cache changes.
 
-    `next_token`: what the prompt goes on with behind the match, None at its end. `continues`: what the deepest stored
-    path goes on with there (at most 32 tokens), None if nothing does.
+    `next_token`: the prompt's first token past the match, None at its end. `continues`: the tokens (at most 32) with
+    which the most recently used stored path continues there, None if none does.
     """
 
     namespace: str
@@ -32,7 +32,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSlice:
-    """The entries ``[start, stop)`` of a payload, counted from its own first entry; they stand at `span`."""
+    """The entries ``[start, stop)`` of a payload, counted from its first; their positions are `span`."""
 
     payload: SegmentPayload
     start: int
@@ -42,7 +42,7 @@ class SegmentSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Restore:
-    """All that the layers need to resume at `position`: slices by kind, in order of position, and the snapshot."""
+    """What all layers need to resume at `position`: slices by kind, in order of position, and the snapshot."""
 
     position: int
     slices: Mapping[KvKind, tuple[SegmentSlice, ...]]
@@ -50,7 +50,7 @@ class Restore:
 
 
 def match_of(walked: Walk, tokens: Tokens, namespace: str) -> Match:
-    """The match that a walk along `tokens` found."""
+    """The match for a walk along `tokens`."""
     last, length = walked.last, walked.length
     continues: Tokens | None = None
     if length < last.stop:
@@ -72,12 +72,12 @@ def resume_position(layout: Layout, match: Match, limit: int) -> int:
     """The largest position ≤ `limit` at which every layer can resume; 0 if there is none."""
     limit = min(limit, match.length)
     if layout.has_snapshots:
-        # A checkpoint is resumable (`check()` sees to that), and without its snapshot no other position is.
+        # Exactly the checkpoints are resumable: only they have snapshots (`check()` verifies the rest).
         below = (node.checkpoints.highest(limit) for node in reversed(match.walk.nodes))
         return next((at for at in below if at is not None), 0)
     runs = stored_runs(layout, match.walk)
     position = limit
-    # Each kind alone only lowers the position, so the largest common one is where none lowers it any more.
+    # Each kind can only lower the position: the fixed point is the largest one possible for all.
     while True:
         lowest = min(best_position(kind, runs[kind], position) for kind in layout.kinds)
         if lowest == position:
@@ -86,7 +86,7 @@ def resume_position(layout: Layout, match: Match, limit: int) -> int:
 
 
 def checkpoint_at(walked: Walk, position: int) -> Checkpoint | None:
-    """The checkpoint at exactly `position` of the walked path, or None."""
+    """The checkpoint at exactly `position` on the walked path, or None."""
     if position > walked.length:
         return None
     node = next(node for node in walked.nodes if position <= node.stop)
@@ -94,7 +94,7 @@ def checkpoint_at(walked: Walk, position: int) -> Checkpoint | None:
 
 
 def read(layout: Layout, match: Match, position: int) -> Restore:
-    """What is needed to resume at `position`, which `resume_position` gave for the same match."""
+    """What is needed to resume at `position`, a result of `resume_position` for the same match."""
     slices: dict[KvKind, tuple[SegmentSlice, ...]] = {}
     for kind in layout.kinds:
         needs = kind.needs(position)
@@ -111,7 +111,7 @@ def read(layout: Layout, match: Match, position: int) -> Restore:
 
 
 def was_lost(match: Match, position: int) -> bool:
-    """Whether something was evicted that would have let this prompt resume behind `position`."""
+    """Whether something was evicted that would have let this prompt resume past `position`."""
     for node in match.walk.nodes:
         if node.ghosts is not None and any(position < at <= match.length for at in node.ghosts.checkpoints):
             return True
@@ -120,14 +120,14 @@ def was_lost(match: Match, position: int) -> bool:
 
 
 def stored_runs(layout: Layout, walked: Walk) -> dict[KvKind, tuple[Span, ...]]:
-    """The positions of the walked path that have entries, by kind, as sorted disjoint spans."""
+    """The positions on the walked path that have entries, by kind, as sorted disjoint spans."""
     return {kind: _runs_of(kind, walked) for kind in layout.kinds}
 
 
 def missing(
     layout: Layout, walked: Walk, position: int, longest: int, seams: Mapping[KvKind, Sequence[int]] | None = None
 ) -> list[tuple[KvKind, Span]]:
-    """The spans that a commit at `position` has to copy, cut at edges, a kind's `seams` and `longest` tokens."""
+    """The spans that a commit at `position` has to copy, cut at edges, the `seams` and every `longest` tokens."""
     edges = [*(Span(n.start, min(n.stop, walked.length)) for n in walked.nodes), Span(walked.length, position)]
     found: list[tuple[KvKind, Span]] = []
     for kind in layout.kinds:
@@ -146,13 +146,13 @@ def missing(
 
 
 def _next_of(cuts: Sequence[int], position: int) -> int:
-    """The first of these ascending positions behind `position`, or one behind them all."""
+    """The first of these ascending positions past `position`, or `sys.maxsize`."""
     at = bisect_right(cuts, position)
     return cuts[at] if at < len(cuts) else sys.maxsize
 
 
 def _runs_of(kind: KvKind, walked: Walk) -> tuple[Span, ...]:
-    if isinstance(kind, Full):  # Complete on every edge (`check()` sees to that).
+    if isinstance(kind, Full):  # Complete on every edge (`check()` verifies it).
         return (Span(0, walked.length),) if walked.length > 0 else ()
     spans = (segment.span.clip(0, walked.length) for node in walked.nodes for segment in node.segments.get(kind, ()))
     return union(span for span in spans if span is not None)
@@ -172,7 +172,7 @@ def _slices(node: Node, kind: KvKind, need: Span) -> list[SegmentSlice]:
 
 
 def sharing_sequence(restore: Restore) -> object | None:
-    """The one sequence in whose buffers all full-attention entries of what is read stand, or None."""
+    """The one sequence whose buffers hold all full-attention entries of `restore`, or None."""
     payloads = [piece.payload for kind, part in restore.slices.items() if isinstance(kind, Full) for piece in part]
     holders = {id(p.sequence): p.sequence for p in payloads if isinstance(p, SharedPayload)}
     is_all_shared = all(isinstance(payload, SharedPayload) for payload in payloads)

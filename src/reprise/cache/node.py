@@ -1,7 +1,7 @@
-"""What the radix tree is made of: edges with the segments, checkpoints and leases that hang on them.
+"""The parts of the radix tree: nodes with their segments, checkpoints and leases.
 
-A node stands for the edge that leads to it: the tokens ``[start, stop)`` of every path through it. Segments hang on the
-edge by layer kind, checkpoints on positions in ``(start, stop]``. Only `reprise.cache.tree.RadixTree` assigns fields.
+A node represents the edge that leads to it: the tokens ``[start, stop)`` of every path through it. It has segments by
+layer kind, and checkpoints at positions in ``(start, stop]``. Only `reprise.cache.tree.RadixTree` assigns fields.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -16,29 +16,29 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens, union
 
 _MOST_GHOSTS = 64
-"""How many of each are remembered for one edge; the oldest are forgotten first."""
+"""How many of each are remembered per edge; the oldest are forgotten first."""
 
 
 @dataclass(slots=True)
 class Ghosts:
-    """The evicted checkpoints of one edge, and the evicted paths that left it.
+    """The evicted checkpoints of one edge, and the evicted paths that branched off it.
 
-    A path is known by where it left and the token that it went on with.
+    A path is known by the position where it branched off and its next token.
     """
 
     checkpoints: list[int] = field(default_factory=list[int])
     paths: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
-    def lose_checkpoint(self, position: int) -> None:
+    def add_checkpoint(self, position: int) -> None:
         self.forget_checkpoint(position)
         self.checkpoints = [*self.checkpoints, position][-_MOST_GHOSTS:]
 
-    def lose_path(self, position: int, token: int) -> None:
+    def add_path(self, position: int, token: int) -> None:
         lost = (position, token)
         self.paths = [*(path for path in self.paths if path != lost), lost][-_MOST_GHOSTS:]
 
     def forget_checkpoint(self, position: int) -> None:
-        """The checkpoint was made again."""
+        """Forget a checkpoint that exists again."""
         self.checkpoints = [at for at in self.checkpoints if at != position]
 
     def up_to(self, position: int) -> "Ghosts":
@@ -48,7 +48,7 @@ class Ghosts:
             paths=[path for path in self.paths if path[0] <= position],
         )
 
-    def behind(self, position: int) -> "Ghosts":
+    def after(self, position: int) -> "Ghosts":
         """The part of the edge that begins at `position`."""
         return Ghosts(
             checkpoints=[at for at in self.checkpoints if at > position],
@@ -57,7 +57,7 @@ class Ghosts:
 
 
 def join_ghosts(parts: Iterable[Ghosts | None]) -> Ghosts | None:
-    """Those of several edges that became one."""
+    """The ghosts of several edges that were merged."""
     known = [part for part in parts if part is not None]
     if not known:
         return None
@@ -80,28 +80,28 @@ class Segment:
 
     @property
     def sequence(self) -> object | None:
-        """Whose buffers the entries stand in; None: the tree has its own."""
+        """The sequence whose buffers hold the entries; None: the tree has its own copy."""
         return self.payload.sequence if isinstance(self.payload, SharedPayload) else None
 
     def cut(self, span: Span) -> "Segment":
-        """The entries of `span` alone, which lies within this one."""
+        """The entries of `span`, which lies within this one."""
         if span == self.span:
             return self
         return Segment(span, self.payload.cut(span.start - self.span.start, span.stop - self.span.start))
 
 
 Segments = dict[KvKind, list[Segment]]
-"""What hangs on one edge: by kind, in order of position."""
+"""The segments of one edge by kind, in order of position."""
 
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """A position that a commit promised to be resumable, and what is known of its use.
+    """A position that a commit made resumable, and its use since.
 
-    `snapshot` is None for models without snapshots. `last_use` is the tree's clock when the position was made or
+    `snapshot` is None for models without snapshots. `last_use` is the tree's clock when the position was committed or
     resumed from; `num_uses` counts the resumes. `is_superseded`: a later tip of the same conversation exists.
-    `is_auxiliary`: only side requests (titles, tags) came here. `stable_at`: from there on the next turn may have
-    something else (None: not known); kept where every position is resumable, and up to that one matter.
+    `is_auxiliary`: only auxiliary requests (titles, tags) used it. `stable_at`: the next turn may differ past this
+    position (None: not known); only used where every position is resumable.
     """
 
     position: int
@@ -150,11 +150,11 @@ class CheckpointMap(MutableMapping[int, Checkpoint]):
         return position in self._by_position
 
     def values(self) -> ValuesView[Checkpoint]:
-        """The checkpoints, in no order."""
+        """The checkpoints, unordered."""
         return self._by_position.values()
 
     def highest(self, limit: int) -> int | None:
-        """The highest position ≤ `limit` that has a checkpoint, or None. O(log n)."""
+        """The highest position ≤ `limit` with a checkpoint, or None. O(log n)."""
         number = bisect_right(self._positions, limit)
         return self._positions[number - 1] if number > 0 else None
 
@@ -163,7 +163,7 @@ class CheckpointMap(MutableMapping[int, Checkpoint]):
 class Lease:
     """Protects the path from the root to `position` while a request uses it.
 
-    `number`: how the policy knows the request, None if nobody asked.
+    `number`: the policy's number of the request, None for work that no client asked for.
     """
 
     node: "Node"
@@ -187,10 +187,10 @@ _serials = count()
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One edge and what hangs on it.
+    """One edge with its segments, checkpoints and leases.
 
-    `num_leases` counts the leases in this node and below it; `last_use` is the clock of the last path through it and
-    `num_uses` how many paths went through.
+    `num_leases` counts the leases in this node and below; `last_use` is the tree's clock at the last use of a path
+    through it, `num_uses` the number of such uses.
     """
 
     start: int
@@ -206,15 +206,15 @@ class Node:
     last_use: int = 0
     num_uses: int = 0
     used_at_s: float = 0.0
-    """When it was used last, and for what: for whoever looks (`last_use` is what decides)."""
+    """Time and kind of the last use, for inspection only (decisions use `last_use`)."""
     used_for: LastUse = LastUse.STORED
     serial: int = field(default_factory=_serials.__next__)
-    """Tells it from all other nodes of the process."""
+    """Unique within the process."""
     last_visit: int | None = None
-    """The policy's number of the prompt that came by last; `first_visit`: of the first."""
+    """The policy's number of the last prompt through this edge; `first_visit`: of the first."""
     first_visit: int | None = None
     ghosts: Ghosts | None = None
-    """What was evicted from this edge; None: nothing was."""
+    """What was evicted from this edge, None if nothing was."""
 
     @property
     def stop(self) -> int:
@@ -222,22 +222,22 @@ class Node:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all segments on this edge."""
+        """Bytes of all segments of this edge."""
         return sum(segment.nbytes for group in self.segments.values() for segment in group)
 
     def coverage(self, kind: KvKind) -> tuple[Span, ...]:
-        """Which positions of this edge have entries of `kind`."""
+        """The positions of this edge that have entries of `kind`."""
         return union(segment.span for segment in self.segments.get(kind, ()))
 
     def sequences(self) -> tuple[object, ...]:
-        """Whose buffers entries of this edge stand in, each once."""
+        """The sequences whose buffers hold entries of this edge, each once."""
         holders = {id(segment.sequence): segment.sequence for group in self.segments.values() for segment in group}
         return tuple(holder for holder in holders.values() if holder is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentRef:
-    """Where a segment hangs. Valid until the tree changes; who keeps one keeps its entries alive."""
+    """A segment and its place in the tree. Valid until the tree changes; keeps the segment's entries alive."""
 
     node: Node
     kind: KvKind
@@ -246,10 +246,10 @@ class SegmentRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSizes:
-    """How finely payloads are cut, in tokens.
+    """Sizes in tokens.
 
-    `longest`: of a segment, which bounds what a split or an eviction has to copy. `tail`: how much of a path's end is
-    evicted at a time where every position is resumable.
+    `longest`: the longest segment, which bounds what a split or an eviction copies. `tail`: how much of a path's end is
+    evicted at a time if every position is resumable.
     """
 
     longest: int = 2048
@@ -261,7 +261,7 @@ class SegmentSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Walk:
-    """How far a prompt agrees with the tree: `nodes` from the root down, the last perhaps only in part.
+    """The path of a prompt in the tree: `nodes` from the root down, of which the last may match only in part.
 
     Valid until the tree changes.
     """
@@ -292,6 +292,6 @@ def subtree(node: Node) -> Iterator[Node]:
 
 
 def cut_segments(segments: Sequence[Segment], span: Span) -> list[Segment]:
-    """The segments of `span` alone. One that lies within is the same object, one that is cut is copied."""
+    """The parts of the segments within `span`: a segment that lies within is the same object, others are cut."""
     inside = ((segment, segment.span.clip(span.start, span.stop)) for segment in segments)
     return [segment.cut(part) for segment, part in inside if part is not None]

@@ -1,6 +1,6 @@
-"""What hangs on the tree, as the cache sees it: opaque things with a size.
+"""What the tree stores, as the cache sees it: opaque payloads with a size.
 
-The engine gives payloads that hold MLX arrays; the simulator and the tests give payloads of their own.
+The engine's payloads hold MLX arrays; the simulator and the tests have their own.
 """
 
 from abc import ABC, abstractmethod
@@ -12,31 +12,31 @@ from reprise.core.tokens import Span
 
 
 class SegmentPayload(Protocol):
-    """The entries of one layer kind for a run of consecutive positions. Immutable; owns its bytes, or is shared."""
+    """The entries of one layer kind for consecutive positions. Immutable; owns its bytes unless it is shared."""
 
     @property
     def nbytes(self) -> int: ...
 
     def cut(self, start: int, stop: int) -> "SegmentPayload":
-        """The entries ``[start, stop)``, counted from this payload's own first entry: a copy, unless shared."""
+        """The entries ``[start, stop)``, counted from this payload's first: a copy, unless shared."""
         ...
 
     def join(self, others: Sequence["SegmentPayload"]) -> "SegmentPayload":
-        """One payload of this one's entries and then the others', in order."""
+        """One payload with this one's entries followed by the others'."""
         ...
 
 
 class SharedPayload(ABC):
-    """A segment payload that is a span of a sequence's own buffers, instead of a copy.
+    """A segment payload that is a span of a sequence's buffers rather than a copy.
 
-    Its bytes count as the tree's, and the sequence's own by so much less. Dropping it frees nothing while the
-    sequence has its buffers: so the cache has idle sequences closed before it evicts what they share.
+    Its bytes are charged to the tree and not to the sequence. Dropping it frees nothing while the sequence has its
+    buffers, so the cache has idle sequences closed before it evicts what they share.
     """
 
     @property
     @abstractmethod
     def sequence(self) -> object:
-        """Whose buffers these are."""
+        """The sequence that owns the buffers."""
 
     @property
     @abstractmethod
@@ -50,24 +50,24 @@ class SharedPayload(ABC):
 
 
 class SnapshotPayload(Protocol):
-    """The saved state of all layers that have no entries, at one position. Immutable; owns its bytes."""
+    """The saved state of all layers without entries, at one position. Immutable; owns its bytes."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 class LogitsRow(Protocol):
-    """The logits behind one position, in the model's own type. Immutable; owns its bytes."""
+    """The logits at one position, in the model's dtype. Immutable; owns its bytes."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 class Source(Protocol):
-    """A live sequence that a commit copies from. It stands at the position that is committed."""
+    """The state that a commit copies from; it is at the position being committed."""
 
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
-        """The bytes that `segment` will take for this many positions, beside what the sequence holds."""
+        """The bytes that a `segment` of `length` positions will add to what the sequence holds."""
         ...
 
     def snapshot_nbytes(self) -> int: ...

@@ -1,9 +1,9 @@
-"""Pins: checkpoints that stay whatever else would be worth more, until a time on the cache's clock.
+"""Pins: checkpoints exempt from eviction until a time on the cache's clock.
 
-A pin keeps its path and its snapshot. Some are set one by one (`cache_control`, an administrator's call) and hold until
-their time is over; others follow a conversation (`prompt_cache_retention`), and a later turn's replaces an earlier
-one's. Where there are too many (`keep_within`), or a running request has no room otherwise, those end first that
-would end first; of those that end together, the newest.
+A pin keeps its path and its snapshot. Explicit pins (`cache_control`, the administration API) hold until they expire;
+others follow a conversation (`prompt_cache_retention`): a later turn's pin replaces the earlier one. If pins exceed
+their limit (`keep_within`), or a running request has no room otherwise, those that expire first are removed first; of
+those that expire together, the newest.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from reprise.core.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class _Until:
-    """The times until which a checkpoint stays, and who asked for that."""
+    """When a checkpoint's pins expire, explicit (`pinned`) and of its conversation (`retained`), and their owners."""
 
     pinned: float = 0.0
     retained: float = 0.0
@@ -31,7 +31,7 @@ _NEVER = _Until()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedTotal:
-    """How many checkpoints are pinned, how many bytes stay for them, and when the first of them ends."""
+    """Number of pinned checkpoints, the bytes they keep, and when the first of them expires."""
 
     num: int = 0
     nbytes: int = 0
@@ -39,7 +39,7 @@ class PinnedTotal:
 
 
 class Pins:
-    """The pinned checkpoints, oldest pin first, among them those whose time is over. `num_changes` grows with each."""
+    """The pinned checkpoints, oldest pin first, including expired ones. `num_changes` grows with every change."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -48,28 +48,28 @@ class Pins:
         self._total = PinnedTotal()
         self._total_of = 0
 
-    # Asking.
+    # Queries.
 
     def __iter__(self) -> Iterator[Checkpoint]:
-        """The checkpoints whose pins hold now."""
+        """The checkpoints whose pins have not expired."""
         now = self._clock()
         return iter([checkpoint for checkpoint, until in self._until.items() if until.last > now])
 
     def noted(self) -> frozenset[Checkpoint]:
-        """All that are written down, whether their time is over or not."""
+        """All pinned checkpoints, including expired ones."""
         return frozenset(self._until)
 
     def holds(self, checkpoint: Checkpoint) -> bool:
-        """Whether the checkpoint may not be evicted now."""
+        """Whether the checkpoint is pinned now."""
         return self.until(checkpoint) > self._clock()
 
     def until(self, checkpoint: Checkpoint) -> float:
-        """Until when the checkpoint stays; 0 if it never was pinned."""
+        """When the checkpoint's pin expires; 0 if it is not pinned."""
         until = self._until.get(checkpoint)
         return until.last if until is not None else 0.0
 
     def is_owned_by(self, checkpoint: Checkpoint, owner: str) -> bool:
-        """Whether it is pinned, perhaps among others, for this owner."""
+        """Whether `owner` has pinned it, perhaps among others."""
         until = self._until.get(checkpoint)
         return until is not None and owner in until.owners
 
@@ -79,31 +79,31 @@ class Pins:
         return until is not None and until.pinned <= self._clock()
 
     def total(self) -> PinnedTotal:
-        """What all pins keep now. O(pins × depth) if that has changed since it was asked last."""
+        """The total of all pins now. Memoized; O(pins × depth) after a change."""
         if self._total_of != self.num_changes or self._total.until <= self._clock():
             self._total_of = self.num_changes
             self._total = self.total_of(list(self))
         return self._total
 
     def total_of(self, checkpoints: list[Checkpoint]) -> PinnedTotal:
-        """What these keep: paths that they share count once. O(checkpoints × depth)."""
+        """The total of these checkpoints; shared paths count once. O(checkpoints × depth)."""
         return PinnedTotal(
             num=len(checkpoints),
             nbytes=_nbytes_of(checkpoints),
             until=min((self.until(checkpoint) for checkpoint in checkpoints), default=float("inf")),
         )
 
-    # Changing.
+    # Changes.
 
     def pin(self, checkpoint: Checkpoint, until: float, *, owner: str = "") -> None:
-        """Keep the checkpoint until then, or longer if it is pinned longer, for this owner and those that it has."""
+        """Pin the checkpoint at least until `until`, and add `owner` to its owners."""
         known = self._until.get(checkpoint, _NEVER)
         if until > known.pinned or owner not in known.owners:
             pinned = max(until, known.pinned)
             self._set(checkpoint, replace(known, pinned=pinned, owners=known.owners | {owner}))
 
     def retain(self, checkpoint: Checkpoint, until: float, *, owner: str = "") -> None:
-        """The same for the tip of a conversation: what it retained further up is let go."""
+        """Like `pin`, for the tip of a conversation: releases what it retained earlier on the path."""
         for node in path_to(checkpoint.node):
             for earlier in node.checkpoints.values():
                 known = self._until.get(earlier, _NEVER)
@@ -115,7 +115,7 @@ class Pins:
             self._set(checkpoint, replace(known, retained=retained, owners=known.owners | {owner}))
 
     def disown(self, checkpoint: Checkpoint, owner: str) -> bool:
-        """One owner lets the checkpoint go; the last one unpins it. False if it was not pinned for this one."""
+        """Remove one owner; removing the last one unpins the checkpoint. False if `owner` had not pinned it."""
         if not self.is_owned_by(checkpoint, owner):
             return False
         rest = self._until[checkpoint].owners - {owner}
@@ -125,24 +125,24 @@ class Pins:
         return self.unpin(checkpoint)
 
     def unpin(self, checkpoint: Checkpoint) -> bool:
-        """Let the checkpoint go. False if it was not pinned."""
+        """Unpin the checkpoint. False if it was not pinned."""
         if not self.holds(checkpoint):
             return False
         self.discard(checkpoint)
         return True
 
     def discard(self, checkpoint: Checkpoint) -> None:
-        """Forget the checkpoint, pinned or not: it leaves the tree."""
+        """Forget a checkpoint that leaves the tree, pinned or not."""
         if self._until.pop(checkpoint, None) is not None:
             self.num_changes += 1
 
     def unpin_first(self) -> bool:
-        """Let the pin go that would end first. False if there is none. O(pins)."""
+        """Unpin the checkpoint whose pin expires first. False if there is none. O(pins)."""
         first = min(reversed(list(self)), key=self.until, default=None)
         return first is not None and self.unpin(first)
 
     def keep_within(self, nbytes: int) -> int:
-        """Let pins go until the rest keep so many bytes at most. Gives how many went."""
+        """Unpin until the rest keep at most `nbytes`. Returns how many were unpinned."""
         num = 0
         while self.total().nbytes > nbytes:
             self.unpin_first()
@@ -158,7 +158,7 @@ class Pins:
 
 
 def _nbytes_of(checkpoints: list[Checkpoint]) -> int:
-    """The bytes that stay for these checkpoints."""
+    """The bytes that these checkpoints keep."""
     stops: dict[int, tuple[Node, int]] = {}
     for checkpoint in checkpoints:
         for node in path_to(checkpoint.node):
@@ -170,7 +170,7 @@ def _nbytes_of(checkpoints: list[Checkpoint]) -> int:
 
 
 def _nbytes_to(node: Node, stop: int) -> int:
-    """The bytes of an edge's entries up to `stop`; of a segment that goes on behind it, its share."""
+    """The bytes of an edge's entries up to `stop`; for a segment that extends past it, the proportional share."""
     total = 0
     for segments in node.segments.values():
         for segment in segments:

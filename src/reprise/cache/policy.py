@@ -1,7 +1,7 @@
-"""Which item of the cache is worth least. Facts in, a number out; the lowest number goes first.
+"""Eviction policies: facts about an item in, its worth out; the item of least worth is evicted first.
 
-A policy knows nothing of the tree. It is told of every prompt (`arrive`), and learns from that alone: nothing here
-does I/O, reads a clock or draws a random number, so the same prompts give the same order.
+A policy does not see the tree. It learns from the prompts (`arrive`) alone, without I/O, clock or randomness, so the
+same prompts give the same order.
 """
 
 from bisect import bisect_right
@@ -14,24 +14,23 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 
 _SHARED = frozenset({BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
-"""Kinds that do not belong to one chat's newest turn."""
+"""Kinds of checkpoints that several chats may share."""
 
 _TURNS = (1, 2, 4, 8)
 _PAUSES = (16, 64, 256, 1024)
 _NEW_TOKENS = (512, 4096, 32768)
 _ANSWERED = (16, 64, 256, 1024)
-"""Edges of the classes in which chats are thought alike, in powers of two, four and eight."""
+"""Bin edges of the classes within which chats are expected to behave alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of one item that could be evicted.
+    """What is known about one item that could be evicted.
 
-    `cost`: the tokens to compute again if it were gone and its position were asked for. `nbytes`: what evicting it
-    gives back. `last_use`, `now`: the cache's clock. `num_uses`: how often a request resumed here. `num_branches`: the
-    paths that go on from here. `last_visit`: the number of the prompt that came by last; `first_visit`: that of the
-    first (None: not known). `num_passes`: how many requests came by. `is_tail`: it lies behind the stable boundary of
-    its path.
+    `cost`: the tokens to recompute for a request at its position if it were gone. `nbytes`: what evicting it frees.
+    `last_use`, `now`: the cache's clock. `num_uses`: requests that resumed here. `num_branches`: paths that continue
+    from here. `last_visit`, `first_visit`: the numbers of the last and first prompt on its path (None: not known).
+    `num_passes`: requests whose path leads through it. `is_tail`: it lies past the stable boundary of its path.
     """
 
     kind: BoundaryKind
@@ -51,68 +50,66 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """How a policy knows a prompt: its number, and the number of the one that it goes on from, if there is one."""
+    """A policy's number of a prompt, and the number of the prompt that it continues, if any."""
 
     number: int
     continues: int | None = None
 
 
 class Policy(Protocol):
-    """An order of eviction. The numbers of prompts begin at 1."""
+    """An eviction order. Prompts are numbered from 1."""
 
     def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
-        """A request came with this prompt, of which ``[0, known)`` is stored."""
+        """Record a request with this prompt, of which ``[0, known)`` is stored."""
         ...
 
     def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
-        """The number of the prompt that these tokens belong to, None if it is not known."""
+        """The number of the prompt that these tokens continue, or None."""
         ...
 
     def answered(self, number: int, num_tokens: float) -> None:
-        """Prompt `number` has its answer, of so many tokens."""
+        """Record that prompt `number` got an answer of `num_tokens`."""
         ...
 
     def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
-        """Prompt `number` and its answer are stored as far as `tokens`; from `stable_at` on a next turn may differ."""
+        """Record that prompt `number` and its answer are stored as `tokens`, stable up to `stable_at`."""
         ...
 
     def worth(self, facts: Facts) -> float: ...
 
     def admits(self, new: Facts, than: float) -> bool:
-        """Whether something new may take the place of an item of worth `than`."""
+        """Whether a new item may replace one of worth `than`."""
         ...
 
     def review_at(self, facts: Facts) -> int | None:
-        """The number of the prompt at which this item's worth will have changed by itself, None if it never does."""
+        """The number of the prompt at which this item's worth will have changed with time, or None."""
         ...
 
     def evicted(self, facts: Facts, worth: float) -> None:
-        """An item of this worth was evicted."""
+        """Record that an item of this worth was evicted."""
         ...
 
 
 class ExpectedSaving:
-    """What a byte is expected to save for each prompt that it waits: the default.
+    """The default: the tokens that a byte is expected to save per prompt of waiting.
 
-    Worth = tokens saved by a use × uses expected per prompt of waiting ÷ bytes. How soon a chat comes back is
-    learned from the chats themselves, also from those that were evicted (`reprise.cache.reuse_rate`), and so is how
-    often another path leaves from what is shared. Once a prompt has its answer, its length tells more: a word is
-    the answer to a task that is done. How often next turns have what stands behind the stable boundary of the last
-    one is learned for all of them together. A chat that has gone on elsewhere leaves ends behind that nobody waits
-    for: these have negative worth and go before anything else, the least useful first. New entries that are
-    expected to save less than everything stored are not stored, so that prompts which come once do not wash out
-    chats.
+    Worth = tokens saved per use × expected uses per prompt of waiting ÷ bytes. The rate at which chats return is
+    learned from all chats, evicted ones included (`reprise.cache.reuse_rate`), as is the rate at which new paths branch
+    off shared ones. The length of the answer refines the estimate: a one-word answer usually ends a task. How often the
+    next turn repeats what lies past the stable boundary is learned for all chats together. When a chat continues
+    elsewhere, what it left has negative worth and is evicted first, the least useful first. New entries that are
+    expected to save less than anything stored are not stored, so one-off prompts do not displace chats.
     """
 
     def __init__(self, *, unit_tokens: int = 1) -> None:
-        """`unit_tokens`: how many real tokens one token of the prompts stands for (replayed block hashes)."""
+        """`unit_tokens`: how many real tokens each token of the prompts represents (replayed block hashes)."""
         self._unit_tokens = unit_tokens
         self._history = ConversationHistory()
         self._turns = ReuseRateEstimator(
             (len(_TURNS) + 1, len(_PAUSES) + 2, len(_NEW_TOKENS) + 1), num_later=len(_ANSWERED) + 1
         )
         self._branches = ReuseRateEstimator((len(_TURNS) + 1,))
-        # One of each before any was seen.
+        # A prior of one each.
         self._tails_met, self._tails_missed = 1, 1
 
     def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
@@ -171,17 +168,17 @@ class ExpectedSaving:
         pass
 
     def _is_left_behind(self, facts: Facts) -> bool:
-        """Whether the chat has gone on from elsewhere. What two requests have resumed from is not one chat's alone."""
+        """Whether its chat has continued elsewhere. What two requests resumed from is shared, so it is not."""
         if facts.num_branches > 1 or facts.num_uses > 1:
             return False
         return facts.is_superseded or (facts.kind not in _SHARED and self._history.is_continued(facts.last_visit))
 
     def _rate_of_passes(self, facts: Facts) -> float:
-        """Requests that come by, per prompt: any of them falls back on this place if what it had further on is gone.
+        """Requests on this path, per prompt: any of them resumes here if what it had further on is evicted.
 
-        Once none has come for longer than usual, the rate falls as the silence lasts.
+        When none has come for longer than usual, the rate falls with the time since the last.
         """
-        # Of prompts that are not known, the first came before all others.
+        # Unknown prompts count as the oldest.
         first, last = (0 if number is None else number for number in (facts.first_visit, facts.last_visit))
         rate = facts.num_passes / max(1, self._history.now - first)
         silence = max(1, self._history.now - last)

@@ -1,8 +1,8 @@
-"""The prefix cache: what was computed once, for whoever comes next.
+"""The prefix cache.
 
-One radix tree per namespace (`reprise.cache.tree`), an order of eviction, pins, and a memory budget that all of it is
-charged to. Lookups change nothing; a commit adds only what is not there yet; eviction takes nothing that a lease needs;
-`check()` recomputes the books. Used by one thread.
+A radix tree per namespace (`reprise.cache.tree`), an eviction order and pins, all charged to one memory budget. Lookups
+change nothing; a commit adds only what is missing; eviction never takes what a lease protects; `check()` recomputes all
+accounts. Used by one thread.
 """
 
 import sys
@@ -40,7 +40,7 @@ from reprise.memory import Account, Memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What a commit did: `num_tokens` and `nbytes` newly held, and whether a request can resume at this position."""
+    """The result of a commit: `num_tokens` and `nbytes` added, and whether the position is now resumable."""
 
     num_tokens: int
     nbytes: int
@@ -49,7 +49,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
-    """What a prefix cache holds, and how many items it has evicted so far, by reason."""
+    """What a prefix cache holds, and how many items it has dropped so far, by reason."""
 
     kv_nbytes: int
     snapshot_nbytes: int
@@ -60,12 +60,12 @@ class CacheStats:
 
     @property
     def num_evictions(self) -> int:
-        """Items dropped so far, for whatever reason."""
+        """Items dropped so far, for any reason."""
         return sum(self.evictions.values())
 
 
 def _nobody_shares(sequence: object) -> None:
-    raise AssertionError(f"entries stand in the buffers of {sequence}, and nobody can close it")
+    raise AssertionError(f"entries are in the buffers of {sequence}, and nothing can close it")
 
 
 class PrefixCache:
@@ -80,7 +80,7 @@ class PrefixCache:
         sizes: SegmentSizes | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        """`memory`: what the payloads are charged to, without a bound by default. It reclaims from eviction."""
+        """`memory`: the budget that payloads are charged to (default: unlimited); it reclaims by evicting from here."""
         self.layout = layout
         self.memory = memory if memory is not None else Memory()
         self.tree = RadixTree(layout, self.memory, sizes if sizes is not None else SegmentSizes(), time=clock)
@@ -92,16 +92,16 @@ class PrefixCache:
         self.memory.reclaim_from(self.evict_one)
         self._evictions: Counter[str] = Counter()
         self.is_compact = True
-        """Whether nothing was stored since small segments were joined."""
+        """Whether nothing was stored since the last complete compaction."""
 
     @property
     def nbytes(self) -> int:
-        """All bytes of payloads."""
+        """Bytes of all segments and snapshots."""
         return self.memory.nbytes(Account.KV) + self.memory.nbytes(Account.SNAPSHOTS)
 
     @property
     def stats(self) -> CacheStats:
-        """What the cache holds now, and what it has dropped."""
+        """Sizes now, and counters."""
         return CacheStats(
             kv_nbytes=self.memory.nbytes(Account.KV),
             snapshot_nbytes=self.memory.nbytes(Account.SNAPSHOTS),
@@ -122,40 +122,40 @@ class PrefixCache:
         return resume_position(self.layout, match, limit)
 
     def read(self, match: Match, position: int) -> Restore:
-        """What is needed to resume at `position`, which `resume_at` gave for the same match."""
+        """What is needed to resume at `position`, a result of `resume_at` for the same match."""
         return read(self.layout, match, position)
 
     def was_lost(self, match: Match, position: int) -> bool:
-        """Whether something was evicted that would have let this prompt resume behind `position`."""
+        """Whether something was evicted that would have let this prompt resume past `position`."""
         return was_lost(match, position)
 
     def row_at(self, match: Match) -> LogitsRow | None:
-        """The logits behind the last of the matched prompt's tokens, where they are kept and all of it is resumable."""
+        """The logits after the prompt's last token, if all of it matched and they are stored."""
         if match.length < len(match.tokens):
             return None
         return self.rows.at(checkpoint_at(match.walk, match.length))
 
     def would_evict(self, num: int) -> list[tuple[Checkpoint, Facts]]:
-        """The first `num` items that `evict_one` would take, as things are now."""
+        """The first `num` items that `evict_one` would evict now."""
         return self.order.first(num, may_evict=self._may_evict)
 
     def least_worth(self) -> float | None:
-        """The worth of what `evict_one` would take, in the policy's terms; None if nothing may be evicted."""
+        """The policy's worth of what `evict_one` would evict; None if nothing may be evicted."""
         if len(self.rows) > 0:
             return 0.0
         first = self.would_evict(1)
         return self.order.policy.worth(first[0][1]) if first else None
 
     def protected_nbytes(self) -> int:
-        """At least so many bytes stay whatever is evicted, pins aside: full entries and snapshots up to the leases."""
+        """A lower bound of the bytes that cannot be evicted, pins aside: full entries, snapshots up to the leases."""
         return self.tree.leased_nbytes()
 
     # Leases.
 
     def lease(self, match: Match, position: int, *, is_request: bool = True) -> Lease:
-        """Protect the matched path up to `position` until `release`, and note that it is used.
+        """Protect the matched path up to `position` until `release`, and mark it as used.
 
-        `is_request`: somebody asked for it. Work that the server gives itself says nothing about who comes back when.
+        `is_request`: a client asked for it. The policy does not learn from the server's own work.
         """
         assert position <= match.length, (position, match.length)
         lease = self.tree.protect(match.walk, position)
@@ -168,28 +168,28 @@ class PrefixCache:
         return lease
 
     def note_answer(self, lease: Lease, num_tokens: float) -> None:
-        """Let the policy know that the request of this lease has its answer, and how long that is.
+        """Tell the policy the length of the answer to this lease's request.
 
-        In tokens like the prompt's: a fraction where one of those stands for many.
+        In units of the prompt's tokens: a fraction if each of those represents many.
         """
         if lease.number is not None:
             self.order.policy.answered(lease.number, num_tokens)
 
     def release(self, lease: Lease) -> None:
-        """Give the lease back, and drop what was kept for it alone. Releasing twice is a bug."""
+        """Release the lease, and drop what was kept only for it. Releasing twice is a bug."""
         self.tree.unprotect(lease)
         if not self.layout.resumes_anywhere:
             self._trim_path(lease.node, lease.position)
             self._prune(lease.node)
 
     def _arrive(self, match: Match) -> int:
-        """Let the policy know of a request, and look again at everything whose worth that changes. Gives its number."""
+        """Tell the policy of a request, and re-evaluate everything whose worth that changes. Returns its number."""
         arrival = self.order.policy.arrive(match.tokens, known=match.length, namespace=match.namespace)
         nodes, last = match.walk.nodes, match.walk.last
         for node in nodes if match.length == last.stop else nodes[:-1]:
             self._visit(node, arrival.number)
         if arrival.continues is not None:
-            # What the earlier prompt left beside this path has just been left behind.
+            # The chat has continued: what its earlier prompt left beside this path loses worth.
             beside = last.children.values() if match.length == last.stop else (last,)
             for top in [node for node in beside if node.last_visit == arrival.continues]:
                 for node in subtree(top):
@@ -199,10 +199,10 @@ class PrefixCache:
         return arrival.number
 
     def _visit(self, node: Node, number: int) -> None:
-        """The prompt of this number went through `node`: look again at everything there whose worth that changes."""
+        """Record that prompt `number` passed through `node`; re-evaluate the checkpoints whose worth that changes."""
         if self.tree.visit(node, number):
             for checkpoint in node.checkpoints.values():
-                # The superseded ones go first in any case, and are looked at again in time.
+                # Superseded ones are evicted first in any case, and re-evaluated when popped.
                 if not checkpoint.is_superseded:
                     self.order.place(checkpoint)
 
@@ -220,19 +220,19 @@ class PrefixCache:
         stable_at: int | None = None,
         seams: Mapping[KvKind, Sequence[int]] | None = None,
     ) -> Committed:
-        """Make the position ``len(tokens)`` resumable: copy from `source` what the tree does not have yet.
+        """Make position ``len(tokens)`` resumable: copy from `source` what the tree lacks.
 
-        What cannot fit the budget, even after eviction, is not stored, or only its beginning where every position is
-        resumable: the result says so. If `source` raises, nothing was added; what was evicted to make room stays
-        evicted. `overrides_admission`: a client asked to keep something of this path, so it may take the place of
-        whatever may be evicted. `stable_at`: from there on the next turn may have something else (None: not known).
-        `seams`: positions at which the entries of a kind are cut, since `source` has them in these parts.
+        What does not fit the budget even after eviction is not stored, or only its beginning if every position is
+        resumable; the result says so. If `source` raises, nothing is added; what was evicted for it stays evicted.
+        `overrides_admission`: a client asked to keep this path, so anything evictable may be evicted for it.
+        `stable_at`: the next turn may differ past this position (None: not known). `seams`: positions at which to cut
+        the entries of a kind, since `source` holds them in these parts.
         """
         position = len(tokens)
         if position == 0:
             return Committed(num_tokens=0, nbytes=0, is_resumable=True)
         walk = self.tree.walk(tokens, namespace)
-        # Evicting must not take away the path that is about to be extended.
+        # Protect the path that is about to be extended from eviction.
         guard = self.tree.protect(walk, walk.length)
         try:
             wanted = missing(self.layout, walk, position, self.tree.sizes.longest, seams)
@@ -254,7 +254,7 @@ class PrefixCache:
             snapshot = source.snapshot() if needs_snapshot else None
 
             held_before = self.nbytes
-            path = self._grow(walk, tokens, namespace)
+            path = self._extend(walk, tokens, namespace)
             for segment_kind, segment in segments:
                 self.tree.attach(path, segment_kind, segment)
             if visit is not None:
@@ -270,9 +270,9 @@ class PrefixCache:
         return Committed(num_tokens=position - walk.length, nbytes=added, is_resumable=is_whole)
 
     def _admit(self, nbytes: int, new: Facts | None) -> bool:
-        """Make room for `nbytes` more, by evicting what is worth less than `new`; None: than anything.
+        """Make room for `nbytes` by evicting what is worth less than `new` (None: anything); False if impossible.
 
-        What is known to be hopeless evicts nothing.
+        If it cannot succeed, it evicts nothing.
         """
         available = self.memory.available
         if available is None or available >= nbytes:
@@ -282,10 +282,10 @@ class PrefixCache:
         return nbytes <= most and self._evict_for(nbytes, new)
 
     def _stop_that_fits(self, walk: Walk, position: int, nbytes: int) -> int:
-        """How far a path of `nbytes` more fits what is free, where every position is resumable.
+        """How far a path of `nbytes` more fits into free memory, if every position is resumable.
 
-        Its beginning saves as much a byte as the whole. Not less than what is evicted at a time, so that paths do not
-        grow by crumbs.
+        A beginning saves as much per byte as the whole. It is at least as long as what is evicted at a time, so that
+        paths do not grow by tiny steps.
         """
         available = self.memory.available
         if available is None or available <= 0 or not self.layout.resumes_anywhere:
@@ -293,8 +293,8 @@ class PrefixCache:
         num = (position - walk.length) * available // nbytes
         return walk.length + num if num >= self.tree.sizes.tail else walk.length
 
-    def _grow(self, walk: Walk, tokens: Tokens, namespace: str) -> tuple[Node, ...]:
-        """Add what the tree lacks of `tokens`; gives the nodes from the root to the one that holds the end."""
+    def _extend(self, walk: Walk, tokens: Tokens, namespace: str) -> tuple[Node, ...]:
+        """Add what the tree lacks of `tokens`; returns the nodes from the root to the one that holds the end."""
         path = self.tree.extend(walk, tokens, namespace)
         if self.layout.resumes_anywhere and len(path) > 1 and walk.length < len(tokens):
             end = path[-2].checkpoints.get(path[-2].stop)
@@ -336,7 +336,7 @@ class PrefixCache:
     # Exact repeats.
 
     def has_room_for_row(self, nbytes: int, *, snapshot: int) -> bool:
-        """Whether a row of logits is worth computing apart: for it and its snapshot older rows alone give way."""
+        """Whether a row and its snapshot fit, evicting only older rows."""
         if not self.rows.admits(nbytes + snapshot):
             return False
         while not self.memory.fits(nbytes):
@@ -345,10 +345,7 @@ class PrefixCache:
         return True
 
     def keep_row(self, tokens: Tokens, row: LogitsRow, *, namespace: str = "") -> bool:
-        """Keep the logits behind ``len(tokens)``, which was committed. False if it is not resumable (any more).
-
-        Others give way: see `reprise.cache.logits_rows`.
-        """
+        """Store the logits at ``len(tokens)``, evicting older rows. False if the position is not resumable."""
         checkpoint = self._checkpoint(tokens, namespace, BoundaryKind.PROMPT_END)
         if checkpoint is None:
             return False
@@ -359,7 +356,7 @@ class PrefixCache:
         return self.rows.at(checkpoint) is not None
 
     def _evict_row(self) -> bool:
-        """Give up the row that was used least recently, and the position if it was kept for it alone. False: none."""
+        """Evict the least recently used row, and its checkpoint if kept only for the row. False if there is none."""
         checkpoint = next(iter(self.rows.checkpoints()), None)
         if checkpoint is None:
             return False
@@ -376,31 +373,31 @@ class PrefixCache:
     # Pins.
 
     def pin(self, tokens: Tokens, *, namespace: str, until: float, owner: str = "") -> bool:
-        """Keep the position ``len(tokens)`` until then, or longer if it is pinned longer. False if not resumable."""
+        """Pin the position ``len(tokens)`` at least until `until`. False if it is not resumable."""
         checkpoint = self._checkpoint(tokens, namespace, BoundaryKind.EXPLICIT)
         if checkpoint is not None:
             self.pins.pin(checkpoint, until, owner=owner)
         return checkpoint is not None
 
     def retain(self, tokens: Tokens, *, namespace: str, until: float, owner: str = "") -> bool:
-        """The same for a conversation that has come to ``len(tokens)``: what it retained before is let go."""
+        """Like `pin`, for a conversation that has reached ``len(tokens)``: replaces what it retained before."""
         checkpoint = self._checkpoint(tokens, namespace, BoundaryKind.STABLE)
         if checkpoint is not None:
             self.pins.retain(checkpoint, until, owner=owner)
         return checkpoint is not None
 
     def pin_of(self, tokens: Tokens, *, namespace: str) -> Pin | None:
-        """The pin of this prefix, though its time may be over; None if it is not pinned. O(tokens)."""
+        """The pin of this prefix, even if expired, or None. O(tokens)."""
         checkpoint = checkpoint_at(self.match(tokens, namespace=namespace).walk, len(tokens))
         return self._pin(checkpoint) if checkpoint is not None and self.pins.until(checkpoint) > 0 else None
 
     def list_pins(self, namespace: str, *, owner: str = "") -> PinList:
-        """The pins of an owner in a namespace, oldest first. O(tokens of them)."""
+        """The pins of an owner in a namespace, oldest first. O(their tokens)."""
         pinned = [c for c in self.pinned(namespace) if self.pins.is_owned_by(c, owner)]
         return PinList(pins=tuple(map(self._pin, pinned)), nbytes=self.pins.total_of(pinned).nbytes)
 
     def unpin(self, name: str, *, namespace: str, owner: str = "") -> bool:
-        """Let the pin of this id go, unless another owner has it too. False if this one has none."""
+        """Remove this owner from the pin with this id. False if the owner has no such pin."""
         checkpoint = self._pinned(name, namespace)
         return checkpoint is not None and self.pins.disown(checkpoint, owner)
 
@@ -409,7 +406,7 @@ class PrefixCache:
         return [checkpoint for checkpoint in self.pins if self.tree.namespace_of(checkpoint) == namespace]
 
     def prefix_of(self, checkpoint: Checkpoint) -> Tokens:
-        """The tokens that the checkpoint stands behind."""
+        """The tokens before the checkpoint."""
         return join_tokens(*(node.tokens for node in path_to(checkpoint.node)))[: checkpoint.position]
 
     def _pinned(self, name: str, namespace: str) -> Checkpoint | None:
@@ -426,7 +423,7 @@ class PrefixCache:
         )
 
     def _checkpoint(self, tokens: Tokens, namespace: str, kind: BoundaryKind) -> Checkpoint | None:
-        """The checkpoint at ``len(tokens)``, made now if the position is resumable without one; None if it is not."""
+        """The checkpoint at ``len(tokens)``, added if the position is resumable without one; None if it is not."""
         match = self.match(tokens, namespace=namespace)
         position = len(tokens)
         if position == 0 or match.length < position:
@@ -439,17 +436,17 @@ class PrefixCache:
         self.order.place(made)
         return made
 
-    # Removal. Nothing here touches what a lease or a pin protects, but for `reset` (both) and `clear` (pins). A lease
-    # protects its path: all but the superseded checkpoints on the way to its position.
+    # Removal. Only `reset` touches what a lease protects; only `reset`, `clear` and `drop_path` touch pins. A lease
+    # protects its path, except for superseded checkpoints before its position.
 
     def evict_one(self) -> bool:
         """Evict the item of least worth. False if nothing may be evicted."""
         return self._evict_least(None)
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> None:
-        """Drop everything that no lease protects: of one namespace, or of all. O(size of the trees).
+        """Drop everything that no lease protects, of one namespace or all, pins included. O(size of the trees).
 
-        Pins go, too; where an `owner` is named, only this one's, and what others have pinned stays.
+        With an `owner`, only this owner's pins are dropped, and what others pinned stays.
         """
         for name in [name for name in self.tree.roots if namespace in (None, name)]:
             for checkpoint in list(self.tree.checkpoints(name)):
@@ -457,7 +454,7 @@ class PrefixCache:
                     self.pins.discard(checkpoint)
                 else:
                     self.pins.disown(checkpoint, owner)
-            # What one round leaves, such as the new end of a path that was shortened, is for the next.
+            # Repeat: dropping the end of a path makes its new end evictable.
             while checkpoints := list(self.tree.checkpoints(name)):
                 num_before = self._evictions.total()
                 for checkpoint in checkpoints:
@@ -469,9 +466,9 @@ class PrefixCache:
         self.order.sweep()
 
     def drop_path(self, tokens: Tokens, *, namespace: str) -> None:
-        """Drop everything that shares a beginning with these tokens, pins included: what is stored there is wrong.
+        """Drop every path that begins like these tokens, pins included, since a state on it was found to be wrong.
 
-        What stands below a wrong state was computed from it. Leases protect nothing but the edges of their own path.
+        States below a wrong one were computed from it. Leased paths stay.
         """
         nodes = self.tree.walk(tokens, namespace).nodes[1:2]
         for top in nodes:
@@ -486,7 +483,7 @@ class PrefixCache:
         self.order.sweep()
 
     def reset(self) -> None:
-        """Drop everything at once, leases included: for when what is stored is not to be trusted any more."""
+        """Drop everything, leases included, when stored state can no longer be trusted."""
         for checkpoint in self.tree.checkpoints():
             self.pins.discard(checkpoint)
             self.rows.discard(checkpoint)
@@ -494,7 +491,7 @@ class PrefixCache:
         self.tree.reset()
 
     def _evict_for(self, nbytes: int, new: Facts | None) -> bool:
-        """Evict until `nbytes` more fit, but nothing that is worth more than `new`. False if they do not."""
+        """Evict until `nbytes` fit, but nothing worth more than `new`. False if they do not fit."""
         worth = None if new is None else self.order.policy.worth(new)
         while not self.memory.fits(nbytes):
             if not self.memory.evict_from_others(worth) and not self._evict_least(new):
@@ -514,8 +511,8 @@ class PrefixCache:
             return False
         node = checkpoint.node
         if checkpoint.is_superseded and not self.layout.resumes_anywhere:
-            # Who runs on this path came from further on. If this stayed for the lease, one growing chat would fill the
-            # budget with what it has left behind, and have no room for its next position ever after.
+            # Requests on this path resumed further on. If leases protected superseded checkpoints, one growing chat
+            # would fill the budget with them and have no room for its next one.
             return all(lease.position != checkpoint.position for lease in node.leases)
         below = node.num_leases - len(node.leases)
         return below == 0 and all(lease.position < checkpoint.position for lease in node.leases)
@@ -524,7 +521,7 @@ class PrefixCache:
         self._evictions[reason] += 1
         node, position = checkpoint.node, checkpoint.position
         for sequence in node.sequences():
-            # Nothing is freed by dropping what stands in the buffers of a sequence.
+            # Dropping entries in the buffers of a sequence frees nothing until it is closed.
             self._close_idle(sequence)
         is_end = not node.children and position == node.stop
         if not self.layout.resumes_anywhere:
@@ -536,20 +533,20 @@ class PrefixCache:
         cut = evicted_from(checkpoint, self.tree.sizes.tail, self.pins.holds)
         self._drop(checkpoint)
         if is_end:
-            # Pins that ran out are the only checkpoints inside an edge here.
+            # Only expired pins are checkpoints inside an edge here.
             for behind in [c for c in node.checkpoints.values() if c.position > cut]:
                 self._drop(behind)
             self._cut_tail(node, cut, stable_at=checkpoint.stable_at)
 
     def _drop(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint out of the tree, the order and the pins."""
+        """Remove a checkpoint from the tree, the order, the rows and the pins."""
         self.rows.discard(checkpoint)
         self.tree.drop_checkpoint(checkpoint)
         self.pins.discard(checkpoint)
         self.order.remove(checkpoint)
 
     def _cut_tail(self, leaf: Node, stop: int, *, stable_at: int | None) -> None:
-        """Drop ``[stop, leaf.stop)``, and make the path's new end evictable."""
+        """Drop ``[stop, leaf.stop)``, and add a checkpoint at the path's new end so that it can be evicted."""
         end = leaf
         if stop > leaf.start:
             self.tree.shorten(leaf, stop)
@@ -561,7 +558,7 @@ class PrefixCache:
             self.order.place(made)
 
     def _trim_path(self, node: Node, position: int) -> None:
-        """Drop the window and chunk entries that only a checkpoint or lease at `position` of this edge needed."""
+        """Drop the window and chunk entries that only a checkpoint or lease at `position` needed."""
         needs = [need for kind in self.layout.kinds if not isinstance(kind, Full) for need in kind.needs(position)]
         lowest = min((need.start for need in needs), default=position)
         above: Node | None = node
@@ -572,7 +569,7 @@ class PrefixCache:
             above = above.parent
 
     def _prune(self, node: Node) -> None:
-        """Shorten a path to its last checkpoint or lease, through as many edges as it takes."""
+        """Shorten a path to its last checkpoint or lease, removing edges as needed."""
         while node.parent is not None and not node.children:
             stop = end_of_use(node)
             if stop > node.start:
@@ -582,30 +579,30 @@ class PrefixCache:
             node = self._remove(node)
 
     def _remove(self, leaf: Node) -> Node:
-        """Take a leaf out of the tree; gives its parent."""
+        """Remove a leaf; returns its parent."""
         parent = self.tree.remove(leaf)
         end = parent.checkpoints.get(parent.stop)
         if end is not None:
-            self.order.place(end)  # Fewer paths go on from it.
+            self.order.place(end)  # Fewer paths continue from it.
         return parent
 
     # Sharing buffers with sequences.
 
     def close_idle_with(self, close_idle: Callable[[object], None]) -> None:
-        """Who makes an idle sequence replace all that it shares by copies, before something of that is evicted.
+        """Set what closes an idle sequence, replacing what it shares by copies, before any of that is evicted.
 
-        A sequence that still runs is left alone: what it shares is dropped, and it computes on in the same buffers.
+        It must ignore running sequences: what they share is dropped, and they keep their buffers.
         """
         self._close_idle = close_idle
 
     def sharing_sequence(self, match: Match, position: int) -> object | None:
-        """The one sequence in whose buffers all full-attention entries ``[0, position)`` stand, or None."""
+        """The one sequence whose buffers hold all full-attention entries ``[0, position)``, or None."""
         return sharing_sequence(self.read(match, position))
 
     def shared_segments(self, sequence: object, tokens: Tokens, *, namespace: str, start: int = 0) -> list[SegmentRef]:
-        """What of the entries ``[start, …)`` on this path stands in the buffers of `sequence`.
+        """The segments past `start` on this path that are in the buffers of `sequence`.
 
-        No segment may go across `start` (`split_shared`).
+        No segment may cross `start` (see `split_shared`).
         """
         refs = self.tree.shared_segments(sequence, tokens, namespace)
         behind = [ref for ref in refs if ref.segment.span.stop > start]
@@ -613,45 +610,44 @@ class PrefixCache:
         return behind
 
     def split_shared(self, sequence: object, tokens: Tokens, *, namespace: str, position: int) -> None:
-        """Have no segment that stands in the buffers of `sequence` go across `position`. Copies nothing."""
+        """Split the segments in the buffers of `sequence` that cross `position`. Copies nothing."""
         self.tree.cut_shared(sequence, tokens, namespace, position)
 
     def owned_segments(self, tokens: Tokens, *, namespace: str) -> list[SegmentRef]:
-        """The full-attention segments on this path that are the cache's own and that one lease at most passes."""
+        """The full-attention segments on this path that the cache owns and at most one lease covers."""
         return self.tree.owned_segments(tokens, namespace)
 
     def replace(self, refs: Sequence[SegmentRef], payloads: Sequence[SegmentPayload]) -> None:
-        """Put other payloads of the same entries in these places: copies of what was shared, or the other way round."""
+        """Replace payloads by others of the same entries: shared ones by copies, or the reverse."""
         self.tree.replace(refs, payloads)
 
     # Compaction.
 
     def compact(self, *, max_entries: int) -> int:
-        """Join small edges and segments, copying about `max_entries` entries at most. Gives how much was done.
+        """Join small edges and segments, copying at most about `max_entries` entries. Returns the work done.
 
-        0: there is nothing left to join. Meant for idle times, a step at a time. O(nodes) and what is copied.
+        0: nothing is left to join. For idle times, a step at a time. O(nodes + entries copied).
         """
-        # First, so that a compaction that raises is not tried for ever.
+        # Set first, so that a compaction that raises is not retried forever.
         self.is_compact = True
         copied = self.tree.compact(max_entries=max_entries)
         self.is_compact = copied == 0
         return copied
 
     def compact_path(self, tokens: Tokens, *, namespace: str = "", max_entries: int = sys.maxsize) -> int:
-        """The same for the end of one path, which grows: for busy times.
+        """Like `compact`, for the end of one growing path, so it has few segments even on a server that is never idle.
 
-        So a conversation that grows while the server is never idle is restored from few segments as well. Copies at
-        most a segment of each layer kind at a time. O(edges of the path) if there is nothing to do.
+        Copies at most one segment per layer kind at a time. O(edges of the path) if there is nothing to do.
         """
         return self.tree.compact_path(tokens, namespace, max_entries=max_entries)
 
     # Integrity.
 
     def check(self) -> None:
-        """Recompute everything from the trees (bytes, leases, order, coverage); AssertionError on any difference."""
+        """Recompute bytes, leases, order and coverage from the trees; AssertionError on any difference."""
         self.tree.check()
         checkpoints = list(self.tree.checkpoints())
-        assert len(self.order) == len(checkpoints), "every checkpoint stands in the order of eviction exactly once"
+        assert len(self.order) == len(checkpoints), "every checkpoint is in the eviction order exactly once"
         assert all(checkpoint in self.order for checkpoint in checkpoints)
-        assert all(checkpoint.is_in_tree for checkpoint in self.pins.noted()), "a pin is for a checkpoint of the tree"
+        assert all(checkpoint.is_in_tree for checkpoint in self.pins.noted()), "pinned checkpoints are in the tree"
         self.rows.check()

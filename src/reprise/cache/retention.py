@@ -1,4 +1,4 @@
-"""What of a path is still needed, and what a newer checkpoint makes superfluous. Pure."""
+"""Which parts of a path are still needed, and which checkpoints a newer one supersedes. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -11,21 +11,22 @@ from reprise.core.tokens import Span, covers, union
 IsPinned = Callable[[Checkpoint], bool]
 
 _TIPS = frozenset(set(BoundaryKind) - {BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT})
-"""Checkpoints that any later one of these, or a stable one, of the same conversation supersedes.
+"""Kinds that a later checkpoint of the same conversation supersedes, if it is one of these or stable.
 
-A stable one is superseded by a stable one alone: when the next message strips a tool loop, it is where to resume.
+Only a stable one supersedes a stable one: if the next message strips a tool loop, the last stable one is where to
+resume.
 """
 
 
 def superseded_kinds(kind: BoundaryKind) -> frozenset[BoundaryKind]:
-    """The kinds of checkpoints below on the path that one of this kind makes superfluous."""
+    """The kinds of earlier checkpoints on the path that one of this kind supersedes."""
     if kind is BoundaryKind.STABLE:
         return _TIPS | {BoundaryKind.STABLE}
     return _TIPS if kind in _TIPS else frozenset()
 
 
 def superseded_on(nodes: Sequence[Node], position: int, kind: BoundaryKind) -> Iterator[Checkpoint]:
-    """What a checkpoint of this kind at `position`, on a path of these nodes from the root, makes superfluous there."""
+    """The checkpoints on this path (from the root) that a new one of this kind at `position` supersedes."""
     kinds = superseded_kinds(kind)
     for node in nodes:
         for checkpoint in node.checkpoints.values():
@@ -34,10 +35,10 @@ def superseded_on(nodes: Sequence[Node], position: int, kind: BoundaryKind) -> I
 
 
 def superseded_beside(nodes: Sequence[Node]) -> Iterator[Checkpoint]:
-    """What this same prompt left beside the path: its chat goes on from here."""
+    """The checkpoints that the same prompt left beside the path: its chat continues here."""
     visit = nodes[-1].last_visit
     if visit is None:
-        return  # The policy knows no prompts.
+        return  # The policy does not number prompts.
     for below, node in pairwise(reversed(nodes)):
         for beside in node.children.values():
             if beside is not below and beside.last_visit == visit:
@@ -45,19 +46,19 @@ def superseded_beside(nodes: Sequence[Node]) -> Iterator[Checkpoint]:
                     if checkpoint.kind in _TIPS and not checkpoint.is_superseded:
                         yield checkpoint
         if node.first_visit is None or node.first_visit < visit:
-            return  # Above, everything is older than the prompt.
+            return  # Everything above is older than the prompt.
 
 
 def end_of_use(node: Node) -> int:
-    """Where a leaf may end: at its last checkpoint or lease, or at its start if it has neither."""
+    """The last checkpoint or lease of a leaf, up to which it is needed; its start if it has neither."""
     leased = (lease.position for lease in node.leases)
     return max([*node.checkpoints, *leased], default=node.start)
 
 
 def trimmed(node: Node) -> Segments | None:
-    """The segments of this edge without the entries that no checkpoint or lease needs, None if all are needed.
+    """The segments of this edge without window and chunk entries that no checkpoint or lease needs.
 
-    Entries of windows and chunks are kept for checkpoints and leases alone.
+    None if all are needed.
     """
     kept: Segments = {}
     is_less = False
@@ -77,7 +78,7 @@ def trimmed(node: Node) -> Segments | None:
 
 
 def _needed(node: Node, kind: Window | Chunk) -> tuple[Span, ...]:
-    """The entries of this edge that some checkpoint or lease in it or below needs."""
+    """The entries of this edge that a checkpoint or lease in it or below needs."""
     reach = node.stop + kind.size
     spans: list[Span] = []
     if isinstance(kind, Window) and kind.keep > node.start:
@@ -95,20 +96,20 @@ def _needed(node: Node, kind: Window | Chunk) -> tuple[Span, ...]:
 
 
 def is_tail(end: Checkpoint) -> bool:
-    """Whether a path ends here behind its stable boundary."""
+    """Whether the path ends past its stable boundary."""
     return end.stable_at is not None and end.stable_at < end.position
 
 
 def evicted_from(end: Checkpoint, tail_tokens: int, is_pinned: IsPinned) -> int:
-    """From where on a path is dropped if its end is evicted: not what the next turn has along with what it may not."""
+    """The position from which a path is dropped when its end is evicted; never across its stable boundary."""
     start = _tail_start(end.node, tail_tokens, is_pinned)
     return max(start, end.stable_at) if end.stable_at is not None and is_tail(end) else start
 
 
 def _tail_start(node: Node, tail_tokens: int, is_pinned: IsPinned) -> int:
-    """Where the last block of a leaf begins: at a segment's start where one is near, so that nothing is copied.
+    """Where to cut off the end of a leaf, about `tail_tokens` long: at the start of a nearby segment, to copy nothing.
 
-    Never below a lease or a pinned checkpoint.
+    Never before a lease or a pinned checkpoint.
     """
     low, high = node.stop - 2 * tail_tokens, node.stop - tail_tokens // 2
     near: list[int] = []

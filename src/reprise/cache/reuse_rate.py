@@ -1,15 +1,14 @@
-"""Learns when chats come back, and says what waiting for one is worth.
+"""Learns when chats return, and estimates the rate of reuse per unit of time that an item is held.
 
-For each class of prompt (how many turns, how long the last pause, how much was new) the rate of return is estimated at
-each age: returns seen ÷ time waited, the Nelson-Aalen estimator, with ages in steps that grow geometrically. A class
-of which little is known borrows from those it resembles.
+For each class of prompt (number of turns, length of the last pause, number of new tokens) the rate of return is
+estimated by age: returns ÷ time waited, the Nelson-Aalen estimator, with geometrically growing age steps. Classes with
+few observations borrow from similar ones.
 
-What is it worth to hold something until it is used? Give it up at age T, and it earns P(used before T) for
-E[time held until used or given up]; the best ratio over all T is the index of Gittins ("Bandit processes and dynamic
-allocation indices", 1979), and to hold those of highest index is optimal while the budget binds them together only
-through its price. Beckmann, Chen and Cidon use the same quantity, hits per byte and time, in "LHD: improving cache hit
-rate by maximizing hit density" (NSDI 2018). A constant rate gives the plain rate of use; a rate that first rises keeps
-young items for what is coming; before anything was seen the prior falls with age, which is LRU.
+An item that is held until age T is used with P(used before T) at a cost of E[time held until used or T]. The best ratio
+over all T is the Gittins index ("Bandit processes and dynamic allocation indices", 1979); holding the items of highest
+index is optimal if only the price of the budget couples them. Beckmann, Chen and Cidon use the same quantity, hits per
+byte and time, in "LHD: improving cache hit rate by maximizing hit density" (NSDI 2018). For a constant rate it is the
+rate of use; a rate that rises at first keeps young items; the prior falls with age, which is LRU.
 """
 
 import functools
@@ -24,21 +23,19 @@ from reprise.cache.conversation_history import MEMORY
 Floats = npt.NDArray[np.float64]
 
 _AGES = np.unique(np.round(2.0 ** (np.arange(28) / 2)).astype(np.int64))
-"""Where the steps of age begin, in prompts: about √2 apart."""
+"""The starts of the age steps, in prompts: a factor of about √2 apart."""
 
 _STEPS = len(_AGES)
 _WIDTHS = np.diff(np.append(_AGES, MEMORY)).astype(np.float64)
 
 _PRIOR_RATE = 0.2
-"""Before anything was seen, an item of age a is used at the rate 0.2 / a: the older, the less likely."""
+"""The prior: an item of age a is used at the rate 0.2 / a."""
 
 _NEAR = (0.25, 0.5, 0.25)
-"""How much of what is seen at the step before, at a step and at the one behind counts there: a class that comes back
-more often than others at one age does so a little earlier and later, and few returns make peaks where there are none.
-"""
+"""Smoothing kernel over neighbouring age steps: the rate changes slowly with age, while few observations make peaks."""
 
 _REFRESH = 64
-"""Prompts between two computations of the table."""
+"""The table is recomputed every so many prompts."""
 
 
 @dataclass(slots=True)
@@ -48,11 +45,10 @@ class _WaitingPrompt:
 
 
 class ReuseRateEstimator:
-    """Counts of returns and of waiting, by class and age, and the table of worth made from them.
+    """Returns and waiting times by class and age, and the table of rates computed from them.
 
-    A class has a place on each axis of `shape`, and perhaps one of `num_later` more, of which it is known later who is
-    where (`specify`); until then one is judged by all of them. Everybody who waits is known by the prompt at which they
-    began to.
+    A class is a bin on each axis of `shape`, and of one more axis with `num_later` bins that is known only later
+    (`specify`); until then the average over these bins is used. What waits is identified by the number of its prompt.
     """
 
     def __init__(self, shape: tuple[int, ...], *, num_later: int = 0) -> None:
@@ -66,10 +62,10 @@ class ReuseRateEstimator:
         self._worth = _table_of_nothing(self._shape)
 
     def advance(self) -> None:
-        """One prompt later: everybody is older."""
+        """Advance time by one prompt."""
         self._now += 1
         for step in range(1, _STEPS):
-            self._grow_older(self._now - int(_AGES[step]), step)
+            self._age(self._now - int(_AGES[step]), step)
         self._waited += self._waiting_now
         oldest = self._ring[self._now % MEMORY]
         if oldest is not None and oldest.is_waiting:
@@ -79,23 +75,23 @@ class ReuseRateEstimator:
             shape = (*self._shape, _STEPS)
             self._worth = _table(self._returned.reshape(shape), self._waited.reshape(shape))
 
-    def wait(self, *places: int) -> None:
-        """From this prompt on somebody of the class at `places` waits; at most one for a prompt."""
-        kind = int(np.ravel_multi_index((*places, 0), self._shape))
+    def wait(self, *bins: int) -> None:
+        """From this prompt on, an item of this class waits; at most one per prompt."""
+        kind = int(np.ravel_multi_index((*bins, 0), self._shape))
         self._ring[self._now % MEMORY] = _WaitingPrompt(kind)
         self._waiting_now[kind, 0] += 1
 
-    def specify(self, number: int, place: int) -> None:
-        """Whoever has waited since prompt `number` turns out to be at this place of those that are known later."""
+    def specify(self, number: int, later_bin: int) -> None:
+        """Set the bin on the last axis of what has waited since prompt `number`."""
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
         if one is not None and one.is_waiting:
             step = _step_of(self._now - number)
             self._waiting_now[one.kind, step] -= 1
-            one.kind += 1 + place - one.kind % self._shape[-1]
+            one.kind += 1 + later_bin - one.kind % self._shape[-1]
             self._waiting_now[one.kind, step] += 1
 
     def come_back(self, number: int) -> None:
-        """Whoever has waited since prompt `number` is back."""
+        """Record the return of what has waited since prompt `number`."""
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
         if one is not None and one.is_waiting:
             step = _step_of(self._now - number)
@@ -104,19 +100,20 @@ class ReuseRateEstimator:
             self._returned[one.kind, step] += 1
 
     def worth(self, number: int | None) -> float:
-        """Uses to be expected per prompt of waiting, for whoever has waited since prompt `number`."""
+        """Expected uses per prompt of waiting, for what has waited since prompt `number`."""
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
         if one is None or number is None:
             return float(self._worth[0, -1])
         return float(self._worth[one.kind, _step_of(self._now - number)])
 
     def next_step_at(self, number: int | None) -> int:
-        """The prompt at which whoever has waited since prompt `number` enters the next step of age."""
+        """The prompt at which what has waited since prompt `number` enters the next age step."""
         begun = 0 if number is None else number
         step = _step_of(self._now - begun)
         return begun + int(_AGES[step + 1]) if step + 1 < _STEPS else self._now + MEMORY
 
-    def _grow_older(self, number: int, step: int) -> None:
+    def _age(self, number: int, step: int) -> None:
+        """Move what has waited since prompt `number` to this age step."""
         one = self._ring[number % MEMORY] if number > 0 else None
         if one is not None and one.is_waiting:
             self._waiting_now[one.kind, step - 1] -= 1
@@ -127,7 +124,7 @@ class ReuseRateEstimator:
 
 
 def _table(seen: Floats, time: Floats) -> Floats:
-    """What waiting is worth, by class and age, after so many returns in so much time of waiting: shape (…, steps)."""
+    """Expected uses per prompt of waiting, by class and age; `seen` returns in `time`, both of shape (…, steps)."""
     by_all = _rates(seen.sum(-2), time.sum(-2))[..., None, :]
     rates = _learned(seen, time, by_all * _ratios(seen, time, by_all))
     # Of whom less is known is judged by all, and not by those who never came to be known better.
@@ -137,7 +134,7 @@ def _table(seen: Floats, time: Floats) -> Floats:
 
 @functools.cache
 def _table_of_nothing(shape: tuple[int, ...]) -> Floats:
-    """The table before anything was seen."""
+    """The table of the prior."""
     return _table(np.zeros((*shape, _STEPS)), np.zeros((*shape, _STEPS)))
 
 
@@ -146,7 +143,7 @@ def _step_of(age: int) -> int:
 
 
 def _rates(seen: Floats, time: Floats) -> Floats:
-    """Rates of return by class and age (the last axis): what was seen, shrunk towards what the marginals make of it."""
+    """Rates of return by class and age (the last axis), shrunk towards the product of the marginals."""
     axes = tuple(range(seen.ndim - 1))
     prior = _PRIOR_RATE / (_AGES + _WIDTHS / 2)
     overall = (seen.sum(axes) + 1) / (time.sum(axes) + 1 / prior)
@@ -159,22 +156,22 @@ def _rates(seen: Floats, time: Floats) -> Floats:
 
 
 def _ratios(seen: Floats, time: Floats, expected: Floats) -> Floats:
-    """By how much each place of the last axis but one comes back more often than expected, all others alike."""
+    """By which factor each bin of the second to last axis returns more often than expected, over all others."""
     others = tuple(range(seen.ndim - 2))
     overall = (time * expected).sum(others, keepdims=True)
     return _learned(seen.sum(others, keepdims=True), overall, np.ones_like(overall))
 
 
 def _learned(seen: Floats, time: Floats, expected: Floats) -> Floats:
-    """The expected rates, corrected by what was seen. The expectation itself counts as much as one return would.
+    """The expected rates corrected by the observations; the expectation weighs as much as one return.
 
-    That is a Gamma prior of mean 1 on the ratio of the true rate to the expected one, which changes slowly with age.
+    A Gamma prior of mean 1 on the ratio of the true rate to the expected one, which changes slowly with age.
     """
     return expected * (_nearby(seen) + 1) / (_nearby(time * expected) + 1)
 
 
 def _nearby(counts: Floats) -> Floats:
-    """Counts by age, the last axis, shared with the neighbours; beyond the ends there is nothing."""
+    """Counts smoothed over age, the last axis; zero beyond the ends."""
     padded = np.pad(counts, [(0, 0)] * (counts.ndim - 1) + [(1, 1)])
     return sum((share * padded[..., at : at + _STEPS] for at, share in enumerate(_NEAR)), np.zeros_like(counts))
 
@@ -187,7 +184,7 @@ def index_table(rates: Floats, widths: Floats) -> Floats:
     hazard = rates * widths
     survival = np.exp(-np.cumsum(hazard, axis=1))
     before = np.concatenate([np.ones((len(rates), 1)), survival[:, :-1]], axis=1)
-    # The time spent in a step, by those who enter it: the integral of exp(-rate · t) over it.
+    # Time spent in a step by those that enter it: the integral of exp(-rate · t).
     spent = np.cumsum(before * -np.expm1(-hazard) / rates, axis=1)
     spent_before = np.concatenate([np.zeros((len(rates), 1)), spent[:, :-1]], axis=1)
     index = rates.copy()

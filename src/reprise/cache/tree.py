@@ -1,7 +1,7 @@
 """The radix tree: all stored paths of one model, by namespace.
 
-`RadixTree` is the only code that changes nodes and what hangs on them (`reprise.cache.node`), and it charges the bytes
-as it does; what goes and what stays is decided elsewhere (`reprise.cache.prefix_cache`).
+`RadixTree` is the only code that changes nodes and their contents (`reprise.cache.node`), and it charges the bytes;
+what to store and what to evict is decided in `reprise.cache.prefix_cache`.
 """
 
 from bisect import bisect_left, insort
@@ -34,7 +34,7 @@ from reprise.memory import Account, Memory
 
 
 class RadixTree:
-    """The nodes of all namespaces, and what they cost. Raises nothing of its own; used by one thread."""
+    """The nodes of all namespaces, and their bytes. Used by one thread."""
 
     def __init__(self, layout: Layout, memory: Memory, sizes: SegmentSizes, *, time: Clock = monotonic) -> None:
         self.layout = layout
@@ -48,7 +48,7 @@ class RadixTree:
         self.totals = TreeTotals()
         """Of all namespaces."""
 
-    # Looking.
+    # Queries.
 
     def totals_of(self, namespace: str) -> TreeTotals:
         """What the tree holds of one namespace. Do not change it."""
@@ -56,12 +56,12 @@ class RadixTree:
         return TreeTotals() if root is None else root.totals
 
     def node(self, serial: int) -> Node | None:
-        """The node of this number; None: it has gone."""
+        """The node with this serial number, or None if it is gone."""
         return self._nodes.get(serial)
 
     @property
     def roots(self) -> Mapping[str, Node]:
-        """By namespace."""
+        """The roots by namespace."""
         return self._roots
 
     def nodes(self) -> Iterator[Node]:
@@ -70,14 +70,14 @@ class RadixTree:
             yield from subtree(root)
 
     def checkpoints(self, namespace: str | None = None) -> Iterator[Checkpoint]:
-        """All checkpoints of a namespace, or of all (None), in no order."""
+        """All checkpoints of a namespace (None: of all), unordered."""
         for name, root in self._roots.items():
             if namespace in (None, name):
                 for node in subtree(root):
                     yield from node.checkpoints.values()
 
     def walk(self, tokens: Tokens, namespace: str) -> Walk:
-        """Follow `tokens` from the root as far as the tree agrees. Changes nothing. O(length of the match)."""
+        """Follow `tokens` from the root as far as they match. Changes nothing. O(length of the match)."""
         root = self._roots.get(namespace)
         nodes = [root if root is not None else _new_root()]
         at = 0
@@ -93,15 +93,12 @@ class RadixTree:
         return Walk(nodes=tuple(nodes), length=at)
 
     def namespace_of(self, checkpoint: Checkpoint) -> str:
-        """The namespace in whose tree the checkpoint stands. O(depth + namespaces)."""
+        """The namespace of a checkpoint. O(depth + namespaces)."""
         root = path_to(checkpoint.node)[0]
         return next(name for name, known in self._roots.items() if known is root)
 
     def leased_nbytes(self) -> int:
-        """The bytes of full-attention entries and snapshots up to the leases, but for superseded ones on the way.
-
-        O(leased nodes).
-        """
+        """The bytes of full-attention entries and non-superseded snapshots up to the leases. O(leased nodes)."""
         nbytes = 0
         stack = [root for root in self._roots.values() if root.num_leases > 0]
         while stack:
@@ -122,7 +119,7 @@ class RadixTree:
     # Leases and use.
 
     def protect(self, walk: Walk, position: int) -> Lease:
-        """Keep the walked path up to `position`, until `unprotect`. O(depth)."""
+        """Lease the walked path up to `position`, until `unprotect`. O(depth)."""
         node = next(n for n in walk.nodes if position <= n.stop)
         lease = Lease(node, position)
         node.leases.append(lease)
@@ -131,7 +128,7 @@ class RadixTree:
         return lease
 
     def unprotect(self, lease: Lease) -> None:
-        """Give a lease back. Twice is a bug."""
+        """Release a lease. Releasing twice is a bug."""
         assert not lease.is_released, lease
         lease.is_released = True
         lease.node.leases.remove(lease)
@@ -139,7 +136,7 @@ class RadixTree:
             above.num_leases -= 1
 
     def use(self, walk: Walk, position: int, *, use: LastUse = LastUse.RESUMED) -> Checkpoint | None:
-        """The walked path is used up to `position`; gives the checkpoint there, if there is one."""
+        """Mark the walked path as used up to `position`; returns the checkpoint there, if any."""
         self.clock += 1
         now_s = self._time()
         used: Checkpoint | None = None
@@ -154,20 +151,20 @@ class RadixTree:
         return used
 
     def visit(self, node: Node, number: int) -> bool:
-        """The prompt of this number went through `node`. False if it, or a later one, is known to have."""
+        """Record that prompt `number` passed through `node`. False if it or a later one is already recorded."""
         if node.last_visit is not None and number <= node.last_visit:
             return False
         node.last_visit = number
         return True
 
     def note_first_visit(self, node: Node, number: int) -> None:
-        """The prompt of this number has stored `node`, unless an earlier one had."""
+        """Record that prompt `number` stored `node`, unless an earlier one did."""
         node.first_visit = number if node.first_visit is None else node.first_visit
 
     # Growth.
 
     def extend(self, walk: Walk, tokens: Tokens, namespace: str) -> tuple[Node, ...]:
-        """Add the tokens that the tree lacks behind the walk; gives the nodes from the root to the end of `tokens`."""
+        """Add the tokens past the walk; returns the nodes from the root to the end of `tokens`."""
         root, last = walk.nodes[0], walk.last
         if namespace not in self._roots:
             self._roots[namespace] = self._nodes[root.serial] = root
@@ -183,23 +180,23 @@ class RadixTree:
         return path_to(child)
 
     def attach(self, path: Sequence[Node], kind: KvKind, segment: Segment) -> None:
-        """Hang a segment on the edge of `path` that its span lies in."""
+        """Attach a segment to the edge of `path` within which its span lies."""
         node = path[bisect_left(path, segment.span.stop, key=lambda n: n.stop)]
         assert node.start <= segment.span.start, (node.start, segment.span)
         insort(node.segments.setdefault(kind, []), segment, key=lambda s: s.span.start)
         self._charge_kv(node, [segment], ())
 
     def tick(self, path: Iterable[Node]) -> None:
-        """A commit on this path: it is the newest."""
+        """Mark this path as just committed to."""
         self.clock += 1
         now_s = self._time()
         for node in path:
             node.last_use, node.used_at_s, node.used_for = self.clock, now_s, LastUse.STORED
 
     def _split(self, node: Node, position: int) -> Node:
-        """Split the edge at `position`, strictly inside it. Gives the new upper node; `node` stays the lower one.
+        """Split the edge at `position`, strictly inside it. Returns the new upper node; `node` becomes the lower one.
 
-        The payloads are cut before anything changes, so a failure leaves the tree as it was.
+        Payloads are cut before anything changes, so a failure leaves the tree unchanged.
         """
         assert node.start < position < node.stop and node.parent is not None, (node.start, position, node.stop)
         above, below = _cut(node, node.start, position), _cut(node, position, node.stop)
@@ -215,7 +212,7 @@ class RadixTree:
         upper.used_at_s, upper.used_for = node.used_at_s, node.used_for
         upper.last_visit, upper.first_visit = node.last_visit, node.first_visit
         if node.ghosts is not None:
-            upper.ghosts, node.ghosts = node.ghosts.up_to(position), node.ghosts.behind(position)
+            upper.ghosts, node.ghosts = node.ghosts.up_to(position), node.ghosts.after(position)
         for lease in [lease for lease in node.leases if lease.position <= position]:
             node.leases.remove(lease)
             node.num_leases -= 1
@@ -233,7 +230,7 @@ class RadixTree:
     def add_checkpoint(
         self, node: Node, position: int, kind: BoundaryKind, *, is_auxiliary: bool = False, stable_at: int | None = None
     ) -> Checkpoint:
-        """Make a checkpoint on this edge, without a snapshot."""
+        """Add a checkpoint to this edge, without a snapshot."""
         checkpoint = Checkpoint(position, kind, node, is_auxiliary=is_auxiliary, stable_at=stable_at)
         checkpoint.last_use = node.last_use
         node.checkpoints[position] = checkpoint
@@ -245,14 +242,14 @@ class RadixTree:
     def renew_checkpoint(
         self, checkpoint: Checkpoint, kind: BoundaryKind, *, is_auxiliary: bool, stable_at: int | None
     ) -> None:
-        """A commit came to this position again: it is a tip anew, and of the better kind of the two."""
+        """Record another commit at this checkpoint: it is a tip again, and gets the better of the two kinds."""
         checkpoint.kind = min(kind, checkpoint.kind, key=list(BoundaryKind).index)
         checkpoint.last_use = checkpoint.node.last_use
         checkpoint.is_superseded, checkpoint.stable_at = False, stable_at
         checkpoint.is_auxiliary = checkpoint.is_auxiliary and is_auxiliary
 
     def inherit_uses(self, checkpoint: Checkpoint) -> None:
-        """A path's new end has been used as often as the path."""
+        """Count the uses of the path as uses of its new end."""
         checkpoint.num_uses = checkpoint.node.num_uses
 
     def save(self, checkpoint: Checkpoint, snapshot: SnapshotPayload) -> None:
@@ -262,40 +259,40 @@ class RadixTree:
         self._count(checkpoint.node, nbytes=snapshot.nbytes)
 
     def supersede(self, checkpoint: Checkpoint) -> None:
-        """A newer checkpoint of the same conversation has made this one superfluous."""
+        """Mark the checkpoint as superseded by a newer one of the same conversation."""
         checkpoint.is_superseded = True
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint out of the tree, and give its bytes back."""
+        """Remove a checkpoint and release its bytes."""
         del checkpoint.node.checkpoints[checkpoint.position]
         self._count(checkpoint.node, num_checkpoints=-1)
         if checkpoint.snapshot is not None:
             self._memory.charge(Account.SNAPSHOTS, -checkpoint.snapshot.nbytes)
             self._count(checkpoint.node, nbytes=-checkpoint.snapshot.nbytes)
-            # The order of eviction may hold the checkpoint for a while; its bytes are given back now.
+            # The eviction order may keep the checkpoint for a while; free its snapshot now.
             checkpoint.snapshot = None
 
     def note_lost(self, checkpoint: Checkpoint) -> None:
         """Remember that this position was evicted."""
-        _ghosts(checkpoint.node).lose_checkpoint(checkpoint.position)
+        _ghosts(checkpoint.node).add_checkpoint(checkpoint.position)
 
     # Removal.
 
     def keep_segments(self, node: Node, kept: Segments) -> None:
-        """Drop all segments of this edge but these, which may be cut."""
+        """Replace the segments of this edge by those that are kept, which may have been cut."""
         self._set_segments(node, kept)
 
     def shorten(self, leaf: Node, stop: int) -> None:
-        """Drop the tokens ``[stop, leaf.stop)`` of a leaf, at least one of which stays."""
+        """Drop the tokens ``[stop, leaf.stop)`` of a leaf, of which at least one must remain."""
         assert not leaf.children and leaf.start < stop < leaf.stop, (leaf.start, stop, leaf.stop)
         self._set_segments(leaf, _cut(leaf, leaf.start, stop))
         self._count(leaf, num_tokens=stop - leaf.stop)
         leaf.ghosts = _ghosts(leaf).up_to(stop)
-        leaf.ghosts.lose_path(stop, int(leaf.tokens[stop - leaf.start]))
+        leaf.ghosts.add_path(stop, int(leaf.tokens[stop - leaf.start]))
         leaf.tokens = own_tokens(leaf.tokens[: stop - leaf.start])
 
     def remove(self, leaf: Node) -> Node:
-        """Take a leaf out of the tree; gives its parent."""
+        """Remove a leaf without checkpoints and leases; returns its parent."""
         parent = leaf.parent
         assert parent is not None and leaf.num_leases == 0 and not leaf.checkpoints and not leaf.children, leaf.start
         first = int(leaf.tokens[0])
@@ -304,11 +301,11 @@ class RadixTree:
         self._count(leaf, num_nodes=-1, num_tokens=-len(leaf.tokens))
         del self._nodes[leaf.serial]
         leaf.parent = None
-        _ghosts(parent).lose_path(parent.stop, first)
+        _ghosts(parent).add_path(parent.stop, first)
         return parent
 
     def remove_empty_root(self, namespace: str) -> None:
-        """Forget a namespace that has nothing left and that nobody uses."""
+        """Remove a namespace if it is empty and not leased."""
         root = self._roots[namespace]
         if not root.children and root.num_leases == 0:
             del self._roots[namespace], self._nodes[root.serial]
@@ -317,7 +314,7 @@ class RadixTree:
     def reset(self) -> None:
         """Drop everything at once, leases included."""
         for node in self.nodes():
-            # The nodes refer to each other, and others to checkpoints: their bytes are not to wait for that.
+            # Reference cycles may keep the nodes alive for a while: free their bytes now.
             for checkpoint in list(node.checkpoints.values()):
                 self.drop_checkpoint(checkpoint)
             self._set_segments(node, {})
@@ -327,7 +324,7 @@ class RadixTree:
     # Sharing buffers with sequences.
 
     def owned_segments(self, tokens: Tokens, namespace: str) -> list[SegmentRef]:
-        """The full-attention segments on this path that are the tree's own and that one lease at most passes."""
+        """The full-attention segments on this path that the tree owns and at most one lease covers."""
         walk = self.walk(tokens, namespace)
         return [
             SegmentRef(node, kind, segment)
@@ -340,7 +337,7 @@ class RadixTree:
         ]
 
     def shared_segments(self, sequence: object, tokens: Tokens, namespace: str) -> list[SegmentRef]:
-        """The segments on this path that stand in the buffers of `sequence`, in order."""
+        """The segments on this path that are in the buffers of `sequence`, in order."""
         return [
             SegmentRef(node, kind, segment)
             for node in self.walk(tokens, namespace).nodes
@@ -350,7 +347,7 @@ class RadixTree:
         ]
 
     def cut_shared(self, sequence: object, tokens: Tokens, namespace: str, position: int) -> None:
-        """Have no segment that stands in the buffers of `sequence` go across `position`. Copies nothing."""
+        """Split the segments in the buffers of `sequence` that cross `position`. Copies nothing."""
         for ref in self.shared_segments(sequence, tokens, namespace):
             span = ref.segment.span
             if span.start < position < span.stop:
@@ -360,21 +357,21 @@ class RadixTree:
                 segments[at : at + 1] = parts
 
     def replace(self, refs: Sequence[SegmentRef], payloads: Sequence[SegmentPayload]) -> None:
-        """Put other payloads of the same entries in these places."""
+        """Replace payloads by others of the same entries."""
         for ref, payload in zip(refs, payloads, strict=True):
             segments = ref.node.segments[ref.kind]
             new = Segment(ref.segment.span, payload)
             segments[segments.index(ref.segment)] = new
             self._charge_kv(ref.node, [new], [ref.segment])
 
-    # Compaction: a long conversation's 200th turn restores as fast as its second. The tree's meaning does not change:
-    # the same tokens, entries, checkpoints and leases (the same objects), in fewer nodes and segments.
+    # Compaction: the 200th turn of a conversation restores as fast as its second. Tokens, entries, checkpoints and
+    # leases stay the same (the same objects), in fewer nodes and segments.
 
     def compact(self, *, max_entries: int) -> int:
         """Merge all chains of edges, and join segments until `max_entries` entries were copied.
 
-        Gives how much was done; 0: nothing is left to join. Each step leaves the books right, even if the next one
-        fails. O(nodes) and what is copied.
+        Returns the work done; 0: nothing is left to join. Each step leaves the tree consistent, even if the next one
+        fails. O(nodes + entries copied).
         """
         num_merged = num_copied = 0
         for root in list(self._roots.values()):
@@ -386,9 +383,9 @@ class RadixTree:
         return num_merged + num_copied
 
     def compact_path(self, tokens: Tokens, namespace: str, *, max_entries: int) -> int:
-        """The same for what the end of one path is made of: its edges, and segments with others as long.
+        """Like `compact`, for the end of one path: merges its edges, and joins segments with others as long.
 
-        The segments that are left grow like powers of two, so they are few, and an entry is copied a few times in all
+        Segment lengths then grow like powers of two, so there are few, and each entry is copied only a few times
         however often the path grows. O(edges of the path) if there is nothing to do.
         """
         node = last = self.walk(tokens, namespace).last
@@ -403,7 +400,7 @@ class RadixTree:
         return done + copied
 
     def _merge_chain(self, top: Node) -> int:
-        """Make one edge of `top` and the only children below it. `top` stays; gives how many nodes went."""
+        """Merge `top` and the chain of only children below it into `top`. Returns the number of nodes removed."""
         chain = [top]
         while len(chain[-1].children) == 1:
             chain.extend(chain[-1].children.values())
@@ -427,14 +424,14 @@ class RadixTree:
         top.ghosts = join_ghosts(node.ghosts for node in chain)
         for node in chain[1:]:
             del self._nodes[node.serial]
-            # Whoever still holds the node must not keep its payloads alive.
+            # References to the removed node must not keep its payloads alive.
             node.parent, node.children, node.segments, node.checkpoints = None, {}, {}, CheckpointMap()
             node.leases, node.tokens = [], as_tokens(())
         self._count(top, num_nodes=1 - len(chain))
         return len(chain) - 1
 
     def _join(self, node: Node, kind: KvKind, first: int, stop: int) -> int:
-        """Make one segment of the segments ``[first, stop)``. Gives the entries copied."""
+        """Join the segments ``[first, stop)`` into one. Returns the entries copied."""
         segments = node.segments[kind]
         head, *rest = run = segments[first:stop]
         span = Span(head.span.start, run[-1].span.stop)
@@ -452,7 +449,7 @@ class RadixTree:
     def _charge_kv(self, node: Node, new: Iterable[Segment], old: Iterable[Segment]) -> None:
         """On this edge these segments came, and those went: the one place where the bytes of entries are charged.
 
-        What stands in a sequence's buffers is counted here instead of there, and falls back to it.
+        Entries in a sequence's buffers move between the tree's account and the sequences'.
         """
         own = shared = 0
         for sign, segments in ((1, new), (-1, old)):
@@ -519,7 +516,7 @@ def _flat(segments: Segments) -> Iterator[Segment]:
 
 
 def _cut(node: Node, start: int, stop: int) -> Segments:
-    """The segments of ``[start, stop)`` of this edge, by kind."""
+    """The segments of this edge within ``[start, stop)``, by kind."""
     cut = {kind: cut_segments(segments, Span(start, stop)) for kind, segments in node.segments.items()}
     return {kind: segments for kind, segments in cut.items() if segments}
 
@@ -527,15 +524,15 @@ def _cut(node: Node, start: int, stop: int) -> Segments:
 def _joinable(node: Node, longest: int, *, is_growing: bool = False) -> tuple[KvKind, int, int] | None:
     """The first run of adjacent segments that fit into one of `longest` tokens, as (kind, first, stop), or None.
 
-    `is_growing`: more will come, and what is joined now may be joined with that again. What stands in a sequence's
-    buffers joins only what stands there too: else it would be copied, while the sequence holds it still.
+    `is_growing`: more segments will follow, with which the joined one may be joined again. Segments in a sequence's
+    buffers join only each other: otherwise they would be copied while the sequence still holds them.
     """
     for kind, segments in node.segments.items():
         for first in range(len(segments) - 1):
             stop = first + 1
             while stop < len(segments) and _adjoin(segments, stop) and _tokens(segments, first, stop + 1) <= longest:
                 stop += 1
-            # Copied once more only where that makes the segment that it stands in twice as long.
+            # Copy an entry again only if its segment at least doubles.
             is_worth = not is_growing or len(segments[first].span) <= _tokens(segments, first + 1, stop)
             if stop - first > 1 and is_worth:
                 return kind, first, stop
@@ -543,7 +540,7 @@ def _joinable(node: Node, longest: int, *, is_growing: bool = False) -> tuple[Kv
 
 
 def _adjoin(segments: Sequence[Segment], at: int) -> bool:
-    """Whether the segment at `at` goes on where the one before ends, in the same hands."""
+    """Whether the segment at index `at` starts where the previous one ends and has the same owner."""
     before, after = segments[at - 1], segments[at]
     return after.span.start == before.span.stop and after.sequence is before.sequence
 
@@ -553,7 +550,7 @@ def _tokens(segments: Sequence[Segment], first: int, stop: int) -> int:
 
 
 def _check_node(node: Node, layout: Layout) -> None:
-    assert not node.tokens.flags.writeable and node.tokens.base is None, "token runs own their bytes"
+    assert not node.tokens.flags.writeable and node.tokens.base is None, "tokens own their bytes"
     for first, child in node.children.items():
         assert child.parent is node and child.start == node.stop and len(child.tokens) > 0
         assert int(child.tokens[0]) == first
@@ -575,7 +572,7 @@ def _check_node(node: Node, layout: Layout) -> None:
         assert (checkpoint.snapshot is not None) == layout.has_snapshots, position
         _check_resumable(node, position, layout)
     if not node.children and node.parent is not None:
-        # Where every position is resumable, only the checkpoint at a path's end can ever be evicted, leased or not.
+        # If every position is resumable, only a checkpoint at a path's end makes the path evictable, leased or not.
         is_leased = any(lease.position == node.stop for lease in node.leases) and not layout.resumes_anywhere
         assert node.stop in node.checkpoints or is_leased, ("a path ends at a checkpoint", node.start, node.stop)
 
@@ -583,6 +580,6 @@ def _check_node(node: Node, layout: Layout) -> None:
 def _check_resumable(node: Node, position: int, layout: Layout) -> None:
     for kind in layout.kinds:
         if isinstance(kind, Full):
-            continue  # Complete on every edge, which is checked there.
+            continue  # `_check_node` verifies that it is complete on every edge.
         have = union(span for above in path_to(node) for span in above.coverage(kind))
         assert covers(have, kind.needs(position)), (kind, position, have)

@@ -475,7 +475,7 @@ class Worker:
         self.disk.close()
         self.audit.give_up()
         self.requests.reset_cache()
-        self.memory.forget()
+        self.memory.disconnect()
         device_memory.give_back()
 
     def check(self) -> None:

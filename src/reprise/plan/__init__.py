@@ -1,1 +1,1 @@
-"""Pure planning: match, boundaries and layer kinds to a resume position and checkpoints."""
+"""Pure planning: from match, boundaries and layer kinds to resume position and checkpoints."""

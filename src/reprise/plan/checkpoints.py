@@ -1,4 +1,4 @@
-"""Where to resume and where to pause: pure, from the match, the prompt's boundaries and the layer kinds."""
+"""Where to resume and where to pause for checkpoints. Pure."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,15 +8,15 @@ from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 
 _SHORTEST_INTERVAL = 512
 _LONGEST_INTERVAL = 8192
-_WORTH = list(BoundaryKind)
+_PRIORITY = list(BoundaryKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Reuse ``[0, resume_at)``, prefill ``[resume_at, end)``, and make each checkpoint resumable on the way.
+    """Reuse ``[0, resume_at)``, prefill ``[resume_at, end)``, and commit at each checkpoint on the way.
 
-    `checkpoints` lie in ``(resume_at, end]``, ascending, one for a position. `has_row`: the logits behind the prompt's
-    last token are kept, so nothing is computed: it resumes behind the whole prompt.
+    `checkpoints` lie in ``(resume_at, end]``, ascending, at most one per position. `has_row`: the logits after the
+    prompt's last token are stored, so nothing is computed: it resumes at the end of the prompt.
     """
 
     resume_at: int
@@ -26,7 +26,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         assert self.resume_at >= 0, self
-        # Without its row the last token is always computed: its logits start the decode.
+        # Without a row the last token is always computed: its logits start the decode.
         assert self.resume_at == self.end + 1 if self.has_row else self.resume_at <= self.end, self
         positions = [c.position for c in self.checkpoints]
         assert positions == sorted(set(positions)), self
@@ -37,15 +37,15 @@ class Plan:
         return tuple(c.position for c in self.checkpoints)
 
     def kind_at(self, position: int) -> BoundaryKind:
-        """What the checkpoint at `position` is for; BRANCH for one that was not planned (another request asked)."""
+        """The kind of the checkpoint at `position`; BRANCH if it was added since, for another request."""
         return next((c.kind for c in self.checkpoints if c.position == position), BoundaryKind.BRANCH)
 
 
 def interval_tokens(*, checkpoint_nbytes: int, kv_nbytes_per_token: int) -> int:
-    """N of "a checkpoint every N tokens": as many tokens as have twice a checkpoint's bytes, within bounds.
+    """N of "a checkpoint every N tokens": the tokens whose KV is twice as large as a checkpoint, within bounds.
 
-    So the checkpoints of a long prefill take half as much again as its KV at most. A model without KV has nothing to
-    compare with and takes the longest interval.
+    Between its bounds, the checkpoints of a long prefill then take at most half as much as its KV. A model without KV
+    gets the longest interval.
     """
     if kv_nbytes_per_token == 0:
         return _LONGEST_INTERVAL
@@ -65,12 +65,12 @@ def make_plan(
 ) -> Plan:
     """The plan for a prompt of which ``[0, resume_at)`` can be reused.
 
-    `end` is where prefill ends: the whole prompt, or all but its last token if that starts a decode. `branch_at` is
-    the position where the prompt leaves a path that the tree goes on with, None if it leaves none. `interval` is N of
-    "a checkpoint every N tokens". `has_row`: the logits behind the whole prompt are kept; `resume_at` is its length.
+    `end`: where prefill ends, which is the prompt's end, or one token before it if that starts a decode. `branch_at`:
+    the position where the prompt diverges from a stored path, None if it does not. `interval`: N of "a checkpoint every
+    N tokens". `has_row`: the logits after the whole prompt are stored, and `resume_at` is its length.
 
-    A model that resumes anywhere needs no checkpoints. For others: every boundary that the template gave, the branch,
-    the end, and multiples of N in the long stretches between them.
+    A model that resumes anywhere needs no checkpoints. Others get one at every boundary of the template, the branch,
+    the end, and at multiples of N in the long stretches between.
     """
     if layout.resumes_anywhere or has_row:
         return Plan(resume_at=resume_at, end=end, has_row=has_row)
@@ -81,12 +81,12 @@ def make_plan(
         wanted.append(Boundary(end, BoundaryKind.PROMPT_END))
     fixed = sorted({b.position for b in wanted} | {resume_at})
     for low, high in pairwise(fixed):
-        # Multiples of N, so that prompts with a common prefix have theirs at the same positions. Not close to
-        # another checkpoint, where they would save little.
+        # Multiples of N, so that prompts with a common prefix share positions; not close to another checkpoint, where
+        # they would save little.
         first = (low + interval // 2) // interval + 1
         for position in range(first * interval, high - interval // 2, interval):
             wanted.append(Boundary(position, BoundaryKind.INTERVAL))
     best: dict[int, Boundary] = {}
-    for boundary in sorted(wanted, key=lambda b: _WORTH.index(b.kind)):
+    for boundary in sorted(wanted, key=lambda b: _PRIORITY.index(b.kind)):
         best.setdefault(boundary.position, boundary)
     return Plan(resume_at=resume_at, end=end, checkpoints=tuple(best[p] for p in sorted(best)))
