@@ -1,1 +1,1 @@
-"""Drafts: which tokens will probably come next, from everything that was said before, and how many are worth a pass."""
+"""Speculative decoding without a draft model: drafts from earlier text, and how many tokens are worth verifying."""

@@ -1,4 +1,4 @@
-"""What a draft costs and brings: the seconds of a pass by its tokens, how often drafts are right, how long to draft."""
+"""Cost and benefit of drafts: seconds of a pass by its size, acceptance rates, and the best draft length."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from reprise.core.backend import DraftSource
 
 PASS_SIZES = (1, 2, 4, 8, 16, 32)
-"""Tokens of a pass that a draft fills up to. What one costs between two sizes is not smooth on real devices."""
+"""Pass sizes in tokens that drafts fill up to: on real devices, the cost between two sizes is not smooth."""
 
 _WEIGHT = 0.15
-"""Of the newest measurement in a running mean."""
+"""Weight of a new measurement in a running mean."""
 
 _OPTIMISM = 0.02
-"""What one more token of a pass is taken to cost where only passes of one token were seen, as a part of such a pass."""
+"""Assumed cost of another token while only passes of one token were measured, as a fraction of such a pass."""
 
 _PRIOR_TRIALS = 4.0
 _MEMORY = 64.0
 """Trials that a rate remembers."""
 _FORGETTING = 0.98
-"""What a rate keeps of what it has seen each time that a draft was not worth it: one is tried again now and then."""
+"""Decay of a rate's observations each time a draft was not worth a pass, so that one is tried again now and then."""
 
 
 _PRIOR = {
@@ -30,21 +30,21 @@ _PRIOR = {
     DraftSource.HISTORY: 0.6,
     DraftSource.GRAMMAR: 0.99,
 }
-"""How likely the next token of a draft is right before anything is known."""
+"""Prior probability that the next token of a draft is accepted."""
 
 
 @dataclass(slots=True)
 class PassCosts:
-    """The seconds of a pass over so many tokens of one sequence, as running means."""
+    """Running means of the seconds of a pass over one sequence, by pass size in tokens."""
 
     _seconds: dict[int, float] = field(default_factory=dict[int, float])
     _is_warm: set[int] = field(default_factory=set[int])
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """A pass over so many tokens took `seconds`."""
+        """Record a pass over `num_tokens` that took `seconds`."""
         size = PASS_SIZES[min(bisect_left(PASS_SIZES, num_tokens), len(PASS_SIZES) - 1)]
         if size not in self._is_warm:
-            # The first of its size may have compiled its kernels.
+            # The first pass of a size may include compiling kernels.
             self._is_warm.add(size)
             return
         before = self._seconds.get(size)
@@ -52,24 +52,24 @@ class PassCosts:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known what one token costs."""
+        """Whether a pass over one token was measured."""
         return 1 in self._seconds
 
     @property
     def one_s(self) -> float:
-        """The seconds of a pass over one token."""
+        """Seconds of a pass over one token."""
         return self._seconds[1]
 
     @property
     def largest(self) -> int:
-        """The largest pass that may be tried: one size beyond what was seen, so that trying never costs much."""
+        """The largest pass to try: one size beyond those measured, so that a trial never costs much."""
         seen = [size for size in PASS_SIZES if size in self._seconds]
         return PASS_SIZES[min(PASS_SIZES.index(seen[-1]) + 1, len(PASS_SIZES) - 1)] if seen else 1
 
     def relative(self, num_tokens: int) -> float:
-        """The cost of a pass over so many tokens, as a multiple of one over a single token.
+        """The cost of a pass over `num_tokens`, as a multiple of one over a single token.
 
-        A size not seen yet is taken to go on from the largest that was, as steeply as that came from the one before.
+        For a size not measured yet, extrapolated from the two largest measured ones below it.
         """
         size = PASS_SIZES[min(bisect_left(PASS_SIZES, num_tokens), len(PASS_SIZES) - 1)]
         one = self._seconds[1]
@@ -81,13 +81,13 @@ class PassCosts:
         return last + max(_OPTIMISM, slope) * (size - below[-1])
 
     def table(self) -> dict[int, float]:
-        """Milliseconds by size, of the sizes that were seen."""
+        """Milliseconds by size, of the sizes measured."""
         return {size: 1000 * self._seconds[size] for size in PASS_SIZES if size in self._seconds}
 
 
 @dataclass(slots=True)
 class _Rate:
-    """How often the next token of a draft was right, as far as it is remembered."""
+    """The acceptance rate of the next draft token, over about `_MEMORY` trials."""
 
     prior: float
     accepted: float = 0.0
@@ -108,7 +108,7 @@ class _Rate:
 
 
 class AcceptanceRates:
-    """How often drafts are right, by where they come from and how long the match before them is."""
+    """Acceptance rates of drafts, by source and length of the match."""
 
     def __init__(self) -> None:
         self._rates: dict[tuple[DraftSource, int], _Rate] = {}
@@ -120,29 +120,29 @@ class AcceptanceRates:
         return self._rates[key]
 
     def of(self, source: DraftSource, match: int) -> float:
-        """The probability that the next token of such a draft is right."""
+        """The probability that the next token of such a draft is accepted."""
         return min(0.999, self._rate(source, match).value)
 
     def note(self, source: DraftSource, match: int, *, accepted: int, drafted: int) -> None:
-        """Of `drafted` tokens the first `accepted` were right. What comes behind a wrong one says nothing."""
+        """Record that the first `accepted` of `drafted` tokens were accepted. Those after a rejection do not count."""
         self._rate(source, match).note(accepted, min(accepted + 1, drafted))
 
     def fade(self, source: DraftSource, match: int) -> None:
-        """Such a draft was there and not worth its pass."""
+        """Record that such a draft was not worth a pass."""
         self._rate(source, match).fade()
 
 
 def best_length(
     available: int, rate: float, costs: PassCosts, *, num_fed: int, rewinds: bool, sizes: Sequence[int] = PASS_SIZES
 ) -> int:
-    """How many tokens of a draft to verify: as many as bring the most tokens a second; 0 if that is none.
+    """The number of draft tokens to verify for the most tokens per second; 0 if drafting does not pay.
 
     `available`: tokens of the draft. `num_fed`: tokens that the pass takes anyway, at least one. `rewinds`: whether
-    layers forget what was rejected; if not, the tokens accepted before a rejection are fed again with the next pass.
+    layers can drop rejected tokens; if not, the tokens accepted before a rejection are fed again in the next pass.
 
-    With the probability p of each next token the first k drafted tokens bring (1 - p^(k+1)) / (1 - p) tokens, the one
-    that the model chooses behind them included (Leviathan et al., "Fast Inference from Transformers via Speculative
-    Decoding", 2023).
+    With acceptance probability p, k draft tokens yield (1 - p^(k+1)) / (1 - p) tokens on average, including the one
+    that the model samples after them (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
+    2023).
     """
     best, best_gain = 0, 1 / costs.relative(num_fed)
     largest = costs.largest

@@ -1,4 +1,4 @@
-"""Who makes drafts: what was said in each namespace, what running requests say, and how good drafts were so far."""
+"""Makes drafts from the text of each namespace and of the running requests, and tracks how good they are."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, PassCosts, best_
 from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, TextEnd, TokenHistory
 
 MOST_NBYTES = 64 << 20
-"""Bytes of what all namespaces said together; the namespace that was used least recently goes first."""
+"""Limit of the histories of all namespaces; the least recently used one is dropped first."""
 
 _NAMESPACE_TOKENS = 1 << 19
 _ANSWER_TOKENS = 1 << 17
 _BLOCK = 256
-"""Prompts are compared with what is there in blocks of so many tokens: a chat's next turn adds what is new in it."""
+"""Prompts are deduplicated in blocks of this many tokens: the next turn of a chat adds only its new part."""
 _READ_AT_ONCE = 4096
-"""Tokens of a prompt that are taken in with one step of the engine, so that no stream waits for more than a moment."""
+"""The most prompt tokens added per step of the engine, so that streams are not delayed."""
 _READ_ANSWER = 16
-"""Tokens of an answer that are taken in together: one by one would take longer than looking up."""
+"""Answer tokens are added in batches of this many: one by one would cost more than the look-ups."""
 _PATIENCE = 32
-"""Look-ups in a row that brought nothing, behind which one token in `_SELDOM` is looked up until one does again: what
-repeats nothing is not slowed down by the search for it, and what begins to repeat is found a few tokens later."""
+"""After this many fruitless look-ups in a row, only one token in `_SELDOM` is looked up, until one succeeds: text that
+repeats nothing is not slowed down."""
 _SELDOM = 4
 _OVERLAP = NGRAMS[0]
-"""Tokens before a new piece that are taken in with it, so that what leads to the piece is found."""
+"""Context tokens that are added before a new piece of text, so that its first tokens can be found."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """Tokens that will probably come next, at least one."""
+    """Tokens that will probably follow, at least one."""
 
     tokens: Tokens
     source: DraftSource
     match: int
-    """How many tokens before it agree with what it was taken from."""
+    """Length of the match that it continues, in tokens."""
 
     def __post_init__(self) -> None:
         assert len(self.tokens) > 0, self
 
 
 class _Namespace:
-    """What was said in one namespace."""
+    """The text of one namespace."""
 
     def __init__(self) -> None:
         self.history = TokenHistory(_NAMESPACE_TOKENS)
         self._blocks: OrderedDict[int, int] = OrderedDict()
-        """Where in the history the blocks of prompts end, by the hash of their tokens, oldest first."""
+        """Hash of a prompt block → where it ends in the history, oldest first."""
 
     def read(self, prompt: Tokens, start: int, stop: int, *, is_whole: bool) -> int:
-        """Take in what is new of ``[start, stop)``, where `start` is at a block's edge; gives how far it came."""
+        """Add the new blocks of ``[start, stop)``; `start` is a block's start. Returns the position reached."""
         new_from: int | None = None
         at, num_new = start, 0
         while at + _BLOCK <= stop and num_new < _READ_AT_ONCE:
@@ -63,7 +63,7 @@ class _Namespace:
             else:
                 new_from = at if new_from is None else new_from
                 num_new += _BLOCK
-                # Where it ends when it is added: nothing else is, meanwhile.
+                # Where it will end: nothing else is added in between.
                 overlap = min(_OVERLAP, new_from)
                 self._blocks[key] = self.history.end + 1 + overlap + at + _BLOCK - new_from
                 self._blocks.move_to_end(key)
@@ -85,7 +85,7 @@ class Drafts:
     """Makes drafts for the requests of one model. Used on one thread."""
 
     def __init__(self, *, rewinds: bool, sizes: Sequence[int] = PASS_SIZES) -> None:
-        """`rewinds`: whether every layer forgets what was rejected. `sizes`: of the passes that may verify."""
+        """`rewinds`: whether every layer can drop rejected tokens. `sizes`: of the passes that may verify drafts."""
         self.rewinds = rewinds
         self.sizes = tuple(sizes)
         self.costs = PassCosts()
@@ -93,27 +93,27 @@ class Drafts:
         self.num_drafted: Counter[DraftSource] = Counter()
         self.num_accepted: Counter[DraftSource] = Counter()
         self.saved_s = 0.0
-        """Seconds of decoding that accepted drafts have saved, by the cost of a pass over one token."""
+        """Seconds of decoding that drafts have saved, compared with passes over one token."""
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what was said; what running requests say is not counted."""
+        """Bytes of the histories of all namespaces, without those of running requests."""
         return sum(namespace.history.nbytes for namespace in self._namespaces.values())
 
     def start(self, prompt: Tokens, *, namespace: str, prediction: Tokens | None = None) -> RequestDrafts:
-        """The drafts of a request. `prediction`: what its client says will come."""
+        """The drafts of a request. `prediction`: the output that its client predicts."""
         return RequestDrafts(self, prompt, namespace, prediction)
 
     def clear(self, namespace: str | None = None) -> None:
-        """Forget what was said in a namespace, or in all."""
+        """Drop the history of a namespace, or of all."""
         if namespace is None:
             self._namespaces.clear()
         else:
             self._namespaces.pop(namespace, None)
 
     def namespace(self, name: str) -> _Namespace:
-        """What was said there; the least recently used one gives way."""
+        """The text of a namespace, created if needed; drops the least recently used ones beyond `MOST_NBYTES`."""
         if name not in self._namespaces:
             self._namespaces[name] = _Namespace()
         found = self._namespaces[name]
@@ -131,13 +131,13 @@ class Drafts:
         )
 
     def check(self) -> None:
-        """AssertionError unless what is looked up stands where it is looked for. O(tokens)."""
+        """AssertionError unless all look-up tables agree with their tokens. O(tokens)."""
         for namespace in self._namespaces.values():
             namespace.history.check()
 
 
 class RequestDrafts:
-    """The drafts of one request, while it runs."""
+    """The drafts of one running request."""
 
     def __init__(self, drafts: Drafts, prompt: Tokens, namespace: str, prediction: Tokens | None) -> None:
         self.num_drafted = self.num_accepted = 0
@@ -145,43 +145,43 @@ class RequestDrafts:
         self._prompt = prompt
         self._namespace = namespace
         self.num_read = 0
-        """How far the prompt was taken in."""
+        """Prompt tokens added to the history so far."""
         self._answer: list[int] = []
         self._own = TokenHistory(_ANSWER_TOKENS)
         if prediction is not None and len(prediction) > 0:
-            # As if it followed the prompt, which is where it is to begin.
+            # As if it followed the prompt.
             self._own.append(join_tokens(prompt[-_OVERLAP:], prediction))
         self._predicted_to = self._own.end
         self._own.append(prompt[-_OVERLAP:])
         self._num_own = 0
-        """Tokens of the answer that are in `_own`."""
+        """Answer tokens added to `_own` so far."""
         self._num_in_vain = 0
-        """Look-ups since the last one that brought a token."""
+        """Fruitless look-ups in a row."""
         self._tail: list[int] = prompt[-LONGEST_MATCH:].tolist()
-        """The last tokens of prompt and answer: what is looked up."""
+        """The last tokens of prompt and answer, which are looked up."""
 
     def read_prompt(self, stop: int) -> None:
-        """The prompt is computed up to `stop`: take in some of what is new in it."""
+        """Add some of the new part of the prompt, which is computed up to `stop`, to the history."""
         if self.num_read < stop:
             whole = len(self._prompt)
             namespace = self._drafts.namespace(self._namespace)
             self.num_read = namespace.read(self._prompt, self.num_read, stop, is_whole=stop == whole)
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """The answer goes on with these."""
+        """Append these tokens to the answer."""
         self._answer += tokens
         self._tail = [*self._tail, *tokens][-LONGEST_MATCH:]
 
     def end(self) -> None:
-        """The answer is over: others may draft from it."""
+        """The answer has ended: add it to the history."""
         if self._answer:
             answer = join_tokens(self._prompt[-_OVERLAP:], as_tokens(self._answer))
             self._drafts.namespace(self._namespace).history.append(answer)
 
     def propose(self, *, num_fed: int, most: int, forced: Sequence[int] = ()) -> Draft | None:
-        """What comes next, if that is worth a pass; at most `most` tokens.
+        """A draft of at most `most` tokens, or None if none is worth a pass.
 
-        `num_fed`: tokens that the pass takes anyway. `forced`: what a grammar leaves no choice about.
+        `num_fed`: tokens that the pass takes anyway. `forced`: the next tokens if a grammar allows only these.
         """
         drafts = self._drafts
         if most < 1 or not drafts.costs.is_known:
@@ -205,9 +205,9 @@ class RequestDrafts:
         return Draft(draft.tokens[:length], draft.source, draft.match)
 
     def note(self, draft: Draft | None, *, num_fed: int, num_tokens: int, seconds: float) -> None:
-        """A pass over this sequence alone brought so many tokens: the right ones of a draft, and one more.
+        """Record a pass over this sequence alone that yielded `num_tokens`: the accepted draft tokens and one more.
 
-        `num_fed`: tokens that it took, those of the draft left out.
+        `num_fed`: tokens that the pass took besides the draft.
         """
         drafts = self._drafts
         drafts.costs.note(num_fed + (len(draft.tokens) if draft is not None else 0), seconds)

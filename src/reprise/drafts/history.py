@@ -1,8 +1,8 @@
-"""What was said before, and how it went on: a bounded run of tokens in which the end of an answer is looked up.
+"""A bounded token history in which the continuation of an answer's last tokens is looked up.
 
-Repeats are found as Lempel-Ziv compressors find them: a table has, for the hash of each n-gram, where its newest
-occurrence ends. A table is an array, so a token costs some fifty bytes, and what is found is compared with the tokens
-themselves: a collision can hide a repeat, and cannot invent one.
+Repeats are found as in Lempel-Ziv compressors: a table maps the hash of each n-gram to the end of its newest
+occurrence. Tables are arrays, so a token costs about fifty bytes. Matches are verified against the tokens: a hash
+collision can hide a repeat but not invent one.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import numpy.typing as npt
 from reprise.core.tokens import Tokens, as_tokens
 
 NGRAMS = (8, 4, 2)
-"""Lengths that are looked up, the longest first. Each is half of the one before it: so hashes are made by doubling."""
+"""N-gram lengths that are looked up, longest first. Each is half of the previous one: hashes are built by doubling."""
 
 LONGEST_MATCH = 32
-"""How far back a match is compared."""
+"""The longest match that is measured."""
 
 _FIRST_CAPACITY = 1024
 _MULTIPLIER = 0x9E3779B97F4A7C15
 """An odd number with no pattern in its bits (2⁶⁴ divided by the golden ratio), for multiplicative hashing."""
 _WORD = (1 << 64) - 1
 _SLOTS = 4
-"""Of a table for each token, so that few n-grams are overwritten by others with the same hash."""
+"""Table slots per token, so that few n-grams are overwritten by others in the same slot."""
 _LAST_POSITION = 2**31 - 2**20
-"""Positions are held in 32 bits: behind this one the history begins anew."""
+"""Positions are 32-bit integers: past this one the history is cleared."""
 _GAP = -1
-"""Stands between pieces that do not follow each other. No token is negative."""
+"""Separates pieces of text that do not follow each other. Token ids are never negative."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """How a text went on: `tokens` followed the last `match` tokens of what was looked up. `at`: where that was."""
+    """A continuation: `tokens` followed an occurrence of the last `match` tokens looked up, at position `at`."""
 
     tokens: Tokens
     match: int
@@ -43,8 +43,7 @@ class Continuation:
 
 
 class TextEnd:
-    """The end of a text that is to be looked up. Made once a step and looked up in several histories: in plain Python,
-    because an array of so few numbers costs more than it saves."""
+    """The end of a text, to be looked up in several histories. Plain Python: NumPy is slower for so few numbers."""
 
     __slots__ = ("_hashes", "tokens")
 
@@ -53,14 +52,14 @@ class TextEnd:
         self._hashes = _hashes_at_end(self.tokens)
 
     def slots(self, size: int) -> Iterator[tuple[int, int]]:
-        """Where in a table of `size` slots each n-gram at the end is, with its n, the longest first."""
+        """(n, slot in a table of `size` slots) of each n-gram at the end, longest first."""
         shift = 65 - size.bit_length()
         for n, value in self._hashes:
             yield n, ((value * _MULTIPLIER) & _WORD) >> shift
 
 
 class TokenHistory:
-    """The latest `capacity` tokens that were appended, in a ring that grows up to that."""
+    """The last `capacity` tokens appended, in a ring buffer that grows to that size."""
 
     def __init__(self, capacity: int) -> None:
         assert capacity >= _FIRST_CAPACITY and capacity & (capacity - 1) == 0, capacity
@@ -68,11 +67,11 @@ class TokenHistory:
         self._ring = np.full(_FIRST_CAPACITY, _GAP, dtype=np.int32)
         self._tables = _empty_tables(_FIRST_CAPACITY)
         self.end = 0
-        """Tokens appended since the beginning, gaps included. Positions count from there, so they never change."""
+        """Tokens appended in total, gaps included. Positions count from the first one, so they never change."""
 
     @property
     def start(self) -> int:
-        """The oldest position that is still held."""
+        """The oldest position in the ring."""
         return max(0, self.end - len(self._ring))
 
     @property
@@ -80,7 +79,7 @@ class TokenHistory:
         return self._ring.nbytes + sum(table.nbytes for table in self._tables.values())
 
     def append(self, tokens: Tokens, *, follows: bool = False) -> None:
-        """Add tokens behind the last ones. `follows`: they go on from those. O(tokens), amortised over growing."""
+        """Append tokens. `follows`: they continue the last ones, without a gap. O(tokens), amortised."""
         follows = follows or self.end == 0
         run = tokens if follows else np.concatenate([np.full(1, _GAP, np.int32), tokens])
         if len(run) > self._capacity:
@@ -96,11 +95,11 @@ class TokenHistory:
         self._note(first if follows else first + 1)
 
     def find(self, tail: TextEnd, *, num: int) -> Continuation | None:
-        """Up to `num` tokens that followed the newest occurrence of the end of `tail`; None if it never stood here."""
+        """Up to `num` tokens that followed the newest occurrence of the end of `tail`, or None."""
         last = tail.tokens[-1]
         for n, slot in tail.slots(_SLOTS * len(self._ring)):
             at: int = self._tables[n].item(slot)
-            # The token before it shows nearly every collision, without a comparison of arrays.
+            # Comparing one token detects nearly all collisions without comparing arrays.
             if not self.start < at < self.end or self._ring.item((at - 1) % len(self._ring)) != last:
                 continue
             match = self._match(tail.tokens, at)
@@ -114,7 +113,7 @@ class TokenHistory:
         return None
 
     def _match(self, tail: Sequence[int], at: int) -> int:
-        """How many tokens before `at` are the last ones of `tail`, as far as that is looked at."""
+        """How many tokens before `at` equal the last ones of `tail`, at most `LONGEST_MATCH`."""
         num = min(len(tail), at - self.start)
         differs = np.flatnonzero(self._read(at - num, at) != np.asarray(tail[len(tail) - num :], dtype=np.int32))
         return num if len(differs) == 0 else num - 1 - int(differs[-1])
@@ -123,9 +122,9 @@ class TokenHistory:
         return self._ring[np.arange(start, stop) % len(self._ring)]
 
     def _note(self, first: int) -> None:
-        """Put the n-grams that end at `first` or behind it into the tables, but for the last: nothing follows it yet.
+        """Add the n-grams that end at `first` or later to the tables, except the last, which nothing follows yet.
 
-        N-grams that a gap is in match nothing that is looked up.
+        N-grams that contain a gap are never looked up.
         """
         start = max(self.start, first - NGRAMS[0])
         hashes = _hashes(self._read(start, self.end))
@@ -144,7 +143,7 @@ class TokenHistory:
         self._note(start)
 
     def check(self) -> None:
-        """AssertionError unless every n-gram in a table stands where the table says, or has been overwritten."""
+        """AssertionError unless every position in a table is the end of an n-gram with that hash."""
         held = self._read(self.start, self.end)
         hashes = _hashes(held)
         for n, table in self._tables.items():
@@ -159,7 +158,7 @@ def _empty_tables(num_tokens: int) -> dict[int, npt.NDArray[np.int32]]:
 
 
 def _hashes(tokens: Tokens) -> dict[int, npt.NDArray[np.uint64]]:
-    """The hash of each n-gram of `tokens`, by n, in the order of their first tokens; made of the hashes of halves."""
+    """The hashes of all n-grams of `tokens`, by n, in order of their first tokens, combined from halves."""
     length = 1
     current = (tokens.astype(np.uint32) + np.uint32(1)).astype(np.uint64)
     factor = _MULTIPLIER
@@ -177,13 +176,13 @@ def _slots(hashes: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.int64]:
 
 
 def _hashes_at_end(tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """n and the hash of the last n tokens, the longest first: what `_hashes` gives for them, without its arrays."""
+    """(n, hash of the last n tokens), longest first: the same hashes as `_hashes`, without arrays."""
     level = [(token + 1) & 0xFFFFFFFF for token in tokens[-NGRAMS[0] :]]
     factor = _MULTIPLIER
     length = 1
     found: list[tuple[int, int]] = []
     while len(level) > 1:
-        # Pairs from the end: each is of the tokens that the two halves are of.
+        # Combine pairs from the end.
         level = [(a * factor + b) & _WORD for a, b in zip(level[-2::-2], level[-1::-2], strict=False)][::-1]
         factor = factor * factor & _WORD
         length *= 2

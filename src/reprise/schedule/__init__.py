@@ -1,1 +1,1 @@
-"""Pure scheduling: who runs next, and which chunk."""
+"""Pure scheduling: which requests run next, and which chunks they prefill."""

@@ -1,7 +1,7 @@
-"""Which rows decode together: rows of similar length, so that a long one does not make short ones pay for padding.
+"""Groups decode rows by similar length, so that a long row does not cost short ones much padding.
 
-A group of n rows is as wide as its longest. Groups are merged while the padding of all of them stays below half of
-what is allowed, and split when it exceeds what is allowed: between the two, nobody moves.
+All rows of a group are padded to its longest. Groups are merged while the total padding stays below half of the limit,
+and split when it exceeds the limit; in between they stay as they are (hysteresis).
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from reprise.schedule.state import DecodingJob, Group
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Rows in ascending order of length, at least one; `key` is None for a group that is new."""
+    """Rows in ascending order of length, at least one; `key` is None for a new group."""
 
     key: int | None
     rows: tuple[DecodingJob, ...]
@@ -31,10 +31,10 @@ class _Bucket:
 def group_rows(rows: Sequence[DecodingJob], limits: SchedulerLimits) -> tuple[Group, ...]:
     """The decode groups of the next pass, longest rows last.
 
-    The padded length of all groups is at most ``max_padding`` times the sum of the rows' own lengths, plus
-    ``free_padding``. Rows that cannot be batched have a group each. O(n log n) when nobody came or went.
+    The padded length of all groups is at most ``max_padding`` times the sum of the rows' lengths, plus
+    ``free_padding``. Rows that cannot be batched get a group each. O(n log n) when the rows have not changed.
     """
-    # State that does not exist yet cannot be joined with state that does.
+    # A row without state cannot be batched with rows that have state.
     is_alone = {row.id: row.length == 0 or not (limits.can_batch and row.can_batch) for row in rows}
     together = [row for row in rows if not is_alone[row.id]]
     buckets = _buckets(together)
@@ -47,7 +47,7 @@ def group_rows(rows: Sequence[DecodingJob], limits: SchedulerLimits) -> tuple[Gr
 
 
 def _buckets(rows: Iterable[DecodingJob]) -> list[_Bucket]:
-    """The groups of the last pass without the rows that left; each new row by itself."""
+    """The groups of the last pass without the rows that ended; each new row in its own bucket."""
     kept: dict[int, list[DecodingJob]] = {}
     buckets: list[_Bucket] = []
     for row in sorted(rows, key=lambda row: (row.length, row.id)):
@@ -59,13 +59,13 @@ def _buckets(rows: Iterable[DecodingJob]) -> list[_Bucket]:
 
 
 def _joined(a: _Bucket, b: _Bucket) -> _Bucket:
-    """Both groups as one, under the key of the larger: the other's rows are the ones that are copied."""
+    """Both groups as one, with the key of the larger, so that the smaller one's rows are copied."""
     larger = max((a, b), key=lambda bucket: (bucket.key is not None, bucket.padded))
     return _Bucket(larger.key, tuple(sorted((*a.rows, *b.rows), key=lambda row: (row.length, row.id))))
 
 
 def _merge(buckets: list[_Bucket], allowed: float) -> list[_Bucket]:
-    """Merge neighbours, cheapest first, while all are within `allowed`."""
+    """Merge neighbours, cheapest first, while the total padded length is within `allowed`."""
     total = sum(bucket.padded for bucket in buckets)
     buckets = sorted(buckets, key=lambda bucket: (bucket.longest, bucket.rows[-1].id))
     while len(buckets) > 1:
@@ -80,7 +80,7 @@ def _merge(buckets: list[_Bucket], allowed: float) -> list[_Bucket]:
 
 
 def _split(buckets: list[_Bucket], allowed: float) -> list[_Bucket]:
-    """Cut groups where that saves most, until all are within `allowed`. Single rows have no padding, so it ends."""
+    """Split groups where that saves most, until the total padded length is within `allowed`."""
     while sum(bucket.padded for bucket in buckets) > allowed:
         _, index, at = max(
             (at * (bucket.longest - bucket.rows[at - 1].length), index, at)
@@ -94,7 +94,7 @@ def _split(buckets: list[_Bucket], allowed: float) -> list[_Bucket]:
 
 
 def _named(buckets: Iterable[_Bucket]) -> tuple[Group, ...]:
-    """Groups with keys, the lowest that are free for the new ones."""
+    """The groups; new ones get the lowest free keys."""
     ordered = sorted(buckets, key=lambda bucket: (bucket.longest, bucket.rows[-1].id))
     taken = {bucket.key for bucket in ordered if bucket.key is not None}
     free = (key for key in range(len(taken) + len(ordered)) if key not in taken)

@@ -1,6 +1,6 @@
-"""How much is prefilled in one pass, and for whom.
+"""Which jobs a prefill pass serves, and how many tokens it has.
 
-A slice ends exactly at the job's next stop (a checkpoint, a parting or the end) or at the chunk size, whichever comes
+A slice ends at the job's next stop (a checkpoint, a divergence point or the end) or at the chunk size, whichever comes
 first. Slices of several jobs share a pass only if they have the same length: prefill is never padded.
 """
 
@@ -11,25 +11,25 @@ from reprise.schedule.limits import SchedulerLimits, Speed
 from reprise.schedule.state import PrefillingJob
 
 DivergencePoints = Mapping[str, frozenset[int]]
-"""Job id → the positions where waiting jobs want it to pause."""
+"""Job id → the positions at which waiting jobs diverge from it, where it must pause."""
 
 
 def chunk_tokens(
     limits: SchedulerLimits, speed: Speed, *, must_be_short: bool, position: int = 0, num_sharing: int = 1
 ) -> int:
-    """The most tokens of the next prefill pass, whose first job stands at `position`.
+    """The most tokens of the next prefill pass, whose first job is at `position`.
 
-    `must_be_short`: streams are decoding, or somebody may come. Then the pass and the decode passes that follow it
-    take about `max_stall_s` together, of which each of `num_sharing` models has its part; else it is a whole
-    `prefill_chunk`.
+    `must_be_short`: streams are decoding, or a request may arrive. The pass and the decode passes after it then take
+    about `max_stall_s` together, divided among `num_sharing` models; otherwise the pass may have `prefill_chunk`
+    tokens.
     """
     if not must_be_short:
         return limits.prefill_chunk
     room_s = max(0.0, limits.max_stall_s / num_sharing - speed.decode_s)
     fitting = min(limits.prefill_chunk, int(room_s * speed.prefill_at(position)))
-    # Its last tokens cost what tokens cost there, which may be more than was ever seen.
+    # Its last tokens may be slower than any measured so far.
     fitting = min(fitting, int(room_s * speed.prefill_at(position + fitting)))
-    # Multiples of the smallest chunk: fewer different shapes for the allocator and for compiled kernels.
+    # Multiples of the smallest chunk, for fewer shapes in the allocator and compiled kernels.
     return max(1, fitting // limits.min_chunk) * limits.min_chunk
 
 
@@ -50,10 +50,10 @@ class Pass:
 def plan_pass(
     jobs: Sequence[PrefillingJob], divergence_points: DivergencePoints, budget: int, limits: SchedulerLimits
 ) -> Pass:
-    """The next pass: a slice of the first job, and slices of others where that saves passes.
+    """The next pass: a slice of the first job, and slices of others if that saves passes.
 
-    `jobs` in their order, at least one. One long slice keeps the engine busy by itself. Short ones of the same length
-    run together; ragged ones are cut by powers of two, if that gives far fewer passes than one for each job.
+    `jobs` in order of rank, at least one. A long slice runs alone. Short ones of equal length run together; ragged ones
+    are cut into powers of two if that takes far fewer passes than one per job.
     """
     head = jobs[0]
     to_stop = {job.id: next_stop(job, divergence_points) - job.position for job in jobs}
@@ -68,7 +68,7 @@ def plan_pass(
         bits |= each
     num_bits = bits.bit_count()
     if num_bits < len(lengths) and 2 * num_bits <= len(short):
-        # Slices of 2^k tokens for all that have the bit k set: as many passes as there are bits, and not lengths.
+        # Slices of 2^k tokens for all lengths with bit k set: one pass per bit instead of one per length.
         length = 1 << (length.bit_length() - 1)
         taking = [job for job in short if to_stop[job.id] & length]
     else:
@@ -77,7 +77,7 @@ def plan_pass(
 
 
 def _fits_beside(job: PrefillingJob, head: PrefillingJob) -> bool:
-    # In one pass all rows are as wide as the longest, so rows of very different lengths stay apart.
+    # Rows of a pass are padded to the longest, so rows of very different lengths run separately.
     low, high = sorted((job.position, head.position))
-    # State that does not exist yet cannot be joined with state that does.
+    # A row without state cannot be batched with rows that have state.
     return job.can_batch and (low > 0 or high == 0) and high <= 2 * low + 512

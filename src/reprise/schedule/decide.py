@@ -1,15 +1,14 @@
-"""The decision: what the loop does next.
+"""The scheduling decision: what the loop does next.
 
-A pure function of the state and the limits, without a clock, a thread or a memory of its own. The loop describes all
-jobs, asks, does what the step says and asks again:
+A pure function of state and limits. The loop describes all jobs, calls it, executes the step and repeats:
 
     while True:
         step = decide(state(), limits)
         if step.is_idle:
             wait for an arrival
-        give up, commit, admit; or run the decode groups and the prefill slices
+        stop, commit and admit jobs; or run the decode groups and the prefill slices
 
-`tests/schedule/simulated.py` is such a loop in full, with an engine that computes nothing.
+`tests/schedule/simulated.py` is a complete loop of this kind, with an engine that computes nothing.
 """
 
 from collections.abc import Sequence
@@ -24,15 +23,15 @@ from reprise.schedule.state import PrefillingJob, SchedulerState, Slice, Step, W
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rank:
-    """The order of jobs, first to run lowest: first come first served, but what is soon done need not wait for long.
+    """The order of jobs, lowest first: first come first served, weighted so that short jobs do not wait for long.
 
-    Each job has a due time: its arrival plus `patience` times what it still needs. So jobs of one size go in the order
-    of their arrival; of those that came together, the one with the most reuse and the least left goes first; and nobody
-    starves, since a due time never moves back while all later arrivals have later ones.
+    Each job has a due time: its arrival plus `patience` times its remaining prefill time. So jobs of equal size run in
+    order of arrival; of those that arrive together, the one with the least left to prefill runs first; and none
+    starves, since a due time never moves back while later arrivals have later ones.
     """
 
     gives_way: bool
-    """A side request that has not waited for its grace yet."""
+    """An auxiliary request within its grace period."""
     due_s: float
     num_left: int
     arrived_s: float
@@ -40,12 +39,12 @@ class Rank:
 
 
 def num_left(job: WaitingJob | PrefillingJob) -> int:
-    """How many tokens the job still has to prefill."""
+    """Tokens that the job still has to prefill."""
     return job.end - job.position if isinstance(job, PrefillingJob) else job.prompt_len - job.resume_at
 
 
 def rank(job: WaitingJob | PrefillingJob, state: SchedulerState, limits: SchedulerLimits) -> Rank:
-    """Where the job stands among all that wait for prefill."""
+    """The job's rank among all that wait for prefill."""
     left = num_left(job)
     grace = limits.side_grace_s if job.is_auxiliary else 0.0
     return Rank(
@@ -58,19 +57,20 @@ def rank(job: WaitingJob | PrefillingJob, state: SchedulerState, limits: Schedul
 
 
 def is_auxiliary_request(*, prompt_len: int, resume_at: int, has_chats: bool, longest: int = 1024) -> bool:
-    """Whether a request looks like a title or a tag that a chat front end asks for beside the chat.
+    """Whether a request looks auxiliary: a title or tags that a chat front end requests besides the chat.
 
-    Such a prompt is short and shares little with what is stored. `has_chats`: chats with a history are being served;
-    without them nobody is there to give way to.
+    Such a prompt is short and mostly not cached. `has_chats`: chats with a history are being served; without any there
+    is nothing to give way to.
     """
     return has_chats and prompt_len <= longest and resume_at < prompt_len // 2
 
 
 def decide(state: SchedulerState, limits: SchedulerLimits) -> Step:
-    """What to do next, in this order: stop settling if a request is there; commit what others can go on from; admit
-    the job whose turn it is; run one prefill pass and all decode groups; settle if nothing else is there.
+    """The next step.
 
-    Everything that decodes runs in each step that computes. O(waiting x running).
+    In this order: stop settling if there is a request; commit what others can resume from; admit the next job; run one
+    prefill pass and all decode groups; settle if there is nothing else. All decoding rows run in each step that
+    computes. O(waiting × running).
     """
     requests = _requests(state)
     is_busy = len(requests.waiting) + len(requests.prefilling) + len(requests.decoding) > 0
@@ -91,7 +91,7 @@ def _requests(state: SchedulerState) -> SchedulerState:
 
 
 def _settle(state: SchedulerState, limits: SchedulerLimits) -> Step:
-    """One job at a time, in chunks so short that a request that comes meanwhile hardly notices."""
+    """One job at a time, in chunks short enough not to delay a request that arrives."""
     if state.prefilling:
         job = min(state.prefilling, key=lambda job: rank(job, state, limits))
         return Step() if job.is_restoring else Step(prefill=_slices((job,), {}, state, limits, must_be_short=True))
@@ -116,7 +116,7 @@ def _serve(state: SchedulerState, limits: SchedulerLimits) -> Step:
     candidates = _in_order((*runnable, *(_admitted(job) for job in admissible)), ranks, sharing.waits)
     if not candidates:
         return Step(decode=decode)
-    # A model that resumes anywhere need not pause where others leave it.
+    # A model that resumes anywhere need not pause where others diverge.
     divergence_points = _divergence_points(() if limits.resumes_anywhere else sharing.waits)
     slices = _slices(
         candidates, divergence_points, state, limits, must_be_short=len(state.decoding) > 0 or state.num_others > 0
@@ -130,19 +130,19 @@ def _serve(state: SchedulerState, limits: SchedulerLimits) -> Step:
 def _admissible(
     ready: Sequence[WaitingJob], ranks: dict[str, Rank], num_free: int, state: SchedulerState, limits: SchedulerLimits
 ) -> list[WaitingJob]:
-    """The ready jobs for which there is room, in their order, none of which should wait for another of them."""
+    """The ready jobs that fit, in order, without those that should rather wait for another of them."""
     chosen: list[WaitingJob] = []
     is_alone = len(state.prefilling) + len(state.decoding) + state.num_others == 0
     room = state.free_nbytes
     for job in ready:
-        # While it gives way, a side request leaves a row to those it gives way to.
+        # Within its grace period, an auxiliary request leaves one row free.
         is_first = is_alone and len(chosen) == 0
         rows = 1 if is_first or not ranks[job.id].gives_way else 2
         if num_free - len(chosen) < rows:
             break
         if room is not None:
-            # Nobody overtakes a job that is too big for now, or it would starve. With nothing else running it is
-            # admitted all the same: it will never have more room.
+            # No job overtakes one that does not fit, or that one would starve. With nothing else running it is admitted
+            # anyway: it will never have more room.
             if job.live_nbytes > room and not is_first:
                 break
             room -= job.live_nbytes
@@ -152,14 +152,14 @@ def _admissible(
 
 
 def _admitted(job: WaitingJob) -> PrefillingJob:
-    """The job as it will be once it is admitted, but for its checkpoints."""
+    """The job as it will be once admitted, without its checkpoints."""
     return PrefillingJob(
         id=job.id, arrived_s=job.arrived_s, position=job.resume_at, end=job.prompt_len, can_batch=job.can_batch
     )
 
 
 def _in_order(jobs: Sequence[PrefillingJob], ranks: dict[str, Rank], waits: Sequence[Wait]) -> list[PrefillingJob]:
-    """The jobs in their order; a leader goes as early as the first of those who wait for it."""
+    """The jobs in order of rank; a leader gets the rank of its first follower if that is lower."""
     first = dict(ranks)
     for wait in waits:
         first[wait.leader] = min(first[wait.leader], ranks[wait.follower])

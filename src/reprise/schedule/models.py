@@ -1,10 +1,10 @@
-"""Which model steps next, and whose weights come and go: a pure function of what the engine thread says of each.
+"""Which of several models steps next, and which are loaded and unloaded: a pure function of their states.
 
-Models take turns, a step each, so that a stream waits for one step of every other model at most. Weights come when
-somebody waits for their model, the one that waited longest first. For that others are unloaded: those that nobody uses,
-the least recently asked first. A model that is used all the time is unloaded when somebody has waited for another for
-`turn_s`: it takes nobody new, and goes when its last answer has ended. So nobody waits for ever, and two models
-that do not fit together are not swapped for each single request.
+Models take turns, one step each, so a stream waits for at most one step of every other model. A model is loaded when a
+request waits for it, the longest waiting first. To make room, models that are not in use are unloaded, least recently
+used first. One that is always in use is unloaded once another has waited for `turn_s`: it admits no further requests,
+and is unloaded when its last answer has ended. So no request waits forever, and two models that do not fit together are
+not swapped for every request.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """Bytes and seconds for all models together."""
+    """Limits for all models together."""
 
     most_nbytes: int | None = None
-    """For the weights of all models that are loaded; None: no bound. Layer states have the rest of the memory."""
+    """For the weights of all loaded models; None: unlimited. Layer states get the rest of the memory."""
     turn_s: float = 10.0
-    """How long a model that is in use keeps its place when another one waits for it."""
+    """How long a model in use stays loaded while another one waits for its memory."""
     arrival_s: float = 2.0
-    """How long a model that was just loaded waits for the request that it was loaded for."""
+    """How long a newly loaded model is kept for the request that it was loaded for."""
 
     def __post_init__(self) -> None:
         assert self.turn_s >= 0 and self.arrival_s >= 0, self
@@ -28,36 +28,36 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState:
-    """One model now. Times are those of one clock, in seconds."""
+    """The state of one model. Times are in seconds of one clock."""
 
     name: str
     nbytes: int
     """Of its weights."""
     base: int | None = None
-    """Models with the same number have `shared_nbytes` of their weights together: a model and its adapters."""
+    """Models with the same number share `shared_nbytes` of their weights: a model and its adapters."""
     shared_nbytes: int = 0
     is_loaded: bool = False
     is_loading: bool = False
     is_pinned: bool = False
-    """Stays loaded whatever happens."""
+    """Never unloaded."""
     waits_since_s: float | None = None
-    """Since when somebody waits for it, to be loaded or to be admitted; None: nobody does."""
+    """Since when a request waits for it to be loaded, or to be admitted; None: none does."""
     num_running: int = 0
-    """Requests that have state which its weights work on."""
+    """Requests that have live state."""
     num_asked: int = 0
     """Requests since it was loaded."""
     loaded_s: float = 0.0
-    """When it was loaded last."""
+    """When it was last loaded."""
     asked_s: float = 0.0
-    """When a request for it came or ended last."""
+    """When a request for it last arrived or ended."""
     keep_alive_s: float | None = None
-    """After so long without a request it is unloaded; None: it stays for as long as nobody needs its room."""
+    """Unloaded after this long without a request; None: only when its memory is needed."""
     is_dismissed: bool = False
-    """Somebody asked to unload it."""
+    """A client asked to unload it."""
     has_requests: bool = False
-    """Whether a step of it would serve somebody."""
+    """Whether a step would serve a request."""
     has_idle_work: bool = False
-    """Whether a step of it would do what is for idle times."""
+    """Whether a step would do background work."""
     last_step: int = 0
     """The number of its last step."""
 
@@ -73,21 +73,21 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStep:
-    """What to do, in this order: unload, load, and run a step of a model, which admits nobody if it is in `closed`."""
+    """What to do, in this order: unload, load, and run a step of a model, which admits no request if it is `closed`."""
 
     unload: tuple[str, ...] = ()
     load: str | None = None
     closed: frozenset[str] = frozenset()
     run: str | None = None
     wakes_in_s: float | None = None
-    """When this changes by itself; None: when something happens."""
+    """Seconds after which the decision changes without an event; None: never."""
 
 
 def decide_models(models: Sequence[ModelState], limits: ModelLimits, *, now_s: float) -> ModelStep:
-    """What to do next. O(models log models)."""
+    """The next step. O(models log models)."""
     due = tuple(model.name for model in models if _is_due(model, now_s))
     closed = frozenset(model.name for model in models if model.is_loaded and model.is_dismissed)
-    # Loading takes the room that was made for it, one at a time.
+    # One at a time: a model being loaded takes the memory that was freed for it.
     wanted = None if any(model.is_loading for model in models) else _longest_waiting(models)
     swap = None if wanted is None else _swap(wanted, [m for m in models if m.name not in due], limits, now_s)
     unload, load = due, None
@@ -106,7 +106,7 @@ def decide_models(models: Sequence[ModelState], limits: ModelLimits, *, now_s: f
 
 
 def room_for(name: str, models: Sequence[ModelState], limits: ModelLimits) -> int | None:
-    """The most bytes that the weights of a model may ever have, beside those that stay. None: no bound."""
+    """The most bytes that the weights of a model may have besides the pinned models; None: unlimited."""
     if limits.most_nbytes is None:
         return None
     pinned = [model for model in models if model.is_pinned and model.is_loaded and model.name != name]
@@ -114,7 +114,7 @@ def room_for(name: str, models: Sequence[ModelState], limits: ModelLimits) -> in
 
 
 def weights_nbytes(models: Iterable[ModelState]) -> dict[str, int]:
-    """What the weights of these models take, by name: what several share counts for the first of them."""
+    """Bytes of these models' weights by name; shared weights count for the first model that has them."""
     bases: set[int] = set()
     taken: dict[str, int] = {}
     for model in models:
@@ -125,7 +125,7 @@ def weights_nbytes(models: Iterable[ModelState]) -> dict[str, int]:
 
 
 def _is_due(model: ModelState, now_s: float) -> bool:
-    """Whether the model is to be unloaded although nobody waits for its room."""
+    """Whether to unload the model even if no other one needs its memory."""
     if not model.is_loaded or model.num_running > 0:
         return False
     if model.is_dismissed:
@@ -134,7 +134,7 @@ def _is_due(model: ModelState, now_s: float) -> bool:
 
 
 def _is_over(model: ModelState, now_s: float) -> bool:
-    """Whether the time is over for which it is kept."""
+    """Whether its `keep_alive_s` is over."""
     return model.keep_alive_s is not None and now_s >= max(model.asked_s, model.loaded_s) + model.keep_alive_s
 
 
@@ -145,7 +145,7 @@ def _longest_waiting(models: Sequence[ModelState]) -> ModelState | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Swap:
-    """What has to go for a model, and who takes nobody new until it can."""
+    """Which models to unload for another one, and which to close until that is possible."""
 
     is_possible: bool
     unload: tuple[str, ...] = ()
@@ -163,22 +163,22 @@ def _swap(wanted: ModelState, others: Sequence[ModelState], limits: ModelLimits,
         return sum(weights_nbytes([*stays, wanted]).values()) <= most_nbytes
 
     movable = [model for model in loaded if not model.is_pinned]
-    # Who is not used first, then who had their turn; of those, who was not asked for longest.
+    # Unused ones first, then those past their keep-alive time; least recently used first.
     order = sorted(movable, key=lambda m: (m.is_used, not _is_over(m, now_s), m.asked_s, m.name))
     leaving: list[ModelState] = []
     for model in order:
         if not fits(leaving) and _may_go(model, wanted, limits, now_s):
             leaving.append(model)
     if not fits(leaving):
-        # Nobody is sent away for what would still not fit.
+        # Unload nothing if the model would still not fit.
         return _Swap(is_possible=False)
     for model in tuple(leaving):
-        # Weights that another model goes on holding make no room.
+        # Unloading weights that another model shares frees nothing.
         if fits([other for other in leaving if other is not model]):
             leaving.remove(model)
     closed = frozenset(model.name for model in leaving if model.num_running > 0)
     if closed:
-        # Those that nobody uses stay until the last answer has ended: they may be asked meanwhile.
+        # Unused models stay until the last answer has ended: a request may come for them meanwhile.
         return _Swap(is_possible=False, closed=closed)
     return _Swap(is_possible=True, unload=tuple(model.name for model in leaving))
 
@@ -191,7 +191,7 @@ def _may_go(model: ModelState, wanted: ModelState, limits: ModelLimits, now_s: f
 
 
 def _next(models: Sequence[ModelState], closed: frozenset[str]) -> str | None:
-    """The model whose turn it is: whoever has requests before idle work, the one whose last step is longest ago."""
+    """The model to step: those with requests before those with idle work, then least recently stepped."""
     busy = [m for m in models if m.has_requests and (m.num_running > 0 or m.name not in closed)]
     turn = min(busy or [m for m in models if m.has_idle_work], key=lambda m: (m.last_step, m.name), default=None)
     return None if turn is None else turn.name
@@ -200,7 +200,7 @@ def _next(models: Sequence[ModelState], closed: frozenset[str]) -> str | None:
 def _wakes_in(
     loaded: Sequence[ModelState], wanted: ModelState | None, limits: ModelLimits, now_s: float
 ) -> float | None:
-    """When somebody will have been kept, or waited, for long enough."""
+    """Seconds until the next keep-alive, arrival or turn time ends."""
     times: list[float] = []
     for model in loaded:
         if model.keep_alive_s is not None and not model.is_pinned and not model.is_used:

@@ -1,8 +1,8 @@
-"""Shared prefixes in flight: who computes them, and who waits for that.
+"""Sharing of prefixes that are being computed: which job is the leader, and which followers wait for it.
 
-Nothing is remembered: who waits for whom follows, at every decision, from where the running jobs stand now. So a
-leader that is cancelled, fails or ends is simply no longer there, and the first of its followers goes on from what
-was stored. Only running jobs are waited for, and a running job never waits: there can be no cycle.
+Stateless: at every decision, who waits for whom follows from the positions of the running jobs. If a leader is
+cancelled, fails or ends, its first follower resumes from what was stored. Only running jobs are leaders, and a running
+job never waits, so there are no cycles.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,17 +14,17 @@ from reprise.schedule.state import DecodingJob, PrefillingJob, WaitingJob
 
 
 def common_prefix_lengths(prompt: Tokens, live: Mapping[str, Tokens]) -> dict[str, int]:
-    """How many leading tokens a prompt that arrives has in common with each of the `live` prompts.
+    """The length of the common prefix of a new prompt with each of the `live` prompts, where it is not 0.
 
-    `live` are all queued and running jobs that it may share with (the same namespace). Once per arrival;
-    O(tokens in common), about 10 µs for a prompt that shares 10,000 tokens.
+    `live`: all queued and running jobs of the same namespace. Computed once per arrival; O(tokens in common), about
+    10 µs for 10,000 shared tokens.
     """
     return {job_id: common for job_id, other in live.items() if (common := common_prefix(prompt, other)) > 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """`follower` starts when `leader` has reached the position `until`, or is gone."""
+    """`follower` starts when `leader` has reached position `wait_until`, or has ended."""
 
     follower: str
     leader: str
@@ -33,7 +33,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What each waiting job can do now: start, or wait. `commit`: leaders whose tokens others can use right now."""
+    """Which waiting jobs can start and which wait. `commit`: running jobs whose computed tokens others can use now."""
 
     ready: tuple[WaitingJob, ...] = ()
     waits: tuple[Wait, ...] = ()
@@ -41,11 +41,11 @@ class Sharing:
 
 
 def divergence_point(follower: WaitingJob, leader: WaitingJob | PrefillingJob | DecodingJob) -> int:
-    """The last position where the follower could go on from the leader's state; 0 if they share nothing.
+    """The last position at which the follower could resume from the leader's state; 0 if they share nothing.
 
-    The leader will have been there when it has computed its prompt, and at least one token is left to the follower.
+    It lies within the leader's prompt, and leaves the follower at least one token.
     """
-    # Each knows of those that were there before it.
+    # Each job knows the jobs that arrived before it.
     common = follower.common_prefix_lengths.get(leader.id, leader.common_prefix_lengths.get(follower.id, 0))
     match leader:
         case PrefillingJob():
@@ -58,7 +58,7 @@ def divergence_point(follower: WaitingJob, leader: WaitingJob | PrefillingJob | 
 
 
 def is_worth_waiting(follower: WaitingJob, wait_until: int, limits: SchedulerLimits) -> bool:
-    """Whether a state at `until` has so much more than the cache that the follower does better to wait for it."""
+    """Whether a state at `wait_until` extends what the cache has by enough tokens for the follower to wait for it."""
     return wait_until - follower.resume_at >= limits.min_shared
 
 
@@ -68,16 +68,16 @@ def share(
     decoding: Iterable[DecodingJob],
     limits: SchedulerLimits,
 ) -> Sharing:
-    """Sort the waiting jobs (given in their order) into those that can start and those that wait for a leader.
+    """Sort the waiting jobs (given in order of rank) into those that can start and those that wait for a leader.
 
-    A model that resumes anywhere lets a follower start as soon as its leader has passed the parting and committed.
-    Others must pause exactly there, so a leader that has passed it already is of no use.
-    O(waiting x running) look-ups.
+    If the model resumes anywhere, a follower starts as soon as its leader has passed the divergence point and
+    committed. Otherwise the leader must pause exactly there, and one that has passed it is of no use. O(waiting ×
+    running).
     """
     prefilling, decoding = tuple(prefilling), tuple(decoding)
     ready: list[WaitingJob] = []
     waits: list[Wait] = []
-    # A mapping keeps the order in which they were found, so that the schedule is reproducible.
+    # A dict, for its order: the schedule must be reproducible.
     commit: dict[str, None] = {}
     for job in waiting:
         wait = _wait(job, prefilling, limits)
@@ -92,21 +92,21 @@ def share(
 
 
 def _wait(job: WaitingJob, leaders: Iterable[PrefillingJob], limits: SchedulerLimits) -> Wait | None:
-    """The leader that `job` waits for: the one that it parts from last, and of equals the one that is there first."""
+    """The leader that `job` waits for: the one with the last divergence point, then the one that is furthest."""
     best: tuple[tuple[int, int, str], Wait] | None = None
     for leader in leaders:
         wait_until = divergence_point(job, leader)
         if leader.position < wait_until and is_worth_waiting(job, wait_until, limits):
-            worth = (wait_until, leader.position, leader.id)
-            if best is None or worth > best[0]:
-                best = (worth, Wait(follower=job.id, leader=leader.id, wait_until=wait_until))
+            key = (wait_until, leader.position, leader.id)
+            if best is None or key > best[0]:
+                best = (key, Wait(follower=job.id, leader=leader.id, wait_until=wait_until))
     return None if best is None else best[1]
 
 
 def _source(job: WaitingJob, running: Iterable[PrefillingJob | DecodingJob], limits: SchedulerLimits) -> str | None:
-    """The running job that has computed most of what `job` could go on from, without having committed it yet.
+    """The running job with the longest uncommitted prefix that `job` could resume from.
 
-    All of them are past the parting: otherwise `job` would wait.
+    All of them are past the divergence point: otherwise `job` would wait.
     """
     best: tuple[int, str] | None = None
     for leader in running:
@@ -117,9 +117,9 @@ def _source(job: WaitingJob, running: Iterable[PrefillingJob | DecodingJob], lim
 
 
 def _merged(waits: Iterable[Wait], prefilling: Iterable[PrefillingJob], limits: SchedulerLimits) -> tuple[Wait, ...]:
-    """The waits, with the divergence points of one leader that fall together moved to the first of them.
+    """The waits, with close divergence points of one leader moved to the first of them.
 
-    Each pause costs a snapshot. A follower that is let go fewer than `min_shared` tokens early computes these itself.
+    Each pause costs a snapshot. A follower that starts fewer than `min_shared` tokens early computes these itself.
     """
     first: dict[tuple[str, int], int] = {}
     for leader in prefilling:

@@ -1,4 +1,4 @@
-"""What the scheduler is told, one record for each job, written anew for every decision; and its answer, a `Step`."""
+"""The scheduler's input, one record per job, built for every decision; and its output, a `Step`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class WaitingJob:
     """A job that has not been admitted yet.
 
     Prefill would compute ``[resume_at, prompt_len)``. `resume_at` is what the cache has now: the loop matches again
-    whenever a job that is named in the `common_prefix_lengths` of one of the two commits, ends or is given up.
+    whenever a job with which it has a common prefix commits, ends or is stopped.
     """
 
     id: str
@@ -23,15 +23,15 @@ class WaitingJob:
     prompt_len: int
     resume_at: int = 0
     common_prefix_lengths: Mapping[str, int] = field(default_factory=_no_shares)
-    """Job id → length of the common prefix of the two prompts, for the jobs that were there when this one came
-    (`sharing.common_prefix_lengths`). Ids of jobs that are gone do no harm."""
+    """Job id → length of the common prefix of the two prompts, for the jobs present when this one arrived
+    (`sharing.common_prefix_lengths`). May contain jobs that have ended."""
     live_nbytes: int = 0
-    """What its live state will take."""
+    """Estimated bytes of its live state."""
     can_batch: bool = True
     is_auxiliary: bool = False
-    """A short request beside the chats (a title, tags): gives way for `SchedulerLimits.side_grace_s`."""
+    """A short request besides the chats (a title, tags): gives way for `SchedulerLimits.side_grace_s`."""
     is_settle: bool = False
-    """Runs only while nothing else is there."""
+    """Runs only while there is no request."""
 
     def __post_init__(self) -> None:
         # The last token is always computed: its logits start the decode.
@@ -40,10 +40,10 @@ class WaitingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillingJob:
-    """An admitted job whose live state stands at `position`, or will; ``[position, end)`` is still to be prefilled.
+    """An admitted job whose live state is (or will be) at `position`; ``[position, end)`` is still to be prefilled.
 
-    `end` is the prompt's length, or one less if the loop gives the last prompt token to the decode. A job that has
-    reached its end is no longer prefilling.
+    `end`: the prompt's length, or one less if its last token starts the decode. A job at its end is no longer
+    prefilling.
     """
 
     id: str
@@ -51,15 +51,15 @@ class PrefillingJob:
     position: int
     end: int
     checkpoints: tuple[int, ...] = ()
-    """The planned positions where prefill pauses, ascending; those that are passed may stay."""
+    """The planned positions where prefill pauses, ascending; may include positions already passed."""
     stored: int = 0
-    """``[0, stored)`` of its prompt is in the cache, or the cache has refused it."""
+    """``[0, stored)`` of its prompt is committed, or was refused by the cache."""
     common_prefix_lengths: Mapping[str, int] = field(default_factory=_no_shares)
     can_batch: bool = True
     is_auxiliary: bool = False
     is_settle: bool = False
     is_restoring: bool = False
-    """What it resumes from is still being copied: nothing of it can run."""
+    """Its state is still being restored: it cannot run yet."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.position < self.end, self
@@ -68,16 +68,14 @@ class PrefillingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingJob:
-    """A row that gets a token with every pass. Its live state has `length` positions; none yet for a prompt of one
-    token.
-    """
+    """A row that decodes. Its live state has `length` positions: 0 at first for a prompt of one token."""
 
     id: str
     length: int
     group: int | None = None
-    """The key of the group that it ran in last; None for a row that has just come from prefill."""
+    """The key of its last decode group; None for a row that has just finished prefill."""
     stored: int = 0
-    """``[0, stored)`` of its prompt is in the cache, or the cache has refused it."""
+    """``[0, stored)`` of its prompt is committed, or was refused by the cache."""
     common_prefix_lengths: Mapping[str, int] = field(default_factory=_no_shares)
     can_batch: bool = True
 
@@ -87,7 +85,7 @@ class DecodingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerState:
-    """Everything that a decision depends on, besides the limits. Jobs that are cancelled or failed are not in it."""
+    """Everything that a decision depends on besides the limits. Cancelled and failed jobs are not included."""
 
     now_s: float
     waiting: tuple[WaitingJob, ...] = ()
@@ -96,11 +94,11 @@ class SchedulerState:
     decoding: tuple[DecodingJob, ...] = ()
     speed: Speed = field(default_factory=Speed)
     free_nbytes: int | None = None
-    """What live state may still take; None: no bound."""
+    """Bytes available for live state; None: unlimited."""
     num_others: int = 0
-    """Other models that compute for somebody: each has a step between two steps of this one."""
+    """Other models that serve requests: each runs a step between two steps of this one."""
     is_closed: bool = False
-    """Nobody is admitted: this model's weights have to go when what runs has ended."""
+    """Admit no further jobs: the model is to be unloaded once the running ones have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +109,7 @@ class Slice:
     start: int
     stop: int
     is_checkpoint: bool = False
-    """Commit the state at `stop`, with snapshots where layers need them: the plan has a checkpoint there, or a
-    waiting job leaves this one there."""
+    """Commit the state at `stop`: the plan has a checkpoint there, or a waiting job diverges there."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.start < self.stop, self
@@ -123,7 +120,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows that decode in one pass. A row keeps its group's key for as long as it stays in it."""
+    """Rows that decode in one pass. `key` identifies the group across passes."""
 
     key: int
     ids: tuple[str, ...]
@@ -134,20 +131,20 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Either who comes and goes, or what runs, or neither.
+    """Either changes of jobs, or passes to run, or neither (idle).
 
-    *Who comes and goes* (`give_up`, `commit`, `admit`) computes nothing: the loop does it, brings its records up to
-    date (a commit can move the `resume_at` of waiting jobs) and asks again at once.
+    Changes (`give_up`, `commit`, `admit`): the loop applies them, updates its state (a commit can move the `resume_at`
+    of waiting jobs) and decides again at once.
 
-    *What runs*: one pass over all `prefill` slices together, which have the same length, and one pass for each
-    `decode` group. Every decoding row is in exactly one group.
+    Passes: one over all `prefill` slices, which have the same length, and one for each `decode` group. Every decoding
+    row is in exactly one group.
     """
 
     give_up: tuple[str, ...] = ()
-    """Settling jobs to stop, because a request is there. What they have computed is committed."""
+    """Settling jobs to stop, because a request has arrived. What they have computed is committed."""
     commit: tuple[str, ...] = ()
-    """Running jobs whose computed tokens go into the cache now, since a waiting job can go on from them. Set
-    `stored` to what was committed, or to the position if the cache refused."""
+    """Running jobs to commit now, since a waiting job can resume from them. It sets `stored` to what was committed,
+    or to the position if the cache refused."""
     admit: tuple[str, ...] = ()
     """Waiting jobs to restore, plan and start."""
     prefill: tuple[Slice, ...] = ()
@@ -159,7 +156,7 @@ class Step:
 
     @property
     def is_change(self) -> bool:
-        """Whether jobs come or go; then nothing runs, and the loop asks again."""
+        """Whether the step changes jobs; then no pass runs, and the loop decides again."""
         return len(self.give_up) + len(self.commit) + len(self.admit) > 0
 
     @property
