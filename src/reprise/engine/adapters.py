@@ -1,4 +1,4 @@
-"""Adapters of mlx-lm (LoRA, DoRA, or whole weights) on a loaded model, whose weights they share."""
+"""mlx-lm adapters (LoRA, DoRA or full weights) on a loaded model, whose weights they share."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class SharedBases:
         self._options: WeakKeyDictionary[LoadedModel, dict[str, Any]] = WeakKeyDictionary()
         """What each was loaded with."""
         self._loading = Lock()
-        """Two at a time would both find nothing."""
+        """Loads are serialized: two at a time could load one base twice."""
         self._latest: WeakValueDictionary[Hashable, LoadedModel] = WeakValueDictionary()
 
     def held(self, settings: Settings) -> LoadedModel | None:
-        """The base of the model that the settings name, if it is here: loading the model would share its weights."""
+        """The loaded base of the model in the settings, whose weights it would share, or None."""
         return self._latest.get(_place(settings.model))
 
     def load(self, settings: Settings, *, downloads: bool = True) -> LoadedModel:
@@ -80,21 +80,21 @@ def _place(source: str) -> Hashable:
 
 
 def _files(directory: Path) -> Hashable:
-    """What tells whether the files were changed, at no cost: here it only says which weights to take from memory."""
+    """Names, sizes and times of the model's files, as a cheap check for changes."""
     files = [*sorted(directory.glob(WEIGHTS)), directory / "config.json"]
     facts = [(file.name, file.stat()) for file in files if file.is_file()]
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in facts)
 
 
 def load_for(settings: Settings) -> LoadedModel:
-    """Load the model that the settings name, with its adapter, by itself. Raises LoadFailed."""
+    """Load the model in the settings, with its adapter, sharing nothing. Raises LoadFailed."""
     return SharedBases().load(settings)
 
 
 def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
-    """The model with the adapter in this directory, as another model with its own fingerprint.
+    """The base with the adapter in this directory, as a model with its own fingerprint. Raises LoadFailed.
 
-    It holds the arrays of `base`, which goes on as it was, and those of the adapter. Raises LoadFailed with a sentence.
+    It shares the arrays of `base`, which stays unchanged.
     """
     directory = Path(adapter).expanduser()
     config = _read_config(directory, adapter)
@@ -102,10 +102,10 @@ def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
     try:
         load_adapters(model, str(directory))
         model.eval()
-        # Whether its layers take these weights is known when they run.
+        # Wrong shapes only show when the layers run.
         vocab_size = vocabulary_size(model, base.blueprint)
     except Exception as error:
-        # mlx-lm raises what it meets: other names, other shapes, keys that are missing, a file that is cut off.
+        # mlx-lm does not validate: anything may be raised for other names or shapes, missing keys, a truncated file.
         raise LoadFailed(
             f"{adapter}: this adapter does not fit {base.name}: {first_line(error)} "
             "Was it trained on this model, with mlx_lm.lora?"
@@ -152,13 +152,13 @@ def _read_config(directory: Path, adapter: str) -> dict[str, Any]:
 
 
 def _added(model: nn.Module, base: LoadedModel) -> dict[str, mx.array]:
-    """What the adapted model holds and the base does not, by name."""
+    """The arrays of the adapted model that the base does not have, by name."""
     of_base = {id(array) for _, array in tree_flatten(base.model.parameters())}
     return {name: array for name, array in tree_flatten(model.parameters()) if id(array) not in of_base}
 
 
 def _check_whole(directory: Path, adapter: str, added: dict[str, mx.array]) -> None:
-    """What the file lacks would be random numbers, other ones with each load."""
+    """Raise LoadFailed if the file lacks weights, which mlx-lm would initialize at random."""
     weights = cast(dict[str, mx.array], mx.load(str(directory / _WEIGHTS)))
     lacking = sorted(set(added) - set(weights))
     if lacking:
@@ -166,12 +166,12 @@ def _check_whole(directory: Path, adapter: str, added: dict[str, mx.array]) -> N
 
 
 def _twin(base: LoadedModel) -> nn.Module:
-    """Another tree of modules with the same arrays in it: what replaces a layer of the one is not in the other."""
+    """A copy of the module tree that shares its arrays: replacing a layer in one does not affect the other."""
     made: dict[int, Any] = {}
 
     def twin(value: Any) -> Any:
         if isinstance(value, nn.Module):
-            # One module may stand in several places.
+            # A module may occur in several places.
             if id(value) not in made:
                 module: Any = nn.Module.__new__(type(value))
                 made[id(value)] = module
@@ -186,7 +186,7 @@ def _twin(base: LoadedModel) -> nn.Module:
         if isinstance(value, list | tuple | set):
             return cast(Any, type(cast(object, value)))(map(twin, cast(Iterable[Any], value)))
         if callable(value) and not isinstance(value, type):
-            # It may lead back into the modules of the base, as a method of one does.
+            # It may refer to modules of the base, as a bound method does.
             raise LoadFailed(f"{base.name}: adapters cannot share the weights of a model of type {base.architecture}.")
         return value
 

@@ -1,4 +1,4 @@
-"""What a model's own code cannot do right: tables of what was measured, and a check for what is not in them."""
+"""Whether a model's code is correct for batches and chunks: tables of measured exceptions, and a check for others."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ALONE: Mapping[str, str] = {
 TOKEN_BY_TOKEN: Mapping[str, str] = {
     "phi3small": "its mask is added to the scores as a number, so that a chunk differs from its tokens (6.5)",
 }
-"""Architecture → why its prompts are prefilled one token at a time: the model's own code gives other results for
-chunks, and only so do cold and warm agree."""
+"""Architecture → why its prompts are prefilled one token at a time: its code gives other results for chunks, so that
+cold and warm runs would differ."""
 
 _LENGTHS = (11, 4, 7)
 _STEPS = 3
@@ -31,8 +31,8 @@ _SLICE = 3
 
 _TOLERANCE = {mx.float32: 1e-3}
 _TOLERANCE_OF_HALF = 0.05
-"""Largest distance (total variation) between the distributions of one token alone and in a batch. Half precision
-differs by rounding; a wrong mask or position differs by far more."""
+"""Largest total variation distance between a token's distributions alone and in a batch. Half precision differs by
+rounding; a wrong mask or position differs by far more."""
 
 
 _tried: WeakKeyDictionary[LoadedModel, str | None] = WeakKeyDictionary()
@@ -57,17 +57,17 @@ def _why_alone(loaded: LoadedModel) -> str | None:
     except Exception as error:
         return f"a batch raised {type(error).__name__}: {error}"
     dtype = next((a.dtype for a in _warm(loaded).arrays()), mx.float32)
-    # Not `>`: what is no number is wrong too.
+    # Not `>`: NaN must fail too.
     if not distance <= _TOLERANCE.get(dtype, _TOLERANCE_OF_HALF):
         return f"a batch of different lengths differs from the same sequences alone (distance {distance:.2g})"
     return None
 
 
 def batch_distance(loaded: LoadedModel) -> float:
-    """How far sequences of different lengths in one batch are from the same sequences alone.
+    """How far sequences of different lengths in one batch differ from the same sequences alone.
 
-    They decode together for a few steps and then take a slice of equal length together, as in prefill. Gives the
-    largest total variation distance between the distributions of a token; not a number if one of them is none.
+    They decode together for a few steps and then prefill a slice of equal length together. Returns the largest total
+    variation distance between distributions of a token, or NaN.
     """
     random = np.random.default_rng(0)
     most = min(loaded.vocab_size, 1000)
@@ -82,7 +82,7 @@ def batch_distance(loaded: LoadedModel) -> float:
     batch, *others = group
     batch.join(others)
     together = _continue(loaded, batch, prompts)
-    # Python's `max` would lose what is no number; MLX's keeps it.
+    # Unlike Python's `max`, MLX's propagates NaN.
     return float((0.5 * mx.abs(together - mx.stack(alone)).sum(axis=-1)).max().item())
 
 

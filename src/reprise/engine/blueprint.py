@@ -1,7 +1,7 @@
-"""What a model's layer states are: recognised from the caches that the model makes.
+"""The kinds of a model's layer states, recognised from the caches that the model makes.
 
-Only mlx-lm's own classes are recognised, by exact type. A subclass may behave otherwise, so it is opaque, like any
-class that is not known. An opaque cache is used as it is, alone, and kept as snapshots.
+Only mlx-lm's own classes are recognised, by exact type: a subclass may behave differently. Any other cache is opaque:
+it is used unchanged, one sequence at a time, and stored as snapshots.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 
 @dataclass(frozen=True, slots=True)
 class FullSpec:
-    """A layer of full attention; quantised when `bits` is set."""
+    """Full attention; entries are quantised if `bits` is set."""
 
     bits: int | None = None
     group_size: int = 64
@@ -50,21 +50,21 @@ class ChunkSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """Recurrent state of `size` arrays."""
+    """A recurrent state of `size` arrays."""
 
     size: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpaqueSpec:
-    """A cache of a class not known; `prototype` is an empty one."""
+    """A cache of an unknown class; `prototype` is an empty one."""
 
     prototype: Any
 
 
 @dataclass(frozen=True, slots=True)
 class PartsSpec:
-    """A layer made of several states."""
+    """A layer with several states."""
 
     parts: tuple[Spec, ...]
 
@@ -74,7 +74,7 @@ Spec = FullSpec | WindowSpec | ChunkSpec | StateSpec | OpaqueSpec | PartsSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
-    """The layer states of a model, in the order in which the model takes them."""
+    """The layer states of a model, in the model's order."""
 
     specs: tuple[Spec, ...]
 
@@ -102,24 +102,24 @@ class Blueprint:
 
     @property
     def forgets(self) -> bool:
-        """Whether the last tokens of a pass can be undone: entries by forgetting them, states by what they were."""
+        """Whether the last tokens of a pass can be undone: entries by dropping them, states by restoring copies."""
         return not any(isinstance(spec, OpaqueSpec) for spec in self.leaves)
 
     @property
     def rewinds(self) -> bool:
-        """Whether no state is kept as it was, so that any number of the last tokens can be undone."""
+        """Whether any number of the last tokens can be undone without saved states."""
         return not self.layout.has_snapshots
 
     def build(self) -> list[Any]:
-        """Fresh layer states, as the model takes them."""
-        # Together, since caches of a class not known may share something.
+        """Fresh layer states for the model."""
+        # Copied together, since caches of unknown classes may share objects.
         prototypes = [spec.prototype for spec in self.leaves if isinstance(spec, OpaqueSpec)]
         copies = iter(look_into(prototypes).thaw())
         return [_build(spec, copies) for spec in self.specs]
 
 
 def blueprint_of(model: nn.Module, *, kv_bits: int | None = None, kv_group_size: int = 64) -> Blueprint:
-    """Recognise the caches that `model` makes. `kv_bits` asks for quantised entries where attention is full."""
+    """Recognise the caches that `model` makes. `kv_bits`: quantise the entries of full attention."""
     caches = make_prompt_cache(model)
     return Blueprint(specs=tuple(_recognise(cache, kv_bits, kv_group_size) for cache in caches))
 
@@ -166,7 +166,7 @@ def _leaves(specs: Sequence[Spec]) -> Iterator[Spec]:
 
 
 def leaf_states(caches: Sequence[Any]) -> list[Any]:
-    """The single layer states of what `Blueprint.build` gave, in the order of `Blueprint.leaves`."""
+    """The single layer states in the result of `Blueprint.build`, in the order of `Blueprint.leaves`."""
     found: list[Any] = []
     for cache in caches:
         if type(cache) is CacheList:
@@ -177,7 +177,7 @@ def leaf_states(caches: Sequence[Any]) -> list[Any]:
 
 
 def with_leaves(caches: Sequence[Any], leaves: Iterator[Any]) -> list[Any]:
-    """The same caches made of other single layer states, which are taken in the order of `leaf_states`."""
+    """The same caches with other single layer states, given in the order of `leaf_states`."""
     return [
         CacheList(*with_leaves(cache.caches, leaves)) if type(cache) is CacheList else next(leaves) for cache in caches
     ]

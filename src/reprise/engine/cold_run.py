@@ -1,8 +1,7 @@
-"""An answer computed again from nothing, and compared token by token with the one that was given.
+"""Recomputes an answer without reuse (teacher-forced) and compares it token by token with the one given.
 
-The tokens that were sampled are fed, whatever the cold run would have chosen, so each position is judged by itself:
-what the request's own sampler, with its seed and its number, chooses from the cold logits, and the difference of the
-given token's log-probability.
+The given tokens are fed whatever the cold run would choose, so each position is judged separately: by what the
+request's sampler, with the same seed and index, chooses from the cold logits, and by the difference in log-probability.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from reprise.engine.sample_batch import sample_batch
 from reprise.engine.token_sampler import TokenSampler
 
 _AT_ONCE = 32
-"""Positions whose logits are there at a time."""
+"""Positions whose logits are in memory at a time."""
 
 _NUDGES = tuple(0.001 * 4**i for i in range(7))
-"""Log-probability by which the given token is favoured, until the sampler chooses it: 0.001 to 4."""
+"""Log-probabilities, 0.001 to 4, added in turn to the given token until the sampler chooses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GivenAnswer:
-    """What a request was answered. `job` has its seed, `logprobs` are those of its tokens."""
+    """The answer to a request. `job` has its seed; `logprobs` are those of `tokens`."""
 
     job: Job
     tokens: tuple[int, ...]
@@ -39,7 +38,7 @@ class GivenAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OtherChoice:
-    """The cold run chooses `cold` as token number `index`; favouring the given one by `gap` would change that."""
+    """The cold run chooses `cold` as token number `index`, unless the given one is favoured by `gap`."""
 
     index: int
     given: int
@@ -48,7 +47,7 @@ class OtherChoice:
 
 
 class ColdRun:
-    """One answer on its way through the model, without the prefix cache. A step feeds a chunk."""
+    """A cold run of one answer, without the prefix cache. Each step feeds a chunk."""
 
     def __init__(self, runner: Runner, answer: GivenAnswer, *, chunk: int) -> None:
         self._runner = runner
@@ -58,7 +57,7 @@ class ColdRun:
         self._tokens = join_tokens(answer.job.prompt.tokens, as_tokens(answer.tokens[:-1]))
         self._sampler = TokenSampler(answer.job, vocab_size=runner.loaded.vocab_size)
         self.logprobs: list[float] = []
-        """Of the given tokens, as the cold run has them."""
+        """The cold run's log-probabilities of the given tokens."""
         self.others: list[OtherChoice] = []
 
     @property
@@ -67,7 +66,7 @@ class ColdRun:
 
     @property
     def worst(self) -> float:
-        """The largest difference of a given token's log-probability; infinite where one of them has none."""
+        """The largest difference in log-probability of a given token; infinite if either is not finite."""
         pairs = zip(self.logprobs, self._answer.logprobs, strict=False)
         return max((_distance(cold, given) for cold, given in pairs), default=0.0)
 
@@ -84,7 +83,7 @@ class ColdRun:
             self._judge(logits[row], given)
 
     def stop(self) -> None:
-        """Give its state up."""
+        """Free its state."""
         self._runner.drop(self._live)
 
     def _judge(self, logits: mx.array, given: int) -> None:
@@ -101,7 +100,7 @@ class ColdRun:
 
 
 def rounding_between(one: ColdRun, other: ColdRun) -> float:
-    """How far two cold runs in chunks of different lengths are apart: so much is rounding."""
+    """The largest difference between two cold runs with different chunk lengths, which is due to rounding."""
     return max(map(_distance, one.logprobs, other.logprobs), default=0.0)
 
 

@@ -1,7 +1,7 @@
-"""What a restore reads: the entries of each plane, in parts, on their way from payloads into the buffers of a layer.
+"""What a restore copies from payloads into a layer's buffers: the entries of each plane, in parts.
 
-They travel as machine words. What a copy costs goes by the number of elements and hardly by their size, and a row of
-an entry is a run of bytes: eight 16-bit numbers are two 64-bit words, in which they are copied four times as fast.
+They are copied as machine words. The cost of a copy depends on the number of elements and hardly on their size: eight
+16-bit numbers viewed as two 64-bit words are copied four times as fast.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Planes(Protocol):
 
     @property
     def dtypes(self) -> Sequence[mx.Dtype]:
-        """The type of each plane."""
+        """The dtype of each plane."""
         ...
 
     def words(self, start: int, stop: int, planes: range) -> Sequence[mx.array]:
@@ -30,9 +30,9 @@ class Planes(Protocol):
 
 
 def as_words(array: mx.array) -> mx.array:
-    """The same bytes in the widest words of which a row (the last axis) is made. A view, if `array` is contiguous.
+    """View the array as the widest words that divide a row (the last axis). Only a contiguous array is not copied.
 
-    A slice is not: it is cut from the words of the whole.
+    So convert before slicing.
     """
     row_nbytes = array.shape[-1] * array.dtype.size
     return array.view(next(word for size, word in _WORDS if row_nbytes % size == 0))
@@ -40,7 +40,7 @@ def as_words(array: mx.array) -> mx.array:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Column:
-    """The entries of one plane: `parts` of shape ``(1, heads, length, words)``, one for each span, in order."""
+    """The entries of one plane: `parts` of shape ``(1, heads, length, words)``, one per span, in order."""
 
     parts: Sequence[mx.array]
     dtype: mx.Dtype
@@ -52,28 +52,28 @@ class Column:
         return like.shape[1] * like.shape[3] * like.dtype.size
 
     def joined(self, *, room: int) -> mx.array:
-        """All entries with space for `room` more behind them, in one array that owns its bytes, each copied once."""
+        """All entries followed by space for `room` more, in one array that owns its bytes; each is copied once."""
         like = self.parts[0]
         if len(self.parts) == 1 and room == 0:
             return mx.array(like).view(self.dtype)
-        # One zero, seen everywhere: only what it is copied into takes memory.
+        # A broadcast zero takes no memory until it is copied.
         space = mx.broadcast_to(mx.array(0, dtype=like.dtype), (*like.shape[:2], room, like.shape[3]))
         return mx.concatenate([*self.parts, space], axis=2).view(self.dtype)
 
     def space(self, num: int) -> mx.array:
-        """A buffer of words for `num` entries, of which there are none yet."""
+        """An empty buffer of words for `num` entries."""
         like = self.parts[0]
         return mx.zeros((*like.shape[:2], num, like.shape[3]), dtype=like.dtype)
 
     def write(self, buffer: mx.array, at: int) -> None:
-        """Copy the entries into a buffer of words, from index `at` on: in place, if nobody else holds the buffer."""
+        """Copy the entries into a buffer of words at index `at`: in place if there is no other reference to it."""
         for part in self.parts:
             buffer[:, :, at : at + part.shape[2], :] = part
             at += part.shape[2]
 
 
 def clip(parts: Sequence[SegmentSlice], start: int, stop: int) -> list[SegmentSlice]:
-    """The entries ``[start, stop)`` of all that the parts have, counted from the first. Never no part: an empty one."""
+    """The entries ``[start, stop)`` of the concatenated parts. At least one part, which may be empty."""
     clipped: list[SegmentSlice] = []
     at = 0
     for part in parts:
@@ -87,7 +87,7 @@ def clip(parts: Sequence[SegmentSlice], start: int, stop: int) -> list[SegmentSl
 
 
 def columns_of(parts: Sequence[SegmentSlice], planes: range) -> list[Column]:
-    """One column for each of these planes of the parts, which are in order."""
+    """One column for each of these planes of the parts."""
     payloads = [cast(Planes, part.payload) for part in parts]
     read = [payload.words(part.start, part.stop, planes) for payload, part in zip(payloads, parts, strict=True)]
     dtypes = [payloads[0].dtypes[plane] for plane in planes]

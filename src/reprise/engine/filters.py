@@ -1,8 +1,8 @@
-"""Which tokens sampling may sample_batch: top-p, min-p, XTC and top-k over rows of log-probabilities.
+"""Sampling filters: top-p, min-p, XTC and top-k over rows of log-probabilities.
 
-The meaning is that of mlx-lm's samplers. Those compile a kernel for each value of a parameter, on the engine thread and
-kept for ever (half a second a value on a CPU), so that a client that varies `top_p` would stop everybody; here a value
-is an operand. Every number in its range leaves at least the likeliest token of a row, and none makes a NaN.
+Same semantics as mlx-lm's samplers. Those compile and keep a kernel for each parameter value (half a second on a CPU,
+on the engine thread), so a client that varies `top_p` would stall all others; here parameters are operands. Any value
+in range keeps at least the likeliest token of a row, and none produces NaN.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import mlx.core as mx
 
 _NEG_INF = -float("inf")
 
-# Below this float32 has no normal numbers, and a GPU may take what is smaller for zero.
+# Close to the smallest normal float32: a GPU may flush smaller numbers to zero.
 _LEAST = 1e-30
 
 
@@ -23,7 +23,7 @@ def top_p(logprobs: mx.array, p: float) -> mx.array:
     probs = mx.exp(ordered)
     above = mx.cumsum(probs, axis=-1, reverse=True, inclusive=False)
     wanted = mx.maximum(p * (above[..., :1] + probs[..., :1]), _LEAST)
-    # Nothing is above the likeliest, so that it is kept whatever `p` is.
+    # Nothing is above the likeliest, so it is always kept.
     least = mx.min(mx.where(above < wanted, ordered, mx.inf), axis=-1, keepdims=True)
     return mx.where(logprobs < least, _NEG_INF, logprobs)
 

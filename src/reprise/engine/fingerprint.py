@@ -1,8 +1,8 @@
-"""What layer states are a function of, beside the tokens: a hash of the weights, the configuration and the KV format.
+"""The fingerprint of a model: a hash of everything but the tokens that layer states depend on.
 
-Every bit of the weights counts, as MLX holds them: names, sizes and times of files say nothing of what was loaded. The
-sums are formed where the weights are, at the speed of memory, so a large model costs about as much as one token of an
-answer. Tokenizer and template are left out: states are addressed by tokens, so they stay right whatever made these.
+These are the weights, the configuration and the KV format. Every bit of the weights counts, as MLX holds them: names,
+sizes and times of files do not say what was loaded. The sums are computed on the device at memory bandwidth, so a large
+model costs about as much as one decode step. Tokenizer and template do not matter: states are addressed by tokens.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import mlx.core as mx
 import numpy as np
 
 _ROW = 1 << 14
-"""Words of one sum."""
+"""Words per sum."""
 _ROWS = 1 << 9
-"""Sums that are formed at a time, of 32 MB of weights: this bounds what is held meanwhile."""
+"""Sums computed at a time, over 32 MB of weights, which bounds the memory needed."""
 
 
 def fingerprint_of(weights: Mapping[str, mx.array], facts: Mapping[str, Any], *, of: str = "") -> str:
-    """A hash of these arrays by name, of facts that JSON can hold, and of what they stand on (another fingerprint)."""
+    """A hash of these arrays by name, of JSON-compatible facts, and of another fingerprint on which they build."""
     digest = hashlib.blake2b(of.encode(), digest_size=16)
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     for name in sorted(weights):
@@ -34,10 +34,9 @@ def fingerprint_of(weights: Mapping[str, mx.array], facts: Mapping[str, Any], *,
 
 
 def _add(digest: hashlib.blake2b, array: mx.array) -> None:
-    """Add the content: for each row of words the sum of each times a random factor of its place, modulo 2^64.
+    """Add the content: per row of words, the sum of each word times a random factor for its index, modulo 2^64.
 
-    Any two rows have one sum with a probability of 2^-33 at most, for whatever they differ in (multilinear hashing:
-    Carter and Wegman, 1979).
+    Two different rows collide with a probability of at most 2^-33 (multilinear hashing: Carter and Wegman, 1979).
     """
     words = _words(array)
     factors = _factors()
@@ -65,5 +64,5 @@ def _words(array: mx.array) -> mx.array:
 
 @cache
 def _factors() -> mx.array:
-    """The same in every process: fingerprints are kept on disk."""
+    """Must be the same in every process, since fingerprints are stored on disk."""
     return mx.array(np.random.Generator(np.random.PCG64(0)).integers(0, 2**64, _ROW, dtype=np.uint64))

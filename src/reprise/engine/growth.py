@@ -1,7 +1,7 @@
-"""How many bytes the next pass will add to the buffers of live sequences, before it is run.
+"""Estimates how many bytes the next pass will add to the buffers of live sequences.
 
-Buffers grow in steps, and sequences that come together are copied into buffers of equal length: a token can cost
-megabytes, or nothing. The memory budget is kept by asking first.
+Buffers grow in steps, and sequences that join a batch are copied into buffers of equal length: a token can cost
+megabytes or nothing. The memory budget is kept by reserving this before the pass.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from reprise.engine.sequence_batch import SequenceBatch
 def growth(parts: Mapping[int, SequenceBatch], owners: frozenset[int], num: int, fresh: Mapping[KvKind, float]) -> int:
     """Bytes by which buffers grow when the sequences of `owners` (ids) in `parts` are fed `num` tokens together.
 
-    `fresh`: the bytes of one entry of one layer, by kind, for layers that hold nothing yet. Never less than what it
-    will be, and exact where one group goes on as it is. O(layers).
+    `fresh`: the bytes of one entry of one layer, by kind, for empty layers. An upper bound; exact if one group
+    continues unchanged. O(layers).
     """
     groups = list(parts.values())
     num_rows = sum(id(owner) in owners for rows in groups for owner in rows.owners)
@@ -26,7 +26,7 @@ def growth(parts: Mapping[int, SequenceBatch], owners: frozenset[int], num: int,
             (layer.capacity_for(num) - layer.capacity) * num_rows * _each(layer, fresh)
             for layer in groups[0].kv_layers()
         )
-    # Those who stay behind keep their buffers; groups that come whole are copied and gone.
+    # Sequences that do not take part keep their buffers; groups that join completely are copied and freed.
     gone = [rows for rows in groups if all(id(owner) in owners for owner in rows.owners)]
     total = 0
     for column in zip(*(rows.kv_layers() for rows in groups), strict=True):
@@ -43,12 +43,12 @@ def _each(layer: KvLayer, fresh: Mapping[KvKind, float]) -> int:
 
 
 def most_entries(kind: KvKind, position: int, chunk: int) -> int:
-    """The most entries that a layer's buffers hold for one sequence that has come to `position` in chunks of `chunk`.
+    """Capacity of a layer's buffers for one sequence that has reached `position` in chunks of `chunk`.
 
-    Not less than what `reprise.engine.layers` allocates, if the last 256 positions are the answer's.
+    An upper bound of what `reprise.engine.layers` allocates, if the last 256 positions are the answer's.
     """
     most = min(position, chunk)
     if isinstance(kind, Window | Chunk):
         return rounded(min(position, kind.size) + most + max(64, min(kind.size, STEP)))
-    # The first chunk is given room in proportion, and `position` has some already.
+    # The first chunk gets spare room in proportion, of which `position` includes a part.
     return rounded(position + max(0, room(most) - STEP))

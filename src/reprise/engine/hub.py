@@ -1,4 +1,4 @@
-"""Models from the hub: where they are in its cache, and fetching them; what goes wrong becomes one sentence."""
+"""Models from the hub: finding them in its cache, downloading and removing them, with errors as one sentence."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CachedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
-    """What fetching a model takes: bytes in all, and those that are not here yet; `folder` is where they will be."""
+    """A download: its total bytes, those still missing, and the folder it goes to."""
 
     id: str
     nbytes: int
@@ -51,7 +51,7 @@ class Download:
     folder: Path
 
     def arrived_nbytes(self) -> int:
-        """How much of it is here by now, as the files in its folder say."""
+        """The bytes downloaded so far, from the files in its folder."""
         there = sum(file.stat().st_size for file in self.folder.glob("blobs/*") if file.is_file())
         return min(there, self.nbytes)
 
@@ -65,7 +65,7 @@ def cached_models() -> tuple[CachedModel, ...]:
     found: list[CachedModel] = []
     for repository in repositories:
         if repository.repo_type == "model" and repository.revisions:
-            # What a name means now; else what came last.
+            # The current `main`, or the latest revision.
             newest = max(repository.revisions, key=lambda each: ("main" in each.refs, each.last_modified))
             found.append(
                 CachedModel(id=repository.repo_id, directory=newest.snapshot_path, nbytes=repository.size_on_disk)
@@ -74,7 +74,7 @@ def cached_models() -> tuple[CachedModel, ...]:
 
 
 def cached_model(model: str) -> CachedModel | None:
-    """The one of this id; None if the cache does not have it."""
+    """The cached model with this id, or None."""
     return next((each for each in cached_models() if each.id == model), None)
 
 
@@ -103,12 +103,12 @@ def fetch(model: str, *, downloads: bool = True) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=DEFAULT_ALLOW_PATTERNS))
     except Exception as error:
-        # The library lets through what its own libraries raise.
+        # The library does not wrap the errors of its dependencies.
         raise _failed(model, error) from error
 
 
 def fetch_config(model: str) -> bytes:
-    """Only its `config.json`, before gigabytes are fetched that cannot be run. Raises LoadFailed."""
+    """Download only `config.json`, to check a model before downloading its weights. Raises LoadFailed."""
     try:
         names = [file.rfilename for file in HfApi().model_info(model).siblings or ()]
         if not any(fnmatch(name, WEIGHTS) for name in names):
@@ -123,7 +123,7 @@ def fetch_config(model: str) -> bytes:
 
 
 def plan_download(model: str) -> Download:
-    """What fetching it would take. Raises LoadFailed, also where the disk has no room for it."""
+    """What downloading a model would take. Raises LoadFailed, also if it does not fit on the disk."""
     try:
         files = snapshot_download(model, allow_patterns=DEFAULT_ALLOW_PATTERNS, dry_run=True)
     except Exception as error:
@@ -146,7 +146,7 @@ def plan_download(model: str) -> Download:
 
 
 def remove(model: CachedModel) -> int:
-    """Delete all of a cached model; gives the bytes that are free now."""
+    """Delete a cached model; returns the bytes freed."""
     found = scan_cache_dir(constants.HF_HUB_CACHE)
     revisions: Sequence[str] = [
         revision.commit_hash
@@ -160,10 +160,10 @@ def remove(model: CachedModel) -> int:
 
 
 def _failed(model: str, error: Exception) -> LoadFailed:
-    """What kept the hub from giving the model."""
+    """The error of a failed hub operation, as a sentence that says what to do."""
     hub = constants.ENDPOINT
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, HfHubHTTPError):
-        # It was refused, and then looked for here.
+        # The hub refused, then the library looked in the cache.
         error = error.__cause__
     match error:
         case HFValidationError():

@@ -1,16 +1,15 @@
-"""The live layers that a model works on: rows of entries or of state, for one or more sequences.
+"""The live layer states that a model works on, for a batch of one or more sequences (rows).
 
-They follow the small contract that mlx-lm's models share: attention layers are asked for `update_and_fetch`, `offset`
-and `make_mask` (`tests/engine/test_contract.py` notices a change). A layer holds `num_rows` sequences. Rows are
-right-aligned: row i of length n_i occupies the buffer indices ``[end - n_i, end)``, so that all rows append at `end`;
-what stands before is padding and is masked.
+They implement the small interface that mlx-lm's models use: `update_and_fetch`, `offset` and `make_mask` of attention
+layers (`tests/engine/test_contract.py` notices a change). Rows are right-aligned: row i of length n_i occupies the
+buffer indices ``[end - n_i, end)``, so all rows append at `end`; indices before are padding and are masked.
 
-Buffers have the shape ``(rows, heads, capacity, width)``; a layer has one buffer for each of its planes (keys and
-values; for quantised entries the words, scales and biases of each).
+Buffers have shape ``(rows, heads, capacity, width)``, one per plane (keys and values; for quantised entries the words,
+scales and biases of each).
 
-Here are what all of them share, full attention, and recurrent state (one row for each sequence, without padding: models
-ask it for `[i]`, `make_mask`, `lengths` and `advance`); `reprise.engine.windows` has those that drop what no token will
-see again.
+This module has the base class, full attention, and recurrent state (one row per sequence, without padding; models use
+`[i]`, `make_mask`, `lengths` and `advance`); `reprise.engine.windows` has layers that drop what no token will see
+again.
 """
 
 # ruff: noqa: N803 -- the name of the argument is part of the contract.
@@ -26,12 +25,12 @@ from reprise.core.tokens import Span
 from reprise.engine.columns import as_words
 
 STEP = 256
-"""Buffers are made in multiples of so many entries."""
+"""Buffer capacities are multiples of this many entries."""
 _MOST_ROOM = 4096
 
 
 def room(length: int) -> int:
-    """How many entries to grow by: a sixteenth more, so that copying stays linear, but never over 4,096."""
+    """Spare entries to allocate: a sixteenth of the length, so that copying stays linear, between 256 and 4,096."""
     return max(STEP, min(_MOST_ROOM, length // 16))
 
 
@@ -41,7 +40,7 @@ def rounded(length: int) -> int:
 
 
 class KvLayer:
-    """Entries of one attention layer. Subclasses say what a token sees and what may be dropped."""
+    """Entries of one attention layer. Subclasses define what a token sees and what may be dropped."""
 
     kind: KvKind
     num_planes = 2
@@ -50,21 +49,21 @@ class KvLayer:
         self.planes: list[mx.array] = []
         self.end = 0
         self.held = 0
-        """How many indices below `end` hold entries (or padding of shorter rows)."""
+        """Number of indices below `end` that hold entries (or padding of shorter rows)."""
         self.lengths: list[int] = [0]
-        """Positions of each row: tokens seen, whether or not their entries are still held."""
+        """Position of each row: tokens seen, whether or not their entries are still held."""
         self.reserved: list[int] = [0]
-        """The position that each row will come to, where its owner knows: buffers grow to that at once."""
+        """The position that each row is expected to reach: buffers are allocated for it at once."""
         self._offsets: tuple[list[int], mx.array] | None = None
 
-    # The contract with mlx-lm's models.
+    # The interface that mlx-lm's models use.
 
     @property
     def offset(self) -> int | mx.array:
-        """The position of the next token: an int where all rows agree, else an array of shape ``(rows,)``."""
+        """The position of the next token: an int if all rows agree, otherwise an array of shape ``(rows,)``."""
         if self.is_even:
             return self.lengths[0]
-        # Asked for several times in each pass.
+        # Used several times per pass.
         if self._offsets is None or self._offsets[0] is not self.lengths:
             self._offsets = (self.lengths, mx.array(self.lengths))
         return self._offsets[1]
@@ -93,19 +92,19 @@ class KvLayer:
         return not self.planes
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append entries of shape ``(rows, heads, n, width)``; gives all that these n tokens may see."""
+        """Append entries of shape ``(rows, heads, n, width)``; returns all entries that these n tokens may see."""
         num = keys.shape[2]
         low = self.append([keys, values])
         self.lengths = [length + num for length in self.lengths]
         return self.planes[0][..., low : self.end, :], self.planes[1][..., low : self.end, :]
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What the last update gave, for layers that share another's entries."""
+        """The result of the last update, for layers that share this one's entries."""
         low = self._last_low
         return self.planes[0][..., low : self.end, :], self.planes[1][..., low : self.end, :]
 
     def reserve(self, length: int) -> None:
-        """All rows will come to this position."""
+        """Expect all rows to reach this position."""
         self.reserved = [length] * self.num_rows
 
     # Storage.
@@ -116,7 +115,7 @@ class KvLayer:
 
     @property
     def is_even(self) -> bool:
-        """Whether all rows have the same length, so that none is padded."""
+        """Whether all rows have the same length, without padding."""
         return len(set(self.lengths)) == 1
 
     @property
@@ -124,11 +123,11 @@ class KvLayer:
         return sum(plane.nbytes for plane in self.planes)
 
     def _visible(self, num: int) -> int:
-        """How many held indices below `end` the next `num` tokens may see."""
+        """Number of indices below `end` that the next `num` tokens may see."""
         raise NotImplementedError
 
     def append(self, new: list[mx.array]) -> int:
-        """Write `new` behind `end`; gives the index where what the new tokens may see begins."""
+        """Write `new` at `end`; returns the first index that the new tokens may see."""
         num = new[0].shape[2]
         keep = self._visible(num)
         self._make_space(new, keep, num)
@@ -140,30 +139,30 @@ class KvLayer:
         return self._last_low
 
     def extend(self, entries: list[mx.array]) -> None:
-        """Append entries that were computed before, to one row: ``(1, heads, n, width)`` for each plane."""
+        """Append stored entries to a single row: ``(1, heads, n, width)`` for each plane."""
         num = entries[0].shape[2]
         self.append(entries)
         self.lengths = [length + num for length in self.lengths]
 
     def make_plane(self, like: mx.array) -> mx.array:
-        """Make the next plane of this fresh layer, which is reserved: without entries, of the shape of `like`."""
+        """Allocate the next plane of this empty layer at its reserved capacity, shaped like `like`."""
         assert self.end == 0 and len(self.planes) < self.num_planes
         plane = mx.zeros((*like.shape[:2], rounded(self._reserved_capacity()), like.shape[3]), dtype=like.dtype)
         self.planes.append(plane)
         return plane
 
     def capacity_for(self, num: int) -> int:
-        """How many entries of each row the buffers will hold once `num` more have been appended."""
+        """The buffers' capacity per row after `num` more entries have been appended."""
         keep = self._visible(num)
         if self._has_space(keep, num):
             return self.capacity
         reserved = self._reserved_capacity()
-        # Beyond what was foreseen, and so as not to do it again soon, with room to spare.
+        # Beyond the reservation, with spare room.
         return rounded(reserved if keep + num <= reserved else keep + num + self._slack(keep + num))
 
     @property
     def capacity(self) -> int:
-        """How many entries of each row the buffers hold, filled or not."""
+        """Entries per row that the buffers have room for."""
         return self.planes[0].shape[2] if self.planes else 0
 
     def _has_space(self, keep: int, num: int) -> bool:
@@ -180,7 +179,7 @@ class KvLayer:
         for plane in self.planes:
             room = mx.zeros((*plane.shape[:2], total - keep, plane.shape[3]), dtype=plane.dtype)
             grown.append(mx.concatenate([plane[..., self.end - keep : self.end, :], room], axis=2))
-        # Now, and not with the rest of the pass: there the old buffers of all layers would wait beside the new ones.
+        # Evaluate now: otherwise the old and the new buffers of all layers would be in memory together.
         mx.eval(grown)
         self.planes = grown
         self.end = self.held = keep
@@ -195,21 +194,21 @@ class KvLayer:
         return False
 
     def forget_last(self, num: int) -> None:
-        """Undo what was appended last: `num` entries of each row, all of one pass."""
+        """Undo the last `num` entries of each row, all of one pass."""
         self.end -= num
         self.held -= num
         self.lengths = [length - num for length in self.lengths]
 
     def index(self, row: int, position: int) -> int:
-        """Where the entry of this row's `position` stands in the buffers."""
+        """The buffer index of this row's entry at `position`."""
         return self.end - (self.lengths[row] - position)
 
     def read(self, row: int, span: Span) -> list[mx.array]:
-        """The entries of `span`, one array of shape ``(1, heads, length, width)`` for each plane; views, not copies."""
+        """The entries of `span`: per plane, a view of shape ``(1, heads, length, width)``."""
         return [self._cut(plane, row, span) for plane in self.planes]
 
     def words(self, row: int, span: Span) -> list[mx.array]:
-        """As `read`, but as words (`reprise.engine.columns`)."""
+        """Like `read`, as words (`reprise.engine.columns`)."""
         return [self._cut(as_words(plane), row, span) for plane in self.planes]
 
     def _cut(self, plane: mx.array, row: int, span: Span) -> mx.array:
@@ -218,39 +217,39 @@ class KvLayer:
         return plane[row : row + 1, :, low:high, :]
 
     def load_sizes(self, spans: Sequence[Span], position: int) -> list[tuple[int, int]]:
-        """The buffers that `load` takes for each plane, to stand at `position` with the entries of `spans`.
+        """The buffers that `load` needs per plane to be at `position` with the entries of `spans`.
 
-        For each how many entries, and how many more it has room for; together they have the entries in order.
+        For each buffer, its number of entries and its room for more; together they have the entries in order.
         """
         held = sum(map(len, spans))
         total = rounded(max(held + min(STEP, self._slack(held)), self._reserved_capacity()))
         return [(held, total - held)]
 
     def load(self, buffers: Sequence[Sequence[mx.array]], held: int, position: int) -> None:
-        """Make this (fresh) layer stand at `position` with these buffers, each with all planes: see `load_sizes`.
+        """Put this empty layer at `position` with these buffers (see `load_sizes`), each with all planes.
 
-        `held`: the entries of the last one.
+        `held`: the number of entries in the last one.
         """
         self.planes = list(buffers[-1])
         self.end = self.held = held
         self.lengths = [position]
 
-    # SequenceBatch.
+    # Batching.
 
     @staticmethod
     def capacity_joined(layers: Sequence["KvLayer"], num: int) -> int:
-        """How many entries of each row the buffers will hold when `layers` have joined and taken `num` more."""
+        """The capacity per row after `layers` were joined and `num` more entries appended."""
         held, joined = layers[0]._joined(layers)
         return joined if held + num <= joined else rounded(held + num + layers[0]._slack(held + num))
 
     def _joined(self, layers: Sequence["KvLayer"]) -> tuple[int, int]:
-        """The entries of each row when `layers` have joined, and the capacity: for as many more as are to come."""
+        """The entries per row after `layers` were joined, and the capacity, which includes their reservations."""
         held = max(layer._visible(1) for layer in layers)
         to_come = max(layer._reserved_capacity() - layer._visible(1) for layer in layers)
         return held, rounded(held + (to_come if to_come > 0 else self._slack(held)))
 
     def take(self, row: int) -> None:
-        """Keep this row only, in buffers of its own."""
+        """Keep only this row, in new buffers."""
         low = max(self.index(row, 0), self.end - self.held)
         held = self.end - low
         room = STEP - held % STEP
@@ -260,7 +259,7 @@ class KvLayer:
             )
             for p in self.planes
         ]
-        # A layer at a time, here and below: the old buffers of one are gone before those of the next are copied.
+        # Layer by layer, here and below: free the old buffers of one before copying the next.
         mx.eval(self.planes)
         self.end = self.held = held
         self.lengths, self.reserved = [self.lengths[row]], [self.reserved[row]]
@@ -277,7 +276,7 @@ class KvLayer:
         self.lengths, self.reserved = lengths, [self.reserved[row] for row in rows]
 
     def join(self, others: Sequence["KvLayer"]) -> None:
-        """Add the rows of `others` behind these, padded on the left to the longest. The others have nothing then."""
+        """Append the rows of `others`, padded on the left to the longest. The others are empty afterwards."""
         layers = [self, *others]
         held, capacity = self._joined(layers)
         num_rows = sum(layer.num_rows for layer in layers)
@@ -302,7 +301,7 @@ class KvLayer:
 
 
 class FullLayer(KvLayer):
-    """Full attention: every token sees all before it."""
+    """Full attention: every token sees all tokens before it."""
 
     kind = Full()
 
@@ -310,12 +309,12 @@ class FullLayer(KvLayer):
         return max(self.lengths)
 
     def _reserved_capacity(self) -> int:
-        # Rows end at the same index: the longest that are held, and as many as the one that has most to come.
+        # Rows end at the same index: the longest row, plus the largest number of entries any row is still to get.
         to_come = (reserved - length for reserved, length in zip(self.reserved, self.lengths, strict=True))
         return max(self.lengths) + max(to_come)
 
     def rewind(self, position: int) -> None:
-        """Take the one row back to `position`; what is behind it will be overwritten."""
+        """Rewind the single row to `position`; entries past it will be overwritten."""
         assert self.num_rows == 1 and position <= self.lengths[0] and self.end == self.lengths[0], position
         self.end = self.held = position
         self.lengths = [position]
@@ -326,7 +325,7 @@ class FullLayer(KvLayer):
         return_array: bool = False,
         window_size: int | None = None,
     ) -> mx.array | str | None:
-        """The mask for the next N tokens, in the forms that mlx-lm's models take (array, "causal" or None)."""
+        """The mask for the next N tokens, in a form that mlx-lm's models accept (array, "causal" or None)."""
         longest = max(self.lengths)
         if not self.is_even:
             padding = mx.array([longest - length for length in self.lengths])
@@ -334,7 +333,7 @@ class FullLayer(KvLayer):
         if window_size is not None and longest + N > window_size:
             return create_causal_mask(N, longest, window_size=window_size)
         if N == 1:
-            # Also where an array is asked for: mlx-lm's own caches give none, and some models count on that.
+            # Even if an array is requested: mlx-lm's caches return None, and some models rely on that.
             return None
         return create_causal_mask(N, longest, window_size=window_size) if return_array else "causal"
 
@@ -365,9 +364,9 @@ class QuantizedLayer(FullLayer):
 
 
 class StateLayer(ArraysCache):
-    """Recurrent state: arrays with one row for each sequence. mlx-lm's class, with rows that join and leave.
+    """Recurrent state: arrays with one row per sequence, which can join and leave.
 
-    It derives from `ArraysCache` because some models ask for that class by name.
+    Derives from `ArraysCache` because some models check for that class.
     """
 
     def __init__(self, size: int) -> None:
@@ -386,7 +385,7 @@ class StateLayer(ArraysCache):
         return sum(array.nbytes for array in self.cache if array is not None)
 
     def take(self, row: int) -> None:
-        """Keep this row only, in arrays of its own."""
+        """Keep only this row, in new arrays."""
         self.cache = [None if a is None else mx.array(a[row : row + 1]) for a in self.cache]
 
     def keep_rows(self, rows: Sequence[int]) -> None:
@@ -394,11 +393,11 @@ class StateLayer(ArraysCache):
         self.cache = [None if a is None else a[picked] for a in self.cache]
 
     def join(self, others: Sequence["StateLayer"]) -> None:
-        """Add the rows of `others` behind these. All are fresh, or none is."""
+        """Append the rows of `others`. Either all are empty, or none is."""
         columns = zip(self.cache, *(other.cache for other in others), strict=True)
         joined: list[mx.array | None] = []
         for column in columns:
             present = [a for a in column if a is not None]
-            assert len(present) in (0, len(column)), "fresh rows join fresh rows only"
+            assert len(present) in (0, len(column)), "empty rows join only empty rows"
             joined.append(mx.concatenate(present, axis=0) if present else None)
         self.cache = joined

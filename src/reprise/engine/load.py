@@ -1,4 +1,4 @@
-"""Loads a model through mlx-lm: a local directory or a hub id; what goes wrong becomes one sentence."""
+"""Loads a model with mlx-lm from a local directory or a hub id, with errors as one sentence."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "n_positions"
 class LoadedModel:
     """A model ready to run.
 
-    `name` is what clients call it; `context` the most positions that its configuration allows (None: not said);
-    `fingerprint` tells apart whatever makes layer states incompatible.
+    `name`: its name for clients. `context`: the most positions that its configuration allows (None: not specified).
+    `fingerprint`: differs between models whose layer states are incompatible.
     """
 
     name: str
@@ -59,10 +59,10 @@ class LoadedModel:
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What `config.json` says."""
     sampling: Mapping[str, Number] = field(default_factory=dict[str, Number])
-    """How its makers sample, by the names of `Sampling`: what `generation_config.json` says."""
+    """Sampling defaults from `generation_config.json`, by the names of `Sampling`."""
 
     def without_weights(self) -> LoadedModel:
-        """The same, with nothing that could run."""
+        """A copy without weights, which cannot run."""
         return replace(self, model=nn.Module(), base=None)
 
 
@@ -75,10 +75,7 @@ def load_model(
     trusts_remote_code: bool = False,
     downloads: bool = True,
 ) -> LoadedModel:
-    """Load a local directory or a hub id, with another chat template if one is given (Jinja source).
-
-    Raises LoadFailed with a sentence that says what to do.
-    """
+    """Load a local directory or a hub id. `chat_template`: Jinja source instead of the model's. Raises LoadFailed."""
     directory = model_directory(source, downloads=downloads)
     config = check_config(read_config(directory, source), source)
     check_weights(directory, source)
@@ -101,7 +98,7 @@ def load_model(
     blueprint = blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
     vocab_size = vocabulary_size(model, blueprint)
     weights = dict(tree_flatten(model.parameters()))
-    # Tables of positions and the like too: what is left to be computed is this thread's, and another may run the model.
+    # All arrays, not only weights: lazy ones would be bound to this thread, and another one runs the model.
     mx.eval([array for _, array in tree_flatten(cast(dict[str, Any], model))])
     return LoadedModel(
         name=directory.name if is_local(source) else source,
@@ -173,7 +170,7 @@ def is_loadable(directory: Path) -> bool:
 
 
 def is_local(source: str) -> bool:
-    """Whether a model is a directory here, and not the id of one on the hub. Raises LoadFailed for what is neither."""
+    """Whether `source` is a local directory rather than a hub id. Raises LoadFailed if it is neither."""
     path = Path(source).expanduser()
     if not path.exists():
         if source.startswith((".", "/", "~")):
@@ -185,13 +182,13 @@ def is_local(source: str) -> bool:
 
 
 def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
-    """The configuration, of a model that mlx-lm can build and weights that it can read; else raises LoadFailed."""
+    """Return the configuration if mlx-lm can build the model and read its weights. Raises LoadFailed."""
     if config.get("model_file") is not None:
         raise LoadFailed(f"{source} needs its own Python code, which Reprise does not run. Use another version.")
     if not isinstance(config.get("model_type"), str):
         raise LoadFailed(f"{source}: its config.json has no model_type, so it is not a language model for mlx-lm.")
     try:
-        mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the one way to ask
+        mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the only way to find out
     except ValueError as error:
         raise LoadFailed(
             f"{source} is a model of type {config['model_type']!r}, which mlx-lm {version('mlx-lm')} does not support. "
@@ -202,7 +199,7 @@ def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _generation_config(directory: Path, source: str) -> dict[str, Any]:
-    """What stands beside the weights; nothing where it cannot be read, since the model runs without it."""
+    """The content of `generation_config.json`; empty if it cannot be read, since the model runs without it."""
     try:
         config = json.loads((directory / "generation_config.json").read_bytes())
     except FileNotFoundError:
@@ -214,7 +211,7 @@ def _generation_config(directory: Path, source: str) -> dict[str, Any]:
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """The most positions that a configuration allows; None where it does not say."""
+    """The most positions that a configuration allows, or None if not specified."""
     for part in (config, cast(dict[str, Any], config.get("text_config") or {})):
         for key in _CONTEXT_KEYS:
             value = part.get(key)
@@ -264,13 +261,13 @@ def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
     )
     learnt = with_learnt_thinking(text)
     if learnt.think_start is not None and text.think_start is None and text.render is not None:
-        # mlx-lm has templates think where it knows the markers itself.
+        # mlx-lm enables thinking in the template only if it knows the markers itself.
         learnt = replace(learnt, render=partial(text.render, enable_thinking=True))
     return replace(learnt, calls=learn_calls(learnt))
 
 
 def inner_tokenizer(tokenizer: TokenizerWrapper) -> Any:
-    """The tokenizer of transformers within."""
+    """The transformers tokenizer inside mlx-lm's wrapper."""
     return cast(Any, tokenizer)._tokenizer
 
 
@@ -282,7 +279,7 @@ def _template_source(inner: Any) -> str:
 
 
 def load_text_model(source: str) -> TextModel:
-    """The tokenizer and the template of a local directory or a hub id. Raises LoadFailed with a sentence."""
+    """The tokenizer and template of a local directory or a hub id. Raises LoadFailed."""
     path = Path(source).expanduser()
     directory = str(path) if is_local(source) else source
     tokenizer = _load_tokenizer(directory, source, {}, eos=_config(path).get("eos_token_id"))
@@ -304,11 +301,11 @@ def _load_tokenizer(directory: str, source: str, chosen: dict[str, Any], *, eos:
     try:
         return mlx_lm_utils.load_tokenizer(directory, chosen, eos_token_ids=eos)
     except Exception as error:
-        # Tokenizers are loaded by transformers, which raises whatever its many parts raise.
+        # transformers may raise anything.
         raise LoadFailed(f"{source}: its tokenizer cannot be loaded: {first_line(error)}") from error
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """The model's configuration where it is here already; what is not says nothing about stop tokens."""
+    """The model's configuration if it is local, otherwise empty (it only adds stop tokens)."""
     file = path / "config.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -1,4 +1,4 @@
-"""What the system says of its memory: Linux's pressure and cgroup, macOS's pressure level, and what is free."""
+"""The system's memory: free memory, pressure and cgroup limits on Linux, the pressure level on macOS."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import psutil
 from reprise.core.follow import MemoryReading
 
 _STALLED_PERCENT = 5.0
-"""Tasks that wait for memory for more than this share of ten seconds: the system is about to swap."""
+"""If tasks stall on memory for more than this percentage of ten seconds, the system is about to swap."""
 
 _MACOS_WARNING = 2
 
 
 def read_machine(root: Path = Path("/")) -> MemoryReading:
-    """One reading. `root`: where the system's files are."""
+    """A reading of the system's memory. `root`: of its file system."""
     memory = psutil.virtual_memory()
     available, total = int(memory.available), int(memory.total)
     for group in _cgroups(root):
@@ -30,15 +30,15 @@ def read_machine(root: Path = Path("/")) -> MemoryReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GroupFiles:
-    """Where a version of control groups keeps its figures: below `mount`, in the folder that the line of
-    `/proc/self/cgroup` with these controllers names."""
+    """Where a version of control groups has its figures: below `mount`, in the folder named by the line with these
+    controllers in `/proc/self/cgroup`."""
 
     mount: str
     controllers: str
     limits: tuple[str, ...]
     used: str
     idle: str
-    """The line of `memory.stat` with the pages of files that nobody uses: they go at once."""
+    """The line of `memory.stat` with inactive file pages, which can be reclaimed at once."""
 
 
 _VERSIONS = (
@@ -49,7 +49,7 @@ _VERSIONS = (
         used="memory.current",
         idle="inactive_file",
     ),
-    # Version 1, where no limit is a number larger than any machine. A limit of a group around this one is inherited.
+    # Version 1, where unlimited is a number larger than any memory. Limits of parent groups are inherited.
     _GroupFiles(
         mount="sys/fs/cgroup/memory",
         controllers="memory",
@@ -61,7 +61,7 @@ _VERSIONS = (
 
 
 def _cgroups(root: Path) -> list[MemoryReading]:
-    """The memory of the control groups that bound this process: its own and those around it."""
+    """The memory of the control groups that limit this process: its own and their parents."""
     readings = [_cgroup(folder, files) for files in _VERSIONS for folder in _folders(root, files)]
     return [reading for reading in readings if reading is not None]
 
@@ -73,13 +73,13 @@ def _folders(root: Path, files: _GroupFiles) -> list[Path]:
         if files.controllers in controllers.split(","):
             own = path.strip("/")
     folder = mount / own
-    # In a container the path may be the host's, which is not there: the mount is then the container's own group.
+    # In a container the path may be the host's, which does not exist: the mount is then the container's own group.
     folders = [folder, *folder.parents] if folder.is_dir() and ".." not in folder.parts else [mount]
     return [each for each in folders if each.is_relative_to(mount)]
 
 
 def _cgroup(folder: Path, files: _GroupFiles) -> MemoryReading | None:
-    """What one control group says; None where it bounds nothing."""
+    """The memory of one control group, or None if it has no limit."""
     used = _text(folder / files.used)
     limits = [int(text) for name in files.limits if (text := _text(folder / name)).isdigit()]
     if not limits or not used.isdigit():
@@ -101,7 +101,7 @@ def _is_pressed(root: Path) -> bool:
 
 
 def _macos_level() -> int:
-    """1: normal, 2: warning, 4: critical, as `DISPATCH_MEMORYPRESSURE_*` of libdispatch; 1 where it cannot be read."""
+    """1: normal, 2: warning, 4: critical (libdispatch's `DISPATCH_MEMORYPRESSURE_*`); 1 if it cannot be read."""
     command = ["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]
     try:
         return int(subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout)
@@ -110,9 +110,9 @@ def _macos_level() -> int:
 
 
 def macos_footprint() -> int | None:
-    """What macOS counts as this process's own, compressed pages and Metal's buffers too; None where it does not say.
+    """This process's memory on macOS, including compressed pages and Metal buffers; None if it cannot be read.
 
-    That is `ri_phys_footprint` of `rusage_info_v0` (sys/resource.h), which Activity Monitor shows as its memory.
+    It is `ri_phys_footprint` of `rusage_info_v0` (sys/resource.h), which Activity Monitor shows as memory.
     """
     usage = _RusageInfo()
     try:

@@ -1,4 +1,4 @@
-"""How much memory there is, and giving it back."""
+"""Memory of the device and the process, default budgets, and MLX's buffer pool."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from reprise.engine.machine import macos_footprint, read_machine
 log = logging.getLogger(__name__)
 
 _MARGIN = 0.85
-"""The share of what is left beside the model that caches may take; the rest is for activations and others."""
+"""The share of the memory left by the model that layer states may use; the rest is for activations."""
 
 _WIRED_SHARE = 0.9
 """Weights that take more than this share of the working set leave too little of it for anything else."""
 
 
 def device_bytes() -> int:
-    """What one process may use: the working set that Metal recommends, the GPU's memory, or the machine's."""
+    """Bytes that one process may use: Metal's recommended working set, the GPU's memory, or the machine's."""
     info = cast(dict[str, Any], mx.device_info())
     for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
         if mx.default_device() == mx.Device(mx.gpu) and int(info.get(key, 0)) > 0:
@@ -69,46 +69,46 @@ def paging_hint(model_nbytes: int) -> str:
 
 
 def process_nbytes() -> int:
-    """All that this process holds, as the system measures it, and on CUDA the device memory that MLX has beside it.
+    """The memory of this process as the system measures it, plus MLX's device memory on CUDA.
 
-    That is its resident memory on Linux, and on macOS its footprint, in which Metal's buffers are.
+    Resident memory on Linux; on macOS its footprint, which includes Metal's buffers.
     """
     process = psutil.Process()
     by_mlx = mx.get_active_memory() + mx.get_cache_memory()
     if sys.platform == "darwin":
         footprint = macos_footprint()
-        # The buffers at least, whether or not the system counts them to the process.
+        # At least the buffers, whether or not the system counts them.
         return max(int(process.memory_full_info().uss) if footprint is None else footprint, by_mlx)
     resident = int(process.memory_info().rss)
     return resident + by_mlx if mx.default_device() == mx.Device(mx.gpu) else resident
 
 
 def used_nbytes() -> int:
-    """What MLX has in use: weights, states and whatever is being computed."""
+    """Bytes that MLX has in use: weights, states and intermediate results."""
     return mx.get_active_memory()
 
 
 def pool_nbytes() -> int:
-    """Freed buffers that MLX keeps to use again."""
+    """Bytes of freed buffers that MLX keeps for reuse."""
     return mx.get_cache_memory()
 
 
 def default_budget(model_nbytes: int) -> int:
-    """Bytes for the prefix cache and live caches together: what the device holds, less the model and a margin."""
+    """Default bytes for prefix cache and live sequences: the device's memory less the model and a margin."""
     return max(64 * 2**20, room_beside(model_nbytes))
 
 
 def room_beside(model_nbytes: int) -> int:
-    """What the device leaves for layer states beside a model, less a margin; negative for one that does not fit."""
+    """Bytes that a model leaves for layer states, less a margin; negative if it does not fit."""
     return int((device_bytes() - model_nbytes) * _MARGIN)
 
 
 def cache_budget(settings: Settings, loaded: LoadedModel, *, least: int) -> int:
-    """Bytes for the prefix cache and live sequences together. Raises LoadFailed where that is less than `least`."""
+    """Bytes for the prefix cache and live sequences. Raises LoadFailed if that is less than `least`."""
     wanted = default_budget(loaded.nbytes) if settings.cache_bytes is None else settings.cache_bytes.of(device_bytes())
     if settings.memory is None:
         return wanted
-    # What loading has left behind is nobody's.
+    # Do not count buffers that loading has freed.
     give_back()
     process = process_nbytes()
     bound = settings.memory.of(read_machine().total)
@@ -119,7 +119,7 @@ def cache_budget(settings: Settings, loaded: LoadedModel, *, least: int) -> int:
 
 
 def budget_of_all(settings: Settings) -> int:
-    """Bytes for the weights and layer states of all models of a server, before any of them is loaded."""
+    """Bytes for the weights and layer states of all models of a server, before any is loaded."""
     wanted = room_beside(0)
     if settings.memory is None:
         return wanted
@@ -127,12 +127,12 @@ def budget_of_all(settings: Settings) -> int:
 
 
 def most_state(settings: Settings) -> int | None:
-    """Bytes for the layer states of all models together, where `--cache-bytes` says; None: what weights leave."""
+    """Bytes for the layer states of all models as set by `--cache-bytes`; None: whatever the weights leave."""
     return None if settings.cache_bytes is None else settings.cache_bytes.of(device_bytes())
 
 
 def bound_free_buffers(budget: int | None) -> None:
-    """Keep MLX from holding on to more freed buffers than an eighth of the budget, and than 512 MiB."""
+    """Limit MLX's pool of freed buffers to an eighth of the budget, at most 512 MiB."""
     mx.set_cache_limit(free_buffers(budget if budget is not None else 2**63))
 
 
@@ -142,7 +142,7 @@ def give_back() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether MLX (or the allocator below it) raised for lack of memory."""
+    """Whether MLX or its allocator raised for lack of memory."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(
         sign in text for sign in ("out of memory", "unable to allocate", "malloc", "insufficient memory", "bad_alloc")
@@ -150,13 +150,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def leave_thread() -> None:
-    """The last MLX call of a thread: a thread that ends with streams of its own takes the process down at exit."""
+    """To be the last MLX call of a thread: one that ends with its own streams crashes the process at exit."""
     mx.synchronize()
     mx.clear_streams()
 
 
 def computing_device() -> str:
-    """What MLX computes on, tried with a small sum: `gpu` or `cpu`. Raises RuntimeError where it does not compute."""
+    """The device that MLX computes on, tested with a small sum: `gpu` or `cpu`. Raises RuntimeError if it fails."""
     if (mx.array([1, 2]) + 1).tolist() != [2, 3]:
         raise RuntimeError("a sum came out wrong")
     return "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"

@@ -1,4 +1,4 @@
-"""The files of a model directory, without loading them: whether all are there and whole, and what they say."""
+"""The files of a model directory: checks that they are complete and reads their metadata, without loading weights."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from reprise.core.errors import LoadFailed, first_line
 from reprise.core.sizes import nbytes_text
 
 WEIGHTS = "model*.safetensors"
-"""The files that mlx-lm takes weights from."""
+"""The weight files that mlx-lm reads."""
 _POINTER = b"version https://git-lfs"
 _INDEX = "model.safetensors.index.json"
 _NUMBER = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d{1,5})\.safetensors")
 _MOST_HEADER_NBYTES = 100 << 20
-"""More than the format allows."""
+"""The format's own limit."""
 
 LOADABLE_QUANTISATIONS = frozenset({"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"})
-"""What a `quant_method` can be for mlx-lm to load it, beside its own."""
+"""Values of `quant_method` that mlx-lm loads, besides its own format."""
 _OTHER_WEIGHTS = {
     "*.gguf": "GGUF files, which are for llama.cpp",
     "*.bin": "weights for PyTorch",
@@ -34,7 +34,7 @@ _OTHER_WEIGHTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsSummary:
-    """All weights of a directory: bytes of the tensors, and how many there are of each type (`BF16`)."""
+    """All weights of a directory: bytes, and the number of tensors of each dtype (`BF16`)."""
 
     nbytes: int
     dtypes: Mapping[str, int]
@@ -60,7 +60,7 @@ def parsed_config(content: bytes, source: str) -> dict[str, Any]:
 
 
 def quantisation_method(config: Mapping[str, Any]) -> str | None:
-    """Who else quantised the weights, as `quant_method` says; None for weights as they were, or in MLX's own form."""
+    """The `quant_method` of weights quantised by another tool; None if unquantised or in MLX's own format."""
     text = cast(dict[str, Any], config.get("text_config") or {})
     given = config.get("quantization_config") or text.get("quantization_config")
     if not isinstance(given, dict) or config.get("quantization") is not None:
@@ -70,7 +70,7 @@ def quantisation_method(config: Mapping[str, Any]) -> str | None:
 
 
 def check_quantisation(config: Mapping[str, Any], source: str) -> None:
-    """Raise LoadFailed for weights in a form that MLX lacks."""
+    """Raise LoadFailed if MLX does not support the weights' quantization."""
     method = quantisation_method(config)
     if method is not None and method not in LOADABLE_QUANTISATIONS:
         raise LoadFailed(
@@ -80,7 +80,7 @@ def check_quantisation(config: Mapping[str, Any], source: str) -> None:
 
 
 def quantisation(config: Mapping[str, Any], summary: WeightsSummary) -> str:
-    """How the weights are stored, in a few words."""
+    """The weights' format in a few words, such as `4-bit` or `bfloat16`."""
     given = config.get("quantization") or config.get("quantization_config")
     if isinstance(given, dict):
         facts = cast(dict[str, Any], given)
@@ -95,7 +95,7 @@ def quantisation(config: Mapping[str, Any], summary: WeightsSummary) -> str:
 
 
 def check_weights(directory: Path, source: str) -> WeightsSummary:
-    """Look at the headers of all weights. Raises LoadFailed where something is missing or cut off."""
+    """Check the headers of all weight files. Raises LoadFailed if one is missing or truncated."""
     files = sorted(directory.glob(WEIGHTS))
     expected = _numbered([file.name for file in files]) if files else _indexed(directory, source)
     lacking = sorted(name for name in expected if not (directory / name).is_file())
@@ -116,7 +116,7 @@ def check_weights(directory: Path, source: str) -> WeightsSummary:
 
 
 def no_weights(names: list[str], source: str) -> LoadFailed:
-    """The error for a directory or repository with these files, none of which mlx-lm takes weights from."""
+    """The error for a directory or repository without weight files that mlx-lm reads."""
     for pattern, words in _OTHER_WEIGHTS.items():
         if any(Path(name).match(pattern) for name in names):
             return LoadFailed(
@@ -127,7 +127,7 @@ def no_weights(names: list[str], source: str) -> LoadFailed:
 
 
 def _numbered(names: list[str]) -> set[str]:
-    """All files of the series that these are of: `model-00001-of-00003.safetensors` is of three."""
+    """All files of the numbered series that these belong to (`model-00001-of-00003.safetensors`)."""
     expected: set[str] = set()
     for name in names:
         if (found := _NUMBER.fullmatch(name)) is not None:
@@ -137,7 +137,7 @@ def _numbered(names: list[str]) -> set[str]:
 
 
 def _indexed(directory: Path, source: str) -> set[str]:
-    """The files that the index names; none without an index. Some models carry the index of what they were made of."""
+    """The files named in the index, if there is one. Only used without weight files: an index may be outdated."""
     file = directory / _INDEX
     if not file.is_file():
         return set()
@@ -148,7 +148,7 @@ def _indexed(directory: Path, source: str) -> set[str]:
 
 
 def _header(file: Path, source: str) -> dict[str, dict[str, Any]]:
-    """The tensors of a safetensors file, by name: 8 bytes with the header's length, the header as JSON, the tensors."""
+    """The tensors in the header of a safetensors file, by name. Raises LoadFailed if the file is damaged."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")

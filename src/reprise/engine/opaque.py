@@ -1,8 +1,7 @@
-"""Copies of caches whose class is not known: whatever they hold, with arrays of their own.
+"""Deep copies of caches of unknown classes, with their own arrays.
 
-Python's pickling knows how to take any object apart and put it together again: one without a `__dict__`, containers of
-any class, several names of one thing. It is used for that alone: nothing is written to a file or read from one, and
-arrays never become bytes.
+Python's pickle can take apart and rebuild any object: without a `__dict__`, with containers of any class, with shared
+references. It is used for that only: nothing is read from or written to files, and arrays are never serialized.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frozen:
-    """Objects as they were. `beside`: the arrays in them, and what cannot be copied and so stays shared."""
+    """A copy of some objects. `beside`: the arrays in them, and objects that cannot be copied and stay shared."""
 
     structure: bytes
     beside: tuple[Any, ...]
@@ -32,12 +31,12 @@ class Frozen:
         return sum(array.nbytes for array in self.arrays)
 
     def thaw(self) -> list[Any]:
-        """The objects again, with arrays of their own: whatever happens to them, what is frozen stays as it is."""
-        return cast(list[Any], _Joiner(self.structure, [_own(kept) for kept in self.beside]).load())
+        """New copies of the objects, with their own arrays: changing them does not affect what is frozen."""
+        return cast(list[Any], _Unpickler(self.structure, [_own(kept) for kept in self.beside]).load())
 
 
 def freeze(objects: Sequence[Any]) -> Frozen:
-    """Copies of all these objects together: what two of them share, their copies share."""
+    """Copy these objects together: what two of them share, their copies share."""
     seen = look_into(objects)
     frozen = Frozen(seen.structure, tuple(_own(kept) for kept in seen.beside))
     mx.eval(frozen.arrays)
@@ -45,22 +44,22 @@ def freeze(objects: Sequence[Any]) -> Frozen:
 
 
 def look_into(objects: Sequence[Any]) -> Frozen:
-    """The same with the arrays themselves and not copies of them."""
+    """Like `freeze`, but with the arrays themselves instead of copies."""
     if not objects:
-        # What every step asks of a model without such layers.
+        # The common case, in every step: a model without such layers.
         return _NOTHING
     structure = io.BytesIO()
-    taker = _Taker(structure)
-    taker.dump(list(objects))
-    return Frozen(structure.getvalue(), tuple(taker.beside))
+    pickler = _Pickler(structure)
+    pickler.dump(list(objects))
+    return Frozen(structure.getvalue(), tuple(pickler.beside))
 
 
 def _own(kept: Any) -> Any:
     return mx.array(kept) if isinstance(kept, mx.array) else kept
 
 
-class _Taker(pickle.Pickler):
-    """Takes objects apart, and puts aside what is not to be pickled."""
+class _Pickler(pickle.Pickler):
+    """Pickles objects, and puts arrays and what cannot be pickled into `beside`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=4)
@@ -76,7 +75,7 @@ class _Taker(pickle.Pickler):
         return self._places[id(obj)]
 
 
-class _Joiner(pickle.Unpickler):
+class _Unpickler(pickle.Unpickler):
     def __init__(self, structure: bytes, beside: Sequence[Any]) -> None:
         super().__init__(io.BytesIO(structure))
         self._beside = beside
@@ -89,7 +88,7 @@ def _can_be_copied(value: Any) -> bool:
     try:
         value.__reduce_ex__(4)
     except Exception:
-        # How classes, functions, modules, locks, MLX's data types and devices say that there is nothing to copy.
+        # Classes, functions, modules, locks, MLX's dtypes and devices.
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""What a model is, from its configuration and the headers of its weights: nothing is loaded, nothing computed."""
+"""A model's layers and sizes from its configuration and weight headers, without loading or computing anything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import (
-    _get_classes,  # pyright: ignore[reportPrivateUsage] -- the one way to a model without weights
+    _get_classes,  # pyright: ignore[reportPrivateUsage] -- the only way to a model without weights
     load_config,
 )
 
@@ -23,7 +23,7 @@ _FLOATS = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOutline:
-    """A model that is on disk. `nbytes`: its weights; `context`: the most positions, None where it does not say."""
+    """A model on disk. `nbytes`: of its weights; `context`: the most positions, None if not specified."""
 
     architecture: str
     quantisation: str
@@ -33,7 +33,7 @@ class ModelOutline:
     footprint: Footprint
 
     def tokens_within(self, nbytes: int) -> int:
-        """The longest chat whose layer states take at most these bytes, up to the context; 0: not even one token."""
+        """The longest chat, up to the context, whose layer states fit in `nbytes`; 0 if not even one token fits."""
         low, high = 0, self.context if self.context is not None else _LONGEST
         while low < high:
             middle = (low + high + 1) // 2
@@ -45,7 +45,7 @@ _LONGEST = 1 << 20
 
 
 def outline_of(directory: Path, source: str, *, kv_bits: int | None = None) -> ModelOutline:
-    """Look at a model directory; `source` is what the user calls it. Raises LoadFailed where it could not be loaded."""
+    """The outline of a model directory; `source`: its name for the user. Raises LoadFailed if it cannot be loaded."""
     read_config(directory, source)
     config = check_config(load_config(directory), source)
     weights = check_weights(directory, source)
@@ -54,13 +54,13 @@ def outline_of(directory: Path, source: str, *, kv_bits: int | None = None) -> M
     try:
         model_class, arguments = _get_classes(config)
         model = model_class(arguments.from_dict(config))
-        # Of the right shapes, and without memory: each is one number.
+        # Broadcast arrays: the right shapes without memory.
         hollow = [(name, _hollow(array, dtype)) for name, array in tree_flatten(model.parameters())]
         model.update(tree_unflatten(hollow))
         blueprint = blueprint_of(model, kv_bits=kv_bits)
         footprint = footprint_of(model, blueprint)
     except Exception as error:
-        # Whatever a model's own code raises for a configuration that it does not understand.
+        # A model's code may raise anything for a configuration that it does not support.
         raise LoadFailed(f"{source}: mlx-lm cannot build this model: {first_line(error)}") from error
     return ModelOutline(
         architecture=str(config.get("model_type", "unknown")),
@@ -73,6 +73,6 @@ def outline_of(directory: Path, source: str, *, kv_bits: int | None = None) -> M
 
 
 def _hollow(array: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Zeros of this shape, floats of this type."""
+    """Broadcast zeros of this shape; floats with this dtype."""
     is_float = mx.issubdtype(array.dtype, mx.floating)
     return mx.broadcast_to(mx.zeros((), dtype if is_float else array.dtype), array.shape)

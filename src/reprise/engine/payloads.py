@@ -1,8 +1,8 @@
-"""Payloads of MLX arrays: what the prefix cache holds of a model's layers.
+"""Payloads of MLX arrays: what the prefix cache stores of a model's layers.
 
-A segment packs the entries of all layers of one kind: planes of equal shape and type are stacked into one array of
-shape ``(planes, heads, length, width)``, so that a segment is a few big arrays and not hundreds of small ones. Every
-payload owns its bytes: `mx.array` of a slice is a copy, where a slice itself keeps the whole buffer alive.
+A segment packs the entries of all layers of one kind: planes of equal shape and dtype are stacked into one array of
+shape ``(planes, heads, length, width)``, so a segment is a few large arrays instead of hundreds of small ones. Every
+payload owns its bytes: `mx.array` of a slice is a copy, whereas a slice keeps the whole buffer alive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reprise.engine.opaque import Frozen, freeze
 class PackedSegment:
     """Packed entries of one layer kind: `stacks` of shape ``(planes, heads, length, width)``.
 
-    `places` says for each plane, in the order of the layers, its stack and its index there.
+    `places`: for each plane, in the order of the layers, its stack and its index in it.
     """
 
     stacks: tuple[mx.array, ...]
@@ -42,7 +42,7 @@ class PackedSegment:
         parts = [self, *(cast(PackedSegment, other) for other in others)]
         segments = [part for part in parts if part.places == self.places]
         if len(segments) < len(parts):
-            # Packed in another way: plane by plane.
+            # Packed differently: join plane by plane.
             lengths = [part.length for part in parts]
             planes = [
                 mx.concatenate([p.plane(i, 0, n) for p, n in zip(parts, lengths, strict=True)], axis=2)
@@ -59,7 +59,7 @@ class PackedSegment:
         return self.stacks[0].shape[2] if self.stacks else 0
 
     def plane(self, index: int, start: int, stop: int) -> mx.array:
-        """The entries ``[start, stop)`` of one plane, shape ``(1, heads, length, width)``; a view."""
+        """The entries ``[start, stop)`` of one plane: a view of shape ``(1, heads, length, width)``."""
         stack, place = self.places[index]
         return self.stacks[stack][place : place + 1, :, start:stop, :]
 
@@ -71,7 +71,7 @@ class PackedSegment:
         """The entries ``[start, stop)`` of these planes, as words; views."""
         wanted = [self.places[plane] for plane in planes]
         cuts: dict[tuple[int, int], mx.array] = {}
-        # Few operations for many planes: each stack is cut once and split once.
+        # For few operations: slice and split each stack once.
         for stack in {stack for stack, _ in wanted}:
             places = [place for of, place in wanted if of == stack]
             run = range(min(places), max(places) + 1)
@@ -81,19 +81,19 @@ class PackedSegment:
 
 
 class MovingEntries:
-    """The entries of full attention that a sequence is about to take over from these segments, which nobody else holds.
+    """Full-attention entries that move from segments, to which there is no other reference, into a sequence.
 
-    First each plane gets an array of its own, so that it can be given up as soon as the sequence has it. Until then it
-    is read here. At most a segment is held twice, and then a layer.
+    First each plane is copied to its own array, so that it can be freed as soon as the sequence has it; until then it
+    is read from here. At most one segment is held twice, and then one layer.
     """
 
     def __init__(self, segments: Sequence[tuple[Span, PackedSegment]]) -> None:
-        """`segments`: in order of position, not always without gaps."""
+        """`segments`: in order of position, possibly with gaps."""
         self._segments = [_MovingSegment(span, segment) for span, segment in segments]
 
     @property
     def is_packed(self) -> bool:
-        """Whether some planes cannot be given up one by one yet."""
+        """Whether some planes cannot be freed one by one yet."""
         return any(segment.packed is not None for segment in self._segments)
 
     @property
@@ -101,16 +101,16 @@ class MovingEntries:
         return sum(segment.nbytes for segment in self._segments)
 
     def unpack(self, *, at_most: int) -> int:
-        """Give the next planes arrays of their own: so many bytes, or one plane. Gives the bytes."""
+        """Copy the next planes to their own arrays: `at_most` bytes, but at least one plane. Returns the bytes."""
         segment = next(segment for segment in self._segments if segment.packed is not None)
         return segment.unpack(at_most=at_most)
 
     def plane(self, index: int, span: Span) -> mx.array:
-        """The entries of `span` in one plane: a view, where they stand in one segment."""
+        """The entries of `span` in one plane: a view if they are in one segment."""
         return _joined([segment.plane(index)[:, :, start:stop, :] for segment, start, stop in self._find(span)])
 
     def words(self, span: Span, planes: range) -> list[mx.array]:
-        """As `PackedSegment.words`."""
+        """Like `PackedSegment.words`."""
         read = [segment.words(start, stop, planes) for segment, start, stop in self._find(span)]
         return [_joined(parts) for parts in zip(*read, strict=True)]
 
@@ -119,12 +119,12 @@ class MovingEntries:
         return self._segments[0].dtypes
 
     def give_up(self, planes: range) -> None:
-        """The sequence has these planes."""
+        """Free these planes: the sequence has them."""
         for segment in self._segments:
             segment.give_up(planes)
 
     def _find(self, span: Span) -> list[tuple[_MovingSegment, int, int]]:
-        """The segments that have the entries of `span`, and which of theirs these are."""
+        """The segments that have the entries of `span`, each with its slice ``[start, stop)``."""
         found: list[tuple[_MovingSegment, int, int]] = []
         for segment in self._segments:
             both = segment.span.clip(span.start, span.stop)
@@ -141,7 +141,7 @@ class _MovingSegment:
         self.packed: PackedSegment | None = packed
         self.dtypes = packed.dtypes
         self._planes: list[mx.array | None] = []
-        """The first of its planes, or all: None are those that were given up."""
+        """Its unpacked planes, in order; None for those that were freed."""
 
     @property
     def nbytes(self) -> int:
@@ -187,7 +187,7 @@ def _joined(parts: Sequence[mx.array]) -> mx.array:
 
 
 def pack(planes: Sequence[mx.array]) -> PackedSegment:
-    """A segment of copies of these planes, each of shape ``(1, heads, length, width)`` with one common length."""
+    """A segment with copies of these planes, each of shape ``(1, heads, length, width)`` with the same length."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, plane in enumerate(planes):
         groups.setdefault((plane.shape[1], plane.shape[3], plane.dtype), []).append(index)
@@ -204,10 +204,10 @@ def pack(planes: Sequence[mx.array]) -> PackedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
-    """The saved states of all layers that have no entries, in the order of the layers.
+    """The saved states of all layers without entries, in the order of the layers.
 
-    A recurrent layer's state is a list of arrays of shape ``(1, …)`` (None: not set yet). Those of classes that are not
-    known are frozen together.
+    A recurrent layer's state is a list of arrays of shape ``(1, …)`` (None: not set yet). States of unknown classes are
+    frozen together.
     """
 
     states: tuple[list[mx.array | None], ...]
@@ -216,7 +216,7 @@ class Snapshot:
 
 
 def save(states: Sequence[Sequence[mx.array | None]], opaque: Sequence[Any] = ()) -> Snapshot:
-    """A snapshot of copies of these recurrent states, and of these objects of classes that are not known."""
+    """A snapshot with copies of these recurrent states and of these objects of unknown classes."""
     copies = tuple([None if array is None else mx.array(array) for array in state] for state in states)
     mx.eval(arrays_of(copies))
     frozen = freeze(opaque) if len(opaque) > 0 else None
@@ -225,7 +225,7 @@ def save(states: Sequence[Sequence[mx.array | None]], opaque: Sequence[Any] = ()
 
 
 def arrays_of(states: Sequence[Sequence[mx.array | None]]) -> list[mx.array]:
-    """Every array in these recurrent states."""
+    """All arrays in these recurrent states."""
     return [array for state in states for array in state if array is not None]
 
 

@@ -1,7 +1,7 @@
-"""Layer states as named bytes, for files, and back.
+"""Encodes layer states as records for the disk, and decodes them.
 
-What a record holds is described beside its bytes: entries of one layer kind and span as the stacks of a
-`PackedSegment`, and a snapshot as one array after the other. Nothing here is executable: a file cannot name a class.
+Each record describes its sections: the entries of one layer kind and span as the stacks of a `PackedSegment`, a
+snapshot as a list of arrays. Nothing is executable: a file cannot name a class.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _DTYPES: Mapping[str, mx.Dtype] = {
     )
 }
 _FORM = 2
-"""What is written here means something else when this changes: files of another form are not found."""
+"""Version of the encoding: files with another one are never found."""
 
 COPIED_TOGETHER = 2 << 20
-"""Bytes. Evaluating costs as much as copying so many."""
+"""Bytes to copy per evaluation, which costs about as much as copying that many."""
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def runtime_id() -> str:
-    """What computes, and how that is written: bytes of one version or device are not those of another."""
+    """Identifies encoding, library versions and device: states computed by others are not reused."""
     info = cast(dict[str, Any], mx.device_info())
     device = info.get("architecture") or info.get("device_name") or platform.machine()
     return f"form {_FORM} mlx {mx.__version__} mlx-lm {mlx_lm.__version__} {mx.default_device().type} {device}"
 
 
 def why_not_persistable(blueprint: Blueprint) -> str | None:
-    """Why the states of a model cannot be written to files, None if they can."""
+    """Why the states of a model cannot be written to disk, or None if they can."""
     for spec in blueprint.leaves:
         if isinstance(spec, OpaqueSpec):
             return f"a layer keeps its state in a class of its own ({type(spec.prototype).__name__})"
@@ -60,9 +60,9 @@ def why_not_persistable(blueprint: Blueprint) -> str | None:
 
 
 class RecordEncoder:
-    """A record in the making: bytes of their own, and the description that `RecordSource` reads them by.
+    """Encodes one record: copies of the bytes, and the description by which `RecordSource` decodes them.
 
-    `kind`: what kind of position it is where somebody can resume, for whoever loads it.
+    `kind`: the kind of boundary at the record's end, None for a block.
     """
 
     def __init__(self, kind: BoundaryKind | None) -> None:
@@ -72,7 +72,7 @@ class RecordEncoder:
         self._states: list[list[int | None]] | None = None
 
     def add_entries(self, parts: Sequence[SegmentSlice], layers: KvKind, span: Span) -> None:
-        """Copy the entries of `span`, which lies within what the parts have."""
+        """Copy the entries of `span`, all of which `parts` have."""
         segment = _packed(parts, span)
         self._segments.append(
             {
@@ -99,7 +99,7 @@ class RecordEncoder:
         return tuple(self._sections)
 
     def _add(self, array: mx.array) -> int:
-        """The number of the section that holds a copy of the array."""
+        """Add a section with a copy of the array; returns its number."""
         self._sections.append(_section(array))
         return len(self._sections) - 1
 
@@ -120,7 +120,7 @@ def _packed(parts: Sequence[SegmentSlice], span: Span) -> PackedSegment:
 def _section(array: mx.array) -> Section:
     name = str(array.dtype).rsplit(".", 1)[-1]
     flat = array.reshape(1, -1)
-    # As words, since numpy has no bfloat16; a copy of its own, which may be freed on any thread.
+    # As words, since NumPy has no bfloat16; copied, so that it can be freed on any thread.
     data = np.array(as_words(flat) if flat.shape[1] > 0 else mx.zeros((1, 0), dtype=mx.uint8))
     return Section(dtype=name, shape=tuple(array.shape), data=data.reshape(-1).view(np.uint8).data)
 
@@ -156,25 +156,25 @@ def _kind(described: Sequence[Any]) -> KvKind:
 
 
 class RestoringSequence:
-    """A live sequence that is filled from records, a layer at a time, so that nobody has to wait for all of it.
+    """A live sequence that is filled from records, a layer at a time, so that other streams are not stalled.
 
-    Entries of full attention are copied straight into the sequence's buffers, where they stay: the cache shares them.
+    Full-attention entries are copied straight into the sequence's buffers, which the cache then shares.
     """
 
     def __init__(self, runner: Runner, *, length: int) -> None:
-        """`length`: to how many positions it will come, with some room to grow."""
+        """`length`: the number of positions to allocate buffers for."""
         self._runner = runner
         self.live = runner.begin()
         self._length = length
         self._records = RecordSource(keeps_full=False)
         self._work: deque[tuple[KvLayer, PackedSegment, int]] = deque()
-        """Layers that lack a segment, and the number of their first plane in it."""
+        """(layer, segment to copy into it, index of the layer's first plane in the segment)."""
         self._restore: Restore | None = None
-        """What the layers without full attention are made of, when all records are there."""
+        """What the other layers are restored from, once all records are there."""
 
     @property
     def nbytes(self) -> int:
-        """What is held beside the sequence."""
+        """Bytes held besides the sequence's buffers."""
         return self._records.nbytes
 
     @property
@@ -183,30 +183,30 @@ class RestoringSequence:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something that was added is not in the sequence yet."""
+        """Whether something is left to copy into the sequence."""
         return len(self._work) > 0 or self._records.is_busy or self.live.restoration is not None
 
     @property
     def stop(self) -> int:
-        """Where the last record that was added ends."""
+        """The position where the last added record ends."""
         return self._records.stop
 
     @property
     def kind(self) -> BoundaryKind | None:
-        """As `RecordSource.kind`."""
+        """See `RecordSource.kind`."""
         return self._records.kind
 
     @property
     def seams(self) -> Mapping[KvKind, Sequence[int]]:
-        """As `RecordSource.seams`."""
+        """See `RecordSource.seams`."""
         return self._records.seams
 
     def add(self, record: DiskRecord) -> None:
-        """As `RecordSource.add`."""
+        """See `RecordSource.add`."""
         self._records.add(record)
 
     def work(self) -> int:
-        """Copy the next part: of a record, of one layer, or of several small ones. Gives the bytes."""
+        """Copy the next part: of a record, of one layer, or of several small ones. Returns the bytes."""
         if self._work:
             return self._extend()
         if self._records.is_busy:
@@ -222,14 +222,14 @@ class RestoringSequence:
         return self._runner.restore_part(self.live, self._restore, at_most=COPIED_TOGETHER)
 
     def _extend(self) -> int:
-        """Copy a segment into the buffers of the next layers; gives the bytes copied and made room for."""
+        """Copy a segment into the buffers of the next layers; returns the bytes copied and allocated."""
         nbytes = 0
         pending: list[mx.array] = []
         while self._work and nbytes < COPIED_TOGETHER:
             layer, segment, at = self._work[0]
             planes = [segment.plane(i, 0, segment.length) for i in range(at, at + layer.num_planes)]
             if len(layer.planes) < layer.num_planes:
-                # Its buffers are made that large at once, one after the other.
+                # Allocate its buffers at full size, one at a time.
                 layer.reserve(self._length)
                 made = layer.make_plane(planes[len(layer.planes)])
                 pending.append(made)
@@ -243,19 +243,19 @@ class RestoringSequence:
         return nbytes
 
     def finish(self, position: int) -> None:
-        """Have it stand at `position`, with the next calls of `work`. Raises LookupError if something is lacking."""
+        """Have the next calls of `work` put the state at `position`. Raises LookupError if records are incomplete."""
         if position > 0:
             self._restore = self._records.restore(self._runner.loaded.blueprint.layout, position)
             self._runner.begin_restore(self.live, position, reserve=self._length, keeps_full=True)
 
     def source(self, position: int) -> Source:
-        """The sequence, which stands at `position` now, and what else the records have."""
+        """The sequence, which is at `position`, and the decoded entries of other kinds, as a source for a commit."""
         assert not self.is_busy and self.live.position == position, (self.live.position, position)
         self._restore = None
         return _RestoredSource(self._runner.source(self.live, shares=True), self._records)
 
     def give_up(self) -> None:
-        """Nothing of it is needed any more."""
+        """Free everything."""
         self._work.clear()
         self._restore = None
         self._records.give_up()
@@ -264,7 +264,7 @@ class RestoringSequence:
 
 @dataclass(frozen=True, slots=True)
 class _RestoredSource:
-    """The entries of full attention of a sequence that was filled from records, and the rest from those: no copies."""
+    """Full-attention entries from the sequence that was filled, everything else from the records, without copies."""
 
     sequence: Source
     records: RecordSource
@@ -287,7 +287,7 @@ class _RestoredSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EncodedSegment:
-    """Entries of one layer kind that stand in sections, which are not decoded yet."""
+    """Entries of one layer kind in sections that are not decoded yet."""
 
     kind: KvKind
     span: Span
@@ -297,7 +297,7 @@ class _EncodedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EncodedState:
-    """An array of a snapshot that is not decoded yet, and its place there."""
+    """An array of a snapshot that is not decoded yet, and its place in the snapshot."""
 
     layer: int
     index: int
@@ -305,14 +305,14 @@ class _EncodedState:
 
 
 class RecordSource:
-    """A position read from files, as a source for a commit (`reprise.cache.payload.Source`).
+    """A state read from disk, as a source for a commit (`reprise.cache.payload.Source`).
 
-    Records (`RecordEncoder` makes them) are added in the order of their positions, and decoded a segment at a time.
-    Every entry is given once: it is not held here as well then.
+    Records (made by `RecordEncoder`) are added in order of position and decoded a segment at a time. Each entry can be
+    taken only once: it is not held here afterwards.
     """
 
     def __init__(self, *, keeps_full: bool = True) -> None:
-        """`keeps_full`: what is of full attention is given by `segment` like the rest, else by `take_full`."""
+        """`keeps_full`: full-attention segments are taken by `segment` like the rest, otherwise by `take_full`."""
         self._keeps_full = keeps_full
         self._encoded: deque[_EncodedSegment | _EncodedState] = deque()
         self._segments: dict[KvKind, deque[tuple[Span, PackedSegment]]] = {}
@@ -320,45 +320,45 @@ class RecordSource:
         self._nbytes_each: dict[KvKind, int] = {}
         self._states: tuple[list[mx.array | None], ...] | None = None
         self.kind: BoundaryKind | None = None
-        """The kind of position that the last record is for; None if it is for none."""
+        """The kind of boundary at the end of the last added record; None for a block."""
         self.stop = 0
-        """Where the last record ends."""
+        """The position where the last added record ends."""
         self.buffer_nbytes = 0
 
     def finish(self, position: int) -> None:
-        """There is nothing to do: the parts are committed as they are."""
+        """Nothing to do: the parts are committed as they are."""
 
     def source(self, position: int) -> Source:
         assert position <= self.stop and not self.is_busy, (position, self.stop)
         return self
 
     def give_up(self) -> None:
-        """Nothing of it is needed any more."""
+        """Free everything."""
         self._encoded.clear()
         self._segments.clear()
         self._states = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether something that was added is not decoded yet."""
+        """Whether something is left to decode."""
         return len(self._encoded) > 0
 
     @property
     def nbytes(self) -> int:
-        """What is held here."""
+        """Bytes held."""
         left = sum(section.nbytes for each in self._encoded for section in _sections_of(each))
         held = sum(segment.nbytes for each in self._segments.values() for _, segment in each)
         return left + held + sum(segment.nbytes for segment in self._full) + self.snapshot_nbytes()
 
     @property
     def seams(self) -> Mapping[KvKind, Sequence[int]]:
-        """The positions at which its segments end."""
+        """The positions at which its segments end, by kind."""
         return {kind: [span.stop for span, _ in each] for kind, each in self._segments.items()}
 
     def add(self, record: DiskRecord) -> None:
-        """Take over what a record holds, with the next calls of `work`.
+        """Queue a record for the next calls of `work`.
 
-        Raises ValueError or KeyError, and so does `work`, if it is not what `RecordEncoder` writes.
+        Both raise ValueError or KeyError if its content is not what `RecordEncoder` writes.
         """
         about = record.about
         described: list[dict[str, Any]] = about["segments"]
@@ -381,7 +381,7 @@ class RecordSource:
         self.stop = record.start + len(record.tokens)
 
     def work(self) -> int:
-        """Decode the next part: a segment, an array of a snapshot, or several small ones. Gives the bytes."""
+        """Decode the next part: a segment, an array of a snapshot, or several small ones. Returns the bytes."""
         nbytes = 0
         pending: list[mx.array] = []
         while self._encoded and nbytes < COPIED_TOGETHER:
@@ -408,12 +408,12 @@ class RecordSource:
         self._nbytes_each[kind] = segment.nbytes // len(span)
 
     def take_full(self) -> list[PackedSegment]:
-        """The segments of full attention that were decoded since the last call, in order."""
+        """The full-attention segments decoded since the last call, in order."""
         taken, self._full = self._full, []
         return taken
 
     def restore(self, layout: Layout, position: int) -> Restore:
-        """All but the entries of full attention, as a restore reads it. LookupError if something is not there."""
+        """What a restore needs, except full-attention entries. Raises LookupError if something is missing."""
         slices: dict[KvKind, tuple[SegmentSlice, ...]] = {}
         for kind in layout.kinds:
             needs = () if isinstance(kind, Full) else kind.needs(position)
@@ -440,7 +440,7 @@ class RecordSource:
         return first if (piece.start, piece.stop) == (0, first.length) else first.cut(piece.start, piece.stop)
 
     def _slices(self, kind: KvKind, span: Span) -> list[SegmentSlice]:
-        """What the entries of `span` are made of, in order."""
+        """The slices that make up `span`, in order. Raises LookupError if entries are missing."""
         found: list[SegmentSlice] = []
         at = span.start
         for own, segment in self._segments.get(kind, ()):
@@ -451,12 +451,12 @@ class RecordSource:
                 found.append(SegmentSlice(segment, both.start - own.start, both.stop - own.start, both))
                 at = both.stop
         if at != span.stop or not found:
-            raise LookupError(f"the files lack entries of {span} behind {at}")
+            raise LookupError(f"the records lack entries of {span} from {at}")
         return found
 
     def snapshot(self) -> Snapshot:
         if self._states is None:
-            raise LookupError("the files lack a snapshot")
+            raise LookupError("the records lack a snapshot")
         return Snapshot(states=self._states, nbytes=self.snapshot_nbytes())
 
 

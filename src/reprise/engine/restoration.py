@@ -1,6 +1,6 @@
-"""The way from the prefix cache into the buffers of a sequence, a piece at a time, so that nobody waits for all of it.
+"""Copies state from the prefix cache into a sequence's buffers in small pieces, so that other streams are not stalled.
 
-A piece is a plane (the keys of a layer, or its values), several small ones, or some entries of a large one.
+A piece is a plane (a layer's keys or values), several small ones, or some entries of a large one.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from reprise.engine.sequence_batch import SequenceBatch
 
 COPIED_AT_ONCE = 32 << 20
-"""Bytes. Where nobody waits: evaluating costs as much as copying a megabyte or two."""
+"""Bytes per evaluation when no stream waits; an evaluation costs as much as copying a megabyte or two."""
 
 
 class LayerRestoration:
-    """A fresh layer on its way to a position. It has nothing until this is over."""
+    """The restoration of one layer, which stays empty until it is complete."""
 
     def __init__(self, layer: KvLayer, parts: Sequence[SegmentSlice], position: int, *, first_plane: int = 0) -> None:
-        """`first_plane`: the number of the layer's first plane in the parts."""
+        """`first_plane`: the index of the layer's first plane in the parts."""
         self._layer = layer
         self._position = position
         self._first_plane = first_plane
         self._sizes = layer.load_sizes([part.span for part in parts], position)
         self._buffers: list[list[mx.array]] = [[] for _ in self._sizes]
         self._words: mx.array | None = None
-        """The buffer that is being filled, as words, where that takes more than one piece."""
+        """The buffer being filled, as words, if that takes more than one piece."""
         self._num_filled = 0
-        """How many entries it has."""
+        """Entries copied into it."""
 
     @property
     def is_over(self) -> bool:
@@ -48,12 +48,12 @@ class LayerRestoration:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its buffers so far."""
+        """Bytes of its buffers so far."""
         buffers = [buffer for planes in self._buffers for buffer in planes]
         return sum(buffer.nbytes for buffer in (*buffers, self._words) if buffer is not None)
 
     def least_nbytes(self, parts: Sequence[SegmentSlice]) -> int:
-        """What the next piece writes at least: a buffer as a whole, or one more entry of it."""
+        """The fewest bytes that the next piece can write: a whole buffer, or one more entry of it."""
         num, room = self._sizes[self._which]
         each = self._column(parts, 0, 0).nbytes_each
         return each if self._words is not None else each * (num + room)
@@ -61,12 +61,12 @@ class LayerRestoration:
     def advance(self, parts: Sequence[SegmentSlice], *, at_most: int) -> tuple[mx.array, int]:
         """The next piece: an array to be evaluated, and the bytes that it writes.
 
-        No more than `at_most`, or `least_nbytes`. `parts`: the entries of the layer's kind, as they are held now.
+        At most `at_most` bytes, or `least_nbytes` if that is more. `parts`: the current slices of the layer's kind.
         """
         num, room = self._sizes[self._which]
         least = self.least_nbytes(parts)
         if self._words is None and least > at_most:
-            # The pages of a buffer are new as a rule: that costs as much as the entries that follow.
+            # Allocate it as a piece of its own: touching new pages costs as much as copying the entries.
             self._words = self._column(parts, 0, 0).space(num + room)
             return self._words, least
         if self._words is None:
@@ -83,11 +83,11 @@ class LayerRestoration:
 
     @property
     def _which(self) -> int:
-        """Which of the buffers of each plane is next."""
+        """The index of the next buffer of each plane."""
         return next(i for i, planes in enumerate(self._buffers) if len(planes) < self._layer.num_planes)
 
     def _column(self, parts: Sequence[SegmentSlice], start: int, stop: int) -> Column:
-        """These entries of the buffer that is next, in its plane."""
+        """The entries ``[start, stop)`` of the next buffer, in its plane."""
         before = sum(num for num, _ in self._sizes[: self._which])
         plane = self._first_plane + len(self._buffers[self._which])
         (column,) = columns_of(clip(parts, before + start, before + stop), range(plane, plane + 1))
@@ -101,26 +101,26 @@ class LayerRestoration:
 
 
 class Restoration:
-    """One sequence on its way to a position.
+    """The restoration of one sequence to a position.
 
-    It counts as standing there from the start, and can run when this is over. Where it breaks off, the entries of full
-    attention that were kept are as good as before.
+    The sequence is at that position from the start, and can run once this is complete. If it is aborted, full-attention
+    entries that were kept are still valid.
     """
 
     def __init__(self, rows: SequenceBatch, position: int, *, keeps_full: bool = False) -> None:
-        """`keeps_full`: the sequence comes from further on. Its full-attention buffers stay as they are, with what is
-        behind the position to be overwritten; all other layers are made anew.
+        """`keeps_full`: the sequence was at a later position. Keep its full-attention buffers, in which entries past
+        `position` will be overwritten, and rebuild all other layers.
         """
         self._rows = rows
         self._position = position
         self._keeps_full = keeps_full
         self._fresh = leaf_states(rows.blueprint.build()) if keeps_full else rows.states()
         self._next = 0 if position > 0 else len(self._fresh)
-        """The first layer that lacks its state."""
+        """The first layer that is not restored."""
         self._layer: LayerRestoration | None = None
-        """That layer, where it has some of it."""
+        """The restoration of that layer, if begun."""
         self._num_planes: Counter[KvKind] = Counter()
-        """How many planes of each kind the layers before it have."""
+        """The planes of the layers before it, by kind."""
         if keeps_full:
             for state in rows.states():
                 if isinstance(state, FullLayer):
@@ -129,24 +129,24 @@ class Restoration:
 
     @property
     def is_over(self) -> bool:
-        """Whether every layer has its state."""
+        """Whether every layer is restored."""
         return self._next == len(self._fresh)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of what is there of the layer under way: the sequence does not have it yet."""
+        """Bytes of the layer being restored, which the sequence does not have yet."""
         return self._layer.nbytes if self._layer is not None else 0
 
     @property
     def num_full_planes(self) -> int:
-        """How many planes of full attention are in layers that have all of their entries."""
+        """The full-attention planes of the layers that are restored."""
         return self._num_planes[Full()]
 
     def advance(self, restore: Restore, *, at_most: int, num_pieces: int = sys.maxsize) -> int:
-        """Copy the next pieces, which write no more than `at_most` bytes together; but one piece at least.
+        """Copy the next pieces, at most `at_most` bytes, but at least one piece. Returns the bytes.
 
-        The least piece is a plane's buffer with its room to grow, or one entry of it. Gives the bytes. `restore` is
-        read anew each time: what stood in the buffers of another sequence may be somewhere else by now.
+        The smallest piece is a plane's buffer including its spare room, or one entry of it. `restore` must be read from
+        the cache again each time: entries in another sequence's buffers may have moved.
         """
         assert restore.position == self._position, (restore.position, self._position)
         pending: list[mx.array] = []
@@ -170,7 +170,7 @@ class Restoration:
         return nbytes
 
     def _end_layer(self, layer: Any, *, has_entries: bool) -> None:
-        """The next layer has its entries: the one behind it is next."""
+        """Advance to the next layer."""
         if isinstance(layer, KvLayer):
             self._num_planes[layer.kind] += layer.num_planes
             if not has_entries:
@@ -179,7 +179,7 @@ class Restoration:
         self._next += 1
 
     def _attach(self, restore: Restore | None) -> None:
-        """Put the layers that have their state into the sequence; in the end, with `restore`, all of them."""
+        """Put the restored layers into the sequence; at the end, with `restore`, also those of snapshots."""
         leaves = self._rows.states()
         for i, fresh in enumerate(self._fresh[: self._next]):
             if isinstance(fresh, KvLayer) and not (self._keeps_full and isinstance(fresh, FullLayer)):
@@ -193,7 +193,7 @@ class Restoration:
 
 
 class _Saved:
-    """The states of a snapshot, handed out layer by layer."""
+    """The states of a snapshot, layer by layer."""
 
     def __init__(self, restore: Restore) -> None:
         snapshot = cast(Snapshot | None, restore.snapshot)
@@ -201,9 +201,9 @@ class _Saved:
         self._opaque = iter(snapshot.opaque.thaw() if snapshot is not None and snapshot.opaque is not None else ())
 
     def give(self, fresh: Any) -> Any:
-        """The state in the place of this fresh one, as it was saved."""
+        """The saved state to replace this empty one."""
         if not isinstance(fresh, StateLayer):
             return next(self._opaque)
-        # Another object for the same bytes: a model may write into the one it has, and the snapshot stays as it is.
+        # A new array object with the same bytes: a model may update its own in place.
         fresh.arrays = [copy.copy(array) for array in next(self._recurrent)]
         return fresh

@@ -1,6 +1,6 @@
-"""The next tokens of sequences that decode together: what is the same for several is one operation for all of them.
+"""Samples the next tokens of sequences that decode together, with one operation for all that share parameters.
 
-Each token depends on its own sequence alone: its logits, its parameters and a key of its own.
+Each token depends only on its own sequence: its logits, its parameters and its random key.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from reprise.engine.token_sampler import TokenSampler, sample
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
-    """One token for each row, shape ``(rows,)``, lazy. `broken`: rows whose choice raised; their token means nothing.
+    """One token per row, shape ``(rows,)``, lazy. `broken`: errors of rows whose token is invalid.
 
-    `logprobs`: of the rows that were asked for them, shape ``(vocabulary,)``, lazy.
+    `logprobs`: of the rows that want them, shape ``(vocabulary,)``, lazy.
     """
 
     tokens: mx.array
@@ -34,11 +34,11 @@ class Choices:
 def sample_along(
     sampler: TokenSampler, logits: mx.array, draft: Sequence[int]
 ) -> tuple[list[Sampled], FinishReason | None]:
-    """The next tokens of one sequence, as long as they are those of a draft, and the one behind them.
+    """The next tokens of one sequence as long as they equal a draft's, and the one after them.
 
-    `logits`, shape ``(len(draft) + 1, vocabulary)``: row i is behind ``draft[:i]``. Raises what choosing raises.
+    `logits`, shape ``(len(draft) + 1, vocabulary)``: row i is after ``draft[:i]``. Raises what sampling raises.
     """
-    # Where processors or a grammar look at each token, one after the other; else all of them in one operation.
+    # One by one if processors or a grammar must see each token, otherwise all in one operation.
     at_once = len(draft) + 1 if sampler.foresees(len(draft)) else 1
     taken: list[Sampled] = []
     reason: FinishReason | None = None
@@ -56,7 +56,7 @@ def sample_along(
             if reason is not None or len(taken) > len(draft) or token != draft[len(taken) - 1]:
                 return taken, reason
             if sampler.forced() is not None:
-                # A budget is spent that nobody saw coming: what was chosen for the next position does not count.
+                # A thinking budget has ended: the tokens sampled after this one are invalid.
                 at_once = 1
                 break
     return taken, reason
@@ -67,7 +67,7 @@ def sample_batch(
 ) -> Choices:
     """The next token of each row of `logits`, shape ``(rows, vocabulary)``.
 
-    `num_pending`: how many tokens before this one have been chosen, but not accepted yet; one number, or one a row.
+    `num_pending`: how many tokens before this one were sampled and not accepted yet; one number, or one per row.
     """
     pending = [num_pending] * len(samplers) if isinstance(num_pending, int) else num_pending
     own: dict[int, mx.array] = {}
@@ -103,18 +103,18 @@ def sample_batch(
 
 
 def _sample(sampling: Sampling, logits: Sequence[mx.array], keys: Sequence[mx.array]) -> mx.array:
-    """Rows with the same parameters: one operation each for filters and temperature; the noise is each row's own."""
+    """Sample rows with equal parameters in one operation; each row has its own noise."""
     return sample(_logprobs(mx.stack(logits)), sampling, keys)
 
 
 def _logprobs(logits: mx.array) -> mx.array:
-    # Sampling works on float32: 16 bits lose the tail.
+    # In float32: 16 bits lose the tail.
     wide = logits.astype(mx.float32)
     return wide - mx.logsumexp(wide, axis=-1, keepdims=True)
 
 
 def _joined(logits: mx.array, own: Mapping[int, mx.array]) -> mx.array:
-    """The likeliest token of each row, but for the rows that have one of their own."""
+    """The token of each row in `own`, and the likeliest token of all other rows."""
     num = logits.shape[0]
     if not own:
         return mx.argmax(logits, axis=-1)
@@ -130,7 +130,7 @@ def _joined(logits: mx.array, own: Mapping[int, mx.array]) -> mx.array:
 
 
 def accept(samplers: Sequence[TokenSampler], choices: Choices) -> list[tuple[Sampled, FinishReason | None] | Exception]:
-    """Read the tokens (waits until they are computed) and give each to its sequence; one that raises breaks alone."""
+    """Wait for the tokens and give each to its sampler; an error concerns only its own row."""
     tokens: list[int] = np.array(choices.tokens).tolist()
     accepted: list[tuple[Sampled, FinishReason | None] | Exception] = []
     for row, (sampler, token) in enumerate(zip(samplers, tokens, strict=True)):

@@ -10,14 +10,14 @@ from reprise.core.job import Job
 from reprise.engine.token_sampler import sampled_with
 
 SCORED_AT_ONCE = 256
-"""Positions whose logits are there at a time: with a large vocabulary they take a megabyte each."""
+"""Positions whose logits are in memory at a time: with a large vocabulary, each takes a megabyte."""
 
 
 class PromptScorer:
-    """Scores the prompt of one job: token i by the logits behind the tokens ``[0, i)``."""
+    """Scores the prompt of one job: token i by the logits after the tokens ``[0, i)``."""
 
     def __init__(self, job: Job, *, start: int = 1) -> None:
-        """`start`: the first token that is not scored yet."""
+        """`start`: the first token to score."""
         assert job.prompt_logprobs is not None and start >= 1, (job.prompt_logprobs, start)
         self._tokens = job.prompt.tokens
         self._num_top = job.prompt_logprobs
@@ -25,11 +25,11 @@ class PromptScorer:
         self._scored: list[Sampled] = []
 
     def take(self, position: int, logits: mx.array) -> None:
-        """The logits of the tokens from `position` on, shape ``(n, vocabulary)``. O(n · vocabulary)."""
+        """Score with the logits of the tokens from `position`, shape ``(n, vocabulary)``. O(n · vocabulary)."""
         first = self._start + len(self._scored)
-        # Row r says what follows token `position + r`; behind the last token of the prompt nothing is given.
+        # Row r predicts the token after `position + r`; the prompt's last token has no successor to score.
         stop = min(position + logits.shape[0] + 1, len(self._tokens))
-        assert position < first, "no logits of a prompt that is scored are left out"
+        assert position < first, "logits of a scored prompt were skipped"
         if stop <= first:
             return
         wide = logits[first - position - 1 : stop - position - 1].astype(mx.float32)
@@ -52,7 +52,7 @@ class PromptScorer:
             self._scored.append(sampled_with(token, score, list(zip(tokens, scores, strict=True))))
 
     def give(self) -> Scored | None:
-        """What was scored since this was asked last; None if nothing was."""
+        """The scores since the last call, or None if there are none."""
         if not self._scored:
             return None
         scored = Scored(start=self._start, tokens=tuple(self._scored))

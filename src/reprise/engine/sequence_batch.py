@@ -1,4 +1,4 @@
-"""The live sequences that a model works on together, and the way from them into the prefix cache."""
+"""A batch of live sequences, and one of its rows as a source for commits to the prefix cache."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from reprise.engine.sample_batch import Choices
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingStep:
-    """A pass that was run before its tokens were read: what it chose, and the recurrent states before it, by layer."""
+    """A pass that was run ahead: its choices, and the recurrent states before it, by layer."""
 
     choices: Choices
     before: Mapping[int, list[mx.array | None]]
 
 
 class SequenceBatch:
-    """Layer states of one or more sequences. Row i stands at position `lengths[i]`."""
+    """Layer states of one or more sequences. Row i is at position `lengths[i]`."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         """One fresh sequence at position 0."""
@@ -39,9 +39,9 @@ class SequenceBatch:
         self.caches = blueprint.build()
         self.lengths = [0]
         self.owners: list[object] = [None]
-        """Whose each row is: joins and leaves keep it in step with the rows."""
+        """The owner of each row; updated when rows join and leave."""
         self.ahead: PendingStep | None = None
-        """The pass that has been run ahead: the layers stand one position behind `lengths`."""
+        """The pass that was run ahead, if any: the layers are then one position past `lengths`."""
 
     @property
     def num_rows(self) -> int:
@@ -49,7 +49,7 @@ class SequenceBatch:
         return len(self.lengths)
 
     def states(self) -> list[Any]:
-        """The state of each layer, parts of composites one by one."""
+        """The states of all layers, with composites flattened."""
         return leaf_states(self.caches)
 
     def recurrent(self) -> list[list[mx.array | None]]:
@@ -57,7 +57,7 @@ class SequenceBatch:
         return [state.arrays for state in self.states() if isinstance(state, StateLayer)]
 
     def opaque(self) -> list[Any]:
-        """The states of classes that are not known."""
+        """The states of unknown classes."""
         return [state for state in self.states() if not isinstance(state, KvLayer | StateLayer)]
 
     def layers(self, kind: KvKind) -> list[KvLayer]:
@@ -70,12 +70,12 @@ class SequenceBatch:
 
     @property
     def state_nbytes(self) -> int:
-        """The bytes of all layers that hold no entries."""
+        """Bytes of all layers without entries."""
         return count_bytes(self.recurrent()) + look_into(self.opaque()).nbytes
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all buffers, room to grow included."""
+        """Bytes of all buffers, including spare capacity."""
         kept = self.ahead.before.values() if self.ahead is not None else ()
         return sum(layer.nbytes for layer in self.kv_layers()) + self.state_nbytes + count_bytes(list(kept))
 
@@ -85,14 +85,14 @@ class SequenceBatch:
         return [*entries, *arrays_of(self.recurrent()), *look_into(self.opaque()).arrays]
 
     def reserve(self, length: int) -> None:
-        """Sequences will grow to this length: buffers are made that large at once."""
+        """Expect the sequences to reach this length: buffers are allocated for it at once."""
         for state in self.states():
             if isinstance(state, KvLayer):
                 state.reserve(length)
 
     def forward(self, model: nn.Module, tokens: mx.array) -> mx.array:
-        """Run the model on `tokens` of shape ``(rows, n)``; gives logits of shape ``(rows, n, vocabulary)``, lazy."""
-        assert self.ahead is None, "what was run ahead is taken or undone first"
+        """Run the model on `tokens` of shape ``(rows, n)``; returns logits of shape ``(rows, n, vocabulary)``, lazy."""
+        assert self.ahead is None, "a pass that was run ahead must be taken or undone first"
         logits = model(tokens, cache=self.caches)
         self.lengths = [length + tokens.shape[1] for length in self.lengths]
         return logits
@@ -100,10 +100,10 @@ class SequenceBatch:
     # Running ahead.
 
     def run_ahead(self, model: nn.Module, tokens: mx.array, sample_batch: Callable[[mx.array], Choices]) -> None:
-        """Run the pass after this one already, on `tokens` of shape ``(rows, 1)`` that are not computed yet.
+        """Run the next pass ahead, on `tokens` of shape ``(rows, 1)`` that are not computed yet.
 
-        `lengths` stay: for everybody else the pass has not been run. `take_ahead` makes it count, `step_back` undoes
-        it. Entries are undone by forgetting them. Recurrent state cannot be rewound, so what it was is kept.
+        `lengths` do not change. `take_ahead` accepts the pass, `step_back` undoes it: entries are dropped, and
+        recurrent states, which cannot be rewound, are restored from copies.
         """
         before = self.save_recurrent()
         lengths = self.lengths
@@ -112,7 +112,7 @@ class SequenceBatch:
         self.ahead = PendingStep(sample_batch(logits[:, -1, :]), before)
 
     def take_ahead(self) -> Choices | None:
-        """The choices of the pass that was run ahead, which counts from now on; None if there is none."""
+        """Accept the pass that was run ahead; returns its choices, or None if there is none."""
         if self.ahead is None:
             return None
         choices, self.ahead = self.ahead.choices, None
@@ -128,11 +128,11 @@ class SequenceBatch:
         self.forget_last(1, before)
 
     def save_recurrent(self) -> Mapping[int, list[mx.array | None]]:
-        """The recurrent states as they are, by layer: references, no copies."""
+        """The current recurrent states, by layer: references, not copies."""
         return {i: [copy.copy(a) for a in s.arrays] for i, s in enumerate(self.states()) if isinstance(s, StateLayer)}
 
     def forget_last(self, num: int, before: Mapping[int, list[mx.array | None]]) -> None:
-        """Undo the last `num` tokens of each row, all of one pass; `before`: the recurrent states in front of them."""
+        """Undo the last `num` tokens of each row, all of one pass; `before`: the recurrent states before them."""
         for i, state in enumerate(self.states()):
             if isinstance(state, StateLayer):
                 state.arrays = list(before[i])
@@ -144,7 +144,7 @@ class SequenceBatch:
 
     @classmethod
     def restored(cls, blueprint: Blueprint, restore: Restore, *, reserve: int = 0) -> SequenceBatch:
-        """One sequence that stands where `restore` says, in buffers of its own."""
+        """One sequence restored from `restore`, in new buffers."""
         rows = cls(blueprint)
         rows.reserve(reserve)
         restoration = Restoration(rows, restore.position)
@@ -155,7 +155,7 @@ class SequenceBatch:
     # Joining and leaving.
 
     def join(self, others: Sequence[SequenceBatch]) -> None:
-        """Add the sequences of `others`, which are used up by it."""
+        """Append the sequences of `others`, which are empty afterwards."""
         assert all(rows.ahead is None for rows in (self, *others))
         columns = zip(*(rows.states() for rows in (self, *others)), strict=True)
         for mine, *theirs in columns:
@@ -175,7 +175,7 @@ class SequenceBatch:
         self.owners = [self.owners[row] for row in rows]
 
     def copy_rows(self, rows: Sequence[int]) -> SequenceBatch:
-        """These sequences, in buffers of their own. Those here stay as they are."""
+        """A copy of these sequences, in new buffers."""
         assert self.ahead is None
         twin = SequenceBatch(self.blueprint)
         for mine, fresh in zip(self.states(), twin.states(), strict=True):
@@ -198,7 +198,7 @@ class SequenceSource:
         return self.rows.layers(kind)
 
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
-        """The bytes of `length` positions of one kind of layers, all of them together."""
+        """Bytes of `length` positions in all layers of a kind."""
         return sum(
             plane.shape[1] * plane.shape[3] * plane.dtype.size * length
             for layer in self._layers(kind)
@@ -206,23 +206,23 @@ class SequenceSource:
         )
 
     def snapshot_nbytes(self) -> int:
-        """The bytes of what cannot be had position by position: recurrent and unknown states."""
+        """Bytes of the recurrent and opaque states."""
         return self.rows.state_nbytes // self.rows.num_rows
 
     def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
-        """The entries of `span`, as the cache keeps them."""
+        """The entries of `span`, as a payload for the cache."""
         return self.copy(kind, span)
 
     def copy(self, kind: KvKind, span: Span) -> PackedSegment:
         """A copy of the entries of `span`, which lies within what `kind` needs at this position."""
         layers = self._layers(kind)
         planes = [plane for layer in layers for plane in layer.read(self.row, span)]
-        # Where sequences were coming together and that broke off, some are with others already.
+        # If joining a batch was interrupted, some layers may already have moved.
         assert len(planes) == sum(layer.num_planes for layer in layers), "entries of some layers are gone"
         return pack(planes)
 
     def snapshot(self) -> Snapshot:
-        """The recurrent and unknown states as they are now."""
+        """A copy of the recurrent and opaque states."""
         assert self.rows.ahead is None
         row = slice(self.row, self.row + 1)
         recurrent = [[None if a is None else a[row] for a in arrays] for arrays in self.rows.recurrent()]

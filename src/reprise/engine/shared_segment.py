@@ -1,9 +1,9 @@
-"""Segments of the prefix cache that stand in the buffers of a sequence.
+"""Segments of the prefix cache that are spans of a sequence's buffers.
 
-A long conversation's KV would be held twice, once by the cache and once by the sequence that runs on it, and copied
-twice a turn. So a long sequence shares: a commit takes a `SharedSegment` instead of a copy, and when its request ends
-the sequence stays idle, with its buffers. The next turn goes on in them and copies nothing. Whoever else needs the
-entries copies them out; before something of them is evicted, an idle sequence is closed and the cache gets copies.
+Otherwise, a long conversation's KV would be held twice, by the cache and by the running sequence, and copied twice per
+turn. So a long sequence shares: a commit takes a `SharedSegment` instead of a copy, and when its request ends the
+sequence stays idle with its buffers. The next turn continues in them without a copy. Other requests copy the entries;
+before any of them is evicted, an idle sequence is closed and the cache gets copies.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SharedSegment(SharedPayload):
         return SharedSegment(self._live, self.kind, Span(at + start, at + stop), self._nbytes_each)
 
     def join(self, others: Sequence[SegmentPayload]) -> SegmentPayload:
-        # Only what stands in the same buffers is joined: with others it would have to be copied.
+        # Only segments in the same buffers are joined: others would have to be copied.
         shared = [other for other in others if isinstance(other, SharedSegment) and other.sequence is self._live]
         assert len(shared) == len(others), self
         return SharedSegment(
@@ -61,7 +61,7 @@ class SharedSegment(SharedPayload):
         return self._live.dtypes(self.kind)
 
     def words(self, start: int, stop: int, planes: range) -> list[mx.array]:
-        """As `PackedSegment.words`: views into the live buffers."""
+        """Like `PackedSegment.words`: views of the live buffers."""
         at = self.span.start
         return self._live.words(self.kind, Span(at + start, at + stop), planes)
 
@@ -71,9 +71,9 @@ class SharedSegment(SharedPayload):
 
 
 def copy_out(segments: Sequence[SharedSegment]) -> list[PackedSegment]:
-    """Copies of all that an idle sequence shares, in the order of `segments`; its buffers are used up.
+    """Copies of everything that an idle sequence shares, in the order of `segments`; its buffers are freed.
 
-    Plane by plane, each buffer given up before the next is copied: so the entries are never held twice.
+    Plane by plane, freeing each buffer before copying the next, so that the entries are never held twice.
     """
     if not segments:
         return []

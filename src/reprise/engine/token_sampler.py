@@ -1,7 +1,7 @@
-"""How one sequence chooses its next token: processors, grammar, sampling, thinking budget, stops.
+"""Chooses the next token of one sequence: processors, grammar, sampling, thinking budget, stops.
 
-Everything here belongs to one request. Randomness comes from a key of the request's seed and the number of the token,
-so a token does not depend on what else is in the batch.
+All state belongs to one request. The random key is made of the request's seed and the token's index, so a token does
+not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from reprise.engine import filters
 _NEG_INF = -float("inf")
 
 _COLDEST, _HOTTEST = 1e-9, 1e9
-"""Below the first a temperature is greedy: the noise of the draw is less than what float32 tells logits apart by. Above
-the second all tokens are equally likely."""
+"""A temperature below the first is greedy: the noise is below float32's resolution. Above the second, all tokens are
+equally likely."""
 
 _PENALTIES = (1e-20, 1e20)
-"""Repetition penalties that leave logits finite in float32, and their order as it would be."""
+"""Limits of the repetition penalty within which logits stay finite in float32 and keep their order."""
 
 _FLOATS = tuple(field.name for field in fields(Sampling) if field.type in (float, "float"))
 
 _LEAST_LOGPROB = -9999.0
-"""What OpenAI's API gives for a token that is as good as impossible."""
+"""OpenAI's value for a practically impossible token."""
 
 
 class TokenSampler:
-    """The choice of tokens of one job."""
+    """Chooses the tokens of one job."""
 
     def __init__(self, job: Job, *, vocab_size: int) -> None:
         self.job = job
@@ -50,22 +50,22 @@ class TokenSampler:
         )
         self._history = [int(t) for t in job.prompt.tokens[-self._context :]] if self._processors else []
         self._constraint: Constraint | None = job.constraint() if job.constraint is not None else None
-        # Asked once: of a protocol it takes longer than looking up a draft.
+        # Checked once: `isinstance` of a protocol takes longer than a draft look-up.
         self._forcing = self._constraint if isinstance(self._constraint, ForcingConstraint) else None
         self._budget = _ThinkingBudget(job.thinking) if job.thinking is not None else None
         self.tokens: list[int] = []
         self.is_audited = False
         self.logprobs: list[float] = []
-        """Of `tokens`, where the answer is audited."""
+        """Log-probabilities of `tokens` if the answer is audited."""
 
     @property
     def seed(self) -> int:
-        """The request's own, or the one that was drawn for it."""
+        """The request's seed, or one drawn at random."""
         return self._seed
 
     @property
     def is_plain(self) -> bool:
-        """Whether the likeliest token is taken and nothing else is asked: then a batch can choose in one operation."""
+        """Whether it is plain greedy sampling, which needs one operation for a whole batch."""
         asks_nothing = not self._is_shaped and not self.wants_logprobs and not self._holds_back(0)
         return self.is_greedy and asks_nothing and self.forced() is None
 
@@ -83,9 +83,9 @@ class TokenSampler:
         return len(self._processors) > 0 or self._constraint is not None
 
     def foresees(self, num: int) -> bool:
-        """Whether the `num` tokens after the next can be chosen before it is known, as far as one can tell.
+        """Whether the `num` tokens after the next can be sampled before the next is accepted, as far as is known.
 
-        Not where processors or a grammar look at each token, and not where the answer ends before.
+        Not if processors or a grammar must see each token, nor if the answer ends before.
         """
         if self._is_shaped or len(self.tokens) + num >= self.job.max_tokens:
             return False
@@ -93,28 +93,28 @@ class TokenSampler:
 
     @property
     def sampler(self) -> object:
-        """The same for all sequences that sample in the same way."""
+        """A key that is equal for all sequences with equal sampling parameters."""
         s = self.job.sampling
         return (s.temperature, s.top_p, s.top_k, s.min_p, s.min_tokens_to_keep, s.xtc_probability, s.xtc_threshold)
 
     def key(self, num_pending: int = 0) -> mx.array:
-        """The random key of the token behind `num_pending` that are chosen but not accepted."""
+        """The random key of the token after `num_pending` that were sampled and not accepted yet."""
         return mx.random.key((self._seed * 1_000_003 + len(self.tokens) + num_pending) % 2**64)
 
     def forced(self) -> int | None:
-        """The token that has to come next whatever the model says, or None."""
+        """The forced next token (a thinking budget is spent), or None."""
         return self._budget.forced() if self._budget is not None else None
 
     def foretold(self) -> Sequence[int]:
-        """The tokens that the grammar leaves hardly a choice about, from the next one on."""
+        """The next tokens if the grammar allows hardly any others: a draft."""
         return self._forcing.forced() if self._forcing is not None else ()
 
     def _holds_back(self, num_pending: int) -> bool:
-        """Whether the answer may not end with the token behind `num_pending` that are chosen but not accepted."""
+        """Whether the token after `num_pending` unaccepted ones must not end the answer (`min_tokens`)."""
         return len(self.job.stop_tokens) > 0 and len(self.tokens) + num_pending < self.job.min_tokens
 
     def shape(self, logits: mx.array, num_pending: int = 0) -> mx.array:
-        """What the processors and the grammar make of logits of shape ``(vocabulary,)``; lazy."""
+        """Apply processors and grammar to logits of shape ``(vocabulary,)``; lazy."""
         held = frozenset[int]()
         if self._holds_back(num_pending):
             held = frozenset(token for token in self.job.stop_tokens if token < logits.shape[-1])
@@ -193,12 +193,12 @@ class _ThinkingBudget:
         self._queue: list[int] = []
 
     def is_within(self, num: int) -> bool:
-        """Whether one of the `num` tokens after the next will be forced, if thinking does not end before."""
+        """Whether one of the `num` tokens after the next will be forced, unless thinking ends before."""
         budget, tracker = self._thinking.budget, self._tracker
         return len(self._queue) > 0 or (tracker.is_open and budget is not None and tracker.num_tokens + num >= budget)
 
     def forced(self) -> int | None:
-        # Reasoning that begins again goes on with what is left of the budget.
+        # Reasoning that starts again has what is left of the budget.
         if not self._queue and self.is_within(0):
             self._queue = list(self._thinking.end)
         return self._queue[0] if self._queue else None
@@ -214,7 +214,7 @@ class _ThinkingBudget:
 def _processors(sampling: Sampling) -> list[Callable[[mx.array, mx.array], mx.array]]:
     least, most = _PENALTIES
     penalty = min(most, max(least, sampling.repetition_penalty))
-    # mlx-lm takes a context of no tokens for one of all tokens.
+    # mlx-lm treats a context size of 0 as all tokens.
     return make_logits_processors(
         logit_bias=dict(sampling.logit_bias) or None,
         repetition_penalty=None if penalty == 1 or sampling.repetition_context_size == 0 else penalty,
@@ -227,10 +227,7 @@ def _processors(sampling: Sampling) -> list[Callable[[mx.array, mx.array], mx.ar
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """BadRequest for what no choice can be made with.
-
-    That is a number that is none, and a token that the model does not have: an index out of range is undefined in MLX.
-    """
+    """Raise BadRequest for numbers that are not finite and tokens out of range, with which MLX is undefined."""
     numbers = {name: getattr(sampling, name) for name in _FLOATS} | {"logit_bias": sum(sampling.logit_bias.values())}
     for name, value in numbers.items():
         if not math.isfinite(value):
@@ -262,9 +259,9 @@ def _sampled(token: int, logprobs: npt.NDArray[np.float32] | None, num_top: int 
 def sampled_with(
     token: int, logprob: float, top: Sequence[tuple[int, float]] = (), *, is_stop: bool = False
 ) -> Sampled:
-    """A token with finite log-probabilities; those that cannot come, as a grammar forbids them, are left out of `top`.
+    """A token with finite log-probabilities; impossible tokens (forbidden by a grammar) are left out of `top`.
 
-    Raises EngineFailed where the model gave no number.
+    Raises EngineFailed if the model returned NaN.
     """
     if math.isnan(logprob):
         raise EngineFailed("The model's output is not a number here, so there are no log-probabilities.")

@@ -1,4 +1,4 @@
-"""Trial runs of a model that was just loaded: what only running it tells."""
+"""Trial runs of a newly loaded model, for what only running it shows."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from reprise.engine.sequence_batch import SequenceBatch
 log = logging.getLogger("reprise.engine")
 
 _TRIAL = (3, 2, 1, 1)
-"""Tokens of each pass: prefill from nothing and behind something, and decode, which have code of their own in some
-models."""
+"""Tokens per pass: prefill of an empty and a non-empty state, and decode, which some models implement separately."""
 
 
 def vocabulary_size(model: nn.Module, blueprint: Blueprint) -> int:
-    """The width of the logits, from one forward pass: configurations and tokenizers do not always agree with it."""
+    """The width of the logits, from a forward pass: configurations and tokenizers may say otherwise."""
     logits = model(mx.array([[0]]), cache=blueprint.build())
     mx.eval(logits)
     return int(logits.shape[-1])
 
 
 def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int) -> None:
-    """LoadFailed if the model cannot run on quantised entries. mlx-lm's attention takes them only in part."""
+    """Raise LoadFailed if the model cannot run on quantised entries, which not all mlx-lm models support."""
     blueprint = blueprint_of(model, kv_bits=bits, kv_group_size=group_size)
     if not any(isinstance(spec, FullSpec) for spec in blueprint.leaves):
         log.warning("%s has no full-attention layer, so --kv-bits has no effect", source)
@@ -39,7 +38,7 @@ def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int
         for num in _TRIAL:
             mx.eval(rows.forward(model, mx.array([[0] * num])), rows.arrays())
     except Exception as error:
-        # Whatever a model's own code raises when it meets a tuple where it wants an array.
+        # A model's code may raise anything when it gets a tuple instead of an array.
         raise LoadFailed(
             f"{source}: its attention does not support quantized KV ({_reason(error)}). Start it without --kv-bits."
         ) from error
@@ -60,6 +59,6 @@ def _check_widths(model: nn.Module, source: str, group_size: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of what was raised."""
+    """The first sentence of an error."""
     first = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".:")
     return f"{type(error).__name__}: {first}" if first != "" else type(error).__name__

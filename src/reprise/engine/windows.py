@@ -1,6 +1,6 @@
-"""Layers whose tokens see a part of what came before: sliding windows, and chunks. What is out of sight is dropped.
+"""Layers with limited attention: sliding windows and chunks. Entries out of reach are dropped.
 
-Rows and buffers are those of `reprise.engine.layers`, and so is the contract with mlx-lm's models.
+Rows, buffers and the interface with mlx-lm's models are those of `reprise.engine.layers`.
 """
 
 # ruff: noqa: N803 -- the name of the argument is part of the contract.
@@ -23,7 +23,7 @@ class WindowLayer(KvLayer):
 
     def __init__(self, kind: Window) -> None:
         super().__init__()
-        assert kind.keep == 0, "a window that keeps its first positions is a SinkWindowLayer"
+        assert kind.keep == 0, "a window with sinks is a SinkWindowLayer"
         self.kind = self.window = kind
 
     def _visible(self, num: int) -> int:
@@ -33,7 +33,7 @@ class WindowLayer(KvLayer):
         return max(64, min(self.window.size, STEP))
 
     def _is_wasteful(self, keep: int, num: int) -> bool:
-        # After a long prefill chunk the buffer is longer than decode will ever need.
+        # After a long prefill chunk the buffer is larger than decode needs.
         return num == 1 and self.planes[0].shape[2] > 2 * (self.window.size + self._slack(0)) + STEP
 
     def make_mask(
@@ -42,7 +42,7 @@ class WindowLayer(KvLayer):
         return_array: bool = False,
         window_size: int | None = None,
     ) -> mx.array | str | None:
-        """The mask for the next N tokens over what `update_and_fetch` will give them."""
+        """The mask for the next N tokens over what `update_and_fetch` will return."""
         window = min(window_size if window_size is not None else self.window.size, self.window.size)
         seen = self._visible(N)
         if not self.is_even:
@@ -56,10 +56,10 @@ class WindowLayer(KvLayer):
 
 
 class SinkWindowLayer(KvLayer):
-    """Sliding window of `size` positions of which the first `keep` of the sequence always are. One row at a time.
+    """Sliding window of `size` positions that always include the first `keep` (attention sinks). One row at a time.
 
-    mlx-lm's `RotatingKVCache(keep=…)` masks by buffer index, so what a token sees there depends on how the prompt was
-    chunked. Here it depends on positions only: ``[0, keep)`` and the last ``size - keep``, as in its decode.
+    mlx-lm's `RotatingKVCache(keep=…)` masks by buffer index, so there the result depends on how the prompt was chunked.
+    Here it depends on positions only: ``[0, keep)`` and the last ``size - keep``, as in its decode.
     """
 
     def __init__(self, kind: Window) -> None:
@@ -73,7 +73,7 @@ class SinkWindowLayer(KvLayer):
 
     def _visible(self, num: int) -> int:
         recent = min(self.held, self.window.recent - 1)
-        # Until the window has left the first positions behind, the buffer holds them too.
+        # Until the window has moved past the sinks, the buffer includes them.
         return self.held if self.lengths[0] - recent <= self.window.keep else recent
 
     def append(self, new: list[mx.array]) -> int:
@@ -87,7 +87,7 @@ class SinkWindowLayer(KvLayer):
     def forget_last(self, num: int) -> None:
         super().forget_last(num)
         if self.lengths[0] < self.window.keep:
-            # One of the kept positions is among what is undone: they are taken again when they are there again.
+            # One of the sinks was undone: collect them again later.
             self.sinks = []
 
     def _shown_sinks(self) -> bool:
@@ -134,7 +134,7 @@ class SinkWindowLayer(KvLayer):
         return [mx.concatenate(pair, axis=2) for pair in zip(kept, rest, strict=True)]
 
     def load_sizes(self, spans: Sequence[Span], position: int) -> list[tuple[int, int]]:
-        """See `KvLayer.load_sizes`; the first spans may be the kept positions, apart from the rest."""
+        """See `KvLayer.load_sizes`; the sinks may be separate spans before the rest."""
         if self.window.needs(position) == (Span(0, position),):
             return super().load_sizes(spans, position)
         kept = [span for span in spans if span.stop <= self.window.keep]
@@ -158,7 +158,7 @@ class ChunkLayer(KvLayer):
     """Attention within chunks of `size` positions (llama4). One row at a time.
 
     The model masks by absolute position over ``[start_position, offset + N)`` and calls `maybe_trim_front` before each
-    step: what is before the running chunk is dropped there.
+    step, which drops what is before the current chunk.
     """
 
     def __init__(self, kind: Chunk) -> None:
