@@ -256,7 +256,7 @@ class TestState:
         layer = StateLayer(2)
         layer.join([StateLayer(2)])
         assert layer.arrays == [None, None]
-        with pytest.raises(AssertionError, match="fresh rows"):
+        with pytest.raises(AssertionError, match="empty rows"):
             _state(1).join([StateLayer(2)])
 
     def test_a_row_that_is_taken_does_not_hold_the_others(self) -> None:

@@ -213,7 +213,7 @@ FILING = (
     ),
     _mutant(
         "RecordEncoder.add_snapshot",
-        "files lack the snapshot's first layer",
+        "records lack the snapshot's first layer",
         "snapshot.states",
         "snapshot.states[1:]",
         _RESTARTS,

@@ -1,4 +1,4 @@
-"""The one engine thread: sole owner of model, tree and leases."""
+"""The engine thread, the only one that uses models, trees and leases."""
 
 from reprise.loop.engine_loop import EngineLoop
 

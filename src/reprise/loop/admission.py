@@ -1,4 +1,4 @@
-"""The gate: what is refused before it becomes work. Used from any thread."""
+"""The gate: refuses jobs that cannot be served before they reach the engine thread. Thread-safe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reprise.schedule.limits import SchedulerLimits, Speed, retry_after_s
 class Gate:
     """Counts the jobs inside and refuses those that cannot be served.
 
-    The engine thread tells it the limits (once the model is loaded), the speed, and who was admitted or has ended.
+    The engine thread sets the limits (once the model is loaded) and the speed, and reports admitted and ended jobs.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Gate:
         self.context: int | None = None
         """The most positions of one sequence."""
         self.needed: Callable[[int], int] = lambda position: 0
-        """The bytes of the buffers of a sequence that stands there."""
+        """Bytes of the buffers of a sequence at a position."""
         self.budget: int | None = None
 
     def open(
         self, limits: SchedulerLimits, *, context: int | None, budget: int | None, needed: Callable[[int], int]
     ) -> None:
-        """The model is loaded: these bounds hold."""
+        """Set the limits, once the model is loaded."""
         self.limits, self.context, self.budget, self.needed = limits, context, budget, needed
 
     def close(self) -> None:
@@ -43,7 +43,7 @@ class Gate:
             self._is_closed = True
 
     def enter(self, job: Job) -> None:
-        """Raises ShuttingDown, QueueFull, ContextTooLong or BadRequest; otherwise the job is inside."""
+        """Let a job in. Raises ShuttingDown, QueueFull, ContextTooLong or BadRequest."""
         self._check_fits(job)
         with self._lock:
             if self._is_closed:
@@ -53,7 +53,7 @@ class Gate:
             if job.purpose is not Purpose.SETTLE:
                 num_left = sum(len(self._inside[i].prompt) for i in self._waiting)
                 num_running = sum(j.purpose is not Purpose.SETTLE for j in self._inside.values()) - len(self._waiting)
-                # Those that only have not been admitted yet do not wait: there is room for them.
+                # Jobs for which there is a free row do not count as waiting.
                 num_waiting = max(0, len(self._waiting) - max(0, self.limits.max_batch - num_running))
                 wait_s = retry_after_s(num_waiting=num_waiting, num_left=num_left, limits=self.limits, speed=self.speed)
                 if wait_s is not None:
@@ -69,7 +69,7 @@ class Gate:
         length = len(job.prompt) + (1 if job.purpose is Purpose.GENERATE else 0)
         if self.context is not None and length > self.context:
             raise prompt_too_long(len(job.prompt), self.context)
-        # What it gets from the start: its prompt, and room for the beginning of an answer.
+        # What is allocated at the start: the prompt, and room for the beginning of an answer.
         needed = self.needed(len(job.prompt) + initial_decode_slots(job))
         if self.budget is not None and needed > self.budget:
             raise ContextTooLong(
@@ -97,6 +97,6 @@ class Gate:
             return job_id in self._inside
 
     def adjust(self, status: Status) -> Status:
-        """The status as it is now: a job that is inside counts, even before the engine thread has seen it."""
+        """The status including jobs that the engine thread has not seen yet."""
         with self._lock:
             return replace(status, is_idle=len(self._inside) == 0, is_closing=self._is_closed)

@@ -1,8 +1,8 @@
-"""The live audit: while the server is idle, a sample of its answers is computed again, cold, and compared.
+"""The live audit: while the server is idle, a sample of its answers is recomputed without reuse and compared.
 
-It takes a few percent of the idle time, gives way to any request, and runs only in memory that is free: neither the
-tree nor the policy notices it. Nobody is blamed for rounding: what looks different is computed a second time in chunks
-of another length, and how far the two cold runs are apart is what rounding does on this model.
+It takes a few percent of the idle time, yields to any request, and uses only free memory, so it affects neither the
+tree nor the policy. To tell errors from rounding, an answer that differs is computed a second time with another chunk
+length: the difference between the two cold runs is this model's rounding error.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from reprise.memory import Account, Memory
 log = logging.getLogger("reprise.audit")
 
 _SHARE = 0.04
-"""Of the idle time."""
+"""Share of the idle time that audits use."""
 
 _MOST_WAITING = 16
 _MOST_TOLD = 512
 
 _RETRY_S = 10.0
-"""After so long it is looked again whether there is room."""
+"""How long to wait before checking again whether memory is free."""
 
 _CHUNK = 256
-"""Tokens of one step, so that a request that comes meanwhile waits for little."""
+"""Tokens per step, few enough not to delay a request that arrives."""
 
 _TIMES_ROUNDING = 4.0
 
 _TOLERANCE, _TOLERANCE_16_BIT, _TOLERANCE_KV = 0.01, 0.5, 1.0
-"""Log-probability by which a cold run may differ without a second look: in float32, in 16 bits, with quantized KV."""
+"""Differences in log-probability that need no second run: in float32, in 16 bits, with quantized KV."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AuditSample:
-    """An answer to be audited, and how it came about."""
+    """An answer to be audited, and its request's outcome."""
 
     answer: GivenAnswer
     outcome: Outcome
@@ -55,7 +55,7 @@ class AuditSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AuditFinding:
-    """What the audit of one answer found. `worst`: see `AuditTotals`. `rounding`: between two cold runs, if two ran."""
+    """The result of auditing one answer. `worst`: see `AuditTotals`. `rounding`: between two cold runs, if two ran."""
 
     sample: AuditSample
     verdict: Verdict
@@ -65,10 +65,10 @@ class AuditFinding:
 
 
 class Audit:
-    """Which answers are audited, and the one that is being computed. Used by one thread."""
+    """The answers to be audited, and the one being recomputed. Used by one thread."""
 
     def __init__(self, runner: Runner, memory: Memory, settings: Settings, *, chunk: int, clock: Clock) -> None:
-        """`chunk`: the longest that the model may be fed."""
+        """`chunk`: the longest chunk that the model can be fed."""
         self._runner = runner
         self._memory = memory
         self._rate = 0.0 if settings.is_audit_off or not settings.has_prefix_cache else settings.audit_rate
@@ -80,17 +80,17 @@ class Audit:
         self._waiting: deque[AuditSample] = deque(maxlen=_MOST_WAITING)
         self._run: ColdRun | None = None
         self._first: ColdRun | None = None
-        """The run before, where this one is the second."""
+        """The first run, if the current one is the second."""
         self._next_s = 0.0
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self.totals = AuditTotals()
 
     def draw(self) -> bool:
-        """Whether an answer that begins now is in the sample."""
+        """Whether to sample an answer that begins now."""
         return self._rate > 0 and self._source.random() < self._rate
 
     def add(self, request: RunningRequest) -> None:
-        """Audit the answer of a request, if it was drawn, when there is time. Of too many, the oldest are left out."""
+        """Queue the answer of a request for audit if it was sampled. A full queue drops the oldest."""
         sampler = request.live.sampler if request.live is not None else None
         if sampler is None or not sampler.is_audited or len(sampler.logprobs) != len(request.generated):
             return
@@ -102,15 +102,15 @@ class Audit:
 
     @property
     def due_in_s(self) -> float | None:
-        """When there is something to do if the server stays idle; None: never."""
+        """Seconds until there is something to do if the server stays idle; None: never."""
         return max(0.0, self._next_s - self._clock()) if self._waiting else None
 
     def hurry(self) -> None:
-        """The next step comes without a rest before it."""
+        """Make the next step due at once."""
         self._next_s = 0.0
 
     def give_up(self) -> bool:
-        """Give back the memory of what is being computed; it begins anew later. False if there is none."""
+        """Free the memory of the current run, which restarts later. False if there is none."""
         if self._run is None:
             return False
         self._stop(self._run)
@@ -118,25 +118,25 @@ class Audit:
         return True
 
     def step(self) -> GivenAnswer | None:
-        """Compute a chunk of the oldest answer that waits. Gives an answer that turns out not to be a cold run's."""
+        """Compute a chunk of the current answer. Returns the answer if it turns out to differ from a cold run."""
         finding = self._advance()
         if finding is None:
             return None
         answer = finding.sample.answer
-        told = f"audit of {answer.job.id}: {finding.verdict}, log-probabilities within {finding.worst:.2g}"
+        summary = f"audit of {answer.job.id}: {finding.verdict}, log-probabilities within {finding.worst:.2g}"
         if finding.verdict is not Verdict.DIFFERENT:
-            log.info("%s", told)
+            log.info("%s", summary)
             return None
         log.error(
             "%s. The answer differs from a cold run, so its path is dropped from memory and disk. "
             "Please report this: %s",
-            told,
+            summary,
             _report_of(finding, self._runner.loaded, with_text=self._with_text),
         )
         return answer
 
     def _advance(self) -> AuditFinding | None:
-        """Gives what was found when an answer is through."""
+        """Returns the finding once an answer is complete."""
         if self.due_in_s != 0:
             return None
         sample, started_s = self._waiting[0], self._clock()
@@ -165,7 +165,7 @@ class Audit:
         return True
 
     def _judge(self, sample: AuditSample) -> AuditFinding | None:
-        """The answer is through: say what was found, or compute it once more where that looks like a fault."""
+        """Judge a complete run; starts a second run, and returns None, if the answer seems to be wrong."""
         run, first = self._run, self._first
         assert run is not None
         self._stop(run)
@@ -175,7 +175,7 @@ class Audit:
         rounding: float | None = None
         if first is None and (not is_same or gap > self._tolerance):
             self._first = run
-            # Another length, so that sums are taken in another order; at least two cold runs have to agree on a fault.
+            # Another chunk length changes the order of summation. Two cold runs must agree that the answer is wrong.
             return None if self._begin(sample, chunk=max(1, self._chunk // 3)) else self._put_off()
         if first is not None:
             rounding = rounding_between(first, run)
@@ -191,7 +191,7 @@ class Audit:
         return AuditFinding(sample=sample, verdict=verdict, worst=worst, others=tuple(run.others), rounding=rounding)
 
     def _put_off(self) -> None:
-        """There is no room for the second run now: both are made later."""
+        """No memory for the second run now: repeat both later."""
         self._first = None
 
     def _note(self, sample: AuditSample, verdict: Verdict, worst: float) -> None:
@@ -217,7 +217,7 @@ class Audit:
 
 
 def _tolerance(runner: Runner, *, kv_bits: int | None) -> float:
-    """How far rounding goes, by the size of a logit and of KV."""
+    """The tolerance for the model's logits dtype and KV format."""
     if kv_bits is not None:
         return _TOLERANCE_KV
     logit_nbytes = runner.footprint.logits // runner.loaded.vocab_size
@@ -225,7 +225,7 @@ def _tolerance(runner: Runner, *, kv_bits: int | None) -> float:
 
 
 def _report_of(finding: AuditFinding, loaded: LoadedModel, *, with_text: bool) -> str:
-    """All that it takes to compute the difference again, as JSON; tokens only `with_text`."""
+    """Everything needed to reproduce the difference, as JSON; tokens only if `with_text`."""
     answer, outcome = finding.sample.answer, finding.sample.outcome
     job, first = answer.job, next(iter(finding.others), None)
     packages = ("mlx-reprise", "mlx", "mlx-lm")

@@ -1,4 +1,4 @@
-"""Opens the disk that the settings ask for, for the model that is loaded."""
+"""Opens the disk cache in the settings for a loaded model."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from reprise.engine.runner import Footprint
 log = logging.getLogger("reprise.loop")
 
 BLOCK = 512
-"""Tokens of one file, where their entries are not large."""
+"""Tokens per block, unless entries are large."""
 
 _LEAST_BLOCK = 64
 FILE_NBYTES = 8 << 20
-"""Where entries are large, a file has about so many bytes. What a path has behind its last whole block is written again
-with each turn: half a block on average, for each position that is kept."""
+"""If entries are large, blocks are halved to about this many bytes: what follows the last whole block of a path, half a
+block on average, is written again for each tail record."""
 
 _READ_AHEAD_NBYTES = 64 << 20
-"""What was read and nobody has taken yet, which is in memory beside the budget."""
+"""Limit of what was read and not decoded yet, which is not part of the budget."""
 
 
 def open_disk(
     settings: Settings, loaded: LoadedModel, footprint: Footprint, *, block: int | None = None
 ) -> DiskCache | None:
-    """The disk that the settings ask for, None if they ask for none. Raises DiskUnusable.
+    """The disk cache in the settings, or None. Raises DiskUnusable.
 
-    `block`: tokens of a file; None: as fits the model.
+    `block`: tokens per block; None: chosen for the model.
     """
     if settings.disk_directory is None or not settings.has_prefix_cache:
         return None
@@ -59,7 +59,7 @@ def open_disk(
         raise DiskUnusable(f"--disk-bytes is {max_bytes:,}; this model needs at least {least:,}.")
     return DiskCache(
         directory,
-        # The same weights give other bytes in another version or on another device.
+        # The same weights give different states with another version or device.
         fingerprint=f"{loaded.fingerprint} {runtime_id()}",
         max_bytes=max_bytes,
         block=block,
@@ -69,6 +69,6 @@ def open_disk(
 
 
 def _disk_nbytes(directory: Path) -> int:
-    """The size of the disk that the directory is on, or will be."""
+    """The size of the file system that the directory is on, or will be."""
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     return shutil.disk_usage(there).total

@@ -1,7 +1,7 @@
-"""The engine loop of one model: what the API asks of it, and what the engine thread does for it.
+"""The engine loop of one model: its interface to the API, and its work on the engine thread.
 
-Commands come in through the thread's queue; between two of them it asks the scheduler what to do and does it. Nothing
-that a request does wrong ends the thread: it ends the request. The model's weights come and go; its prefix cache stays.
+Commands arrive through the thread's queue; in between, the thread runs the scheduler's steps. An error in a request
+ends the request, never the thread. The model can be unloaded and loaded again; its prefix cache stays.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ T = TypeVar("T")
 
 
 Command = Callable[[Worker], None]
-"""What the engine thread does between two steps."""
+"""Run by the engine thread between two steps."""
 
 
 class EngineLoop:
-    """The engine side of one model (`reprise.core.backend.Backend`), on a thread that computes."""
+    """One model on an engine thread (`reprise.core.backend.Backend`)."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class EngineLoop:
         """`load` gives the model. By default the model that `settings` name, downloaded if it is the first to be loaded
         here or `settings` say so.
 
-        `shares_from`: from how many positions on a sequence and the cache share buffers. `disk_block`: tokens of a file
-        on disk, None: as fits the model. `thread`: where other models run too, under another `name` each, with weights
-        of `nbytes` (0: not known before they are loaded); None: a thread of its own. `is_pinned`, `keep_alive_s`: see
+        `shares_from`: sequences of at least this length share their buffers with the cache. `disk_block`: tokens per
+        block on disk, None: chosen for the model. `thread`: an engine thread shared with other models, each with its
+        own `name` and weights of `nbytes` (0: unknown until loaded); None: a new one. `is_pinned`, `keep_alive_s`: see
         `ModelState`.
         """
         self._settings = settings
@@ -81,11 +81,11 @@ class EngineLoop:
         self._worker: Worker | None = None
         self._weights = _Weights(is_pinned=is_pinned, keep_alive_s=keep_alive_s)
         self._loaded: LoadedModel | None = None
-        """Without its weights while they are not here."""
+        """Without weights while it is unloaded."""
         self._disk: DiskTier | None = None
         self._gate = Gate()
         self.published = Status()
-        """By the thread, after each command and each step."""
+        """Set by the engine thread after each command and step."""
         self._is_ending = False
         self._ends_now = False
         self._asking = threading.Lock()
@@ -98,21 +98,21 @@ class EngineLoop:
         return ready.result()
 
     def ready(self) -> Future[LoadedModel]:
-        """The model, when its weights are here: they are loaded, if there is room or others can be unloaded.
+        """The loaded model; loads it if needed, once there is memory or other models can be unloaded.
 
-        Raises ShuttingDown; the future has what went wrong with loading.
+        Raises ShuttingDown; errors of loading are in the future.
         """
         answer: Future[LoadedModel] = Future()
 
         def want() -> None:
             if self.is_loaded and self._loaded is not None:
-                self._weights.stay_or_gone()
+                self._weights.end_dismissal()
                 _resolve(answer, self._loaded)
             else:
                 self._weights.wanted.append((time.monotonic(), answer))
 
         self._call_unless_closed(want)
-        # Asked after the command was given: then its thread refuses those that were there before, or has said why.
+        # Checked after queueing the command: either the thread refuses it, or its failure is already set.
         if self._thread.failure is not None:
             raise self._thread.failure
         return answer
@@ -134,9 +134,9 @@ class EngineLoop:
         return answer
 
     def dismiss(self) -> Future[None]:
-        """Unload the weights as soon as nothing runs on them; what is stored stays.
+        """Unload the weights as soon as no request runs; the prefix cache stays.
 
-        Over when they are gone, or somebody has asked for the model again. Raises ShuttingDown.
+        Done when they are unloaded, or the model was requested again. Raises ShuttingDown.
         """
         answer: Future[None] = Future()
 
@@ -151,26 +151,26 @@ class EngineLoop:
         return answer
 
     def close(self, *, now: bool = False, timeout_s: float | None = None) -> None:
-        """Take no more jobs; return when those under way have ended, where no other model runs. `now`: cancel them."""
+        """Refuse further jobs; if all models are closed, wait until running jobs have ended. `now`: cancel them."""
         self._gate.close()
 
         def end_soon() -> None:
-            # The last one who asked for it is heard.
+            # The last call counts.
             self._is_ending, self._ends_now = True, now
             self._weights.fail(ShuttingDown("The server is shutting down. Try again when it is back."))
-            self._weights.stay_or_gone()
+            self._weights.end_dismissal()
 
         with self._asking:
             self.is_closed = True
             self._thread.call(end_soon)
         self._thread.join(timeout_s)
 
-    # Backend: from any thread.
+    # Backend. Thread-safe.
 
     def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
-        assert self._loaded is not None, "who has not heard that the model is ready cannot know its tokens"
+        assert self._loaded is not None, "submit needs a loaded model"
         if job.purpose is Purpose.SETTLE and not self.is_loaded:
-            raise QueueFull(f"{self.name} is not loaded, and is not loaded for what nobody waits for.")
+            raise QueueFull(f"{self.name} is not loaded, and background work does not load it.")
         self._gate.enter(job)
         arrived_s = time.monotonic()
         self.call(lambda worker: self._arrive(worker, job, sink, arrived_s))
@@ -182,7 +182,7 @@ class EngineLoop:
         return True
 
     def status(self) -> Status:
-        # The writer goes on while the loop sleeps, and publishes nothing.
+        # Read here: the disk writer runs while the loop sleeps, and does not publish.
         on_disk = self._disk.stats() if self._disk is not None else None
         has_died = self._loaded is not None and not self.is_closed and not self._thread.is_alive
         stalled_s = self._thread.heartbeat.stalled_s
@@ -200,7 +200,7 @@ class EngineLoop:
         return self._gate.adjust(now)
 
     def stack(self) -> str:
-        """Where the engine's thread is now, as a traceback; "" if it is not running."""
+        """The engine thread's current stack as a traceback; "" if it is not running."""
         return self._thread.stack()
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
@@ -268,11 +268,11 @@ class EngineLoop:
         return self._ask(lambda worker: worker.cache.unpin(pin_id, namespace=namespace, owner=owner))
 
     def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
-        """Keep layer state within `nbytes` from now on. `returns_buffers`: give the system idle buffers back, too."""
+        """Limit layer state to `nbytes` from now on. `returns_buffers`: also return free buffers to the system."""
         self.call(lambda worker: worker.set_budget(nbytes, returns_buffers=returns_buffers))
 
     def call(self, command: Command) -> None:
-        """Have the engine thread do this between two steps, once the model was loaded."""
+        """Run a command on the engine thread between two steps; ignored before the model was first loaded."""
 
         def do() -> None:
             if self._worker is not None:
@@ -284,19 +284,19 @@ class EngineLoop:
         self._thread.call(do)
 
     def _ask(self, question: Callable[[Worker], T]) -> Future[T]:
-        """What the engine thread answers between two steps. Raises ShuttingDown."""
+        """The result of a query that the engine thread runs between two steps. Raises ShuttingDown."""
         answer: Future[T] = Future()
         self._call_unless_closed(lambda: self._answer(question, answer))
         return answer
 
     def _look(self, question: Callable[[Worker], T]) -> Future[T]:
-        """The same for what changes nothing, and may wait for its turn while there is work. Raises ShuttingDown."""
+        """Like `_ask`, for inspection, which changes nothing and may be delayed while there is work."""
         answer: Future[T] = Future()
         self._call_unless_closed(lambda: self._thread.looks.add(lambda: self._answer(question, answer)))
         return answer
 
     def _call_unless_closed(self, command: Callable[[], None]) -> None:
-        # Before the command to close, behind which nothing is answered any more.
+        # Under a lock, so that it is queued before the command to close, after which nothing is answered.
         with self._asking:
             if self.is_closed:
                 raise ShuttingDown("The server is shutting down. Try again when it is back.")
@@ -304,7 +304,7 @@ class EngineLoop:
 
     def _answer(self, question: Callable[[Worker], T], answer: Future[T]) -> None:
         if not answer.set_running_or_notify_cancel():
-            return  # Whoever asked has gone.
+            return  # The caller has cancelled it.
         try:
             if self._worker is None:
                 raise EngineFailed(f"{self.name} has not been loaded yet.")
@@ -312,7 +312,7 @@ class EngineLoop:
         except Exception as error:
             answer.set_exception(error)
         else:
-            # Who has the answer may look at the status next.
+            # First: the caller may read the status next.
             self.publish()
             answer.set_result(result)
 
@@ -329,7 +329,7 @@ class EngineLoop:
         worker.memory.shared.note_request(worker.memory)
 
     def state(self) -> ModelState:
-        """What `decide_models` is told."""
+        """The model's state for `decide_models`."""
         weights, worker = self._weights, self._worker
         requests = [r for r in worker.requests.values() if not r.is_settle] if worker is not None else []
         waits_s = [r.arrived_s for r in requests if r.is_waiting] + [since_s for since_s, _ in weights.wanted]
@@ -357,7 +357,7 @@ class EngineLoop:
         )
 
     def _base(self) -> LoadedModel | None:
-        """Whose weights this model shares with others, or would share if it was loaded now."""
+        """The base whose weights this model shares, or would share if it were loaded now."""
         if self._loaded is not None and self.is_loaded:
             return self._loaded if self._loaded.base is None else self._loaded.base
         return None if self._load is not None else self._thread.bases.held(self._settings)
@@ -377,7 +377,7 @@ class EngineLoop:
 
     @property
     def stays_loaded(self) -> bool:
-        """Whether nothing but another model's need has it unloaded."""
+        """Whether it is only unloaded when another model needs its memory."""
         return self._weights.keep_alive_s is None and not self._weights.is_dismissed
 
     @property
@@ -386,7 +386,7 @@ class EngineLoop:
 
     @property
     def num_running(self) -> int:
-        """Requests that have state, but for those that settle."""
+        """Requests with live state, settling jobs not counted."""
         worker = self._worker
         return 0 if worker is None else sum(not request.is_settle for request in worker.requests.running)
 
@@ -413,7 +413,7 @@ class EngineLoop:
         return is_all_here and (self._ends_now or worker.is_empty or not self.is_loaded)
 
     def step(self, *, number: int, num_others: int, is_closed: bool) -> None:
-        """Run a step of this model, the `number`-th of all; see `SchedulerState` for the others."""
+        """Run step `number` (counted over all models) of this model; for the rest see `SchedulerState`."""
         worker = self._worker
         assert worker is not None and self.is_loaded, self.name
         self._weights.last_step = number
@@ -421,7 +421,7 @@ class EngineLoop:
             worker.num_others, worker.is_closed = num_others, is_closed
             worker.step()
         except Exception as error:
-            # A bug of ours: nobody's job is worth the thread.
+            # A bug: fail the jobs and keep the thread.
             log.exception("a step of the engine failed")
             worker.fail_all(EngineFailed(f"The engine failed: {error}"))
         if self.num_running > 0:
@@ -429,7 +429,7 @@ class EngineLoop:
         self.publish()
 
     def write_to_disk(self) -> None:
-        """While others run steps: what is due."""
+        """Write what is due while other models run steps."""
         if self._worker is not None and self._worker.disk.due_in_s == 0:
             self._worker.disk.write()
 
@@ -456,7 +456,7 @@ class EngineLoop:
         return self._thread.bases.load(self._settings, downloads=downloads) if self._load is None else self._load()
 
     def take_weights(self, memory: SharedMemory | None) -> RepriseError | None:
-        """Serve with what was read; gives what went wrong. Requests that waited go on."""
+        """Start to serve with the loaded weights; returns an error if that failed. Waiting requests continue."""
         assert self._weights.arriving is not None, self.name
         (loaded, alone), self._weights.arriving = self._weights.arriving, None
         try:
@@ -495,15 +495,15 @@ class EngineLoop:
             shared=memory,
             shares_from=self._shares_from,
             disk_block=self._disk_block,
-            # An empty command: the loop takes its next step.
+            # An empty command makes the loop run its next step.
             wake=lambda: self.call(lambda worker: None),
         )
 
     def _drop_worker(self, why: str) -> None:
-        """What is stored is of no use any more."""
+        """Drop worker and cache, whose state no longer matches the model."""
         worker, self._worker = self._worker, None
         assert worker is not None
-        log.warning("%s: %s, so what was stored of it is dropped", self.name, why)
+        log.warning("%s: %s, so its cached prefixes are dropped", self.name, why)
         worker.fail_all(EngineFailed(f"{self.name} was reloaded: {why}. Send the request again."))
         worker.shutdown()
         worker.memory.leave()
@@ -519,10 +519,10 @@ class EngineLoop:
 
     def note_unloaded(self) -> None:
         """The weights are gone, and their bytes are given back: who waits for that hears it."""
-        self._weights.stay_or_gone()
+        self._weights.end_dismissal()
 
     def note_failure(self, error: RepriseError) -> None:
-        """The weights are not to be had: who waits for them hears why."""
+        """Loading failed: fail everything that waits for the model."""
         self._weights.state, self._weights.arriving = WeightsState.UNLOADED, None
         if self._worker is not None:
             self._worker.fail_all(error)
@@ -530,7 +530,7 @@ class EngineLoop:
         self._weights.fail(error)
 
     def shutdown(self) -> None:
-        """The thread ends."""
+        """Cancel all requests and free everything, when the thread ends."""
         if self._worker is not None:
             self._worker.cancel_all()
             self.publish()
@@ -547,18 +547,18 @@ class EngineLoop:
 
 @dataclass(slots=True, kw_only=True)
 class _Weights:
-    """What the engine thread knows of a model's weights."""
+    """The state of a model's weights, on the engine thread."""
 
     is_pinned: bool
     keep_alive_s: float | None
     state: WeightsState = WeightsState.UNLOADED
     wanted: list[tuple[float, Future[LoadedModel]]] = field(default_factory=list[tuple[float, Future[LoadedModel]]])
-    """Who waits for them, and since when."""
+    """Futures that wait for them, and since when."""
     arriving: tuple[LoadedModel, str | None] | None = None
-    """What was read, and why its sequences run alone, if they do."""
+    """The model that was read, and why its sequences cannot be batched, if so."""
     is_dismissed: bool = False
     leaving: list[Future[None]] = field(default_factory=list[Future[None]])
-    """Who waits until they are gone."""
+    """Futures that wait until they are unloaded."""
     num_asked: int = 0
     """Requests since they were loaded."""
     num_loads: int = 0
@@ -570,8 +570,8 @@ class _Weights:
     asked_s: float = 0.0
     last_step: int = 0
 
-    def stay_or_gone(self) -> None:
-        """Nobody waits any more until they are gone."""
+    def end_dismissal(self) -> None:
+        """Resolve the futures that wait for unloading: it is done, or was cancelled by a request."""
         self.is_dismissed = False
         leaving, self.leaving = self.leaving, []
         for answer in leaving:

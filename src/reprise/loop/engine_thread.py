@@ -1,8 +1,8 @@
-"""The engine thread: the one that computes, for one model or for several, which take turns on it.
+"""The engine thread, which runs one model or several in turns.
 
-It runs what `decide_models` says (`schedule/models.py`): a step of one model, or weights that come or go. Weights are
-read on a thread of their own, so that the other models' answers go on meanwhile; only the first model, for which
-nobody waits yet, is loaded here. Memory has one owner for all of them (`memory.py: SharedMemory`).
+It executes the decisions of `decide_models` (`schedule/models.py`): a step of one model, loading or unloading. Weights
+are read on a separate thread, so that other models' answers continue; only the first model is loaded on this one. All
+models share one memory budget (`memory.py: SharedMemory`).
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("reprise.loop")
 
 _LEAST_STATE = 8
-"""This part of the memory is for layer states, whatever the weights are."""
+"""At least this fraction (1/8) of the memory is for layer states."""
 
 
 class EngineThread:
-    """The thread, its commands, and the models that run on it."""
+    """The thread, its command queue, and its models."""
 
     def __init__(
         self, memory: SharedMemory | None = None, *, limits: ModelLimits | None = None, clock: Clock = monotonic
     ) -> None:
-        """`memory`: of all models together; None: the only one has what it gets for itself. `limits`: None: what
-        follows from the memory."""
+        """`memory`: shared by all models; None: a single model with its own memory. `limits`: None: derived from
+        `memory`."""
         self.memory = memory
         self._limits = _limits_of(memory) if limits is None else limits
         self._clock = clock
         self._loops: dict[str, EngineLoop] = {}
         self.bases = SharedBases()
-        """The weights that a model and its adapters hold together."""
+        """The weights that models share with their adapters."""
         self.weights: Mapping[str, int] = {}
         """The bytes of the weights that are here or on their way, by model. Replaced whole, so any thread may read."""
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -55,27 +55,27 @@ class EngineThread:
         self._starting = threading.Lock()
         self.heartbeat = Heartbeat()
         self.looks = LookQueue()
-        """Of all models: what those who only look may take is of the thread's time."""
+        """Inspections of all models: their limit is a share of this thread's time."""
         self._busy_since_s = clock()
-        """When the thread would have begun, had it never waited for something to do."""
+        """The start time, moved forward by all time spent waiting for work."""
         self.failure: RepriseError | None = None
-        """Why the first model could not be loaded: then the thread has ended."""
+        """Why the first model could not be loaded; the thread has ended then."""
         self._num_steps = 0
         self._is_blocked = False
-        """The last step did nothing, so nothing changes until something happens."""
+        """The last step did nothing, so the next one waits for a command or a timeout."""
         self._wakes_in_s: float | None = None
         if memory is not None:
             memory.unload_one = self._unload_one
 
-    # From any thread.
+    # Thread-safe.
 
     def add(self, loop: EngineLoop) -> None:
-        """Another model, before the thread is started."""
-        assert loop.name not in self._loops, f"{loop.name} is there twice"
+        """Add a model, before the thread is started."""
+        assert loop.name not in self._loops, f"{loop.name} was added twice"
         self._loops[loop.name] = loop
 
     def start(self) -> None:
-        """Start the thread, if nobody has."""
+        """Start the thread, unless it is started."""
         with self._starting:
             if self._thread.ident is None:
                 self._thread.start()
@@ -85,17 +85,17 @@ class EngineThread:
         return self._thread.is_alive()
 
     def join(self, timeout_s: float | None) -> None:
-        """Wait until it has ended, which it does when every model is closed."""
+        """If every model is closed, wait until the thread has ended."""
         if self._thread.is_alive() and all(loop.is_closed for loop in self._loops.values()):
             self._thread.join(timeout_s)
 
     def call(self, command: Callable[[], object]) -> None:
-        """Have the thread do this between two steps."""
+        """Run a command on the thread between two steps."""
         self._inbox.put(command)
 
     def stack(self) -> str:
-        """Where the thread is now, as a traceback; "" if it is not running."""
-        # The one way to another thread's stack.
+        """The thread's current stack as a traceback; "" if it is not running."""
+        # The only way to another thread's stack.
         frame = sys._current_frames().get(self._thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
@@ -105,20 +105,20 @@ class EngineThread:
         try:
             device_memory.keep_resident()
             first, *_ = self._loops.values()
-            self.failure = self._load_here(first)
+            self.failure = self._load_first(first)
             if self.failure is None:
                 self._serve()
             else:
                 self._refuse_all(self.failure)
         finally:
-            # Models go when nobody else has them, and not when Python finds the circle.
+            # Break reference cycles, so that models are freed now.
             self._loops = {}
             if self.memory is not None:
                 self.memory.unload_one = lambda: False
             device_memory.leave_thread()
 
     def _refuse_all(self, error: RepriseError) -> None:
-        """There is nothing to serve: who has asked already hears it from here, and everybody else from `failure`."""
+        """Fail everything that was requested so far; later callers see `failure`."""
         while True:
             try:
                 self._inbox.get_nowait()()
@@ -129,7 +129,7 @@ class EngineThread:
 
     @property
     def busy_s(self) -> float:
-        """How long it has worked: all the time in which it did not wait for something to do."""
+        """Seconds worked: all time except waiting for work."""
         return self._clock() - self._busy_since_s
 
     def _serve(self) -> None:
@@ -152,10 +152,10 @@ class EngineThread:
         return not self._is_blocked and any(loop.has_work for loop in self._loops.values())
 
     def _receive(self) -> None:
-        """Take all commands; wait for one if there is nothing to do and nothing to tell."""
+        """Run all queued commands; wait for one if there is nothing to do."""
         loops = self._loops.values()
         block = not self._has_work and len(self.looks) == 0 and not self._may_end
-        # A model that takes minutes to load is no engine that hangs.
+        # Loading may take minutes: that is not a hang.
         rests = all(loop.num_requests == 0 for loop in loops) or any(loop.is_loading for loop in loops)
         naps = [nap_s for nap_s in (self._wakes_in_s, *(loop.wakes_in_s for loop in loops)) if nap_s is not None]
         while True:
@@ -177,7 +177,7 @@ class EngineThread:
             self.note_progress()
 
     def note_progress(self) -> None:
-        """Something was done: the heartbeat looks whether it served anybody."""
+        """Tell the heartbeat, which checks for progress, after each command and step."""
         self.heartbeat.note(*(loop.published for loop in self._loops.values()))
 
     def _step(self) -> None:
@@ -186,7 +186,7 @@ class EngineThread:
         for name in step.unload:
             self._unload(self._loops[name])
         if step.load is not None:
-            self._load_beside(self._loops[step.load])
+            self._load_in_background(self._loops[step.load])
         if step.run is not None:
             loop = self._loops[step.run]
             self._num_steps += 1
@@ -206,14 +206,14 @@ class EngineThread:
         if len(loops) == 1:
             (loop,) = loops.values()
             if loop.is_loaded and loop.stays_loaded:
-                # One model needs no decision, and no step more than it would take.
+                # A single model needs no decision.
                 return ModelStep(run=loop.name)
         states = [loop.state() for loop in loops.values()]
         states = [state for state in states if not self._refuse(state, states)]
         return decide_models(states, self._limits, now_s=self._clock())
 
     def _refuse(self, state: ModelState, states: list[ModelState]) -> bool:
-        """Tell those who wait for a model that can never be loaded; whether that is so."""
+        """Fail what waits for a model that can never fit; returns whether that is so."""
         if state.waits_since_s is None or state.is_loaded or state.is_loading:
             return False
         room = room_for(state.name, states, self._limits)
@@ -238,17 +238,17 @@ class EngineThread:
 
     # Weights.
 
-    def _load_here(self, loop: EngineLoop) -> RepriseError | None:
-        """Load a model while nobody is served; gives what went wrong."""
+    def _load_first(self, loop: EngineLoop) -> RepriseError | None:
+        """Load the first model on this thread; returns an error if it failed."""
         room = self._limits.most_nbytes
         if room is not None and loop.nbytes > room:
             return too_large(loop.name, nbytes=loop.nbytes, room=room)
-        self._take_place(loop)
+        self._begin_load(loop)
         return self._take(loop, loop.read_weights(downloads=True))
 
-    def _load_beside(self, loop: EngineLoop) -> None:
-        """Read the weights on another thread; what waits for them waits, and all others go on."""
-        self._take_place(loop)
+    def _load_in_background(self, loop: EngineLoop) -> None:
+        """Read the weights on another thread, while other models run."""
+        self._begin_load(loop)
         if self.memory is not None:
             self.memory.reserve(0)
 
@@ -261,7 +261,7 @@ class EngineThread:
 
         threading.Thread(target=load, name="reprise-load", daemon=True).start()
 
-    def _take_place(self, loop: EngineLoop) -> None:
+    def _begin_load(self, loop: EngineLoop) -> None:
         log.info("loading %s", loop.name)
         loop.begin_load()
         self._charge_weights()
@@ -276,9 +276,9 @@ class EngineThread:
             loop.publish()
 
     def _take(self, loop: EngineLoop, error: RepriseError | None) -> RepriseError | None:
-        """The weights are here, or are not to be had: then gives why."""
+        """Start to serve a model whose weights were read; returns an error if that failed, or `error`."""
         if error is None:
-            # By now their size is known.
+            # Their exact size is known now.
             self._charge_weights()
         if error is None and self.memory is not None:
             room = room_for(loop.name, [other.state() for other in self._loops.values()], self._limits)
@@ -291,14 +291,14 @@ class EngineThread:
             loop.note_failure(error)
             self._give_back()
             return error
-        self._introduce()
+        self._connect_preemptions()
         self._charge_weights()
         if self.memory is not None:
             self.memory.reserve(0)
         return None
 
-    def _introduce(self) -> None:
-        """Have the models know of each other's requests: where there is no room for all, the youngest wait."""
+    def _connect_preemptions(self) -> None:
+        """Let each model's preemption see the others': the youngest request of all models is preempted first."""
         preemptions = [loop.preemption for loop in self._loops.values() if loop.preemption is not None]
         for preemption in preemptions:
             preemption.others = [other for other in preemptions if other is not preemption]
@@ -314,7 +314,7 @@ class EngineThread:
         device_memory.give_back()
 
     def _unload_one(self) -> bool:
-        """Who runs has no room although nothing is left to evict: a model that nobody uses goes."""
+        """Unload the least recently used idle model, when nothing is left to evict. False if there is none."""
         states = [state for loop in self._loops.values() if not (state := loop.state()).is_pinned]
         idle = [s for s in states if s.is_loaded and not s.is_used and not s.has_requests]
         if not idle:

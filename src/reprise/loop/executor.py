@@ -1,4 +1,4 @@
-"""Runs passes of the model over the sequences of requests, with drafts where they are worth it, and takes the time."""
+"""Runs passes of the model over requests, with drafts where they pay, and measures its speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("reprise.loop")
 
 
 class Executor:
-    """One pass at a time. Owns how fast they were seen to be."""
+    """Runs one pass at a time. Owns the measured speed."""
 
     def __init__(self, sequences: SequencePool, *, context: int | None, clock: Clock) -> None:
         """`context`: the most positions of one sequence."""
@@ -34,7 +34,7 @@ class Executor:
         return self._speed
 
     def prefill(self, requests: Sequence[RunningRequest], slices: Sequence[Slice]) -> None:
-        """Feed each request its slice; the slices have one length."""
+        """Feed each request its slice; all have the same length."""
         started_s, (first, *_) = self._clock(), slices
         chunks = [request.prompt.tokens[s.start : s.stop] for request, s in zip(requests, slices, strict=True)]
         self._runner.prefill(_lives(requests), chunks)
@@ -42,7 +42,7 @@ class Executor:
         self._speed = self._speed.after_prefill(len(first) * len(slices), seconds, position=first.start)
 
     def begin_decode(self, request: RunningRequest, *, keeps_row: bool, is_audited: bool) -> None:
-        """The prompt is there: the next pass samples."""
+        """Start to decode: the prompt is computed except its last token."""
         phase = request.phase
         assert isinstance(phase, Prefilling), phase
         if request.decode_began_s is None:
@@ -55,14 +55,14 @@ class Executor:
         request.enter(Decoding(live=phase.live, lease=phase.lease, plan=phase.plan))
 
     def sample_from(self, request: RunningRequest, row: LogitsRow, *, is_audited: bool) -> TokenResult | TokenFailure:
-        """The first token of a request that stands behind its whole prompt, where the cache has the logits `row`."""
+        """The first token of a request at the end of its prompt, sampled from the stored logits `row`."""
         phase = request.phase
         assert isinstance(phase, Prefilling), phase
         request.enter(Decoding(live=phase.live, lease=phase.lease, plan=phase.plan))
         return self._runner.sample_from(phase.live, request.job, row, is_audited=is_audited)
 
     def decode(self, group: Sequence[RunningRequest], *, is_alone: bool) -> Sequence[TokenResult | TokenFailure]:
-        """A token for each of a group, or several for one that decodes alone, where a draft of them is worth it."""
+        """A token for each request of a group, or several for one that decodes alone with a draft."""
         draft = self._draft(group[0], is_alone=is_alone)
         started_s = self._clock()
         results = self._runner.decode(_lives(group), draft=draft.tokens.tolist() if draft is not None else ())
@@ -77,10 +77,10 @@ class Executor:
         return results
 
     def _draft(self, request: RunningRequest, *, is_alone: bool) -> Draft | None:
-        """What an answer probably goes on with, where that is worth verifying; nobody else decodes meanwhile."""
+        """A draft for a request that decodes alone, or None if none is worth verifying."""
         drafts, live = request.drafts, request.live
         if drafts is None or live is None or request.first_token_s is None:
-            # The first token comes alone: what is behind the prompt is kept for exact repeats.
+            # The first token is sampled alone: the state at the prompt's end is stored for exact repeats.
             return None
         drafts.read_prompt(len(request.job.prompt))
         if not is_alone:
@@ -94,18 +94,18 @@ class Executor:
             return None
         return draft
 
-    # What took how long beside a prefill.
+    # Measurements other than of prefill.
 
     def note_load(self, num_tokens: int, seconds: float) -> None:
-        """So many tokens of a prompt were read from the disk."""
+        """Record that `num_tokens` of a prompt were read from disk in `seconds`."""
         self._speed = self._speed.after_load(num_tokens, seconds)
 
     def note_decode(self, seconds: float) -> None:
-        """Every decode group has run once."""
+        """Record the time of one pass of every decode group."""
         self._speed = self._speed.after_decode(seconds)
 
     def note_generation(self, seconds: float) -> None:
-        """A request has decoded, from its first token to its last."""
+        """Record the time from a request's first decoded token to its last."""
         self._speed = self._speed.after_generation(seconds)
 
 
@@ -116,7 +116,7 @@ def _lives(requests: Sequence[RunningRequest]) -> list[LiveSequence]:
 
 
 def make_drafts(runner: Runner, mode: str) -> Drafts | None:
-    """Who makes drafts for a model; None where they are off, or where it cannot verify them."""
+    """The drafts of a model; None if they are off or it cannot verify them."""
     if mode == "off" or not runner.can_verify:
         return None
     sizes = PASS_SIZES if mode == "auto" else runner.exact_sizes(PASS_SIZES)

@@ -1,4 +1,4 @@
-"""Whether the engine gets on with its work: what `/health` says, and what the log is told of when it does not."""
+"""Detects an engine that makes no progress, for `/health` and the log."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _EVERY_S = 1.0
 
 
 class Heartbeat:
-    """When the engine last got something done. Written by its thread alone, read from any.
+    """The time of the engine's last progress. Written only by its thread, read by any.
 
-    Steps that come and go are not progress: with requests there, tokens have to come or requests to end.
+    With requests, only tokens and ended requests count as progress, not mere steps.
     """
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
         self._since_s: float | None = None
-        """None: there is nothing to do."""
+        """Time of the last progress; None if there is nothing to do."""
         self._counts: tuple[Counts, ...] = (Counts(),)
 
     @property
@@ -39,12 +39,12 @@ class Heartbeat:
         self._since_s = None
 
     def wake(self) -> None:
-        """Something is to be done."""
+        """There is something to do."""
         if self._since_s is None:
             self._since_s = self._clock()
 
     def note(self, *models: Status) -> None:
-        """A command or a step is over; this is how every model stands."""
+        """Record the status of every model after a command or step."""
         counts = tuple(status.counts for status in models)
         if self._since_s is not None and (all(status.is_idle for status in models) or counts != self._counts):
             self._since_s = self._clock()
@@ -52,17 +52,17 @@ class Heartbeat:
 
 
 class Watched(Protocol):
-    """An engine, as far as its watchdog knows it."""
+    """An engine, as the watchdog sees it."""
 
     def status(self) -> Status: ...
     def stack(self) -> str:
-        """Where its thread is now."""
+        """Its thread's current stack."""
         ...
 
 
 @contextmanager
 def watchdog(engine: Watched, *, after_s: float, every_s: float = _EVERY_S) -> Generator[None]:
-    """Log where the engine hangs when it makes no progress for `after_s`, from a thread of its own."""
+    """Log the engine's stack when it makes no progress for `after_s`; runs on its own thread."""
     is_over = threading.Event()
     look = _look(engine, after_s)
 
@@ -80,17 +80,17 @@ def watchdog(engine: Watched, *, after_s: float, every_s: float = _EVERY_S) -> G
 
 
 def _look(engine: Watched, after_s: float) -> Callable[[], None]:
-    """One look. A hang is logged after `after_s`, and each time that it has doubled; then that it is over."""
+    """A check that logs a hang after `after_s` and each time its length doubles, and its end."""
     due_s = after_s
-    has_told_death = False
+    has_logged_death = False
 
     def look() -> None:
-        nonlocal due_s, has_told_death
+        nonlocal due_s, has_logged_death
         status = engine.status()
         if status.has_died:
-            if not has_told_death:
+            if not has_logged_death:
                 log.critical("the engine thread has ended: restart the server")
-            has_told_death = True
+            has_logged_death = True
         elif status.stalled_s >= due_s:
             log.error(
                 "the engine has made no progress for %.0f s (%d requests queued, %d in prefill, %d in decode). "

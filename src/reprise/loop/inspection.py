@@ -1,4 +1,4 @@
-"""What the engine thread shows of itself (`reprise.core.inspection`). Changes nothing."""
+"""Fills the records of `reprise.core.inspection` on the engine thread. Changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from reprise.schedule.limits import queue_wait_s
 
 
 def status_of(worker: Worker) -> Status:
-    """All but what is on disk, which changes while the loop sleeps."""
+    """The status, except for the disk, which changes while the loop sleeps."""
     memory, pinned, stats = worker.memory, worker.cache.pins.total(), worker.cache.stats
     requests = worker.requests
     phases = Counter(type(request.phase) for request in requests.values())
@@ -56,7 +56,7 @@ def status_of(worker: Worker) -> Status:
 
 
 def lookup(worker: Worker, prompt: Prompt, *, namespace: str) -> Lookup:
-    """What this prompt would find if it came now. Changes nothing. O(length of the match)."""
+    """What this prompt would reuse if it arrived now. Changes nothing. O(length of the match)."""
     job = Job(id="lookup", prompt=prompt, namespace=namespace, max_tokens=1)
     asked = RunningRequest(job=job, sink=lambda event: None, arrived_s=0.0)
     worker.prefixes.match(asked)
@@ -71,7 +71,7 @@ def lookup(worker: Worker, prompt: Prompt, *, namespace: str) -> Lookup:
         limits=worker.limits,
         speed=speed,
     )
-    # Before the disk was read once: as fast as the tokens are computed.
+    # Until the disk's speed was measured, assume the speed of prefill.
     load_speed = speed.load_tokens_per_s
     return Lookup(
         num_prompt=len(prompt),
@@ -168,9 +168,9 @@ def _inspect_memory(memory: Memory, footprint: Footprint, *, weights_nbytes: int
 
 
 def inspect_evictions(cache: PrefixCache, *, nbytes: int, most: int, now_s: float) -> tuple[InspectedEviction, ...]:
-    """What would leave the cache, first things first, until `nbytes` are free or `most` are named. Changes nothing.
+    """The next items to be evicted, in order, until `nbytes` are freed, at most `most`. Changes nothing.
 
-    Each as if it were the first: what one eviction makes of its neighbours is not followed.
+    Each item is evaluated in the current tree, without the effects of evicting those before it.
     """
     found: list[InspectedEviction] = []
     freed = 0

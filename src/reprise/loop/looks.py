@@ -1,4 +1,4 @@
-"""When the engine thread answers those who only look, and what that costs it."""
+"""Limits the time that inspections take from the engine thread."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from reprise.core.clock import Clock, monotonic
 
 _SHARE = 0.01
-"""Of the engine thread's time while it has work: what looks take of it at most."""
+"""The largest share of the engine thread's time for inspections while it has work."""
 
 
 class LookQueue:
-    """Looks that wait for the engine thread, which alone uses this.
+    """Inspections ("looks") waiting for the engine thread. Used only on that thread.
 
-    The next begins 100 t after one that took t seconds, unless there is nothing else to do: however many watch, and
-    however often they ask, requests lose a hundredth of the thread's time to them.
+    While there is work, the next one starts no sooner than 100 t after one that took t seconds started. So requests
+    lose at most a hundredth of the thread's time, however many clients watch.
     """
 
     def __init__(self, clock: Clock = monotonic) -> None:
@@ -32,7 +32,7 @@ class LookQueue:
         self._waiting.append(look)
 
     def answer(self, *, has_work: bool) -> None:
-        """Answer those that may be answered now: all, if there is no work that would wait for it."""
+        """Answer those that are due: all if there is no other work."""
         while len(self._waiting) > 0:
             began_s = self._clock()
             if has_work and began_s < self._not_before_s:

@@ -1,4 +1,4 @@
-"""What happens when no more memory can be reclaimed for who runs: the youngest give up their state, and wait."""
+"""Preemption: when no more memory can be reclaimed, the youngest requests lose their state and wait."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ log = logging.getLogger("reprise.loop")
 
 
 class Preemption:
-    """Comes after all that `Memory.reserve` asks: duplicates, eviction, idle sequences, pins."""
+    """Preempts running requests, after `Memory.reserve` has freed duplicates, prefixes, idle sequences and pins."""
 
     def __init__(self, requests: RequestTable, prefixes: RequestPrefixes, sequences: SequencePool) -> None:
         self._requests = requests
         self._prefixes = prefixes
         self._sequences = sequences
         self.others: Sequence[Preemption] = ()
-        """Those of the other models, which share the memory."""
+        """The preemptions of other models that share the memory."""
 
     def until_fit(
         self, requests: Sequence[RunningRequest], reserve: Callable[[list[LiveSequence]], bool]
     ) -> list[RunningRequest]:
-        """Those of `requests` that can take their next step: the youngest of all that run wait where there is no room.
+        """Preempt the youngest running requests until `reserve` succeeds; returns the `requests` that still run.
 
-        The last one that runs goes on whatever it takes.
+        The last running request is never preempted.
         """
         going = list(requests)
         while going and not reserve([request.live for request in going if request.live is not None]):
@@ -47,11 +47,11 @@ class Preemption:
         return self._requests.running
 
     def preempt(self, request: RunningRequest) -> None:
-        """Have it wait; if that goes wrong, it fails alone."""
+        """Preempt a request; on an error, only this request fails."""
         self._requests.run_isolated(request, self._preempt)
 
     def _preempt(self, request: RunningRequest) -> None:
-        """Give the request's state up, to be computed again when there is room; what the cache can keep is kept."""
+        """Store what the cache can take, free the request's state, and queue the request again."""
         assert request.live is not None
         log.info("request %s was preempted at token %d for lack of memory", request.id, request.position)
         self._prefixes.store_progress(request)
@@ -65,9 +65,9 @@ class Preemption:
         self._requests.counts.update(num_preemptions=1)
 
     def is_context_full(self, request: RunningRequest, *, budget: int | None) -> bool:
-        """Whether nothing else is there to give way, and its next token has no room: its memory is its context.
+        """Whether its next token does not fit and no other request runs: memory then limits its context.
 
-        Of the configured budget: what other programs need at this moment ends no answer.
+        By the configured budget, so that a temporary need of other programs does not end an answer.
         """
         live, is_alone = request.live, self.running == [request] and not any(other.running for other in self.others)
         return live is not None and is_alone and not self._sequences.fits_next_token(live, budget=budget)

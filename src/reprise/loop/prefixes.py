@@ -1,4 +1,4 @@
-"""What requests find in the prefix cache and on disk, and what they leave there."""
+"""Connects requests with the prefix cache and the disk: lookups, restores, commits and pins."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from reprise.schedule.limits import Speed
 log = logging.getLogger("reprise.loop")
 
 _PINNED_SHARE = 2
-"""Pins keep this part of the budget at most, so that there is always room for what nobody pinned."""
+"""Pins can use at most this fraction (1/2) of the budget."""
 
 _MOST_SETTLED = 64
 
 
 class SettledSpans:
-    """The latest 64 settles: the span that each computed, and a digest of the tokens up to its end."""
+    """The last 64 settling jobs: the span that each computed, and a digest of the tokens up to its end."""
 
     def __init__(self) -> None:
         self._latest: deque[tuple[Span, bytes]] = deque(maxlen=_MOST_SETTLED)
@@ -47,7 +47,7 @@ class SettledSpans:
         for span, digest in self._latest:
             if span.stop <= position and digests.setdefault(span.stop, _digest(tokens, span.stop)) == digest:
                 spans.append(span)
-        # One that goes on after it was given up may begin before the end of its first try.
+        # Spans of a settling job that was stopped and continued may overlap.
         return sum(map(len, union(spans)))
 
 
@@ -56,15 +56,15 @@ def _digest(tokens: Tokens, stop: int) -> bytes:
 
 
 class RequestPrefixes:
-    """Matches prompts, starts their sequences, and stores what those compute.
+    """Matches prompts, starts and restores their sequences, and commits what they compute.
 
-    Owns what nobody else remembers of it: which spans were computed while idle.
+    Owns the record of which spans were computed while idle.
     """
 
     def __init__(
         self, requests: RequestTable, sequences: SequencePool, disk: DiskTier, *, is_on: bool, clock: Clock
     ) -> None:
-        """`is_on`: without a prefix cache nothing is found and nothing kept."""
+        """`is_on`: whether there is a prefix cache; without one nothing is found or stored."""
         self._is_on = is_on
         self._requests = requests
         self._disk = disk
@@ -76,12 +76,12 @@ class RequestPrefixes:
         footprint = self._runner.footprint
         self._interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
 
-    # Finding.
+    # Lookup.
 
     def look_up(self, request: RunningRequest) -> None:
-        """How far the prompt of a request that has just arrived is known."""
+        """Look up the prompt of a new request, and set what follows from the result."""
         if self._is_on:
-            self._requests.relate(request)
+            self._requests.note_common_prefixes(request)
         self.match(request)
         request.first_resume_at = request.position
         request.is_auxiliary = is_auxiliary_request(
@@ -91,7 +91,7 @@ class RequestPrefixes:
         )
 
     def match(self, request: RunningRequest) -> Match:
-        """Look the request's prompt up, and note where it could resume if it waits."""
+        """Look up the request's prompt; if it waits, update where it could resume."""
         match = self._cache.match(request.prompt.tokens, namespace=request.namespace)
         if not isinstance(request.phase, Waiting):
             return match
@@ -108,14 +108,14 @@ class RequestPrefixes:
         return match
 
     def present(self) -> list[RunningRequest]:
-        """Who runs or could be admitted now: not who waits for the disk, or for the logits of another."""
+        """The requests that run or could be admitted, except those waiting for the disk or for another's logits."""
         for request in list(self._requests.values()):
             if isinstance(request.phase, Waiting) and not request.phase.is_matched:
                 self._requests.run_isolated(request, self.match)
         return [r for r in self._requests.values() if not r.is_loading and not self._awaits_row(r)]
 
     def _awaits_row(self, request: RunningRequest) -> bool:
-        """Whether another computes the logits behind this very prompt: it waits for those, and computes nothing."""
+        """Whether another request with the same prompt is computing its logits, for which this one waits."""
         phase = request.phase
         if not isinstance(phase, Waiting) or phase.row is not None or not self.keeps_row(request):
             return False
@@ -130,14 +130,14 @@ class RequestPrefixes:
         )
 
     def is_on_disk(self, request: RunningRequest) -> bool:
-        """Whether a request that is to be admitted has to wait for what is read for it."""
+        """Start or join a disk read for a request about to be admitted. Returns whether it has to wait."""
         if request.reusable < request.end or not self._disk.begin(request):
             return False
         request.loading_since_s = self._clock()
         return True
 
     def take_loaded(self) -> list[tuple[RunningRequest, float]]:
-        """The requests for which the disk was read, with the seconds that it took."""
+        """The requests whose disk reads have ended, with the seconds they took."""
         loaded = [self._requests[request_id] for request_id in self._disk.advance()]
         return [(request, self._end_loading(request)) for request in loaded]
 
@@ -152,11 +152,11 @@ class RequestPrefixes:
         return seconds
 
     def start(self, request: RunningRequest) -> None:
-        """Start the sequence of a request that waited, where the cache can resume it. It can run after `restore`."""
+        """Start a waiting request's sequence at its resume position. It can run once `restore` is complete."""
         match, waiting = self.match(request), request.phase
         assert isinstance(waiting, Waiting), waiting
         resume_at, row = waiting.resume_at, waiting.row
-        # One that was preempted comes back: what is told of it is how it began.
+        # Only at the first admission: a preempted request keeps its reason.
         if self._is_on and request.admission is None:
             request.continues = match.continues
             if request.not_read_to > request.matched:
@@ -178,11 +178,11 @@ class RequestPrefixes:
         self.keep_pins(request)
 
     def restore(self, request: RunningRequest, allowance: StepAllowance) -> bool:
-        """Copy what a request resumes from, as far as this step may. Whether all is there."""
+        """Restore a request's state, within the step's allowance. Returns whether it is complete."""
         phase = request.phase
         assert isinstance(phase, Prefilling), phase
         if request.is_restoring and phase.lease is None:
-            # The cache was reset, and what it lacks with it: it is looked up anew.
+            # The cache was reset during the restore: look it up again.
             self._requests.release(request, Waiting(preempted=phase.preempted))
             request.stored = 0
             return False
@@ -204,12 +204,12 @@ class RequestPrefixes:
         )
 
     def admission_of(self, request: RunningRequest, resume_at: int, speed: Speed) -> Admission:
-        """What a request has found that is admitted now, and what that saves at this speed."""
+        """What a request being admitted reuses, and what that saves at this speed."""
         # Some of it may have been evicted again.
         loaded = min(request.loaded, resume_at)
-        # What another request computed meanwhile was waited for all the same.
+        # What another request computed meanwhile saves nothing: this one waited for it.
         found = min(resume_at, request.first_resume_at + loaded)
-        # Before anything was computed nobody knows how long it takes.
+        # Unknown until the speed was measured.
         computing_s = speed.prefill_s(0, found) if speed.by_depth else 0.0
         return Admission(
             at_s=self._clock(),
@@ -219,10 +219,10 @@ class RequestPrefixes:
             saved_s=max(0.0, computing_s - request.loading_s),
         )
 
-    # Logits behind a prompt.
+    # Logits at the end of a prompt.
 
     def keeps_row(self, request: RunningRequest) -> bool:
-        """Whether the logits behind the request's prompt are kept when it samples its first token."""
+        """Whether to store the logits at the end of the request's prompt."""
         footprint = self._runner.footprint
         return (
             self._is_on
@@ -231,7 +231,7 @@ class RequestPrefixes:
         )
 
     def reserve_row(self, request: RunningRequest) -> bool:
-        """The same, with room made for them."""
+        """Like `keeps_row`, and makes room for them. False if there is none."""
         footprint = self._runner.footprint
         return self.keeps_row(request) and self._cache.has_room_for_row(footprint.logits, snapshot=footprint.snapshot)
 
@@ -250,18 +250,18 @@ class RequestPrefixes:
         self.note_settled(request)
 
     def store_for_repeats(self, request: RunningRequest) -> None:
-        """The first token is there: store the state behind the prompt for exact repeats where it is gone with the next.
+        """After the first token, commit the state at the end of the prompt, for exact repeats.
 
-        Where every position is resumable, that is only for those who wait for it.
+        If every position is resumable, only for requests that wait for it: others can resume there later.
         """
         if request.live is None or request.live.prompt_row is None:
             return
         if self._requests.is_awaited(request) or not self._cache.layout.resumes_anywhere:
-            # Not for the disk, which keeps no logits: there the position before serves as well.
+            # Not for the disk, which stores no logits: there the position before serves as well.
             self._commit(request, request.position, BoundaryKind.PROMPT_END)
 
     def store(self, request: RunningRequest, position: int, kind: BoundaryKind) -> None:
-        """Put what the request has computed up to `position`, where it stands, into the cache, and on disk in time."""
+        """Commit what the request has computed up to `position`, its current one, and schedule it for the disk."""
         if self._is_on:
             self._commit(request, position, kind)
             self._disk.note(request, position, kind)
@@ -289,17 +289,14 @@ class RequestPrefixes:
         self._requests.note_change(request)
 
     def note_settled(self, request: RunningRequest) -> None:
-        """A settle is over or given up: a later request is told how much of what it reuses was computed by it."""
+        """Record what a settling job has computed, to be counted for later requests that reuse it."""
         if request.is_settle and isinstance(request.phase, Prefilling):
             self._settled.add(request.job.prompt.tokens, request.phase.plan.resume_at, request.position)
 
     # Pins.
 
     def keep_pins(self, request: RunningRequest) -> None:
-        """Pin what the client marked, as far as it is stored: new, or there before and asked for again.
-
-        The time of each begins when it is found there first, and does not begin anew as the job goes on.
-        """
+        """Pin what the client marked, as far as it is stored. A pin's time starts once per request, when it is set."""
         cache, now_s, owner = self._cache, self._clock(), request.job.owner
         num_before = cache.pins.num_changes
         for position, seconds in request.pins.items():
@@ -318,11 +315,11 @@ class RequestPrefixes:
                 log.warning("dropped %d pins: pins can use at most half of --cache-bytes", num)
         prompt = request.job.prompt
         if request.pin is None and request.job.purpose is Purpose.PREFILL and len(prompt) in request.pinned_until:
-            # Now, before it may be over.
+            # Read it now, before it can expire.
             request.pin = cache.pin_of(prompt.tokens, namespace=request.namespace)
 
     def unpin_first(self) -> bool:
-        """Give up the pin that ends first. False if there is none."""
+        """Remove the pin that expires first. False if there is none."""
         has_gone = self._cache.pins.unpin_first()
         if has_gone:
             log.warning("dropped a pin: running requests had no room otherwise")
@@ -335,7 +332,7 @@ def _scorer(request: RunningRequest) -> PromptScorer | None:
 
 
 def _reason(request: RunningRequest, resume_at: int, *, was_lost: bool) -> Reason:
-    """Why what lies behind `resume_at` is computed, as far as the cache knows."""
+    """Why the tokens past `resume_at` are computed, as far as the cache knows."""
     if request.job.prompt_logprobs is not None:
         return Reason.PROMPT_LOGPROBS
     if resume_at < request.not_read_to:

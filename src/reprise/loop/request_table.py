@@ -1,6 +1,4 @@
-"""The requests that are in the loop, and how each leaves it: for itself, whatever goes wrong, and with all that it
-holds given back.
-"""
+"""The requests in the loop, and how each ends: separately, whatever fails, and with everything that it holds freed."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ from reprise.schedule.sharing import common_prefix_lengths
 log = logging.getLogger("reprise.loop")
 
 _CHAT_TOKENS = 1024
-"""Beside a prompt longer than this, a short one that shares nothing is an auxiliary request."""
+"""While there is a prompt longer than this, a short one that shares nothing counts as auxiliary."""
 
 
 class RequestTable:
-    """Every request from its arrival to its end, in the order of arrival, and what all of them came to."""
+    """All requests from arrival to end, in order of arrival, and counters over them."""
 
     def __init__(self, sequences: SequencePool, gate: Gate, *, clock: Clock) -> None:
         self._sequences = sequences
@@ -33,12 +31,12 @@ class RequestTable:
         self._clock = clock
         self._by_id: dict[str, RunningRequest] = {}
         self.counts: Counter[str] = Counter()
-        """What was done so far, by the names of `Counts`."""
+        """Counters so far, by the names of `Counts`."""
         self.num_ahead: Mapping[str, int] = {}
         """As in `Status`. Replaced, never changed: other threads have it."""
         self.saved_s = 0.0
 
-    # Who is there.
+    # Queries.
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -47,7 +45,7 @@ class RequestTable:
         return self._by_id[request_id]
 
     def get(self, request_id: str) -> RunningRequest | None:
-        """The request of this id; None if it has ended."""
+        """The request with this id, or None if it has ended."""
         return self._by_id.get(request_id)
 
     def values(self) -> ValuesView[RunningRequest]:
@@ -55,19 +53,19 @@ class RequestTable:
 
     @property
     def running(self) -> list[RunningRequest]:
-        """Those that have a sequence."""
+        """The requests that have a sequence."""
         return [request for request in self.values() if request.is_running]
 
     def is_awaited(self, leader: RunningRequest) -> bool:
-        """Whether a repeat of this request waits."""
+        """Whether a repeat of this request is waiting."""
         return any(other.is_waiting and other.is_repeat_of(leader) for other in self.values())
 
     def has_chat_beside(self, request: RunningRequest) -> bool:
-        """Whether a long prompt of another request is there."""
+        """Whether another request has a long prompt."""
         others = (other for other in self.values() if other is not request and not other.is_settle)
         return any(len(other.job.prompt) > _CHAT_TOKENS for other in others)
 
-    # Arriving.
+    # Arrival.
 
     def add(self, request: RunningRequest) -> None:
         self._by_id[request.id] = request
@@ -81,25 +79,25 @@ class RequestTable:
             owner = request.job.owner
             self.num_ahead = {**self.num_ahead, owner: self.num_ahead.get(owner, 0) + num}
 
-    def relate(self, request: RunningRequest) -> None:
-        """Note what the request's prompt has in common with those whose computed prefixes it could use."""
+    def note_common_prefixes(self, request: RunningRequest) -> None:
+        """Compute the common prefix lengths with the requests whose prefixes it could use."""
         if request.job.prompt_logprobs is None:
             others = (o for o in self.values() if o is not request and o.namespace == request.namespace)
             prompts = {other.id: other.job.prompt.tokens for other in others}
             request.common_prefix_lengths = common_prefix_lengths(request.job.prompt.tokens, prompts)
 
     def note_change(self, leader: RunningRequest) -> None:
-        """The cache has got more of a request's path, or the request has gone: those who wait for it look again."""
+        """After a commit of a request or its end: requests that share a prefix with it must look up again."""
         for other in self.values():
             if isinstance(other.phase, Waiting) and (
                 leader.id in other.common_prefix_lengths or other.id in leader.common_prefix_lengths
             ):
                 other.phase.is_matched = False
 
-    # Going wrong.
+    # Failure.
 
     def run_isolated(self, request: RunningRequest, action: Callable[[RunningRequest], object]) -> None:
-        """Do something for a request; if that raises, it fails alone."""
+        """Run an action for a request; if it raises, only this request fails."""
         if isinstance(request.phase, Ended):
             return
         try:
@@ -108,21 +106,21 @@ class RequestTable:
             self.fail(request, error)
 
     def fail_together(self, requests: Sequence[RunningRequest], error: Exception) -> None:
-        """End all of these with `error`, and keep nothing of them: their state is not to be trusted."""
+        """Fail these requests and discard their state, which can no longer be trusted."""
         log.error("%d requests lost their state", len(requests), exc_info=error)
-        # All of them before the first one fails, which may make room with what they hold.
+        # Discard all states first: failing a request may reclaim memory from the others.
         for request in requests:
             self._discard_state(request)
         for request in requests:
             self.fail(request, error)
 
     def fail(self, request: RunningRequest, error: Exception) -> None:
-        """The request has failed. What is no error of ours becomes one, with a sentence for its client."""
+        """End a request with an error; other exceptions become a `RepriseError` for its client."""
         if device_memory.is_out_of_memory(error):
             shown: RepriseError = OutOfMemory(
                 "Not enough memory for this request. Shorten it, or lower --cache-bytes or --max-batch."
             )
-            self._relieve(request)
+            self._free_memory_for(request)
         elif isinstance(error, RepriseError):
             shown = error
         else:
@@ -130,8 +128,8 @@ class RequestTable:
             shown = EngineFailed(f"The request failed in the engine: {type(error).__name__}: {error}")
         self.finish(request, FinishReason.FAILED, shown)
 
-    def _relieve(self, request: RunningRequest) -> None:
-        """There was too little memory for this request: make what room there is for its next try."""
+    def _free_memory_for(self, request: RunningRequest) -> None:
+        """Reclaim memory for another attempt of a request that ran out of memory."""
         try:
             self._sequences.memory.reserve(self._sequences.estimate(len(request.prompt)))
         except Exception:
@@ -139,10 +137,10 @@ class RequestTable:
             self.reset_cache()
         device_memory.give_back()
 
-    # Ending.
+    # End.
 
     def finish(self, request: RunningRequest, reason: FinishReason, error: RepriseError | None = None) -> None:
-        """The request is over: give back what it holds, forget it, and tell its client."""
+        """End a request: free what it holds, remove it, and emit `Finished`."""
         outcome = request.outcome(self._clock())
         del self._by_id[request.id]
         if request.drafts is not None:
@@ -162,7 +160,7 @@ class RequestTable:
         self.emit(request, Finished(reason=reason, outcome=outcome, error=error))
 
     def release(self, request: RunningRequest, phase: Waiting | Ended) -> None:
-        """Give back what the request holds, and enter `phase`. Whatever goes wrong, its client and the gate wait."""
+        """Free what the request holds and enter `phase`. Does not raise, so that its client always gets an end."""
         before, position, tokens = request.phase, request.position, request.tokens_to(request.position)
         request.enter(phase)
         self.note_change(request)
@@ -172,7 +170,7 @@ class RequestTable:
         try:
             if before.lease is not None:
                 self._sequences.cache.release(before.lease)
-            # After that, since it stays idle for what the cache still shares with it.
+            # After the lease: whether it stays idle depends on what the cache still shares with it.
             self._sequences.end(before.live, tokens, namespace=request.namespace)
             self._sequences.measure()
         except Exception:
@@ -183,7 +181,7 @@ class RequestTable:
             self.reset_cache()
 
     def _discard_state(self, request: RunningRequest) -> None:
-        """The state of a sequence is not to be trusted any more; only what it shared before the failure is kept."""
+        """Discard a sequence whose state cannot be trusted; only what it shared before the failure is kept."""
         phase = request.phase
         if not isinstance(phase, Prefilling | Decoding):
             return
@@ -191,14 +189,14 @@ class RequestTable:
         try:
             if phase.lease is not None:
                 self._sequences.cache.release(phase.lease)
-            # All that it was given or has computed: a checkpoint of this very run may have shared as well.
+            # Its whole path: commits of this run may share its buffers too.
             self._sequences.discard(phase.live, request.tokens, namespace=request.namespace)
         except Exception:
             log.exception("lost the shared state of request %s; the cache is reset", request.id)
             self.reset_cache()
 
     def reset_cache(self) -> None:
-        """Nobody knows any more what the cache holds: it holds nothing, and what runs goes on without it."""
+        """Empty a cache that can no longer be trusted; running requests continue without it."""
         for request in self.values():
             if isinstance(request.phase, Prefilling | Decoding):
                 request.phase.lease = None
@@ -206,9 +204,9 @@ class RequestTable:
         self._sequences.reset()
 
     def emit(self, request: RunningRequest, event: Event) -> None:
-        """Tell the request's client."""
+        """Send an event to the request's client."""
         try:
             request.sink(event)
         except Exception:
-            # A sink that is gone (its event loop closed, say) must not hold up the others.
+            # A dead sink (its event loop closed) must not affect others.
             log.debug("the sink of %s raised", request.id, exc_info=True)

@@ -1,4 +1,4 @@
-"""One request on its way through the loop: what is known of it, and the phase it is in."""
+"""A request in the loop: its record and its phase."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from reprise.plan.checkpoints import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Preempted:
-    """A request that had to give its state up in the middle of its answer: what it computes again, and decodes with."""
+    """What a request that was preempted during its answer recomputes (prompt and answer so far), and its sampler."""
 
     prompt: Prompt
     sampler: TokenSampler
@@ -29,49 +29,49 @@ class Preempted:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Waiting:
-    """In the queue. `resume_at`: where it could resume now. `is_loading`: more of it is being read from the disk.
+    """In the queue. `resume_at`: where it could resume now. `is_loading`: more of it is being read from disk.
 
-    `row`: the logits behind its whole prompt, where the cache has them; then it could resume there.
+    `row`: the logits at the end of its prompt if the cache has them; `resume_at` is then the end of the prompt.
     """
 
     resume_at: int = 0
     row: LogitsRow | None = None
     is_loading: bool = False
     is_matched: bool = False
-    """Whether `resume_at` and `row` are what the cache says now."""
+    """Whether `resume_at` and `row` are up to date."""
     preempted: Preempted | None = None
-    """None: it has not sampled yet."""
+    """Set if it was preempted during its answer."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Running:
-    """What a request has from its admission on."""
+    """What an admitted request has."""
 
     live: LiveSequence
     lease: Lease | None
-    """None: the cache was reset meanwhile."""
+    """None if the cache was reset."""
     plan: Plan
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Prefilling(_Running):
-    """Its prompt is being restored or computed. `preempted`: it was decoding before, and goes on with that."""
+    """Its prompt is being restored or computed. `preempted`: set if it was decoding before."""
 
     preempted: Preempted | None = None
     row: LogitsRow | None = None
-    """The logits behind its whole prompt: it samples from them as soon as that is restored."""
+    """The logits at the end of its prompt: it samples from them once that state is restored."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Decoding(_Running):
-    """Its answer is being sampled. `group`: the decode group that it ran in last; None before its first token."""
+    """Its answer is being sampled. `group`: its last decode group; None before its first token."""
 
     group: int | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ended:
-    """Its client has been told. Nothing is held for it."""
+    """It is finished and holds nothing."""
 
 
 Phase = Waiting | Prefilling | Decoding | Ended
@@ -82,12 +82,12 @@ NEXT: dict[type[Phase], frozenset[type[Phase]]] = {
     Decoding: frozenset({Waiting, Ended}),
     Ended: frozenset(),
 }
-"""Which phase may follow which. One that runs waits again when it is preempted."""
+"""The transitions between phases. A preempted request waits again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Admission:
-    """What was found when the request was admitted first."""
+    """What a request reused at its first admission."""
 
     at_s: float
     num_reused: int
@@ -105,53 +105,51 @@ class RunningRequest:
     sink: Callable[[Event], None]
     arrived_s: float
     common_prefix_lengths: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many leading tokens its prompt has in common with those that were there before it, by id."""
+    """Lengths of the common prefixes with the prompts of requests that arrived before it, by id."""
     is_auxiliary: bool = False
     phase: Phase = field(default_factory=Waiting)
 
-    # What its record will say.
+    # For its record.
     matched: int = 0
     first_resume_at: int = 0
-    """What the cache had on arrival; what it had more on admission came from others while this one waited."""
+    """Where it could resume on arrival; what was added until its admission was computed by others."""
     reason: Reason = Reason.COLD
     continues: Tokens | None = None
-    """What the nearest stored path goes on with where it leaves the prompt, None at its end."""
+    """The tokens with which the nearest stored path continues after the match; None if it ends there."""
     admission: Admission | None = None
-    """None: it was not admitted yet."""
+    """None before its first admission."""
     reached: int = 0
-    """How far of its prompt was computed when it gave its state up."""
+    """The furthest position computed before its state was freed."""
     loading_since_s: float | None = None
-    """When it began to wait for the disk; None: it does not."""
+    """When it began to wait for the disk; None if it does not wait."""
     loading_s: float = 0.0
-    """How long it has waited for the disk before."""
+    """Seconds it has waited for the disk in earlier reads."""
     decode_began_s: float | None = None
-    """When its prompt was computed, but for the last token."""
+    """When its prompt was computed, except the last token."""
     first_token_s: float | None = None
     generated: list[int] = field(default_factory=list[int])
     drafts: RequestDrafts | None = None
-    """None: nothing is drafted for it."""
+    """None if drafts are off for it."""
     num_stored: int = 0
-    """Tokens newly in the cache."""
+    """Tokens that it added to the cache."""
     checkpoints: tuple[int, ...] = ()
     pin: Pin | None = None
 
-    # What is done of it.
+    # Progress.
     stored: int = 0
-    """``[0, stored)`` of the prompt is in the cache, or the cache has refused it."""
+    """``[0, stored)`` of the prompt is committed, or was refused by the cache."""
     scored: int = 1
-    """The first token of the prompt whose log-probability is still to be told, where the job wants them."""
+    """The first prompt token whose log-probability was not emitted yet, if the job wants them."""
     pinned_until: dict[int, float] = field(default_factory=dict[int, float])
-    """Until when the positions that were pinned stay, on the cache's clock."""
+    """When the pins that were set expire (cache's clock), by position."""
     retained_until: float | None = None
-    """The same for what is kept for the conversation; None: it is not there yet."""
+    """When the conversation's pin expires; None: not set yet."""
     num_loads: int = 0
     """How often it was sent to the disk."""
     not_read_to: int = 0
     """How far it could resume from the disk, where reading takes longer than computing."""
     has_looked: bool = False
-    """Whether it has waited for what other servers wrote to be taken up."""
     loaded: int = 0
-    """How much further it could resume for what was read from the disk while it waited."""
 
     @property
     def id(self) -> str:
@@ -163,7 +161,7 @@ class RunningRequest:
 
     @property
     def samples(self) -> bool:
-        """Whether it is to be answered."""
+        """Whether it generates an answer."""
         return self.job.purpose is Purpose.GENERATE
 
     @property
@@ -178,12 +176,12 @@ class RunningRequest:
 
     @property
     def live(self) -> LiveSequence | None:
-        """Its sequence, while it runs."""
+        """Its sequence, if it runs."""
         return self.phase.live if isinstance(self.phase, _Running) else None
 
     @property
     def is_restoring(self) -> bool:
-        """Whether it is admitted, and what it resumes from is still being copied."""
+        """Whether it is admitted and its state is still being restored."""
         return self.live is not None and self.live.restoration is not None
 
     @property
@@ -203,7 +201,7 @@ class RunningRequest:
         return isinstance(self.phase, Waiting) and self.phase.is_loading
 
     def set_loading(self, *, is_loading: bool) -> None:
-        """Whether it waits for the disk."""
+        """Set whether it waits for the disk."""
         assert isinstance(self.phase, Waiting), self.phase
         self.phase.is_loading = is_loading
 
@@ -215,36 +213,36 @@ class RunningRequest:
 
     @property
     def prompt(self) -> Prompt:
-        """What is computed before the next token: the job's prompt, and the answer so far if it was preempted."""
+        """The tokens to prefill: the job's prompt, with the answer so far if it was preempted."""
         return self.job.prompt if self.preempted is None else self.preempted.prompt
 
     @property
     def end(self) -> int:
-        """Where prefill ends: before the last prompt token if that starts a decode."""
+        """Where prefill ends: before the last prompt token if that starts the decode."""
         prompt = len(self.prompt)
         return prompt - 1 if self.job.purpose is Purpose.GENERATE else prompt
 
     @property
     def reusable(self) -> int:
-        """The furthest position to resume from: the log-probability of a token needs the logits before it."""
+        """The furthest position to resume from: scoring a token needs the logits before it."""
         if self.job.prompt_logprobs is None or self.scored >= len(self.job.prompt):
             return self.end
         return min(self.end, self.scored - 1)
 
     @property
     def may_sample_at_once(self) -> bool:
-        """Whether the logits behind its prompt are all that it needs: it has sampled nothing and scores nothing."""
+        """Whether it can start from stored logits: it has sampled nothing and scores nothing."""
         is_fresh = self.job.purpose is Purpose.GENERATE and self.preempted is None and self.first_token_s is None
         return is_fresh and self.reusable == self.end
 
     def is_repeat_of(self, other: RunningRequest) -> bool:
-        """Whether it came after the other, with the same prompt."""
+        """Whether it arrived after the other, with the same prompt."""
         num = len(self.job.prompt)
         return len(other.job.prompt) == num and self.common_prefix_lengths.get(other.id) == num
 
     @property
     def position(self) -> int:
-        """Where its sequence stands, or could start."""
+        """The position of its sequence, or where it could resume if it waits."""
         match self.phase:
             case Prefilling(live=live) | Decoding(live=live):
                 return live.position
@@ -255,9 +253,9 @@ class RunningRequest:
 
     @property
     def end_kind(self) -> BoundaryKind:
-        """What the end of a job that samples nothing is: where all chats diverge, or what survives the next turn."""
+        """The kind of boundary at the end of a job without an answer: SYSTEM or STABLE."""
         ends = {boundary.kind for boundary in self.job.prompt.boundaries if boundary.position == len(self.job.prompt)}
-        # A chat that goes on from a shared beginning does not take its place.
+        # A SYSTEM checkpoint is not superseded by the chats that continue from it.
         return BoundaryKind.SYSTEM if BoundaryKind.SYSTEM in ends else BoundaryKind.STABLE
 
     def tokens_to(self, position: int) -> Tokens:
@@ -274,7 +272,7 @@ class RunningRequest:
 
     @property
     def pins(self) -> dict[int, float]:
-        """The positions that the client marked, and for how many seconds the cache is to keep them."""
+        """The positions to pin, with the seconds to keep each."""
         seconds, boundaries = self.job.pin_for_s, self.job.prompt.boundaries
         if seconds is None:
             return {}
@@ -282,9 +280,9 @@ class RunningRequest:
 
     @property
     def retained_at(self) -> int | None:
-        """The position to keep for the conversation, None if the client did not ask for that.
+        """The position to pin for the conversation, None if the client did not ask for that.
 
-        It is what survives the next turn; where the prompt does not say what does, as far as it is computed first.
+        It is the last stable boundary; without one, the end of prefill.
         """
         if self.job.retain_for_s is None:
             return None
@@ -295,7 +293,7 @@ class RunningRequest:
 
     @property
     def overrides_admission(self) -> bool:
-        """Whether the client asked to keep something of this path, so that it is stored whatever it is worth."""
+        """Whether the client asked to keep this path, so that it is stored whatever its worth."""
         return self.job.retain_for_s is not None or len(self.pins) > 0
 
     # Its record.

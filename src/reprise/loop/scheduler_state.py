@@ -1,4 +1,4 @@
-"""What the scheduler is told: the bounds, and the state of the requests. Pure."""
+"""Builds the scheduler's input: the limits, and the state of all requests. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from reprise.schedule.limits import SchedulerLimits, Speed
 from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
 
 _WHOLE_FROM = 8
-"""Before so many tokens recurrent state may have a shape of its own: the last tokens of an n-gram, of which few are
-there yet."""
+"""Below this many tokens, a recurrent state may have another shape (the last tokens of an n-gram), so it is not
+batched."""
 
 
 def scheduler_limits(runner: Runner, settings: Settings) -> SchedulerLimits:
-    """The bounds of this model under these settings."""
+    """The limits of this model under these settings."""
     loaded = runner.loaded
     chunk = 1 if loaded.architecture in TOKEN_BY_TOKEN else settings.prefill_chunk
     return SchedulerLimits(
@@ -59,7 +59,7 @@ def scheduler_state(
         prefilling=tuple(prefilling),
         decoding=tuple(decoding),
         speed=speed,
-        # Who asks for room is only who waits.
+        # Only waiting jobs need it.
         free_nbytes=sequences.available(running) if waiting else None,
     )
 
@@ -82,7 +82,7 @@ def _prefilling(request: RunningRequest, phase: Prefilling, layout: Layout) -> P
     return PrefillingJob(
         id=request.id,
         arrived_s=request.arrived_s,
-        # What is restored whole has nothing left to compute, but cannot decode before it is there.
+        # If everything is reused nothing is left to compute, but it cannot decode before it is restored.
         position=min(request.position, request.end - 1) if request.is_restoring else request.position,
         end=request.end,
         checkpoints=phase.plan.positions,
@@ -107,5 +107,5 @@ def _decoding(request: RunningRequest, phase: Decoding, layout: Layout) -> Decod
 
 
 def _can_batch(position: int, layout: Layout) -> bool:
-    """Whether a sequence that stands there can join others."""
+    """Whether a sequence at `position` can be batched with others."""
     return position == 0 or position >= _WHOLE_FROM or not layout.has_snapshots

@@ -1,9 +1,9 @@
-"""The sequences of running requests and the idle ones, within the memory budget that they share with the prefix cache.
+"""The running and idle sequences, within the memory budget that they share with the prefix cache.
 
-A long sequence and the tree share buffers: the tree's segments are spans of them, instead of copies. When its request
-ends, such a sequence stays as it is, *idle*, and the next turn of the conversation goes on in it. It is closed, and the
-tree gets copies, when something of it is evicted or its room is needed. A path that the tree has copies of beside a
-running sequence's own is a *duplicate*, which is given up before anything is evicted.
+A long sequence shares its buffers with the tree, whose segments are spans of them rather than copies. When its request
+ends, it stays *idle*, and the next turn of the conversation continues in it. It is closed, and the tree gets copies,
+when any of its entries are evicted or its memory is needed. A path of which both the tree and a running sequence have a
+copy is a *duplicate*; duplicates are freed before anything is evicted.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from reprise.loop.requests import RunningRequest
 from reprise.memory import Account, Memory, Reclaimer
 
 INITIAL_DECODE_SLOTS = 256
-"""Entries for the answer that are there from the start; more are made room for as they come."""
+"""Entries for the answer that are allocated at the start; more are allocated as needed."""
 
 LARGE_NBYTES = 32 << 20
-"""A path of more bytes is read from the disk straight into a sequence."""
+"""Paths of more bytes are read from disk straight into a sequence."""
 
 _MOST_IDLE = 4
-"""How many sequences stay idle. Each has room to grow that nobody else can use."""
+"""How many sequences stay idle. Each has spare capacity that is otherwise unused."""
 
 _TIGHT = 8
-"""When less than this part of the budget is free, no duplicate is kept."""
+"""When less than this fraction (1/8) of the budget is free, no duplicates are kept."""
 
 
 def initial_decode_slots(job: Job) -> int:
-    """For how many entries of its answer a request has room from the start."""
-    # One more than is asked for, since decode may run a pass ahead.
+    """The number of entries allocated for a request's answer at the start."""
+    # One more than requested, since decode may run a pass ahead.
     return min(job.max_tokens + 1, INITIAL_DECODE_SLOTS) if job.purpose is Purpose.GENERATE else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Path:
-    """What a sequence holds, or the cache holds twice: positions ``[0, len(tokens))``."""
+    """The path ``[0, len(tokens))`` of an idle sequence or a duplicate."""
 
     tokens: Tokens
     namespace: str
 
 
 class SequencePool:
-    """Starts sequences, ends them, and gives up what is not needed for running. `chunk`: the longest prefill chunk."""
+    """Starts, restores and ends sequences, and frees memory for them. `chunk`: the longest prefill chunk."""
 
     def __init__(self, runner: Runner, cache: PrefixCache, memory: Memory, *, chunk: int) -> None:
         self.runner = runner
@@ -65,8 +65,8 @@ class SequencePool:
         """Oldest first."""
         self._duplicates: dict[LiveSequence, _Path] = {}
         self.is_broken = False
-        """Copying broke off in the middle: the tree has segments whose entries nobody holds any more."""
-        # Weakly, or two that hold each other would keep the model and all that is stored after the loop has ended.
+        """Closing a sequence failed halfway, so the tree has segments without entries: reset the cache."""
+        # Weakly: a reference cycle would keep the model and the cache alive after the loop has ended.
         close = WeakMethod(self._close_if_idle)
 
         def close_if_there(sequence: object) -> None:
@@ -79,7 +79,7 @@ class SequencePool:
 
     @property
     def reclaimers(self) -> tuple[Reclaimer, ...]:
-        """What gives up something of the sequences or the cache, in the order in which it is asked."""
+        """What frees memory of sequences and cache, in order."""
         return self.share_duplicates, self.cache.evict_one, self.close_idle
 
     @property
@@ -91,21 +91,21 @@ class SequencePool:
         """The idle sequences, oldest first."""
         return tuple(self._idle)
 
-    # Asking.
+    # Estimates.
 
     def estimate(self, num_prompt: int) -> int:
-        """The most bytes of live state that a request with so many prompt tokens takes until it has decoded a while."""
+        """Upper bound of the live state of a request with `num_prompt` tokens, including the start of its answer."""
         return self.runner.footprint.live(num_prompt + INITIAL_DECODE_SLOTS, chunk=self._chunk)
 
     def estimate_to_admit(self, num_prompt: int, resume_at: int) -> int:
-        """The same, and what it copies from the cache that cannot be shared."""
+        """Like `estimate`, plus what the request copies from the cache and cannot share."""
         is_shared = resume_at >= self.runner.shares_from
         return self.estimate(num_prompt) + (0 if is_shared else self.runner.footprint.at(resume_at))
 
     def available(self, running: Iterable[RunningRequest]) -> int | None:
-        """Bytes that new requests may take, with all that may be evicted gone; None without a budget.
+        """Bytes that new requests may use if everything evictable is evicted; None: unlimited.
 
-        What the running ones were promised and have not taken yet is not available.
+        Does not include what is reserved for the running ones.
         """
         memory = self.memory
         if memory.budget is None:
@@ -118,19 +118,19 @@ class SequencePool:
         return memory.budget - taken + sum(map(self._owned_nbytes, self._duplicates.values()))
 
     def fits_next_token(self, live: LiveSequence, *, budget: int | None) -> bool:
-        """Whether a sequence can have its next token within a budget, with all that is held now."""
+        """Whether the next token of a sequence fits a budget without reclaiming anything."""
         return budget is None or self.runner.growth([live], 2) <= max(0, budget - self.memory.held)
 
     def fits_draft(self, live: LiveSequence, num: int) -> bool:
-        """Whether a pass over `num` tokens fits as things are: a draft is no reason to give anything up."""
+        """Whether a pass over `num` tokens fits without reclaiming anything, which a draft is not worth."""
         return self.memory.fits(self.runner.growth_to_decode([live], num))
 
-    # Room.
+    # Memory.
 
     def measure(self) -> None:
-        """Count the buffers anew, and give up what is too much."""
+        """Recount the buffers, and free what exceeds the budget."""
         for live in [live for live in self._idle if not self.runner.is_worth_keeping(live)]:
-            # The cache has dropped too much of what it shares for it to be worth its buffers.
+            # The cache has dropped too much of what it shares.
             self._close_idle(live)
         self._count()
         available, budget = self.memory.available, self.memory.budget
@@ -139,15 +139,15 @@ class SequencePool:
         self.memory.reserve(0)
 
     def reserve_to_prefill(self, lives: Sequence[LiveSequence], num: int) -> bool:
-        """Make room for `num` more tokens of each of these sequences, in one pass."""
+        """Reclaim memory for a prefill pass over `num` tokens of each sequence. False if it does not fit."""
         return self.memory.reserve(self.runner.growth(lives, num))
 
     def reserve_to_decode(self, lives: Sequence[LiveSequence]) -> bool:
-        """Make room for the next token of each."""
+        """Reclaim memory for the next token of each sequence. False if it does not fit."""
         return self.memory.reserve(self.runner.growth_to_decode(lives))
 
     def share_duplicates(self) -> bool:
-        """Have the tree refer to the buffers of running sequences where it has copies. False if there is none."""
+        """Replace the tree's copies of duplicates by spans of the sequences' buffers. False if there are none."""
         had_any = len(self._duplicates) > 0
         for live, path in self._duplicates.items():
             refs = self.cache.owned_segments(path.tokens, namespace=path.namespace)
@@ -156,22 +156,22 @@ class SequencePool:
         return had_any
 
     def close_idle(self) -> bool:
-        """Close all idle sequences: the tree gets copies of what it needs. False if there is none."""
+        """Close all idle sequences; the tree gets copies of what it shares. False if there are none."""
         had_any = len(self._idle) > 0
         for live in list(self._idle):
             self._close_idle(live)
         return had_any
 
     def _count(self) -> None:
-        # An exception that is being handled may keep shared segments alive that the tree has replaced by copies.
+        # Not negative: an exception being handled may keep shared segments alive that the tree has replaced.
         self.memory.measure(Account.SEQUENCES, max(0, self.runner.live_nbytes))
 
     # Starting.
 
     def start(self, match: Match, position: int, *, reserve: int) -> LiveSequence:
-        """A sequence at `position` of the matched path, which is leased, that grows to about `reserve`.
+        """A sequence at `position` of the matched, leased path, with buffers for about `reserve` positions.
 
-        It can run when `restore` has copied what it lacks.
+        It can run once `restore` is complete.
         """
         live = self._reopen(match, position, reserve=reserve)
         if live is not None:
@@ -183,7 +183,7 @@ class SequencePool:
             live = self.runner.begin()
             self.runner.begin_restore(live, position, reserve=reserve)
             return live
-        # A second copy on the way costs less than what would have to be evicted for having the path twice.
+        # Too little memory to have the path twice: move its segments into the sequence.
         self.memory.reserve(needed - self._owned_nbytes(path))
         live = self.runner.begin()
         self.runner.begin_restore(live, position, reserve=reserve)
@@ -193,11 +193,11 @@ class SequencePool:
         return live
 
     def restore(self, live: LiveSequence, tokens: Tokens, *, namespace: str, allowance: StepAllowance) -> bool:
-        """Copy what a sequence lacks of `tokens`, as far as this step may. Whether it can run."""
+        """Continue the restore of a sequence to `tokens`, within the step's allowance. Returns whether it can run."""
         restoration = live.restoration
         if restoration is None:
             return True
-        # Looked up in each step: others end in between, and what stood in their buffers is elsewhere.
+        # Looked up in every step: when other sequences end, entries move out of their buffers.
         restore = self.cache.read(self.cache.match(tokens, namespace=namespace), len(tokens))
         while not restoration.is_over and allowance.has_room:
             allowance.take(self.runner.restore_part(live, restore, at_most=allowance.part_nbytes))
@@ -206,44 +206,44 @@ class SequencePool:
         return restoration.is_over
 
     def _reopen(self, match: Match, position: int, *, reserve: int) -> LiveSequence | None:
-        """The idle sequence that holds the matched path up to `position`, to be restored; None if none does."""
+        """Reopen the idle sequence that holds the matched path up to `position`; None if there is none."""
         if not self._idle or position == 0:
             return None
         live = self.cache.sharing_sequence(match, position)
         if not isinstance(live, LiveSequence) or live not in self._idle:
             return None
         path = self._idle[live]
-        # What comes behind the position will be overwritten, and may be on somebody else's path.
+        # Entries past the position will be overwritten, and may be on other paths: copy them.
         self.cache.split_shared(live, path.tokens, namespace=path.namespace, position=position)
         self._copy_shared(live, path, start=position)
         self.runner.begin_restore(live, position, reserve=reserve, keeps_full=True)
-        # Only now: if it cannot be taken back to the position, it is idle as before, and can still be closed.
+        # Only now: if any of this fails, it is still idle and can be closed.
         del self._idle[live]
         return live
 
-    # What is read from the disk.
+    # Reads from disk.
 
     def restore_target(self, position: int, num_prompt: int, *, is_whole: bool) -> RecordSource | RestoringSequence:
-        """What the records of a path up to `position` go into; `is_whole`: all of the path is read."""
+        """A target for the records of a path up to `position`; `is_whole`: the path is read from its beginning."""
         footprint = self.runner.footprint
         if not is_whole or footprint.full * position <= LARGE_NBYTES:
             return RecordSource()
-        # No more room to grow than a sequence may have that waits for its next turn.
+        # No more spare capacity than an idle sequence may have.
         length = min(num_prompt + INITIAL_DECODE_SLOTS, position + max(INITIAL_DECODE_SLOTS, position // 16))
         if not self.memory.reserve(footprint.live(length, chunk=1) + footprint.checkpoint):
-            # It takes less to have the cache hold it alone until the request can start.
+            # Holding it only in the cache until the request can start takes less memory.
             return RecordSource()
         return RestoringSequence(self.runner, length=length)
 
     def keep_restored(self, target: RestoreTarget, tokens: Tokens, *, namespace: str) -> None:
-        """What was committed from the target waits for its request like one whose next turn is to come."""
+        """Keep the target's sequence idle, for the request to reopen, after its content was committed."""
         if isinstance(target, RestoringSequence):
             self.end(target.live, tokens, namespace=namespace)
 
     # Ending.
 
     def end(self, live: LiveSequence, tokens: Tokens, *, namespace: str) -> None:
-        """A sequence that stands behind `tokens` has ended: it stays idle, or is stopped where that is not worth it."""
+        """End a sequence at the end of `tokens`: keep it idle if that is worth it, otherwise stop it."""
         self._duplicates.pop(live, None)
         if live.moving is not None:
             self._close(live, _Path(tokens, namespace))
@@ -258,8 +258,8 @@ class SequencePool:
             self._close_idle(next(iter(self._idle)))
 
     def discard(self, live: LiveSequence, tokens: Tokens, *, namespace: str) -> None:
-        """The state of a running sequence is not to be trusted: only what it shared before is kept, as copies."""
-        # Before anybody has it share what the tree holds of its path: nobody could read that.
+        """Drop a running sequence whose state cannot be trusted; what it already shares is kept as copies."""
+        # First, so that nothing more is shared with it.
         self._duplicates.pop(live, None)
         try:
             self._copy_shared(live, _Path(tokens, namespace))
@@ -281,7 +281,7 @@ class SequencePool:
         self._count()
 
     def _close_if_idle(self, sequence: object) -> None:
-        # What a running sequence shares behind its lease may be dropped: copies of that are of no use to anybody.
+        # Running sequences stay: what they share past their leases can be dropped without a copy.
         if isinstance(sequence, LiveSequence) and sequence in self._idle:
             self._close_idle(sequence)
 
@@ -289,7 +289,7 @@ class SequencePool:
         self._close(live, self._idle.pop(live))
 
     def _close(self, live: LiveSequence, path: _Path) -> None:
-        """Replace what an idle sequence shares, or one that has not taken over all of it, by copies, and stop it."""
+        """Replace what an idle (or still moving) sequence shares by copies, and stop it."""
         refs = self.cache.shared_segments(live, path.tokens, namespace=path.namespace)
         try:
             self.cache.replace(refs, copy_out(_shared_of(refs)))
@@ -301,13 +301,13 @@ class SequencePool:
         self._count()
 
     def _copy_shared(self, live: LiveSequence, path: _Path, *, start: int = 0) -> None:
-        """Replace what a sequence shares of ``[start, …)`` by copies."""
+        """Replace what a sequence shares past `start` by copies."""
         if len(live.shared) > 0:
             refs = self.cache.shared_segments(live, path.tokens, namespace=path.namespace, start=start)
             self.cache.replace(refs, [segment.owned() for segment in _shared_of(refs)])
 
     def _owned_nbytes(self, path: _Path) -> int:
-        # The references are not to be kept: who holds one holds its entries, too.
+        # Not kept: each reference keeps its entries alive.
         refs = self.cache.owned_segments(path.tokens, namespace=path.namespace)
         return sum(ref.segment.nbytes for ref in refs)
 
@@ -324,6 +324,6 @@ def _segment(ref: SegmentRef) -> PackedSegment:
 
 
 def _share(live: LiveSequence) -> int:
-    """What one sequence takes of the buffers it shares with others, and what it is taking over."""
+    """The bytes of one sequence in its batch's buffers, and of the entries moving into it."""
     moving = live.moving.nbytes if live.moving is not None else 0
     return live.rows.nbytes // live.rows.num_rows + moving

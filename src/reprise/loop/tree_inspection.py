@@ -1,4 +1,4 @@
-"""The tree that the engine thread shows: what is in memory, and what is on disk alone. Changes nothing."""
+"""Inspection of the tree: nodes in memory, joined with those only on disk. Changes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from reprise.disk.cache import DiskCache, DiskCursor
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 
 _NUM_FIRST_TOKENS = 24
-"""So many tokens of an edge are shown: enough to read how it begins."""
+"""How many tokens of an edge are shown."""
 
 
 def inspect_tree(
@@ -38,14 +38,14 @@ def inspect_tree(
     now_s: float,
     part: TreePart,
 ) -> InspectedTree:
-    """The nodes that were used last, from the roots down: no path through a node is newer than the node."""
+    """The most recently used nodes, parents first."""
     leased: dict[int, list[str]] = defaultdict(list)
     for request in requests:
         if isinstance(request.phase, Prefilling | Decoding) and request.phase.lease is not None:
             leased[request.phase.lease.node.serial].append(request.id)
     nodes: list[InspectedNode] = []
     cursors: dict[int, DiskCursor] = {}
-    """Where the paths of the nodes shown stand on disk, as far as there is anything."""
+    """Cursors on disk at the ends of the nodes shown, as far as their paths are on disk."""
     has_more = False
     for at, found in enumerate(_newest_first(cache, part)):
         has_more = len(nodes) == max_nodes
@@ -80,7 +80,7 @@ def inspect_tree(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DiskRun:
-    """Edges on disk, one behind the other without a branch, from `start` on."""
+    """A chain of edges on disk without branches, from `start`."""
 
     start: int
     edges: tuple[DiskEdge, ...]
@@ -99,7 +99,7 @@ class _DiskRun:
 
 
 def _run_on_disk(edge: DiskEdge, start: int = 0) -> _DiskRun:
-    """From `start` within an edge, or from its own, up to where paths part."""
+    """The run from `start` within an edge, or from the edge's start, to the next branch."""
     edges = [edge]
     while len(edges[-1].children) == 1:
         edges.extend(edges[-1].children.values())
@@ -108,25 +108,22 @@ def _run_on_disk(edge: DiskEdge, start: int = 0) -> _DiskRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
-    """A node or run that is shown, and the runs on disk that leave it."""
+    """A node or run that is shown, and the runs on disk that branch off it."""
 
     node: Node | _DiskRun
     parent: int | str | None
     namespace: str
     used_at_s: float
-    """No later than what is above it."""
+    """At most that of its parent."""
     branches: Sequence[_DiskRun]
     place: tuple[DiskEdge, int] | None
-    """Where its end stands on disk: an edge, and how far in it. None: nowhere."""
+    """Its end on disk: an edge, and an offset in it. None if it is not on disk."""
 
 
 def _newest_first(cache: PrefixCache, part: TreePart) -> Iterator[_Shown]:
-    """The nodes of a part and the runs that are on disk alone, those used last first, parents before children.
-
-    No path through a node is newer than the node.
-    """
+    """The nodes of a part and the runs that are only on disk, most recently used first, parents before children."""
     on_disk = part.on_disk
-    # The disk knows the time of day, the cache one that never goes back.
+    # The disk has wall-clock times, the cache monotonic ones.
     ahead_s = time.time() - time.monotonic()
     num = count()
     left: list[tuple[float, int, int, Node | _DiskRun, _Shown | None, str]] = []
@@ -172,7 +169,7 @@ def _parent_of(node: Node | _DiskRun, above: _Shown | None) -> int | str | None:
 
 
 def _tops_on_disk(cache: PrefixCache, on_disk: DiskTree, part: TreePart) -> list[_DiskRun]:
-    """Where the part begins on disk: what leaves the paths in memory comes behind these."""
+    """The runs at which the part begins, if it is only on disk; other runs are found at the nodes they branch off."""
     if part.under is None and part.namespace not in cache.tree.roots:
         return [_run_on_disk(edge) for edge in on_disk.root.children.values()]
     run = _run_under(on_disk, part.under) if isinstance(part.under, str) else None
@@ -180,7 +177,7 @@ def _tops_on_disk(cache: PrefixCache, on_disk: DiskTree, part: TreePart) -> list
 
 
 def _place_of(on_disk: DiskTree, node: Node) -> tuple[DiskEdge, int] | None:
-    """Where the path of a node, its own tokens left out, stands on disk."""
+    """The place on disk at the start of a node's edge."""
     place: tuple[DiskEdge, int] | None = (on_disk.root, 0)
     for above in path_to(node)[:-1]:
         if place is not None:
@@ -189,9 +186,9 @@ def _place_of(on_disk: DiskTree, node: Node) -> tuple[DiskEdge, int] | None:
 
 
 def _follow(place: tuple[DiskEdge, int], node: Node) -> tuple[list[_DiskRun], tuple[DiskEdge, int] | None]:
-    """What leaves a node's path on disk, from within its tokens or where none of its children goes on; and its end.
+    """The runs on disk that branch off within a node's edge or at its end beside its children; and the end's place.
 
-    O(edges on disk that its tokens go through).
+    O(edges on disk along the node's edge).
     """
     leaves: list[_DiskRun] = []
     (edge, num), tokens, is_above = place, node.tokens, True
@@ -205,7 +202,7 @@ def _follow(place: tuple[DiskEdge, int], node: Node) -> tuple[list[_DiskRun], tu
             edge, num = below, 0
         same = common_prefix(edge.tokens[num:], tokens)
         num, tokens = num + same, tokens[same:]
-        # What leaves where the node begins has left the one above.
+        # Branches at the node's start belong to the node above.
         is_above = is_above and same == 0
         if len(tokens) > 0 and num < len(edge.tokens):
             return leaves if is_above else [*leaves, _run_on_disk(edge, edge.start + num)], None
@@ -218,7 +215,7 @@ def _follow(place: tuple[DiskEdge, int], node: Node) -> tuple[list[_DiskRun], tu
 
 
 def _run_under(on_disk: DiskTree, name: str) -> _DiskRun | None:
-    """The run that has this `id`."""
+    """The run with this `id`, or None."""
     key, start, stop = name.split("-")
     edge = on_disk.ends.get(key)
     if edge is None or not int(start) < int(stop) <= edge.stop:
@@ -229,7 +226,7 @@ def _run_under(on_disk: DiskTree, name: str) -> _DiskRun | None:
 
 
 def _tops(cache: PrefixCache, part: TreePart) -> list[tuple[str, Node]]:
-    """Where the part begins in memory, with the namespace."""
+    """The nodes in memory at which the part begins, with their namespaces."""
     if part.under is None:
         return [(name, root) for name, root in cache.tree.roots.items() if part.namespace in (None, name)]
     node = cache.tree.node(part.under) if isinstance(part.under, int) else None
@@ -241,7 +238,7 @@ def _tops(cache: PrefixCache, part: TreePart) -> list[tuple[str, Node]]:
 
 
 def edge_tokens(cache: PrefixCache, part: TreePart, *, max_nodes: int) -> list[EdgeTokens]:
-    """The tokens of the `max_nodes` nodes of a part that were used last. Of those in memory nothing is copied."""
+    """The tokens of the `max_nodes` most recently used nodes of a part; those in memory are not copied."""
     found: list[EdgeTokens] = []
     for shown in islice(_newest_first(cache, part), max_nodes):
         node = shown.node

@@ -1,4 +1,4 @@
-"""Has the engine's memory budget follow the machine, from a thread of its own."""
+"""Adjusts the engine's memory budget to the machine's free memory, on a separate thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("reprise.loop")
 
 _EVERY_S = 1.0
 _LEAST_SHARE = 8
-"""The budget keeps this part at least: running requests need some."""
+"""The budget keeps at least this fraction (1/8): running requests need some."""
 
 
 @contextmanager
@@ -30,10 +30,10 @@ def following_machine(
     measure: Callable[[], int] = process_nbytes,
     every_s: float = _EVERY_S,
 ) -> Generator[None]:
-    """While other programs need memory the engine keeps to less, and to all of its budget when they do not.
+    """Reduce the engine's budget while other programs need memory, and raise it again afterwards.
 
-    `others`: those of other models, which share its budget. `bound`: for all that this process holds, which `measure`
-    says; None: there is none.
+    `others`: engines of other models, which share its budget. `bound`: limit for the process's memory, as measured by
+    `measure`; None: no limit.
     """
     is_over = threading.Event()
     follower = _Follower(engine, others, bound=bound, read=read, measure=measure)
@@ -56,7 +56,7 @@ def following_machine(
 
 
 class _Follower:
-    """Reads what there is, and sends the engine the smaller of two budgets: the machine's and the bound's."""
+    """Sets the engine's budget to the smaller of two: by the machine's free memory, and by the process's limit."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class _Follower:
         self._measure = measure
         most = engine.status().held.budget_nbytes
         self._by_machine = Budget(nbytes=most, least=most // _LEAST_SHARE, most=most)
-        # Nothing is promised to requests that the bound does not allow.
+        # No minimum: the process must stay within its limit.
         self._by_bound = Budget(nbytes=most, least=0, most=most)
         self._sent = most
-        self._has_told_machine = self._has_told_bound = False
+        self._has_warned_machine = self._has_warned_bound = False
 
     def look(self) -> None:
-        """Read once, and say what follows."""
+        """Read the memory once and update the budget."""
         each, now_s = [engine.status().held for engine in self._all], time.monotonic()
         layers = sum(held.kv_nbytes + held.snapshot_nbytes + held.live_nbytes + held.logits_nbytes for held in each)
         before = self._by_machine, self._by_bound
@@ -96,18 +96,18 @@ class _Follower:
         if returns or nbytes != self._sent:
             self._sent = nbytes
             self._engine.set_budget(nbytes, returns_buffers=any(budget.returns_buffers for budget in now))
-        self._tell(reading, process)
+        self._warn(reading, process)
 
-    def _tell(self, reading: MemoryReading, process: int) -> None:
-        """Say each of the two once."""
-        if self._by_machine.is_reduced and not self._has_told_machine:
-            self._has_told_machine = True
+    def _warn(self, reading: MemoryReading, process: int) -> None:
+        """Log each of the two reasons once."""
+        if self._by_machine.is_reduced and not self._has_warned_machine:
+            self._has_warned_machine = True
             log.warning(
                 "other programs need memory (%.1f GB free): the cache shrinks, and grows again when memory is free",
                 reading.available / 10**9,
             )
-        if self._by_bound.is_reduced and not self._has_told_bound:
-            self._has_told_bound = True
+        if self._by_bound.is_reduced and not self._has_warned_bound:
+            self._has_warned_bound = True
             log.warning(
                 "this process holds %.2f GB, close to --memory: the cache shrinks, and grows again when memory is free",
                 process / 10**9,

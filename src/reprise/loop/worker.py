@@ -1,7 +1,7 @@
-"""The work of the engine thread: requests in, steps of the scheduler done, events out.
+"""The engine thread's work for one model: requests in, steps executed, events out.
 
-`Worker.step` reads from top to bottom: schedule, execute, store, finish. Nothing that a request does wrong leaves it:
-whatever raises ends that request, with its reason, and the others go on.
+`Worker.step` reads from top to bottom: schedule, execute, store, finish. An exception in a request's part of a step
+ends only that request.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from reprise.schedule.state import Group, Slice, Step
 log = logging.getLogger("reprise.loop")
 
 _COMPACT_ENTRIES = 8192
-"""Entries that one step joins at most, so that others wait for little."""
+"""The most entries joined per step, so that others are not delayed."""
 
 _SEGMENT_NBYTES, _LEAST_SEGMENT = 32 << 20, 64
-"""Bytes of a stored segment at most, which is what cutting or joining it copies in one step; and tokens at least."""
+"""The most bytes of a stored segment, which cutting or joining copies in one step; and its fewest tokens."""
 
 _LONGEST_NAP_S = 3600.0
-"""A clock may be told to wait for so long on every platform."""
+"""The longest timeout of a wait, which every platform supports."""
 
 _LEAST_TOKENS = 512
-"""A server that has no room for the state of so many is not worth starting."""
+"""The budget must have room for the state of this many tokens."""
 
 Result = Slice | TokenResult | TokenFailure
 """What a pass did for one request."""
 
 
 class Worker:
-    """All state of the engine thread. Every method is called on it."""
+    """The state of one model on the engine thread, on which every method is called."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Worker:
         wake: Callable[[], None] = lambda: None,
         clock: Clock = monotonic,
     ) -> None:
-        """`shared`: the memory of all models, None: this is the only one. `disk_block`: see `open_disk`; `wake` has the
-        loop call `step`, and may be called on any thread."""
+        """`shared`: the memory shared by all models; None: this is the only one. `disk_block`: see `open_disk`. `wake`:
+        makes the loop call `step`; thread-safe."""
         self._clock = clock
         self._gate = gate
         self.runner = Runner(loaded, can_batch=can_batch, shares_from=shares_from)
@@ -102,7 +102,7 @@ class Worker:
         self.requests = RequestTable(self.sequences, gate, clock=clock)
         self.executor = Executor(self.sequences, context=context, clock=clock)
         self.drafts = make_drafts(self.runner, settings.drafts)
-        """None: nothing is drafted."""
+        """None if drafts are off."""
         self._allowance = StepAllowance(self.limits.max_stall_s, clock=clock)
         self.disk = DiskTier(
             open_disk(settings, loaded, footprint, block=disk_block),
@@ -133,7 +133,7 @@ class Worker:
     # A step: schedule, execute, store, finish.
 
     def step(self) -> None:
-        """Ask the scheduler what to do next, do it, store what was computed, and finish what is complete."""
+        """Decide what to do, do it, store what was computed, and finish what is complete."""
         if self.sequences.is_broken:
             self.requests.reset_cache()
         decodes = any(isinstance(request.phase, Decoding) for request in self.requests.values())
@@ -148,17 +148,17 @@ class Worker:
         if step is None:
             self._tidy()
         else:
-            self._come_and_go(step)
+            self._apply_changes(step)
             for request, result in self._execute(step):
                 self.requests.run_isolated(request, lambda request, result=result: self._take(request, result))
         self.disk.write()
 
     def _schedule(self) -> Step | None:
-        """What the scheduler says; None if nobody is there who could run."""
+        """The scheduler's decision; None if there is no request that could run."""
         present = self.prefixes.present()
         if not present:
             return None
-        # Beside the streams, a prefill slice has what is left of the longest gap.
+        # A prefill slice gets what decode and restores leave of the longest gap.
         speed = self.executor.speed
         speed = replace(speed, decode_s=speed.decode_s + self._allowance.spent_s)
         state = scheduler_state(present, self.sequences, speed, self.cache.layout, now_s=self._clock())
@@ -166,11 +166,11 @@ class Worker:
             state = replace(state, num_others=self.num_others, is_closed=self.is_closed)
         step = decide(state, self.limits)
         may_wait = self.num_others > 0 or self.is_closed or any(r.is_restoring for r in present)
-        assert may_wait or not step.is_idle, "requests are there, and nothing runs"
+        assert may_wait or not step.is_idle, "there are requests, and nothing runs"
         return step
 
-    def _come_and_go(self, step: Step) -> None:
-        """Stop settling, commit what others can go on from, and admit those whose turn it is."""
+    def _apply_changes(self, step: Step) -> None:
+        """Stop settling jobs, commit what others can resume from, and admit requests."""
         for job_id in step.give_up:
             self.cancel(job_id)
         for job_id in step.commit:
@@ -190,7 +190,7 @@ class Worker:
             self.executor.note_decode(self._clock() - started_s)
 
     def _take(self, request: RunningRequest, result: Result) -> None:
-        """Store and finish what one request got from a pass."""
+        """Process what one request got from a pass."""
         match result:
             case Slice():
                 self._after_slice(request, result)
@@ -200,9 +200,9 @@ class Worker:
                 raise error
 
     def _tidy(self) -> None:
-        """There is nothing to do: join small segments, and audit answers when none is left."""
+        """Idle work: compact the tree, then audit answers."""
         if len(self.requests) > 0:
-            return  # Those that are there wait for the disk.
+            return  # They wait for the disk.
         if self.cache.compact(max_entries=self._max_compacted) > 0:
             return
         device_memory.give_back()
@@ -210,7 +210,7 @@ class Worker:
             self.cache.check()
         wrong = self.audit.step()
         if wrong is not None:
-            # What is on disk below a wrong state is wrong as well, and nothing tells it apart.
+            # Records computed from a wrong state are wrong too, and cannot be identified.
             self.disk.clear(wrong.job.namespace)
             tokens = join_tokens(wrong.job.prompt.tokens, as_tokens(wrong.tokens))
             self.cache.drop_path(tokens, namespace=wrong.job.namespace)
@@ -226,7 +226,7 @@ class Worker:
         self.requests.run_isolated(request, self._look_up)
 
     def _look_up(self, request: RunningRequest) -> None:
-        """See how far the prompt of a new request is known; if that is all it wants, it is over."""
+        """Look up the prompt of a new request; finish it if it needs no answer and everything is stored."""
         self.prefixes.look_up(request)
         if request.position == len(request.job.prompt) and not request.samples:
             self._note_admission(request, request.position)
@@ -234,9 +234,9 @@ class Worker:
             self.requests.finish(request, FinishReason.DONE)
 
     def _admit(self, request: RunningRequest) -> None:
-        """Start a request that waited, where the cache can resume it."""
+        """Admit a waiting request at its resume position."""
         if self.prefixes.is_on_disk(request):
-            return  # It is admitted when what the disk has of it is there.
+            return  # It is admitted once its records were read.
         self.prefixes.start(request)
         resume_at = request.position
         if request.admission is None:
@@ -246,7 +246,7 @@ class Worker:
         self._restore(request)
 
     def _restore(self, request: RunningRequest) -> None:
-        """Copy what the request resumes from, as far as this step may; when all is there, it goes on."""
+        """Continue the restore of a request, within the step's allowance; once complete, the request continues."""
         if not self.prefixes.restore(request, self._allowance):
             return
         phase = request.phase
@@ -254,7 +254,7 @@ class Worker:
         if phase.row is not None:
             self._take(request, self.executor.sample_from(request, phase.row, is_audited=self.audit.draw()))
         elif request.position >= request.end:
-            # Where it samples nothing, another request has computed all of it while this one waited.
+            # A request without an answer gets here if another one computed all of it while it waited.
             self._begin_decode(request) if request.samples else self.requests.finish(request, FinishReason.DONE)
 
     def _note_admission(self, request: RunningRequest, resume_at: int) -> None:
@@ -264,7 +264,7 @@ class Worker:
     # Prefill.
 
     def _prefill(self, slices: Sequence[Slice]) -> Iterator[tuple[RunningRequest, Result]]:
-        """One pass over slices of one length, as far as there is room."""
+        """One pass over slices of equal length, as far as memory allows."""
         num = len(slices[0])
         fitting = self.preemption.until_fit(
             [self.requests[piece.id] for piece in slices], lambda lives: self.sequences.reserve_to_prefill(lives, num)
@@ -285,7 +285,7 @@ class Worker:
             yield by_id[piece.id], piece
 
     def _after_slice(self, request: RunningRequest, piece: Slice) -> None:
-        """Store the checkpoint that the slice ends at, and begin to decode or finish where the prompt ends."""
+        """Commit at the checkpoint where the slice ends; at the end of the prompt, start to decode or finish."""
         phase = request.phase
         assert isinstance(phase, Prefilling), phase
         scored = phase.live.scorer.give() if phase.live.scorer is not None else None
@@ -310,14 +310,14 @@ class Worker:
     # Decode.
 
     def _begin_decode(self, request: RunningRequest) -> None:
-        """The prompt is there: the next pass samples."""
+        """Start to decode: the next pass samples."""
         is_new = request.preempted is None
         keeps_row = is_new and self.prefixes.reserve_row(request)
         self.executor.begin_decode(request, keeps_row=keeps_row, is_audited=is_new and self.audit.draw())
 
     def _decode(self, group: Group) -> Iterator[tuple[RunningRequest, Result]]:
-        """A token for each sequence of a group, as far as there is room."""
-        # A prefill slice of the same step may have failed one of them, or have preempted it.
+        """A token for each request of a group, as far as memory allows."""
+        # The prefill of the same step may have failed or preempted some of them.
         there = [self.requests[job_id] for job_id in group.ids if self.requests.get(job_id) is not None]
         decoding = [request for request in there if isinstance(request.phase, Decoding)]
         decoding = self.preemption.until_fit(decoding, self.sequences.reserve_to_decode)
@@ -340,13 +340,13 @@ class Worker:
             yield request, result
 
     def _after_tokens(self, request: RunningRequest, result: TokenResult) -> None:
-        """Tell the tokens, and finish if the last one ends the answer."""
+        """Emit the tokens, and finish if the last one ends the answer."""
         now_s = self._clock()
         is_first = request.first_token_s is None
         if request.first_token_s is None:
             assert isinstance(request.phase, Decoding), request.phase
             request.first_token_s = now_s
-            # The prompt's last token is fed with the pass that samples the first of the answer.
+            # The prompt's last token is fed by the pass that samples the first token.
             self.requests.counts.update(num_prefilled=0 if request.phase.plan.has_row else 1)
         tokens = [sampled.token for sampled in result.sampled]
         request.generated += tokens
@@ -365,7 +365,7 @@ class Worker:
             self.prefixes.store_for_repeats(request)
 
     def _complete(self, request: RunningRequest, reason: FinishReason) -> None:
-        """Store an answer that is whole, and finish."""
+        """Store a complete answer, and finish."""
         assert isinstance(request.phase, Decoding), request.phase
         if request.phase.lease is not None:
             self.cache.note_answer(request.phase.lease, len(request.generated))
@@ -374,32 +374,32 @@ class Worker:
         self.audit.add(request)
         self.requests.finish(request, reason)
         try:
-            # However busy the server is: its next turn is restored from few segments.
+            # Even on a busy server, so that the next turn is restored from few segments.
             self.cache.compact_path(tokens, namespace=request.namespace, max_entries=self._max_compacted)
         except Exception:
-            # The answer is there, and each step leaves the books right: it stays as it is.
-            log.exception("could not merge what a chat has stored")
+            # The answer is stored, and every step of compaction leaves the tree consistent.
+            log.exception("cannot compact the stored path of a chat")
 
     def _stop_for_memory(self, request: RunningRequest) -> None:
-        """What it has is an answer, if any."""
+        """End the answer with what it has; raises OutOfMemory if that is nothing."""
         if not request.generated:
             raise OutOfMemory("There is no room for the first token of an answer. Raise --cache-bytes.")
         self._complete(request, FinishReason.LENGTH)
 
     def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
-        """Keep within this budget from now on; what exceeds it is reclaimed. `returns_buffers`: to the system, too."""
+        """Set the memory budget, reclaiming what exceeds it. `returns_buffers`: also return free ones to the system."""
         if nbytes != self.memory.budget:
-            # The gate keeps the configured one: what fits that is served, alone if it must be, and not refused because
-            # other programs need memory at this moment.
+            # The gate keeps the configured budget: what fits that is served, if necessary alone, and not refused for a
+            # temporary need of other programs.
             device_memory.bound_free_buffers(nbytes)
             self.memory.resize(nbytes)
         if returns_buffers:
             device_memory.give_back()
 
-    # What the thread is asked to end, to forget, and when it has work.
+    # Cancelling, clearing, loading; and whether there is work.
 
     def cancel(self, job_id: str) -> None:
-        """End the job; what it computed stays in the cache."""
+        """Cancel the job; what it computed stays in the cache."""
         request = self.requests.get(job_id)
         if request is not None:
             self.requests.run_isolated(request, self.prefixes.store_progress)
@@ -410,25 +410,25 @@ class Worker:
             self.cancel(request.id)
 
     def fail_all(self, error: RepriseError) -> None:
-        """End all jobs with `error`, and keep nothing of them: their state is not to be trusted."""
+        """Fail all jobs and discard their state, which can no longer be trusted."""
         self.requests.fail_together(list(self.requests.values()), error)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no job is there but those that settle."""
+        """Whether there are only settling jobs, or none."""
         return all(request.is_settle for request in self.requests.values())
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do now."""
         runs = any(not request.is_loading for request in self.requests.values())
-        # Small segments are joined when no job is there, and not while one waits for the disk.
+        # Idle work needs an empty table: a job that waits for the disk prevents it.
         idles = len(self.requests) == 0 and (not self.cache.is_compact or self.audit.due_in_s == 0)
         return runs or idles or self.disk.due_in_s == 0
 
     @property
     def wakes_in_s(self) -> float | None:
-        """When there will be something to do or to tell if nothing comes: to write, or a pin that ends. None: never."""
+        """Seconds until there is something to do without a command (a write, a pin that expires); None: never."""
         until = self.cache.pins.total().until
         audits = self._is_loaded and len(self.requests) == 0
         dues = [self.disk.due_in_s, self.audit.due_in_s if audits else None]
@@ -454,24 +454,24 @@ class Worker:
         return cleared
 
     def load(self, loaded: LoadedModel) -> None:
-        """The weights are here again."""
-        assert loaded.fingerprint == self.runner.loaded.fingerprint, "what is stored is of another model"
+        """Use these weights, after an `unload`."""
+        assert loaded.fingerprint == self.runner.loaded.fingerprint, "the cache is of another model"
         self.runner.loaded, self._is_loaded = loaded, True
 
     def unload(self) -> None:
-        """Give the weights up. Nobody runs; what is stored stays, and can be used again with weights like these."""
+        """Drop the weights while no request runs. The cache stays, for weights with the same fingerprint."""
         for request in list(self.requests.values()):
             if request.is_settle:
                 self.cancel(request.id)
-        assert not self.requests.running, "what runs needs the weights"
+        assert not self.requests.running, "running requests need the weights"
         self.audit.give_up()
         self._is_loaded = False
         self.runner.loaded = self.runner.loaded.without_weights()
-        # The thread gives back what that frees, when it has counted it.
+        # The engine thread returns the freed memory to the system.
         collect_all()
 
     def shutdown(self) -> None:
-        """Give all memory back now, and not when Python finds what refers to itself."""
+        """Free all memory now, in spite of reference cycles."""
         self.disk.close()
         self.audit.give_up()
         self.requests.reset_cache()
@@ -479,6 +479,6 @@ class Worker:
         device_memory.give_back()
 
     def check(self) -> None:
-        """AssertionError unless all books balance, those of running sequences too."""
+        """AssertionError unless all accounts are right, including those of running sequences."""
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
