@@ -212,7 +212,7 @@ def total_of(statuses: Sequence[Status]) -> Status:
 T = TypeVar("T", Counts, Held, DraftStatus, AuditTotals, OnDisk)
 
 
-def _sum(kind: type[T], records: Sequence[T], **given: float) -> T:
+def _sum(kind: type[T], records: Sequence[T], **given: float | str | None) -> T:
     """Field by field, but for those that are given; mappings by key."""
     found: dict[str, Any] = {}
     for each in fields(kind):
@@ -239,7 +239,13 @@ def _disk_of(models: Sequence[OnDisk]) -> OnDisk:
     """Models with one directory: each counts all that is not its own as others'."""
     everything = max(disk.nbytes + disk.others_nbytes for disk in models)
     own = sum(disk.nbytes for disk in models)
-    return _sum(OnDisk, models, budget_nbytes=models[0].budget_nbytes, others_nbytes=max(0, everything - own))
+    return _sum(
+        OnDisk,
+        models,
+        budget_nbytes=models[0].budget_nbytes,
+        others_nbytes=max(0, everything - own),
+        trouble=next((disk.trouble for disk in models if disk.trouble is not None), None),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
