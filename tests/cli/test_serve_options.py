@@ -41,6 +41,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
     "background_s": (["--background-time", "8"], 8.0),
     "background_nbytes": (["--background-bytes", "2MB"], 2_000_000),
     "stall_after_s": (["--stall-after", "9"], 9.0),
+    "is_tensor_parallel": (["--tensor-parallel"], True),
     "grace_s": (["--grace", "3"], 3.0),
     "max_tokens": (["--max-tokens", "7"], 7),
     "temperature": (["--temp", "0"], 0.0),
@@ -84,6 +85,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """The settings that a server was asked to run with."""
     seen: list[Settings] = []
     monkeypatch.setattr(reprise.cli.assemble, "run_server", lambda settings, *_: seen.append(settings))
+    # As the launcher of --tensor-parallel does.
+    monkeypatch.setenv("MLX_RANK", "0")
+    monkeypatch.setenv("MLX_HOSTFILE", "hosts.json")
     for name in ("listen", "FirstAnswers"):
         monkeypatch.setattr(f"reprise.cli.serve.{name}", lambda *_: None)
     return seen

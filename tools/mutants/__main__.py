@@ -26,6 +26,7 @@ from tools.mutants.of_disk import DISK_MUTANTS
 from tools.mutants.of_drafts import DRAFTS_MUTANTS
 from tools.mutants.of_engine import ENGINE_MUTANTS
 from tools.mutants.of_loop import LOOP_MUTANTS
+from tools.mutants.of_ranks import RANK_MUTANTS
 from tools.mutants.of_schedule import SCHEDULE_MUTANTS
 from tools.mutants.place import Place, Unplaced, placed
 from tools.mutants.source import functions_below
@@ -40,6 +41,7 @@ MUTANTS = (
     *DRAFTS_MUTANTS,
     *ENGINE_MUTANTS,
     *LOOP_MUTANTS,
+    *RANK_MUTANTS,
     *BENCH_MUTANTS,
 )
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,8 +17,8 @@ DRAFTS_MUTANTS = (
     _mutant(
         "Runner.verify",
         "entries of rejected tokens stay",
-        "rows.forget_last(len(draft) - num_right, before)",
-        "rows.forget_last(len(draft) - num_right - 1, before)",
+        "self._undo(rows, len(draft) - num_right)",
+        "self._undo(rows, len(draft) - num_right - 1)",
         _VERIFY,
     ),
     _mutant(

@@ -5,7 +5,11 @@ from mlx import nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 def load(
-    path_or_hf_repo: str, tokenizer_config: dict[str, Any] | None = None, *, return_config: Literal[True]
+    path_or_hf_repo: str,
+    tokenizer_config: dict[str, Any] | None = None,
+    *,
+    lazy: bool = False,
+    return_config: Literal[True],
 ) -> tuple[nn.Module, TokenizerWrapper, dict[str, Any]]: ...
 
 DEFAULT_ALLOW_PATTERNS: list[str]

@@ -2,9 +2,11 @@
 
 import json
 import logging
+import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
@@ -27,11 +29,12 @@ from reprise.chat.template import syntax_fault
 from reprise.cli.agents import AGENTS
 from reprise.cli.inspection import CHAT_TOKENS, count_layers, idle_chats
 from reprise.cli.process_limits import weights_nbytes
+from reprise.cli.ranks import RANKS_FAILED, least_nbytes_of_rank
 from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
 from reprise.cli.server_url import DEFAULT_URL
 from reprise.core.backend import total_of
 from reprise.core.collector import freeze_heap
-from reprise.core.errors import LoadFailed, ShuttingDown, memory_too_small
+from reprise.core.errors import LoadFailed, RepriseError, ShuttingDown, memory_too_small
 from reprise.core.follow import bound_for
 from reprise.core.metrics import totals_line
 from reprise.core.settings import Settings
@@ -41,6 +44,7 @@ from reprise.engine.load import LoadedModel, is_local, model_directory, with_tem
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import budget_of_all, leave_thread, most_state, process_nbytes
 from reprise.engine.outline import ModelOutline, outline_of
+from reprise.engine.ranks import LeadingRank
 from reprise.engine.runner import Footprint
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
@@ -54,6 +58,8 @@ LOADING_REPORTED_S = 5.0
 _CLOSE_S = 40.0
 _LOOKS_EVERY_S = 0.5
 """While a model is loaded at the start, whether the server is to end."""
+_TOLD_S = 1.0
+"""For the engine's thread to tell what has failed, and for that to be sent."""
 
 
 def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers) -> None:
@@ -67,10 +73,13 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
     of_first = first_group.settings
     # Before the model is loaded, which may take minutes.
     bound = memory_bound(of_first)
+    ranks = LeadingRank(of_first) if of_first.is_tensor_parallel else None
     if len(entries) > 1 or of_first.keep_alive_s is not None:
         served = _sharing([first_group, *others], settings)
     else:
-        served = [_ServingEngine(group=first_group, engine=EngineLoop(of_first))]
+        served = [
+            _ServingEngine(group=first_group, engine=EngineLoop(of_first, load=None if ranks is None else ranks.load))
+        ]
     engine, engines = served[0].engine, [each.engine for each in served]
     clock = LoadingClock(weights_nbytes(Path(of_first.model).expanduser()))
     with ExitStack() as while_serving:
@@ -78,6 +87,8 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
         def load() -> ChatService:
             with reported_loading(of_first.model, clock):
                 loaded = engine.start()
+            if ranks is not None:
+                ranks.when_failed(lambda failure: _end_with_ranks(engine, failure))
             service = _service(loaded, served[0], first_group.entries[0], is_only=len(entries) == 1)
             for line in banner(
                 service.served, _footprint(engine), budget=engine.status().held.budget_nbytes, url=url_of(listener)
@@ -107,6 +118,20 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
             listener.close()
             # MLX aborts a process that ends before the engine's thread has.
             _close(engines, timeout_s=_CLOSE_S)
+            if ranks is not None:
+                ranks.close()
+
+
+def _end_with_ranks(engine: EngineLoop, failure: RepriseError) -> None:
+    """A rank has gone, or hangs: tell everybody, and end, since no rank can do anything alone."""
+
+    def end() -> None:
+        engine.give_up(failure, within_s=_TOLD_S)
+        # What was said goes out, and `/health` tells who asks.
+        time.sleep(_TOLD_S)
+        end_at_once(RANKS_FAILED)
+
+    threading.Thread(target=end, name="reprise-end", daemon=True).start()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -277,7 +302,8 @@ def memory_bound(settings: Settings) -> int | None:
     if settings.memory is None:
         return None
     bound = settings.memory.of(read_machine().total)
-    needed = process_nbytes() + weights_nbytes(Path(settings.model).expanduser())
+    weights = weights_nbytes(Path(settings.model).expanduser())
+    needed = process_nbytes() + least_nbytes_of_rank(weights, settings, os.environ)
     if needed > bound:
         raise memory_too_small(settings.model, bound=bound, needed=bound_for(needed, 0))
     return bound

@@ -1,8 +1,11 @@
 """`reprise serve MODEL`."""
 
+import os
+
 from reprise.api.listening import FirstAnswers, listen
 from reprise.cli.configuration import Configuration, with_options
 from reprise.cli.process_limits import check_process_limits
+from reprise.cli.ranks import check_rank, follow_rank_0
 from reprise.cli.refuse import refusals
 from reprise.core.settings import OPTIONS
 
@@ -17,6 +20,11 @@ def serve(configuration: Configuration) -> None:
     settings = configuration.settings()
     table = settings.models.get(settings.model, {})
     check_process_limits(table.get("model", settings.model))
+    if settings.is_tensor_parallel:
+        check_rank(settings, os.environ)
+        if int(os.environ["MLX_RANK"]) > 0:
+            follow_rank_0(settings)
+            return
     with refusals():
         # Before the imports, which take seconds: who comes first is told to wait.
         listener = listen(settings.host, settings.port)

@@ -188,6 +188,14 @@ class Settings:
             "Report the engine as stalled, in the log and at /health, when it makes no progress for this long.",
         ),
     ] = 120.0
+    is_tensor_parallel: Annotated[
+        bool,
+        _server(
+            "tensor-parallel",
+            _SWITCH,
+            "Split the model over the ranks of `mlx.launch -n N --backend ring`, all of which get this option.",
+        ),
+    ] = False
     grace_s: Annotated[
         float, _server("grace", _SECONDS, "On shutdown, time for running answers and disk writes to finish.")
     ] = 30.0

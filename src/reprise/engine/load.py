@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -60,6 +60,8 @@ class LoadedModel:
     """What `config.json` says."""
     sampling: Mapping[str, Number] = field(default_factory=dict[str, Number])
     """Sampling defaults from `generation_config.json`, by the names of `Sampling`."""
+    room_elsewhere: int | None = None
+    """The least bytes that another rank of its group has for layer states; None: there is no other rank."""
 
     def without_weights(self) -> LoadedModel:
         """A copy without weights, which cannot run."""
@@ -74,8 +76,12 @@ def load_model(
     chat_template: str | None = None,
     trusts_remote_code: bool = False,
     downloads: bool = True,
+    shard: Callable[[nn.Module], None] | None = None,
 ) -> LoadedModel:
-    """Load a local directory or a hub id. `chat_template`: Jinja source instead of the model's. Raises LoadFailed."""
+    """Load a local directory or a hub id. `chat_template`: Jinja source instead of the model's. Raises LoadFailed.
+
+    `shard` reduces the model to this rank's part before its weights are read.
+    """
     directory = model_directory(source, downloads=downloads)
     config = check_config(read_config(directory, source), source)
     check_weights(directory, source)
@@ -84,7 +90,12 @@ def load_model(
             str(directory),
             tokenizer_config=_tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code),
             return_config=True,
+            lazy=shard is not None,
         )
+        if shard is not None:
+            shard(model)
+    except LoadFailed:
+        raise
     except FileNotFoundError as error:
         raise LoadFailed(f"{source}: a file of the model is missing: {error}. Is the download complete?") from error
     except ValueError as error:

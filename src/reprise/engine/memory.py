@@ -106,6 +106,8 @@ def room_beside(model_nbytes: int) -> int:
 def cache_budget(settings: Settings, loaded: LoadedModel, *, least: int) -> int:
     """Bytes for the prefix cache and live sequences. Raises LoadFailed if that is less than `least`."""
     wanted = default_budget(loaded.nbytes) if settings.cache_bytes is None else settings.cache_bytes.of(device_bytes())
+    if loaded.room_elsewhere is not None:
+        wanted = min(wanted, loaded.room_elsewhere)
     if settings.memory is None:
         return wanted
     # Do not count buffers that loading has freed.

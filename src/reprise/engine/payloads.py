@@ -17,9 +17,10 @@ from reprise.cache.payload import SegmentPayload
 from reprise.core.tokens import Span
 from reprise.engine.columns import as_words
 from reprise.engine.opaque import Frozen, freeze
+from reprise.engine.operations import on_all_ranks
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PackedSegment:
     """Packed entries of one layer kind: `stacks` of shape ``(planes, heads, length, width)``.
 
@@ -33,11 +34,13 @@ class PackedSegment:
     def nbytes(self) -> int:
         return sum(stack.nbytes for stack in self.stacks)
 
+    @on_all_ranks
     def cut(self, start: int, stop: int) -> PackedSegment:
         stacks = tuple(mx.array(stack[:, :, start:stop, :]) for stack in self.stacks)
         mx.eval(stacks)
         return PackedSegment(stacks, self.places)
 
+    @on_all_ranks
     def join(self, others: Sequence[SegmentPayload]) -> PackedSegment:
         parts = [self, *(cast(PackedSegment, other) for other in others)]
         segments = [part for part in parts if part.places == self.places]
@@ -202,7 +205,7 @@ def pack(planes: Sequence[mx.array]) -> PackedSegment:
     return PackedSegment(tuple(stacks), tuple(places))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Snapshot:
     """The saved states of all layers without entries, in the order of the layers.
 

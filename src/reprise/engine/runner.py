@@ -22,6 +22,7 @@ from reprise.engine.blueprint import Blueprint
 from reprise.engine.growth import growth, most_entries
 from reprise.engine.layers import KvLayer
 from reprise.engine.load import LoadedModel
+from reprise.engine.operations import is_recorded, is_shared, on_all_ranks
 from reprise.engine.payloads import MovingEntries, PackedSegment, pack
 from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.sample_batch import Choices, accept, sample_along, sample_batch
@@ -108,6 +109,7 @@ class LiveSequence:
             at += layer.num_planes
         return found
 
+    @on_all_ranks
     def copy(self, kind: KvKind, span: Span) -> PackedSegment:
         """A copy of the entries of `span`."""
         if self.moving is None or not isinstance(kind, Full):
@@ -262,12 +264,14 @@ class Runner:
             raise
         return live
 
+    @on_all_ranks
     def begin(self) -> LiveSequence:
         """A new, empty sequence."""
         live = LiveSequence(SequenceBatch(self.loaded.blueprint))
         self._lives.append(live)
         return live
 
+    @on_all_ranks
     def begin_restore(self, live: LiveSequence, position: int, *, reserve: int, keeps_full: bool = False) -> None:
         """Put a sequence at `position`; it can run once `restore_part` has copied all of its state.
 
@@ -277,6 +281,7 @@ class Runner:
         restoration = Restoration(live.rows, position, keeps_full=keeps_full)
         live.restoration = None if restoration.is_over else restoration
 
+    @on_all_ranks
     def begin_move(self, live: LiveSequence, segments: Sequence[tuple[Span, PackedSegment]]) -> list[SharedSegment]:
         """Move these full-attention segments, without other references, into a sequence being restored.
 
@@ -286,6 +291,7 @@ class Runner:
         live.moving = MovingEntries(segments)
         return [SharedSegment(live, Full(), span, self.footprint.full) for span, _ in segments]
 
+    @on_all_ranks
     def restore_part(self, live: LiveSequence, restore: Restore, *, at_most: int = COPIED_AT_ONCE) -> int:
         """Copy the next pieces of `restore`, see `Restoration.advance`. Returns the bytes."""
         assert live.restoration is not None, live
@@ -305,6 +311,7 @@ class Runner:
         """The entries of `span`, which the sequence has or is being filled with, as a shared segment."""
         return SharedSegment(live, kind, span, self.footprint.by_kind[kind])
 
+    @on_all_ranks
     def stop(self, live: LiveSequence) -> None:
         """End the sequence and free its state."""
         rows = live.rows
@@ -315,6 +322,7 @@ class Runner:
             rows.keep_rows(rest)
             mx.eval(rows.arrays())
 
+    @on_all_ranks
     def drop(self, live: LiveSequence) -> None:
         """Forget a sequence whose state is unusable or already freed."""
         self._lives = [other for other in self._lives if other is not live]
@@ -337,6 +345,7 @@ class Runner:
         full = [layer for layer in live.rows.layers(Full()) if layer.planes]
         return all(layer.planes[0].shape[2] - shared <= shared // 16 + _SPARE for layer in full)
 
+    @on_all_ranks
     def keep_idle(self, live: LiveSequence) -> None:
         """Keep an ended sequence's buffers for what the cache shares and for its next turn."""
         live.rows.step_back()
@@ -359,13 +368,13 @@ class Runner:
         tokens = np.stack([order[id(owner)] for owner in rows.owners])
         scorers = [owner.scorer if isinstance(owner, LiveSequence) else None for owner in rows.owners]
         if all(scorer is None for scorer in scorers):
-            rows.forward(self.loaded.model, mx.array(tokens))
+            self._feed(rows, tokens, wants_logits=False)
             mx.eval(rows.arrays())
             return ()
         # In parts: the logits of a whole chunk would take too much memory.
         for start in range(0, tokens.shape[1], SCORED_AT_ONCE):
             positions = list(rows.lengths)
-            logits = rows.forward(self.loaded.model, mx.array(tokens[:, start : start + SCORED_AT_ONCE]))
+            logits = self._feed(rows, tokens[:, start : start + SCORED_AT_ONCE])
             for row, scorer in enumerate(scorers):
                 if scorer is not None:
                     scorer.take(positions[row], logits[row])
@@ -375,7 +384,7 @@ class Runner:
     def logits(self, live: LiveSequence, chunk: Tokens) -> mx.array:
         """Feed one sequence a chunk; returns the logits after each token, shape ``(n, vocabulary)``."""
         rows = self._gather([live])
-        logits = rows.forward(self.loaded.model, mx.array(np.asarray(chunk)[None]))[0]
+        logits = self._feed(rows, np.asarray(chunk)[None])[0]
         mx.eval(logits, rows.arrays())
         return logits
 
@@ -413,7 +422,7 @@ class Runner:
         samplers = [live.ready for live in members]
         choices = rows.take_ahead()
         if choices is None:
-            logits = rows.forward(self.loaded.model, mx.array([[live.pending] for live in members]))
+            logits = self._feed(rows, _column([live.pending for live in members]))
             choices = sample_batch(samplers, logits[:, -1, :])
             for row, live in enumerate(members):
                 if live.keeps_row:
@@ -448,36 +457,36 @@ class Runner:
         rows.step_back()
         fed = [*live.unfed, live.pending]
         tokens = [*fed, *draft]
-        before = rows.save_recurrent()
-        logits = rows.forward(self.loaded.model, mx.array([tokens]))[0, len(fed) - 1 :]
+        logits = self._feed(rows, _row(tokens), may_be_undone=True)[0, len(fed) - 1 :]
         mx.async_eval(logits, rows.arrays())
         try:
             taken, reason = sample_along(live.ready, logits, draft)
         except Exception as error:
-            rows.forget_last(len(tokens), before)
+            self._undo(rows, len(tokens))
             return TokenFailure(live, error)
         num_right = len(taken) - 1
-        if num_right == len(draft):
-            live.unfed = ()
-        elif self.loaded.blueprint.rewinds:
-            rows.forget_last(len(draft) - num_right, before)
+        if num_right == len(draft) or self.loaded.blueprint.rewinds:
+            self._undo(rows, len(draft) - num_right)
             live.unfed = ()
         else:
-            rows.forget_last(len(tokens), before)
+            self._undo(rows, len(tokens))
             live.unfed = (*fed, *draft[:num_right])
         live.pending = taken[-1].token
         return TokenResult(live, tuple(taken), reason, num_fed=len(fed), num_drafted=len(draft))
 
     def exact_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Those of these pass sizes whose logits equal those of single steps bit by bit, on a short sequence."""
-        tokens = np.arange(64 + max(sizes)) % self.loaded.vocab_size
+        tokens = np.arange(64 + max(sizes), dtype=np.int32) % self.loaded.vocab_size
 
         def logits(step: int) -> npt.NDArray[np.float32]:
-            rows = SequenceBatch(self.loaded.blueprint)
-            rows.forward(self.loaded.model, mx.array(tokens[None, :64]))
-            starts = range(64, len(tokens), step)
-            passes = [rows.forward(self.loaded.model, mx.array(tokens[None, at : at + step])) for at in starts]
-            return np.array(mx.concatenate(passes, axis=1).astype(mx.float32))
+            live = self.begin()
+            try:
+                self.prefill([live], [tokens[:64]])
+                starts = range(64, len(tokens), step)
+                passes = [self.logits(live, tokens[at : at + step]) for at in starts]
+                return np.array(mx.concatenate(passes, axis=0).astype(mx.float32))
+            finally:
+                self.drop(live)
 
         single = logits(1)
         return tuple(size for size in sizes if size == 1 or np.array_equal(logits(size), single))
@@ -485,14 +494,45 @@ class Runner:
     def catch_up(self, live: LiveSequence) -> None:
         """Feed the tokens that a rejected draft left unfed, so that the layers are at the answer's position."""
         if live.unfed:
-            live.rows.forward(self.loaded.model, mx.array([live.unfed]))
+            self._feed(live.rows, _row(live.unfed), wants_logits=False)
             live.unfed = ()
             mx.eval(live.rows.arrays())
 
     def _may_run_ahead(self, rows: SequenceBatch) -> bool:
         context = self.loaded.context
-        return self.loaded.blueprint.joins and (context is None or max(rows.lengths) < context)
+        # Other ranks are told tokens, and not what they are sampled from.
+        may = self.loaded.blueprint.joins and not is_recorded()
+        return may and (context is None or max(rows.lengths) < context)
 
+    @on_all_ranks
+    def _feed(
+        self,
+        rows: SequenceBatch,
+        tokens: npt.NDArray[np.int32],
+        *,
+        wants_logits: bool = True,
+        may_be_undone: bool = False,
+    ) -> mx.array:
+        """One pass over tokens of shape ``(rows, n)``; gives logits ``(rows, n, vocabulary)``, lazy.
+
+        On several ranks it is computed here, all but the logits if nobody `wants_logits`: ranks that wait for each
+        other within a pass have to compute the same of it. `may_be_undone`: `_undo` follows.
+        """
+        rows.before = rows.save_recurrent() if may_be_undone else None
+        logits = rows.forward(self.loaded.model, mx.array(tokens))
+        if is_shared():
+            mx.eval(rows.arrays(), [logits] if wants_logits else [])
+        return logits
+
+    @on_all_ranks
+    def _undo(self, rows: SequenceBatch, num: int) -> None:
+        """Undo the last `num` tokens of the last pass; none: it stays as it is."""
+        before, rows.before = rows.before, None
+        if num > 0:
+            assert before is not None, "who undoes a pass says so before it"
+            rows.forget_last(num, before)
+
+    @on_all_ranks
     def _gather(self, lives: Sequence[LiveSequence]) -> SequenceBatch:
         """A batch of exactly these sequences: others are joined to the largest, and foreign rows split off."""
         wanted = {id(live) for live in lives}
@@ -530,6 +570,16 @@ def _results(lives: Sequence[LiveSequence], choices: Choices) -> list[TokenResul
         live.pending = sampled.token
         results.append(TokenResult(live, (sampled,), reason))
     return results
+
+
+def _row(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Tokens of one sequence."""
+    return np.array([tokens], dtype=np.int32)
+
+
+def _column(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+    """A token of each sequence."""
+    return np.array(tokens, dtype=np.int32)[:, None]
 
 
 def _is_forced(result: TokenResult) -> bool:

@@ -17,6 +17,7 @@ from reprise.core.tokens import Span
 from reprise.engine.blueprint import Blueprint, leaf_states
 from reprise.engine.layers import KvLayer, StateLayer
 from reprise.engine.opaque import look_into
+from reprise.engine.operations import on_all_ranks
 from reprise.engine.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, pack, save
 from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.sample_batch import Choices
@@ -42,6 +43,8 @@ class SequenceBatch:
         """The owner of each row; updated when rows join and leave."""
         self.ahead: PendingStep | None = None
         """The pass that was run ahead, if any: the layers are then one position past `lengths`."""
+        self.before: Mapping[int, list[mx.array | None]] | None = None
+        """The recurrent states from before the last pass, while some of that may have to be undone."""
 
     @property
     def num_rows(self) -> int:
@@ -213,6 +216,7 @@ class SequenceSource:
         """The entries of `span`, as a payload for the cache."""
         return self.copy(kind, span)
 
+    @on_all_ranks
     def copy(self, kind: KvKind, span: Span) -> PackedSegment:
         """A copy of the entries of `span`, which lies within what `kind` needs at this position."""
         layers = self._layers(kind)
@@ -221,6 +225,7 @@ class SequenceSource:
         assert len(planes) == sum(layer.num_planes for layer in layers), "entries of some layers are gone"
         return pack(planes)
 
+    @on_all_ranks
     def snapshot(self) -> Snapshot:
         """A copy of the recurrent and opaque states."""
         assert self.rows.ahead is None

@@ -16,6 +16,7 @@ import mlx.core as mx
 from reprise.cache.payload import SegmentPayload, SharedPayload
 from reprise.core.kinds import KvKind
 from reprise.core.tokens import Span
+from reprise.engine.operations import on_all_ranks
 from reprise.engine.payloads import PackedSegment
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class SharedSegment(SharedPayload):
         return self._live.copy(self.kind, self.span)
 
 
+@on_all_ranks
 def copy_out(segments: Sequence[SharedSegment]) -> list[PackedSegment]:
     """Copies of everything that an idle sequence shares, in the order of `segments`; its buffers are freed.
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from reprise.core.backend import Looks, Lookup, Status, StoredRun, WeightsState
 from reprise.core.errors import CacheNotCleared, EngineFailed, QueueFull, RepriseError, ShuttingDown
-from reprise.core.events import Event
+from reprise.core.events import Event, Finished, FinishReason
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Job, Purpose
 from reprise.core.pin import PinList
@@ -90,6 +90,8 @@ class EngineLoop:
         self._ends_now = False
         self._asking = threading.Lock()
         self.is_closed = False
+        self._failure: RepriseError | None = None
+        """Why nothing will be computed any more."""
 
     def start(self) -> LoadedModel:
         """Load the model and start serving. Raises LoadFailed."""
@@ -165,10 +167,29 @@ class EngineLoop:
             self._thread.call(end_soon)
         self._thread.join(timeout_s)
 
+    def give_up(self, error: RepriseError, *, within_s: float) -> None:
+        """Nothing will be computed any more, and the process is about to end: whoever waits is told `error`.
+
+        The engine's thread does it if it comes to it `within_s`. It may hang in MLX for ever; then this thread does.
+        """
+        self._failure = error
+        self.call(lambda worker: worker.fail_all(error))
+        worker = self._worker
+        due_s = time.monotonic() + within_s
+        while self._gate.num_inside > 0 and time.monotonic() < due_s:
+            time.sleep(0.02)
+        if worker is None:
+            return
+        for request in list(worker.requests.values()):
+            outcome = request.outcome(time.monotonic())
+            worker.requests.emit(request, Finished(reason=FinishReason.FAILED, outcome=outcome, error=error))
+
     # Backend. Thread-safe.
 
     def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
         assert self._loaded is not None, "submit needs a loaded model"
+        if self._failure is not None:
+            raise self._failure
         if job.purpose is Purpose.SETTLE and not self.is_loaded:
             raise QueueFull(f"{self.name} is not loaded, and background work does not load it.")
         self._gate.enter(job)
@@ -185,6 +206,7 @@ class EngineLoop:
         # Read here: the disk writer runs while the loop sleeps, and does not publish.
         on_disk = self._disk.stats() if self._disk is not None else None
         has_died = self._loaded is not None and not self.is_closed and not self._thread.is_alive
+        has_died = has_died or self._failure is not None
         stalled_s = self._thread.heartbeat.stalled_s
         weights = self._weights
         now = replace(

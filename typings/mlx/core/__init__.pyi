@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+from mlx.core import distributed as distributed
 from mlx.core import random as random
 
 __version__: str

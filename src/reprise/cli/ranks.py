@@ -1,0 +1,73 @@
+"""`reprise serve --tensor-parallel`: what it refuses, and what the ranks do that serve nothing themselves."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from reprise.cli.refuse import refusals, refuse
+from reprise.core.errors import RepriseError
+from reprise.core.settings import OPTIONS, Settings
+
+RANKS_FAILED = 75
+"""The exit status of a server whose group of ranks has failed (EX_TEMPFAIL): a supervisor starts it again."""
+
+_LAUNCH = "mlx.launch -n 2 --backend ring $(which reprise) serve MODEL --tensor-parallel"
+
+
+_REFUSED = (
+    "other_models", "models_dir", "has_hub_cache", "adapters", "adapter_path", "preloads", "is_pinned",
+    "keep_alive_s", "disk_directory",
+)  # fmt: skip
+"""What is about several models, adapters or the disk."""
+
+
+def check_rank(settings: Settings, environment: Mapping[str, str]) -> None:
+    """Refuse what cannot be served over several ranks, and a process that no launcher has started."""
+    if not environment.get("MLX_RANK", "").isdecimal() or not environment.get("MLX_HOSTFILE"):
+        refuse(f"--tensor-parallel needs the ranks of a launcher, with the ring backend. Start it with: {_LAUNCH}")
+    plain = Settings(model=settings.model)
+    given = [f"--{OPTIONS[name].name}" for name in _REFUSED if getattr(settings, name) != getattr(plain, name)]
+    given += ["[models]"] if len(settings.models) > 0 else []
+    if given:
+        refuse(f"{' and '.join(given)} cannot be used with --tensor-parallel yet. Start it without.")
+
+
+def least_nbytes_of_rank(nbytes: int, settings: Settings, environment: Mapping[str, str]) -> int:
+    """How much of weights of so many bytes this process holds at least."""
+    if not settings.is_tensor_parallel:
+        return nbytes
+    try:
+        hosts = json.loads(Path(environment["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
+        return nbytes // max(1, len(hosts))
+    except (KeyError, OSError, ValueError, TypeError):
+        return 0  # Joining the group says what is wrong with it.
+
+
+def follow_rank_0(settings: Settings) -> None:
+    """Run what rank 0 says until it ends. Ends the process where rank 0 has gone."""
+    with refusals():
+        from reprise.cli.assemble import write_log  # noqa: PLC0415 (imports MLX)
+        from reprise.engine.ranks import follow  # noqa: PLC0415
+
+        write_log(settings)
+        try:
+            follow(settings, on_ready=_leave_signals_to_rank_0, on_end=lambda: _end("rank 0 has ended without a word"))
+        except RepriseError:
+            raise
+        except Exception as error:
+            _end(f"it failed: {type(error).__name__}: {error}")
+
+
+def _leave_signals_to_rank_0() -> None:
+    # Ctrl-C and the launcher's signal reach all ranks: rank 0 lets answers finish first, which takes the others.
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+
+
+def _end(why: str) -> None:
+    sys.stderr.write(f"reprise: {why}, so this rank ends.\n")
+    sys.stderr.flush()
+    os._exit(RANKS_FAILED)

@@ -1,0 +1,275 @@
+"""The connections between rank 0 and the other ranks, beside those of MLX: who decides tells, who follows reports.
+
+A collective operation of MLX that one rank does not enter hangs in all others for ever. A connection tells when the
+process at its other end dies, and that of a process that hangs stops answering.
+
+A message is its length in four bytes and then JSON. Rank 0 sends operations and pings; the others answer each ping, and
+say what went wrong before they end.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import queue
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from reprise.core.errors import EngineFailed, LoadFailed
+
+log = logging.getLogger("reprise.engine")
+
+Message = Any
+"""What JSON can hold."""
+
+_LENGTH = struct.Struct("<I")
+_MOST_NBYTES = 1 << 28
+_PING_S = 1.0
+
+
+class RanksFailed(EngineFailed):
+    """Another rank of the group died, hangs or went wrong: nothing runs any more, and the server has to start again."""
+
+    status = 503
+    code = "ranks_failed"
+
+
+def send_message(connection: socket.socket, message: Message) -> int:
+    """Send one message; gives its bytes. OSError where the other end is gone, or takes nothing."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    connection.sendall(_LENGTH.pack(len(body)) + body)
+    return len(body)
+
+
+def receive_message(connection: socket.socket) -> Message:
+    """The next message. OSError (also ConnectionError, TimeoutError) where there is none."""
+    (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
+    if length > _MOST_NBYTES:
+        raise ConnectionError("what came is no message")
+    try:
+        return json.loads(_receive(connection, length))
+    except ValueError as error:
+        raise ConnectionError("what came is no message") from error
+
+
+def _receive(connection: socket.socket, num: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < num:
+        part = connection.recv(num - len(parts))
+        if not part:
+            raise ConnectionError("the other end has closed the connection")
+        parts += part
+    return bytes(parts)
+
+
+class Address:
+    """Where rank 0 listens for the others, with a secret that only they are told."""
+
+    def __init__(self, host: str, port: int, secret: str) -> None:
+        self.host, self.port, self.secret = host, port, secret
+
+    def __str__(self) -> str:
+        return f"{self.host} {self.port} {self.secret}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        host, port, secret = text.split(" ")
+        return cls(host, int(port), secret)
+
+
+class LinksToFollowers:
+    """Rank 0's connections to all others."""
+
+    def __init__(self, host: str, num_ranks: int, *, silent_s: float) -> None:
+        """`host`: the address of this rank, as the others reach it. A rank that is silent for `silent_s` hangs."""
+        self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.address = Address(host, self._listener.getsockname()[1], secrets.token_hex(16))
+        self._num_ranks = num_ranks
+        self._silent_s = silent_s
+        self._connections: dict[int, socket.socket] = {}
+        self._sending = threading.Lock()
+        self._failing = threading.Lock()
+        self._reports: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        self._heard_s: dict[int, float] = {}
+        self._is_closed = threading.Event()
+        self.failure: RanksFailed | None = None
+        """Why the group is of no use any more."""
+        self.on_failure: Callable[[RanksFailed], None] = lambda failure: None
+        """Called once, on a thread of these links."""
+
+    def accept(self, facts: Message, *, within_s: float) -> None:
+        """Wait until all others are connected, whose facts have to be these. Raises LoadFailed."""
+        self._listener.settimeout(within_s)
+        due_s = time.monotonic() + within_s
+        try:
+            while len(self._connections) < self._num_ranks - 1:
+                connection, _ = self._listener.accept()
+                self._listener.settimeout(max(0.1, due_s - time.monotonic()))
+                connection.settimeout(self._silent_s)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    hello = receive_message(connection)
+                    rank, secret = int(hello["rank"]), str(hello["secret"])
+                except (OSError, KeyError, TypeError, ValueError):
+                    connection.close()
+                    continue
+                if not hmac.compare_digest(secret, self.address.secret) or not 0 < rank < self._num_ranks:
+                    connection.close()
+                    continue
+                self._connections[rank] = connection
+                if hello.get("facts") != facts:
+                    differing = sorted(key for key in facts if hello.get("facts", {}).get(key) != facts[key])
+                    raise LoadFailed(
+                        f"Rank {rank} was started with another {' and '.join(differing)} than rank 0. All ranks need "
+                        "the same model, options and versions."
+                    )
+        except TimeoutError as error:
+            missing = sorted(set(range(1, self._num_ranks)) - set(self._connections))
+            raise LoadFailed(
+                f"Rank {', '.join(map(str, missing))} did not connect to {self.address.host}:{self.address.port} "
+                f"within {within_s:.0f} s. Can it reach that address?"
+            ) from error
+        finally:
+            self._listener.close()
+        for rank, connection in self._connections.items():
+            self._heard_s[rank] = time.monotonic()
+            name = f"reprise-rank-{rank}"
+            threading.Thread(target=self._hear, args=(rank, connection), name=name, daemon=True).start()
+
+    def begin_watch(self) -> None:
+        """From now on the others answer pings."""
+        for rank in self._heard_s:
+            self._heard_s[rank] = time.monotonic()
+        threading.Thread(target=self._watch, name="reprise-ranks", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Send a message to all others. Raises RanksFailed."""
+        if self.failure is not None:
+            raise self.failure
+        body = json.dumps(message, separators=(",", ":")).encode()
+        framed = _LENGTH.pack(len(body)) + body
+        with self._sending:
+            for rank, connection in self._connections.items():
+                try:
+                    connection.sendall(framed)
+                except OSError as error:
+                    raise self.fail(f"rank {rank} takes no more messages ({error})") from error
+
+    def next_reports(self, *, within_s: float) -> dict[int, Message]:
+        """One report of each of the others, by rank. Raises RanksFailed."""
+        reports: dict[int, Message] = {}
+        due_s = time.monotonic() + within_s
+        while len(reports) < self._num_ranks - 1:
+            if self.failure is not None:
+                raise self.failure
+            with suppress(queue.Empty):
+                rank, report = self._reports.get(timeout=0.1)
+                reports[rank] = report
+            if time.monotonic() > due_s:
+                missing = sorted(set(range(1, self._num_ranks)) - set(reports))
+                raise self.fail(f"rank {', '.join(map(str, missing))} did not report within {within_s:.0f} s")
+        return reports
+
+    def fail(self, why: str) -> RanksFailed:
+        """The group is of no use any more; gives what everybody is told who wants something of it."""
+        with self._failing:
+            if self.failure is not None:
+                return self.failure
+            self.failure = failure = RanksFailed(f"{why[:1].upper()}{why[1:]}. The server has to start again.")
+        if not self._is_closed.is_set():
+            log.critical("%s", failure)
+            self.on_failure(failure)
+        return failure
+
+    def close(self) -> None:
+        """Let the others end: the server has."""
+        self._is_closed.set()
+        self._listener.close()
+        for connection in self._connections.values():
+            with suppress(OSError):
+                send_message(connection, ["end"])
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def _hear(self, rank: int, connection: socket.socket) -> None:
+        while not self._is_closed.is_set():
+            try:
+                message = receive_message(connection)
+            except TimeoutError:
+                continue  # `_watch` says when that is too long.
+            except OSError:
+                if not self._is_closed.is_set():
+                    self.fail(f"rank {rank} has ended")
+                return
+            self._heard_s[rank] = time.monotonic()
+            match message:
+                case ["pong"]:
+                    pass
+                case ["failed", why]:
+                    self.fail(f"rank {rank}: {why}")
+                    return
+                case _:
+                    self._reports.put((rank, message))
+
+    def _watch(self) -> None:
+        while not self._is_closed.wait(_PING_S) and self.failure is None:
+            for rank, heard_s in self._heard_s.items():
+                if time.monotonic() - heard_s >= self._silent_s:
+                    self.fail(f"rank {rank} has not answered for {self._silent_s:.0f} s")
+                    return
+            # Whoever sends at this moment says soon enough if nobody takes it.
+            if self._sending.acquire(blocking=False):
+                self._sending.release()
+                with suppress(RanksFailed):
+                    self.send(["ping"])
+
+
+class LinkToLeader:
+    """Another rank's connection to rank 0, read on a thread, so that the end of rank 0 is noticed whatever we do."""
+
+    def __init__(
+        self, address: Address, rank: int, facts: Message, *, silent_s: float, on_end: Callable[[], None]
+    ) -> None:
+        """`on_end` is called, on that thread, when rank 0 has ended or is silent for `silent_s`. Raises LoadFailed."""
+        try:
+            self._connection = socket.create_connection((address.host, address.port), timeout=silent_s)
+        except OSError as error:
+            raise LoadFailed(f"Rank {rank} cannot reach rank 0 at {address.host}:{address.port}: {error}.") from error
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Rank 0 says nothing while the weights are read, and pings after that.
+        self._connection.settimeout(None)
+        self._silent_s = silent_s
+        self._on_end = on_end
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        send_message(self._connection, {"rank": rank, "secret": address.secret, "facts": facts})
+        threading.Thread(target=self._read, name="reprise-rank-0", daemon=True).start()
+
+    def receive(self) -> Message:
+        """The next message of rank 0; waits for it."""
+        return self._messages.get()
+
+    def send(self, message: Message) -> None:
+        """Tell rank 0."""
+        with suppress(OSError):
+            send_message(self._connection, message)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = receive_message(self._connection)
+                self._messages.put(message)
+                if message == ["end"]:
+                    return
+                if message == ["ping"]:
+                    self._connection.settimeout(self._silent_s)
+        except OSError:
+            self._on_end()
+        finally:
+            self._connection.close()

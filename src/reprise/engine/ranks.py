@@ -1,0 +1,228 @@
+"""A model over several processes: how the ranks of a group find each other, load a shard each, and begin.
+
+mlx-lm's own code shards a model (its `shard` method): each rank has some heads of every layer, and passes add up what
+the ranks have computed. All ranks load alike, up to the trial passes. From then on rank 0 decides
+(`reprise.engine.operations`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+
+from reprise.core.errors import LoadFailed, first_line
+from reprise.core.settings import Settings
+from reprise.engine import memory as device_memory
+from reprise.engine.batching import reason_to_run_alone
+from reprise.engine.blueprint import OpaqueSpec
+from reprise.engine.follower import FollowingRank
+from reprise.engine.leader import Leader
+from reprise.engine.load import LoadedModel, load_model, model_directory
+from reprise.engine.model_files import read_config
+from reprise.engine.operations import set_recorder
+from reprise.engine.rank_links import Address, LinksToFollowers, LinkToLeader, RanksFailed
+from reprise.engine.runner import Footprint, Runner, footprint_of
+
+log = logging.getLogger("reprise.engine")
+
+SHARDED = (
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v41", "exaone_moe", "glm4_moe", "glm4_moe_lite", "gpt_oss",
+    "iquestloopcoder", "kimi_k25", "kimi_k3", "llama", "longcat_flash", "longcat_flash_ngram", "minimax",
+    "minimax_m3_vl", "ministral3", "mistral4", "muse_spark", "qwen2", "qwen3", "qwen3_5", "qwen3_moe", "step3p5",
+)  # fmt: skip
+"""The modules of mlx-lm whose models have a `shard` method."""
+
+_CONNECT_S = 60.0
+_ADDRESS = 256
+"""Bytes of the message in which rank 0 says where it listens."""
+
+
+class LeadingRank:
+    """Rank 0, from its start on. `load` gives its model, on the thread that will run it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.links: LinksToFollowers | None = None
+        self.leader: Leader | None = None
+        self.num_ranks = 0
+
+    def load(self) -> LoadedModel:
+        """Find the other ranks, load this rank's shard, and have the others follow. Raises LoadFailed."""
+        settings = self._settings
+        facts = _facts(settings)
+        group = _join()
+        self.num_ranks = group.size()
+        self.links = links = LinksToFollowers(_own_host(), group.size(), silent_s=settings.stall_after_s)
+        _tell_address(str(links.address))
+        links.accept(facts, within_s=_CONNECT_S)
+        links.send(["load"])
+        try:
+            loaded = _load_shard(settings, group)
+            reports = links.next_reports(within_s=settings.stall_after_s)
+        except Exception as error:
+            if links.failure is not None:
+                raise LoadFailed(str(links.failure)) from error
+            links.close()
+            raise
+        own = _footprint(footprint_of(loaded.model, loaded.blueprint))
+        for rank, report in reports.items():
+            if report["footprint"] != own:
+                raise LoadFailed(f"The shard of rank {rank} has another size than that of rank 0.")
+        links.begin_watch()
+        self.leader = Leader(loaded.blueprint.layout.kinds, links.send, fail=links.fail)
+        set_recorder(self.leader)
+        room = min(int(report["room"]) for report in reports.values())
+        log.info("%d ranks hold %s", group.size(), loaded.name)
+        return replace(loaded, room_elsewhere=room)
+
+    def when_failed(self, tell: Callable[[RanksFailed], None]) -> None:
+        """Call `tell` as soon as another rank has gone, hangs or went wrong; at once, if that is so."""
+        assert self.links is not None, "the model was loaded"
+        self.links.on_failure = tell
+        if self.links.failure is not None:
+            tell(self.links.failure)
+
+    def close(self) -> None:
+        """Have the other ranks end."""
+        if self.links is not None:
+            self.links.close()
+
+
+def follow(settings: Settings, *, on_ready: Callable[[], None], on_end: Callable[[], None]) -> None:
+    """Be a rank other than 0, on this thread, until rank 0 ends it.
+
+    `on_ready` is called when the model is loaded; `on_end`, on another thread, when rank 0 has gone without a word.
+    Raises LoadFailed.
+    """
+    facts = _facts(settings)
+    group = _join()
+    address = Address.parse(_tell_address(""))
+    link = LinkToLeader(address, group.rank(), facts, silent_s=settings.stall_after_s, on_end=on_end)
+    try:
+        _expect(link.receive(), "load")
+        loaded = _load_shard(settings, group)
+        follower = FollowingRank(Runner(loaded, can_batch=True))
+        room = device_memory.cache_budget(settings, loaded, least=0)
+        device_memory.bound_free_buffers(room)
+        link.send({"footprint": _footprint(footprint_of(loaded.model, loaded.blueprint)), "room": room})
+        # Rank 0 tries this too, in which all ranks take part.
+        reason_to_run_alone(loaded)
+        log.info("rank %d of %d follows rank 0 at %s", group.rank(), group.size(), address.host)
+        on_ready()
+        while (message := link.receive()) != ["end"]:
+            if message == ["ping"]:
+                link.send(["pong"])
+            else:
+                follower.follow(message)
+    except Exception as error:
+        log.critical("rank %d fails", group.rank(), exc_info=error)
+        link.send(["failed", f"{type(error).__name__}: {first_line(error)}"])
+        raise
+
+
+def rank_here(environment: Mapping[str, str] = os.environ) -> int | None:
+    """The number that the launcher gave this process; None: it was not started by one."""
+    text = environment.get("MLX_RANK", "")
+    return int(text) if text.isdecimal() else None
+
+
+def _expect(message: Any, wanted: str) -> None:
+    if message == ["end"]:
+        raise LoadFailed("Rank 0 did not start the model: see what it says.")
+    if message != [wanted]:
+        raise LoadFailed(f"Rank 0 sent {str(message)[:40]} where {wanted!r} was expected.")
+
+
+def _join() -> mx.distributed.Group:
+    """The group of all ranks. Raises LoadFailed."""
+    try:
+        group = mx.distributed.init(strict=True, backend="ring")
+    except Exception as error:
+        raise LoadFailed(f"The ranks did not find each other: {first_line(error)}") from error
+    if group.size() < 2:
+        raise LoadFailed("--tensor-parallel needs two ranks at least: start it with mlx.launch -n 2 --backend ring.")
+    return group
+
+
+def _own_host() -> str:
+    """The address of rank 0 in the ring's hostfile: the others reach it there."""
+    try:
+        hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
+        return str(hosts[0][0]).rpartition(":")[0].strip("[]")
+    except (KeyError, OSError, ValueError, IndexError, TypeError):
+        return socket.gethostname()
+
+
+def _tell_address(text: str) -> str:
+    """Rank 0's text, which all others get; they give "" themselves."""
+    raw = text.encode().ljust(_ADDRESS, b"\0")
+    assert len(raw) == _ADDRESS, text
+    told = mx.distributed.all_sum(mx.array(np.frombuffer(raw, dtype=np.uint8).astype(np.int32)))
+    mx.eval(told)
+    return bytes(np.array(told).astype(np.uint8)).rstrip(b"\0").decode()
+
+
+def _load_shard(settings: Settings, group: mx.distributed.Group) -> LoadedModel:
+    loaded = load_model(
+        settings.model,
+        kv_bits=settings.kv_bits,
+        kv_group_size=settings.kv_group_size,
+        chat_template=settings.chat_template,
+        trusts_remote_code=settings.trusts_remote_code,
+        shard=lambda model: _shard(model, settings.model, group),
+    )
+    if any(isinstance(spec, OpaqueSpec) for spec in loaded.blueprint.leaves):
+        raise LoadFailed(
+            f"{settings.model}: models of type {loaded.architecture} have a layer state that is not known, so they "
+            "cannot be split over ranks. Start it on one machine."
+        )
+    return loaded
+
+
+def _shard(model: nn.Module, source: str, group: mx.distributed.Group) -> None:
+    """Leave this rank its part of a model whose weights are not there yet."""
+    shard = getattr(model, "shard", None)
+    if shard is None:
+        raise LoadFailed(
+            f"{source}: mlx-lm {version('mlx-lm')} cannot split this architecture over ranks. It splits: "
+            f"{', '.join(SHARDED)}."
+        )
+    try:
+        shard(group)
+    except Exception as error:
+        raise LoadFailed(
+            f"{source} cannot be split over {group.size()} ranks: {first_line(error)} Its heads have to be divisible "
+            "by the number of ranks."
+        ) from error
+
+
+def _facts(settings: Settings) -> dict[str, str]:
+    """What has to be the same on all ranks. Raises LoadFailed."""
+    config = read_config(model_directory(settings.model), settings.model)
+    options = [settings.kv_bits, settings.kv_group_size, settings.chat_template]
+    return {
+        "model": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+        "--kv-bits, --kv-group-size or --chat-template": hashlib.sha256(repr(options).encode()).hexdigest(),
+        "version of Reprise": version("mlx-reprise"),
+        "version of MLX": version("mlx"),
+        "version of mlx-lm": version("mlx-lm"),
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def _footprint(footprint: Footprint) -> list[object]:
+    """As JSON gives it back."""
+    return [*([str(kind), nbytes] for kind, nbytes in footprint.by_kind.items()), footprint.snapshot]

@@ -1,0 +1,48 @@
+"""`reprise serve --tensor-parallel` says what it does not do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from reprise.cli.ranks import check_rank, least_nbytes_of_rank
+from reprise.core.settings import Settings
+
+_LAUNCHED = {"MLX_RANK": "0", "MLX_HOSTFILE": "hosts.json"}
+
+
+@pytest.mark.parametrize("environment", [{}, {"MLX_RANK": "0"}, {"MLX_HOSTFILE": "hosts.json"}])
+def test_it_needs_a_launcher(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        check_rank(Settings(model="m"), environment)
+    assert "Start it with: mlx.launch -n 2 --backend ring" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("--with-model", {"other_models": ("n",)}),
+        ("--models-dir", {"models_dir": "models"}),
+        ("--keep-alive", {"keep_alive_s": 9.0}),
+        ("--hub-cache", {"has_hub_cache": True}),
+        ("--preload", {"preloads": True}),
+        ("--pin", {"is_pinned": True}),
+        ("--adapter", {"adapters": {"poet": "adapter"}}),
+        ("[models]", {"models": {"m": {"model": "m"}}}),
+        ("--adapter-path", {"adapter_path": "adapter"}),
+        ("--disk-cache", {"disk_directory": "disk"}),
+    ],
+)
+def test_what_it_does_not_do_is_refused(name: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        check_rank(Settings(model="m", **options), _LAUNCHED)
+    assert capsys.readouterr().err == f"reprise: {name} cannot be used with --tensor-parallel yet. Start it without.\n"
+
+
+def test_a_rank_holds_its_share_of_the_weights(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text('[["10.0.0.1:5000"], ["10.0.0.2:5000"], ["10.0.0.3:5000"]]')
+    settings = Settings(model="m", is_tensor_parallel=True)
+    assert least_nbytes_of_rank(900, settings, {"MLX_HOSTFILE": str(hosts)}) == 300
+    assert least_nbytes_of_rank(900, Settings(model="m"), {"MLX_HOSTFILE": str(hosts)}) == 900

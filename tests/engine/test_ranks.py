@@ -1,0 +1,25 @@
+"""Which models mlx-lm splits, and what this process was started as."""
+
+import ast
+from pathlib import Path
+
+import mlx_lm.models
+
+from reprise.engine.ranks import SHARDED, rank_here
+
+
+def test_the_table_has_the_models_that_mlx_lm_splits() -> None:
+    (folder,) = mlx_lm.models.__path__
+    found = {file.stem for file in Path(folder).glob("*.py") if _has_shard(file)}
+    assert found == set(SHARDED)
+
+
+def _has_shard(file: Path) -> bool:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    models = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Model"]
+    return any(isinstance(each, ast.FunctionDef) and each.name == "shard" for model in models for each in model.body)
+
+
+def test_the_launcher_says_which_rank_this_is() -> None:
+    assert rank_here({"MLX_RANK": "3"}) == 3
+    assert rank_here({}) is rank_here({"MLX_RANK": "x"}) is None

@@ -1,0 +1,77 @@
+"""A group of two ranks in one process: an engine, and a follower that runs its operations on the same weights."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from reprise.engine.follower import FollowingRank
+from reprise.engine.layers import KvLayer
+from reprise.engine.leader import Leader
+from reprise.engine.load import LoadedModel
+from reprise.engine.operation_codec import Numbered
+from reprise.engine.operations import set_recorder
+from reprise.engine.payloads import PackedSegment, Snapshot
+from reprise.engine.rank_links import RanksFailed
+from reprise.engine.runner import Runner
+
+
+@dataclass(slots=True, eq=False)
+class Following:
+    """What `load` gives is run by a leader, and by a follower that gets its messages as bytes."""
+
+    load: Callable[[], LoadedModel]
+    leader: Leader | None = None
+    follower: FollowingRank | None = None
+    names: set[str] = field(default_factory=set)
+    """The operations that were seen."""
+    failures: list[str] = field(default_factory=list)
+
+    def __call__(self) -> LoadedModel:
+        """The leader's model, on the thread that will run it."""
+        loaded = self.load()
+        self.follower = FollowingRank(Runner(loaded, can_batch=True))
+        kinds = loaded.blueprint.layout.kinds
+        self.leader = Leader(kinds, self._send, fail=self._fail, checked_every=7)
+        set_recorder(self.leader)
+        return loaded
+
+    def _send(self, message: Any) -> None:
+        assert self.follower is not None
+        if message[0] == "run":
+            self.names.add(message[3])
+        self.follower.follow(json.loads(json.dumps(message)))
+
+    def _fail(self, why: str) -> RanksFailed:
+        self.failures.append(why)
+        return RanksFailed(why)
+
+    def check(self) -> int:
+        """Both hold the same objects, to the byte; gives how many. On the engine thread."""
+        assert self.leader is not None and self.follower is not None
+        self.leader.check()
+        held = self.leader.held
+        assert held.keys() == self.follower.objects.keys()
+        for number, each in held.items():
+            mine, theirs = arrays_of(each), arrays_of(self.follower.objects[number])
+            assert len(mine) == len(theirs), number
+            for one, other in zip(mine, theirs, strict=True):
+                assert one.dtype == other.dtype and mx.array_equal(one, other, equal_nan=True).item(), number
+        return len(held)
+
+
+def arrays_of(each: Numbered) -> list[mx.array]:
+    """All that an object holds: of a sequence, the entries that count."""
+    if isinstance(each, PackedSegment):
+        return list(each.stacks)
+    if isinstance(each, Snapshot):
+        return [array for state in each.states for array in state if array is not None]
+    found: list[mx.array] = []
+    for state in each.rows.states():
+        if isinstance(state, KvLayer):
+            found += [plane[:, :, state.end - state.held : state.end, :] for plane in state.planes]
+        else:
+            found += [array for array in state.arrays if array is not None]
+    return found

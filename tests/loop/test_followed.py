@@ -1,0 +1,138 @@
+"""Rank 0 decides and the others follow: what a follower holds is what the engine holds, whatever the engine does."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from reprise.core.events import FinishReason
+from reprise.core.settings import Settings
+from reprise.engine.operations import OPERATIONS
+from reprise.engine.rank_links import RanksFailed
+from reprise.loop.worker import Worker
+from tests.loop.driving import Engine
+from tests.loop.following import Following
+from tests.loop.random_chats import RandomChats, Seen
+from tests.models.shared import loader
+from tests.models.tiny import tiny_model
+from tests.soak.lengths import times
+
+Start = Callable[..., tuple[Engine, Following]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    engines: list[Engine] = []
+
+    def begin(architecture: str, **options: Any) -> tuple[Engine, Following]:
+        load = loader(Settings(model=str(tiny_model(architecture))))
+        assert load is not None
+        following = Following(load)
+        engine = Engine(architecture, load=following, shares_from=32, **options)
+        engines.append(engine)
+        return engine, following
+
+    yield begin
+    for engine in engines:
+        engine.close()
+
+
+def _run(engine: Engine, architecture: str, *, seed: int, num_bursts: int, has_room: bool) -> Seen:
+    oracle = Engine(architecture, has_prefix_cache=False, max_batch=1)
+    try:
+        return RandomChats(engine, oracle, seed, has_room=has_room).run(num_bursts)
+    finally:
+        oracle.close()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5"])
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_follower_holds_what_the_engine_holds(start: Start, architecture: str, has_room: bool) -> None:
+    engine, following = start(architecture, cache_bytes=None if has_room else 600_000, drafts="auto")
+    seen = _run(engine, architecture, seed=1, num_bursts=12, has_room=has_room)
+    assert seen.reused > 0 and seen.compared > 0
+    num = engine.ask(lambda worker: following.check())
+    engine.loop.clear().result(60)
+    # What the engine has let go, the follower has let go too; what failed in this test may be kept with its log.
+    assert engine.ask(lambda worker: following.check()) < num
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5", "gemma3_text", "mamba2"])
+def test_a_follower_never_differs(start: Start, architecture: str) -> None:
+    engine, following = start(architecture, cache_bytes=600_000, drafts="auto")
+    for seed in range(times(10)):
+        _run(engine, architecture, seed=seed, num_bursts=40, has_room=False)
+        assert engine.ask(lambda worker: following.check()) > 0
+
+
+def test_every_operation_is_run_by_a_follower(start: Start) -> None:
+    names: set[str] = set()
+    for architecture, seed in (("llama", 1), ("qwen3_5", 2)):
+        engine, following = start(architecture, cache_bytes=600_000, drafts="auto")
+        _run(engine, architecture, seed=seed, num_bursts=10, has_room=False)
+        names |= following.names
+    assert set(OPERATIONS) - names <= {"Runner.begin_move", "Runner.drop", "PackedSegment.cut", "PackedSegment.join"}
+
+
+def test_a_copy_that_fails_here_fails_one_request(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, following = start("llama")
+    prompt = list(range(60))
+    expected = engine.run(prompt, num=4).tokens
+
+    def fail_once(worker: Worker) -> None:
+        advance = OPERATIONS["Runner.begin_restore"]
+
+        def fail(*positional: object, **named: object) -> object:
+            monkeypatch.undo()
+            raise MemoryError("no room")
+
+        monkeypatch.setattr("reprise.engine.runner.Restoration", fail)
+        assert advance is not None
+
+    engine.ask(fail_once)
+    failed = engine.submit([*prompt, 7, 8], num=4).wait()
+    assert failed.end.reason is FinishReason.FAILED
+    assert engine.run(prompt, num=4).tokens == expected
+    engine.ask(lambda worker: following.check())
+    assert following.failures == []
+
+
+def test_a_pass_that_fails_here_ends_the_group(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may wait in it for ever."""
+    engine, following = start("llama")
+    prompt = list(range(40))
+    engine.run(prompt, num=4)
+
+    def fail(*positional: object, **named: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    num = [0]
+    really = mx.eval
+
+    def eval_or_fail(*arrays: Any) -> None:
+        # The follower's comes first, and is computed.
+        num[0] += 1
+        really(*arrays) if num[0] % 2 else fail()
+
+    engine.ask(lambda worker: monkeypatch.setattr("reprise.engine.runner.mx.eval", eval_or_fail))
+    failed = engine.submit([5, *prompt], num=4).wait()
+    monkeypatch.undo()
+    assert isinstance(failed.end.error, RanksFailed) and len(following.failures) == 1
+    assert "a pass failed on rank 0 (RuntimeError: the device is gone)" in str(failed.end.error)
+
+
+def test_a_follower_notices_that_it_differs(start: Start) -> None:
+    engine, following = start("llama")
+    engine.run(list(range(20)), num=4)
+    engine.run(list(range(5, 12)), num=4)
+
+    def spoil(worker: Worker) -> None:
+        assert following.follower is not None
+        objects = following.follower.objects
+        objects[min(objects)], objects[max(objects)] = objects[max(objects)], objects[min(objects)]
+
+    engine.ask(spoil)
+    with pytest.raises(RuntimeError, match="not what rank 0 holds"):
+        engine.ask(lambda worker: following.check())

@@ -1,0 +1,138 @@
+"""A model over two processes: the same tokens as in one, reuse as in one, and an end with a sentence when one dies."""
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.loop.driving import PATIENCE_S, Engine
+from tests.models.tiny import tiny_model
+from tests.ranks.group import Group
+from tests.soak.lengths import times
+
+_REPRISE = str(Path(sys.executable).parent / "reprise")
+
+
+@contextmanager
+def serving(directory: Path, architecture: str, *options: str) -> Iterator[tuple[Group, httpx.Client]]:
+    """A server over two ranks, and a client of it."""
+    command = [_REPRISE, "serve", str(tiny_model(architecture)), "--tensor-parallel", "--port", "0", *options]
+    with Group(command, directory) as group:
+        line = next(line for line in group.wait_for("Serving ").splitlines() if line.startswith("Serving "))
+        url = line.partition(" at ")[2].partition(" ")[0]
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+            yield group, client
+
+
+def _complete(client: httpx.Client, prompt: list[int], num: int) -> tuple[str, int]:
+    """The text of a greedy completion, and how many tokens of the prompt were reused."""
+    body = {"prompt": prompt, "max_tokens": num, "temperature": 0}
+    answer = client.post("/v1/completions", json=body).raise_for_status().json()
+    return _clean(answer["choices"][0]["text"]), answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def _text(engine: Engine, tokens: list[int]) -> str:
+    return _clean(engine.model.text.decode(tokens))
+
+
+def _clean(text: str) -> str:
+    """Without pieces of characters, which a stream leaves out."""
+    return text.replace("\ufffd", "")
+
+
+def test_two_processes_answer_as_one_and_end_when_one_dies(tmp_path: Path) -> None:
+    prompt = [(7 * i) % 300 for i in range(60)]
+    with serving(tmp_path, "llama") as (group, client):
+        text, reused = _complete(client, prompt, 12)
+        engine = Engine("llama")
+        expected = engine.run(prompt, num=12).tokens
+        assert text == _text(engine, expected)
+        longer = [*prompt, *expected, 3, 4]
+        assert _complete(client, longer, 4) == (_text(engine, engine.cold(longer, num=4)), len(longer) - 3)
+        assert (reused, _complete(client, prompt, 12)) == (0, (text, len(prompt)))
+        engine.close()
+        answers: list[httpx.Response] = []
+        body = {"prompt": prompt[:9], "max_tokens": 4000, "temperature": 0}
+        asking = threading.Thread(target=lambda: answers.append(client.post("/v1/completions", json=body)))
+        asking.start()
+        while client.get("/health").json()["decoding"] == 0:
+            pass
+        group.processes[1].kill()
+        asking.join(PATIENCE_S)
+        assert (
+            answers[0].status_code == 503 and "The server has to start again." in answers[0].json()["error"]["message"]
+        )
+        assert group.wait() == [75, -signal.SIGKILL]
+
+
+@pytest.mark.matrix
+def test_a_rank_that_hangs_ends_the_server(tmp_path: Path) -> None:
+    with serving(tmp_path, "qwen3_5", "--stall-after", "2") as (group, client):
+        text, _ = _complete(client, [1, 2, 3], 4)
+        assert text != ""
+        group.processes[1].send_signal(signal.SIGSTOP)
+        answer = client.post("/v1/completions", json={"prompt": [4, 5, 6], "max_tokens": 50, "temperature": 0})
+        assert answer.status_code == 503 and "has not answered for 2 s" in answer.json()["error"]["message"]
+        assert group.processes[0].wait(PATIENCE_S) == 75
+        group.processes[1].send_signal(signal.SIGCONT)
+        # It finds rank 0 gone.
+        assert group.processes[1].wait(PATIENCE_S) == 75
+
+
+@pytest.mark.matrix
+def test_the_other_rank_ends_with_rank_0(tmp_path: Path) -> None:
+    with serving(tmp_path, "llama") as (group, client):
+        assert _complete(client, [1, 2, 3], 4)[1] == 0
+        for process in group.processes:
+            process.send_signal(signal.SIGTERM)
+        assert group.wait() == [0, 0]
+    with serving(tmp_path, "llama") as (group, client):
+        group.processes[0].kill()
+        assert group.wait() == [-signal.SIGKILL, 75]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("architecture", ["gemma3_text", "mamba2"])
+def test_what_mlx_lm_does_not_split_is_refused_with_the_list(tmp_path: Path, architecture: str) -> None:
+    command = [_REPRISE, "serve", str(tiny_model(architecture)), "--tensor-parallel", "--port", "0"]
+    with Group(command, tmp_path) as group:
+        assert group.wait()[0] == 2
+        assert "cannot split this architecture over ranks. It splits: deepseek_v2," in group.log(0)
+
+
+@pytest.mark.matrix
+def test_other_options_on_another_rank_are_refused(tmp_path: Path) -> None:
+    options = "--tensor-parallel --port 0 --kv-group-size $((32 + 32 * MLX_RANK))"
+    script = f"exec {_REPRISE} serve {tiny_model('llama')} {options}"
+    with Group(["bash", "-c", script], tmp_path) as group:
+        assert group.wait()[0] == 2
+        assert "Rank 1 was started with another --kv-bits, --kv-group-size or --chat-template" in group.log(0)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("drafts", ["off", "auto"])
+@pytest.mark.parametrize("cache_bytes", [0, 300_000])
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5"])
+def test_random_chats_on_two_ranks(tmp_path: Path, architecture: str, cache_bytes: int, drafts: str) -> None:
+    _chat(tmp_path, architecture, seed=1, num_bursts=10, cache_bytes=cache_bytes, drafts=drafts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5"])
+def test_no_operation_is_entered_by_some_ranks_only(tmp_path: Path, architecture: str) -> None:
+    """Cancels, failures and evictions, over about 10^5 operations with ``SOAK=10``."""
+    _chat(tmp_path, architecture, seed=5, num_bursts=times(400), cache_bytes=300_000, drafts="auto")
+
+
+def _chat(directory: Path, architecture: str, *, seed: int, num_bursts: int, cache_bytes: int, drafts: str) -> None:
+    program = [sys.executable, "-m", "tests.ranks.random_chats_on_ranks", str(tiny_model(architecture))]
+    with Group([*program, str(seed), str(num_bursts), str(cache_bytes), drafts], directory) as group:
+        assert group.wait() == [0, 0], (group.log(0)[-4000:], group.log(1)[-2000:])
+        seen = json.loads(next(line for line in group.log(0).splitlines() if line.startswith("{")))
+        assert seen["compared"] > 0 and seen["reused"] > 0, seen

@@ -1,0 +1,70 @@
+"""Planted bugs in what the ranks of a group do alike, and in how they notice that one is lost."""
+
+from tools.mutants.mutant import Mutant
+
+_FOLLOWED = ("tests/loop/test_followed.py",)
+_LINKS = ("tests/engine/test_rank_links.py",)
+
+
+def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
+    return Mutant(name=name, function=function, old=old, new=new, tests=tests)
+
+
+RANK_MUTANTS = (
+    _mutant(
+        "Leader._forget",
+        "other ranks keep what nobody holds",
+        "self._dropped.append(number)",
+        "pass",
+        _FOLLOWED,
+    ),
+    _mutant(
+        "Leader.run",
+        "after a pass that failed the ranks go on",
+        "name == PASS",
+        "name is None",
+        _FOLLOWED,
+    ),
+    _mutant(
+        "Leader.run",
+        "other ranks number what an operation gives from one further on",
+        '["run", self._take_dropped(), self._next, name, coded, by_name]',
+        '["run", self._take_dropped(), self._next + 1, name, coded, by_name]',
+        _FOLLOWED,
+    ),
+    _mutant(
+        "Runner._may_run_ahead",
+        "a pass is run ahead that other ranks do not know",
+        "self.loaded.blueprint.joins and not is_recorded()",
+        "self.loaded.blueprint.joins",
+        _FOLLOWED,
+    ),
+    _mutant(
+        "LinksToFollowers.accept",
+        "ranks with different models begin",
+        'hello.get("facts") != facts',
+        'hello.get("facts") is None',
+        _LINKS,
+    ),
+    _mutant(
+        "LinksToFollowers.accept",
+        "anyone is a rank",
+        "hmac.compare_digest(secret, self.address.secret)",
+        "True",
+        _LINKS,
+    ),
+    _mutant(
+        "LinksToFollowers._hear",
+        "nobody says that a rank has died",
+        'self.fail(f"rank {rank} has ended")',
+        "pass",
+        _LINKS,
+    ),
+    _mutant(
+        "LinkToLeader._read",
+        "a rank goes on without rank 0",
+        "self._on_end()",
+        "pass",
+        _LINKS,
+    ),
+)
