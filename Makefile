@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MLX := $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
 WITH_MLX = $(if $(filter metal,$(MLX)),,$(MLX))
 
-.PHONY: help demo cluster-demo serve test test-all check format docs bench bench-device mutants matrix retrain clean
+.PHONY: help demo cluster-demo serve test test-all test-matrix test-laws test-soak test-clients check format docs bench bench-device mutants matrix retrain clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -29,9 +29,19 @@ test: $(VENV)/.can-test ## every layer kind and every API, in three minutes and 
 	$(PYTEST)
 
 LATER := soak or matrix or agents or browser
-test-all: $(VENV)/.can-test ## the rest: long random runs, more examples, every model in every mode, real agents from npm, the page in a browser
-	$(PYTEST) -m "$(LATER)"
+test-all: test-matrix test-laws test-soak test-clients ## the rest, one after the other: what `make test` leaves out
+
+test-matrix: $(VENV)/.can-test ## every model in every mode, every architecture of mlx-lm, and recorded clients of which one is quick
+	$(PYTEST) -m "matrix and not (soak or agents or browser)"
+
+test-laws: $(VENV)/.can-test ## the laws with four times as many random examples
 	$(PYTEST) -m "hypothesis and not ($(LATER))" --hypothesis-profile=thorough
+
+test-soak: $(VENV)/.can-test ## long random runs; SOAK=10 makes them ten times as long
+	$(PYTEST) -m "soak and not (agents or browser)"
+
+test-clients: $(VENV)/.can-test ## real agents from npm in pinned versions, the page in a browser, the wheel installed
+	$(PYTEST) -m "agents or browser"
 
 check: $(VENV)/.can-test ## style, types, the direction of imports, and that each planted bug has a place
 	$(BIN)/ruff check .

@@ -52,6 +52,22 @@ def test_a_batch_that_is_wrong_is_not(change: Callable[[mx.array], mx.array], re
     assert reason in told
 
 
+def test_a_model_is_tried_once_and_each_for_itself() -> None:
+    passes: list[int] = []
+
+    def counted(logits: mx.array) -> mx.array:
+        passes.append(logits.shape[0])
+        return logits
+
+    model = changed(counted)
+    assert reason_to_run_alone(model) is None
+    num = len(passes)
+    assert num > 0
+    assert reason_to_run_alone(model) is None
+    assert len(passes) == num
+    assert reason_to_run_alone(changed(in_the_second(0.5))) is not None, "of the same fingerprint"
+
+
 @pytest.mark.parametrize("architecture", ALONE)
 def test_what_was_measured_is_not_tried_again(architecture: str) -> None:
     known = replace(changed(fails), architecture=architecture)

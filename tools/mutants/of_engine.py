@@ -236,6 +236,13 @@ WEIGHTS = (
         ("tests/loop/test_other_weights.py", "-k", "adapters"),
     ),
     _mutant(
+        "reason_to_run_alone",
+        "what a model can is tried again for each loop",
+        "loaded not in _tried",
+        "loaded is not None",
+        ("tests/engine/test_batching.py",),
+    ),
+    _mutant(
         "_twin",
         "an adapter changes the layers of its base",
         "return made[id(value)]",
