@@ -18,6 +18,7 @@ from reprise.loop.worker import Worker
 from tests.demo.trained import MODEL, after, answer, fresh, loaded, prompt_of, tokenizer
 from tests.loop.driving import Engine
 from tests.loop.test_audit import audited
+from tests.matrix import now_and_later
 
 RECURRENT = 0
 """The layer that remembers. What is wrong with that of attention is not seen in words."""
@@ -148,7 +149,7 @@ def damage_all(worker: Worker, damage: Callable[[Entries, Entries], None]) -> No
         damage(mine, other)
 
 
-@pytest.mark.parametrize("damage", [None, lose, confuse, shift, fall_behind])
+@pytest.mark.parametrize("damage", now_and_later([None, shift, fall_behind], [lose, confuse]))
 def test_damage_to_the_state_of_attention_is_found_by_the_audit(
     damage: Callable[[Entries, Entries], None] | None,
 ) -> None:

@@ -73,6 +73,7 @@ def test_the_first_ctrl_c_finishes_the_answer_and_exits_with_0() -> None:
         assert process.wait(120) == 0
 
 
+@pytest.mark.matrix
 def test_a_server_that_does_not_start_says_why() -> None:
     model = tiny_model("llama").parent
     with pytest.raises(ServerFailed, match=r"config\.json"), server(model):
