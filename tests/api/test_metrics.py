@@ -1,11 +1,11 @@
 """Each number is declared once: /health, /metrics and their page have all of them, under the names they always had."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import count
 from typing import Any
 
 from reprise.api.prometheus import families
-from reprise.core.backend import AuditTotals, Counts, DraftStatus, Held, Looks, Status, WeightsState
+from reprise.core.backend import AuditTotals, Counts, DraftStatus, Held, Looks, Status, WeightsState, total_of
 from reprise.core.inspection import OnDisk
 from reprise.core.metrics import METRICS, health_fields, totals_line
 from tools.metrics_page import PAGE, page
@@ -97,6 +97,7 @@ def full_status(*, has_disk: bool) -> Status:
         is_closing=False,
         has_died=False,
         weights=WeightsState.READY,
+        num_ahead={"key": next(number)},
         counts=filled(Counts),
         audit=filled(AuditTotals, verdicts={}),
         looks=filled(Looks),
@@ -120,6 +121,25 @@ def test_every_number_of_the_status_is_declared_and_told() -> None:
     samples = {sample.value for family in families({"m": status}) for sample in family.samples}
     only_in_health = {metric.read(status) for metric in METRICS if metric.family is None}
     assert numbers_in(status) - only_in_health <= samples
+
+
+def test_models_are_added_up_and_what_they_share_counts_once() -> None:
+    one, other = full_status(has_disk=True), full_status(has_disk=True)
+    assert one.disk is not None and other.disk is not None
+    # Both in one directory, with 7 bytes of a third model.
+    one = replace(one, disk=replace(one.disk, others_nbytes=other.disk.nbytes + 7))
+    other = replace(other, disk=replace(other.disk, others_nbytes=one.disk.nbytes + 7))
+    total = total_of([one, other])
+    assert total_of([one]) is one and total.disk is not None
+    assert total.counts.num_prompt == one.counts.num_prompt + other.counts.num_prompt
+    assert total.held.kv_nbytes == one.held.kv_nbytes + other.held.kv_nbytes
+    assert total.held.budget_nbytes == one.held.budget_nbytes
+    assert (total.disk.nbytes, total.disk.others_nbytes) == (one.disk.nbytes + other.disk.nbytes, 7)
+    assert total.held.evicted_by_reason["budget"] == sum(s.held.evicted_by_reason["budget"] for s in (one, other))
+    assert (total.busy_s, total.stalled_s) == (max(one.busy_s, other.busy_s), max(one.stalled_s, other.stalled_s))
+    told = {family.name: family.samples for family in families({"a": one, "b": other})}
+    assert [s.labels for s in told["reprise_budget_bytes"]] == [{}], "one budget"
+    assert [s.labels["model"] for s in told["reprise_pins"]] == ["a", "b"]
 
 
 def test_names_stay() -> None:

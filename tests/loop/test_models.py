@@ -1,13 +1,13 @@
 """Several models on one engine thread: they answer as single servers do, and their prefixes outlive their weights."""
 
 import itertools
+import json
 import random
-import threading
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -15,90 +15,23 @@ import pytest
 from reprise.api.settling import Settling
 from reprise.core.backend import WeightsState
 from reprise.core.errors import LoadFailed, RepriseError
+from reprise.core.events import Event, Progress, Sampled
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
-from reprise.engine.load import LoadedModel
+from reprise.disk import read_ahead
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
-from reprise.loop.worker import Worker
-from reprise.memory import Account, SharedMemory
+from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits
 from tests.loop.driving import PATIENCE_S, Engine, Running
 from tests.loop.restarts import words
+from tests.loop.several import cold, on_disk, serving, serving_one_at_a_time, weights
 from tests.matrix import now_and_later
-from tests.models.shared import loaded, loaded_anew
 from tests.models.tiny import tiny_model
 
 KINDS = ("llama", "qwen3_5", "gemma3_text")
-
-
-class Served(Engine):
-    """A model of several, driven like a single one."""
-
-    def __init__(self, name: str, thread: EngineThread, *, disk_block: int | None = None, **settings: Any) -> None:  # pyright: ignore[reportMissingSuperCall]
-        architecture, *_ = name.split(":")
-        self.name = name
-        self.settings = Settings(model=str(tiny_model(architecture)), is_audit_off=True, **settings)  # pyright: ignore[reportArgumentType]
-        self.gate = threading.Event()
-        self.gate.set()
-        self.fails: list[Exception] = []
-        self.loop = EngineLoop(
-            self.settings,
-            load=self.load,
-            thread=thread,
-            name=name,
-            nbytes=weights(architecture),
-            shares_from=256,
-            disk_block=disk_block,
-        )
-
-    def load(self) -> LoadedModel:
-        assert self.gate.wait(PATIENCE_S)
-        if self.fails:
-            raise self.fails.pop()
-        return loaded_anew(Path(self.settings.model).name)
-
-    def ready(self) -> "Served":
-        self.loop.ready().result(PATIENCE_S)
-        return self
-
-    @property
-    def state(self) -> WeightsState:
-        return self.loop.status().weights
-
-    def check(self) -> None:
-        self.ask(Worker.check)
-
-
-def weights(architecture: str) -> int:
-    return loaded(architecture).nbytes
-
-
-@contextmanager
-def serving(
-    *names: str, nbytes: int | None = None, limits: ModelLimits | None = None, **settings: Any
-) -> Generator[list[Served]]:
-    """Models on one thread, within `nbytes` of memory for weights and layer states."""
-    thread = EngineThread(SharedMemory(nbytes), limits=limits)
-    served = [Served(name, thread, **settings) for name in names]
-    served[0].loop.start()
-    try:
-        yield served
-    finally:
-        for each in served:
-            each.gate.set()
-            each.loop.close(now=True, timeout_s=PATIENCE_S)
-        assert not thread.is_alive
-
-
-def cold(architecture: str, prompts: Sequence[Sequence[int]], *, num: int) -> list[list[int]]:
-    engine = Engine(architecture)
-    try:
-        return [engine.run(prompt, num=num).tokens for prompt in prompts]
-    finally:
-        engine.close()
 
 
 def test_models_side_by_side_answer_as_alone() -> None:
@@ -219,8 +152,7 @@ def test_a_model_that_can_never_fit_is_refused_with_the_numbers() -> None:
 
 def test_a_queue_is_served_for_a_while_and_the_other_model_s_turn_comes() -> None:
     """Room for one: requests for both come all the time, and all of them are answered, in few swaps."""
-    room = max(map(weights, KINDS[:2]))
-    with serving(*KINDS[:2], nbytes=room + (64 << 20), limits=ModelLimits(most_nbytes=room, turn_s=0.5)) as models:
+    with serving_one_at_a_time(*KINDS[:2], turn_s=0.05) as models:
         for model in models:
             model.ready()
         running = [model.submit(words(index, 40), num=6) for index in range(8) for model in models]
@@ -230,28 +162,30 @@ def test_a_queue_is_served_for_a_while_and_the_other_model_s_turn_comes() -> Non
             assert each.wait().tokens == alone[KINDS[which]][index]
         num_steps = {m.name: m.ask(lambda worker: worker.requests.counts["num_finished"]) for m in models}
         assert num_steps == dict.fromkeys(KINDS[:2], 8)
+        assert sum(model.loop.status().num_loads for model in models) <= 6, "not one for each request"
 
 
 def test_what_one_model_has_stored_makes_room_for_another() -> None:
-    nbytes = sum(map(weights, KINDS[:2])) + (2 << 20)
-    with serving(*KINDS[:2], nbytes=nbytes, limits=ModelLimits()) as (first, second):
-        second.ready()
-        for seed in range(12):
-            first.submit(words(seed, 600), num=1).wait()
-        full = first.ask(lambda worker: worker.memory.shared.state_nbytes)
-        assert full > 1 << 20
-        for seed in range(12):
-            second.submit(words(seed, 600), num=1).wait()
-        for model in (first, second):
+    """Whose goes is told by `tests/cache/test_accounts.py`: here it depends on how fast each computes."""
+    nbytes = sum(map(weights, KINDS[:2])) + (1 << 20)
+    with serving(*KINDS[:2], nbytes=nbytes, limits=ModelLimits()) as models:
+        first, second = (model.ready() for model in models)
+        for seed in range(5):
+            first.submit(words(seed, 300), num=1).wait()
+        shared = first.ask(lambda worker: worker.memory.shared)
+        num_evicted = sum(model.loop.status().counts.num_evictions for model in models)
+        assert shared.state_nbytes > 1 << 19
+        for seed in range(5):
+            second.submit(words(seed, 300), num=1).wait()
+        for model in models:
             model.check()
-            held = model.ask(lambda worker: worker.memory.nbytes(Account.KV))
-            assert held > 1 << 17, "neither has driven the other out"
-            assert model.ask(lambda worker: worker.memory.shared.fits(0))
+        assert sum(model.loop.status().counts.num_evictions for model in models) > num_evicted
+        assert shared.fits(0) and shared.state_nbytes > 1 << 19, "and what fits stays"
 
 
 def test_requests_that_outgrow_the_memory_together_wait_for_each_other() -> None:
-    prompt = words(3, 400)
-    alone = {name: cold(name, [prompt], num=120)[0] for name in KINDS[:2]}
+    prompt = words(3, 240)
+    alone = {name: cold(name, [prompt], num=50)[0] for name in KINDS[:2]}
     engine = Engine("llama", prefill_chunk=64)
     try:
         needed = engine.ask(lambda worker: worker.sequences.estimate(len(prompt)))
@@ -261,21 +195,33 @@ def test_requests_that_outgrow_the_memory_together_wait_for_each_other() -> None
     with serving(*KINDS[:2], nbytes=nbytes, limits=ModelLimits(), prefill_chunk=64) as models:
         for model in models:
             model.ready()
-        running = [(model.name, model.submit(prompt, num=120)) for model in models]
+        running = [(model.name, model.submit(prompt, num=50)) for model in models]
         assert {name: each.wait().tokens for name, each in running} == alone
         for model in models:
             model.check()
 
 
 def test_a_long_prompt_of_one_model_leaves_another_s_stream_its_turns() -> None:
-    with serving(*KINDS[:2], max_stall_ms=20) as (first, second):
+    """By counts: between two tokens of the stream there is one chunk of the prompt at most."""
+    heard: list[str] = []
+    with serving(*KINDS[:2], prefill_chunk=64) as (first, second):
         second.ready()
-        second.submit(words(9, 600), num=1).wait()
-        streaming = first.submit(words(1, 40), num=150)
-        prefilling = second.submit(words(2, 1500), num=1)
+
+        def hear(event: Event) -> None:
+            # All models are on one thread, so this is the order of their steps.
+            if isinstance(event, Sampled | Progress):
+                heard.append(type(event).__name__)
+
+        streaming = first.submit(words(1, 40), num=60, on_event=hear)
+        streaming.wait_for(Sampled)
+        prefilling = second.submit(words(2, 1000), num=1, on_event=hear)
         prefilling.wait()
-        assert len(prefilling.progress) > 4, "in short chunks"
-        assert streaming.wait().tokens
+        assert len(streaming.wait().tokens) == 60
+    chunks = [len(list(same)) for name, same in itertools.groupby(heard) if name == "Progress"]
+    tokens = len(heard) - 1 - heard[::-1].index("Sampled")
+    assert len(chunks) > 4, "they took turns"
+    num_between = [n for n, at in zip(chunks, itertools.accumulate(chunks), strict=True) if at < tokens]
+    assert max(num_between) <= 2, "a chunk is heard of when it begins and when it has ended"
 
 
 def test_nothing_is_unloaded_under_an_answer() -> None:
@@ -307,17 +253,17 @@ def test_two_models_of_one_budget_have_settings_of_their_own() -> None:
         loop.close(now=True, timeout_s=PATIENCE_S)
 
 
-@pytest.mark.parametrize("seed", now_and_later([1], [2, 3, 4]))
+@pytest.mark.parametrize("seed", now_and_later([1], [2, 3, 4, 5, 6]))
 def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: int) -> None:
     """Chats of three models grow in any order; loads fail, models are unloaded by hand, requests are cancelled."""
     source = random.Random(seed)
     room = max(map(weights, KINDS))
     chats = {(name, index): list(words(seed + index, 60)) for name in KINDS for index in range(2)}
     answers: dict[tuple[str, int], list[tuple[list[int], list[int]]]] = {chat: [] for chat in chats}
-    limits = ModelLimits(most_nbytes=room, turn_s=0.2, arrival_s=0.1)
-    with serving(*KINDS, nbytes=room + (2 << 20), limits=limits) as models:
+    limits = ModelLimits(most_nbytes=room, turn_s=0.05, arrival_s=0.1)
+    with serving(*KINDS, nbytes=room + (1 << 20), limits=limits) as models:
         by_name = {model.name: model for model in models}
-        for _ in range(12):
+        for _ in range(8 if seed == 1 else 20):
             running: list[tuple[tuple[str, int], Running]] = []
             for chat in source.sample(sorted(chats), 3):
                 model = by_name[chat[0]]
@@ -329,6 +275,7 @@ def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: i
                     continue
                 running.append((chat, model.submit(chats[chat], num=source.randint(1, 12))))
                 if source.random() < 0.2:
+                    # Under load: it goes when what runs has ended.
                     model.loop.dismiss()
                 if source.random() < 0.2:
                     model.loop.cancel(running.pop()[1].job.id)
@@ -342,32 +289,38 @@ def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: i
             shared = models[0].ask(lambda worker: worker.memory.shared)
             assert shared.weights_nbytes <= room and shared.fits(0)
             for model in models:
-                if any(chat[0] == model.name and told for chat, told in answers.items()):
+                if model.loop.status().num_loads > 0:
                     model.check()
+        assert sum(model.loop.status().num_loads for model in models) > 4, "they were swapped"
     for name in KINDS:
+        # Each answer was one of a warm server; a single one has no more than this model.
         engine = Engine(name)
         try:
             for chat, told in answers.items():
                 for prompt, tokens in told if chat[0] == name else ():
-                    assert engine.cold(prompt, num=len(tokens)) == tokens
+                    assert engine.run(prompt, num=len(tokens)).tokens == tokens
         finally:
             engine.close()
 
 
-def test_after_a_restart_every_model_finds_its_own_on_disk(tmp_path: Path) -> None:
-    room = max(map(weights, KINDS[:2]))
-    chats = {name: list(words(5, 600)) for name in KINDS[:2]}
-    for start in range(2):
-        with serving(
-            *chats,
-            nbytes=room + (64 << 20),
-            limits=ModelLimits(most_nbytes=room),
-            disk_directory=str(tmp_path / "disk"),
-            disk_block=64,
-        ) as models:
-            for model in models:
-                running = model.ready().submit(chats[model.name], num=6).wait()
-                if start == 1:
-                    assert running.end.outcome.num_loaded > 500, model.name
-                    assert running.tokens == cold(model.name, [chats[model.name]], num=6)[0]
-                chats[model.name] += running.tokens + list(words(6, 20))
+def test_a_killed_server_s_models_find_their_own_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So few tokens, too.
+    monkeypatch.setattr(read_ahead, "WORTH", 1)
+    names, script = KINDS[:2], Path(__file__).with_name("killed.py")
+    command = [sys.executable, str(script), str(tmp_path), *names]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            before = [json.loads(process.stdout.readline()) for _ in names]
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
+    with serving_one_at_a_time(*names, **on_disk(tmp_path)) as models:
+        for seed, (model, answer) in enumerate(zip(models, before, strict=True)):
+            prompt = words(seed, 200)
+            longer = [*prompt, *answer, *words(9, 20)]
+            further = model.ready().submit(longer, num=6).wait()
+            # The last token of an answer was not fed.
+            assert (further.end.outcome.num_loaded, further.computed) == (205, 21), "from disk"
+            assert [answer, further.tokens] == cold(model.name, [prompt, longer], num=6)
+            model.check()

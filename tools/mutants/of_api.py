@@ -10,6 +10,7 @@ _STOPPING = ("tests/api/test_stopping.py",)
 _STRICT_JSON = ("tests/api/test_strict_json.py",)
 _EXTREMES = ("tests/engine/test_extremes.py",)
 _MACHINE = ("tests/loop/test_following_machine.py",)
+_MODELS = ("tests/api/test_models.py",)
 
 
 def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -190,5 +191,26 @@ API_MUTANTS = (
         "status.stalled_s >= stall_after_s",
         "False",
         ("tests/api/test_health.py",),
+    ),
+    _mutant(
+        "BodyRoute.get_route_handler",
+        "a lookup loads the model's weights",
+        "needs is Needs.NOTHING or (needs is Needs.TOKENIZER and model.service is not None)",
+        "False",
+        (*_MODELS, "-k", "stored_is_shown"),
+    ),
+    _mutant(
+        "clear_cache",
+        "who clears one model's cache clears all",
+        "context.services(model)",
+        "context.services(None)",
+        (*_MODELS, "-k", "pins_and_clearing"),
+    ),
+    _mutant(
+        "total_of",
+        "the budget of all models is counted for each",
+        "_sum(Held, [status.held for status in statuses], budget_nbytes=first.held.budget_nbytes)",
+        "_sum(Held, [status.held for status in statuses])",
+        ("tests/api/test_metrics.py",),
     ),
 )
