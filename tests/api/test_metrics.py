@@ -5,7 +5,17 @@ from itertools import count
 from typing import Any
 
 from reprise.api.prometheus import families
-from reprise.core.backend import AuditTotals, Counts, DraftStatus, Held, Looks, Status, WeightsState, total_of
+from reprise.core.backend import (
+    AuditTotals,
+    Counts,
+    DraftModelStatus,
+    DraftStatus,
+    Held,
+    Looks,
+    Status,
+    WeightsState,
+    total_of,
+)
 from reprise.core.inspection import OnDisk
 from reprise.core.metrics import METRICS, health_fields, totals_line
 from tools.metrics_page import PAGE, page
@@ -102,13 +112,19 @@ def full_status(*, has_disk: bool) -> Status:
         audit=filled(AuditTotals, verdicts={}),
         looks=filled(Looks),
         held=filled(Held, evicted_by_reason={"budget": next(number)}),
-        drafts=filled(DraftStatus, num_drafted={"history": next(number)}, num_accepted={"history": next(number)}),
+        drafts=filled(
+            DraftStatus,
+            num_drafted={"history": next(number)},
+            num_accepted={"history": next(number)},
+            model=filled(DraftModelStatus, name="small"),
+        ),
         disk=filled(OnDisk, trouble="The disk is full.") if has_disk else None,
     )
 
 
 def numbers_in(status: Status) -> set[int]:
-    parts = (status, status.counts, status.held, status.drafts, status.audit, status.looks, status.disk)
+    model = status.drafts.model if status.drafts is not None else None
+    parts = (status, status.counts, status.held, status.drafts, model, status.audit, status.looks, status.disk)
     found = (getattr(part, f.name) for part in parts if part is not None for f in fields(part))
     return {value for value in found if isinstance(value, int) and not isinstance(value, bool)}
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.core.backend import DraftSource
-from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, PassCosts, best_length
+from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, DraftCosts, PassCosts, best_length
 
 
 def costs(**ms: float) -> PassCosts:
@@ -22,7 +22,7 @@ LINEAR = costs(m1=10, m2=20, m4=40, m8=80, m16=160, m32=320)
 
 
 def length(rate: float, known: PassCosts, *, available: int = 40, num_fed: int = 1, rewinds: bool = True) -> int:
-    return best_length(available, rate, known, num_fed=num_fed, rewinds=rewinds)
+    return best_length(available, rate, known, num_fed=num_fed, rewinds=rewinds).length
 
 
 def test_what_costs_nothing_is_drafted_whole_and_what_costs_as_much_as_it_brings_is_not() -> None:
@@ -75,9 +75,37 @@ def test_a_length_is_possible_whatever_was_measured(
     rate: float, ms: list[float], available: int, num_fed: int, rewinds: bool
 ) -> None:
     known = costs(**{f"m{size}": value for size, value in zip(PASS_SIZES, ms, strict=True)})
-    found = best_length(available, rate, known, num_fed=num_fed, rewinds=rewinds)
+    found = best_length(available, rate, known, num_fed=num_fed, rewinds=rewinds).length
     assert 0 <= found <= available
     assert found == 0 or num_fed + found <= max(PASS_SIZES)
+
+
+def test_a_draft_that_has_to_be_computed_is_shorter_or_not_made() -> None:
+    def computed(step: float) -> int:
+        return best_length(40, 0.8, FLAT, num_fed=1, rewinds=True, step=step).length
+
+    assert computed(0.0) >= computed(0.1) >= computed(0.3) > 0
+    assert computed(1.0) == 0
+
+
+def test_the_speed_is_that_of_the_best_length() -> None:
+    best = best_length(3, 0.5, FLAT, num_fed=1, rewinds=True, step=0.1)
+    # 1 + 1/2 + 1/4 + 1/8 tokens, for a pass and three steps.
+    assert (best.length, best.speed) == (3, 1.875 / 1.3)
+    assert best_length(0, 0.5, FLAT, num_fed=1, rewinds=True).speed == 1.0
+
+
+def test_a_draft_model_is_first_judged_by_its_size_and_then_by_what_its_passes_take() -> None:
+    known, drafting = costs(m1=10), DraftCosts(relative=0.1)
+    assert drafting.step_s(known) == pytest.approx(0.001)
+    assert 0 < drafting.token_s(known) < 0.001
+    drafting.note_steps(4, 1.0)
+    assert drafting.step_s(known) == pytest.approx(0.001)
+    drafting.note_steps(4, 0.02)
+    assert drafting.step_s(known) == pytest.approx(0.005)
+    for _ in range(2):
+        drafting.note_prefill(100, 0.01)
+    assert drafting.token_s(known) == pytest.approx(0.0001)
 
 
 def test_rates_follow_what_is_seen_and_forget_it_when_they_are_not_used() -> None:

@@ -132,6 +132,17 @@ class Life:
         for story in self.stories:
             story.entries.pop()
 
+    def guess(self) -> None:
+        """Single tokens come, and as many as were wrong are undone together."""
+        num = self.draw(st.integers(1, 9))
+        self.layer.keep_visible(num)
+        for _ in range(num):
+            self.feed(1)
+        wrong = self.draw(st.integers(0, num))
+        self.layer.forget_last(wrong)
+        for story in self.stories:
+            del story.entries[story.length - wrong :]
+
     def check(self) -> None:
         assert self.layer.lengths == [story.length for story in self.stories]
         check_reads(self.layer, self.stories)
@@ -139,7 +150,7 @@ class Life:
 
 def live(make: Make, draw: Any, *, joins: bool) -> None:
     life = Life(make, draw)
-    verbs = [life.feed, life.feed, life.copy, life.store, life.rewind, life.forget]
+    verbs = [life.feed, life.feed, life.copy, life.store, life.rewind, life.forget, life.guess]
     verbs += [life.join, life.leave] if joins else []
     life.feed()
     for _ in range(draw(st.integers(1, 8))):

@@ -17,6 +17,7 @@ from reprise.core.tokens import as_tokens
 from reprise.engine.load import LoadedModel
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop import EngineLoop
+from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from tests.models.shared import loader
 from tests.models.tiny import tiny_model
@@ -85,9 +86,14 @@ class Engine:
         shares_from: int = SHARES_FROM,
         disk_block: int | None = None,
         load: Callable[[], LoadedModel] | None = None,
+        load_draft_model: Callable[[], LoadedModel] | None = None,
+        thread: EngineThread | None = None,
         **settings: Any,
     ) -> None:
-        """`model`: the architecture of a tiny model, or a directory; `load` makes another one."""
+        """`model`: the architecture of a tiny model, or a directory; `load` makes another one.
+
+        `load_draft_model`: with this one to draft for it. `thread`: with other models.
+        """
         # What runs while idle is for tests that ask for it.
         settings.setdefault("is_audit_off", True)
         self.settings = Settings(
@@ -96,7 +102,14 @@ class Engine:
             **settings,
         )
         load = loader(self.settings) if load is None else load
-        self.loop = EngineLoop(self.settings, load=load, shares_from=shares_from, disk_block=disk_block)
+        self.loop = EngineLoop(
+            self.settings,
+            load=load,
+            load_draft_model=load_draft_model,
+            thread=thread,
+            shares_from=shares_from,
+            disk_block=disk_block,
+        )
         self.model = self.loop.start()
 
     def close(self) -> None:
@@ -169,7 +182,7 @@ class Engine:
         return self.loop.inspect().result(PATIENCE_S)
 
     def check(self) -> None:
-        self.ask(lambda worker: worker.cache.check())
+        self.ask(lambda worker: worker.check() if worker.draft_model is not None else worker.cache.check())
 
     def num_leases(self) -> int:
         return self.ask(lambda worker: sum(root.num_leases for root in worker.cache.tree.roots.values()))

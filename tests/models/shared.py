@@ -32,3 +32,16 @@ def loader(settings: Settings) -> Callable[[], LoadedModel] | None:
     is_tiny = name in CONFIGS and settings.model == str(tiny_model(name))
     is_plain = settings.kv_bits is settings.chat_template is settings.adapter_path is None
     return functools.partial(loaded, name) if is_tiny and is_plain else None
+
+
+@functools.cache
+def nearly(architecture: str, noise: float) -> LoadedModel:
+    """A model that mostly chooses what the tiny one does: its weights, and some noise."""
+    model, keys = loaded_anew(architecture), iter(mx.random.split(mx.random.key(1), 1000))
+    noisy = [
+        (name, w + noise * mx.std(w) * mx.random.normal(w.shape, key=next(keys)))
+        for name, w in tree_flatten(model.model.parameters())
+    ]
+    model.model.load_weights(noisy)
+    mx.eval(model.model.parameters())
+    return replace(model, fingerprint=f"nearly {model.fingerprint}", name=f"nearly {architecture}")

@@ -7,6 +7,10 @@ _HISTORY = ("tests/drafts/test_history.py",)
 _DRAFTER = ("tests/drafts/test_drafter.py",)
 _BENEFIT = ("tests/drafts/test_benefit.py",)
 _LOOP = ("tests/loop/test_drafts.py",)
+_SEQUENCE = ("tests/engine/test_draft_sequence.py",)
+_LAYERS = ("tests/engine/test_layers.py",)
+_VOCABULARY = ("tests/engine/test_vocabulary.py",)
+_MODEL = ("tests/loop/test_draft_model.py",)
 
 
 def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -74,8 +78,78 @@ DRAFTS_MUTANTS = (
     _mutant(
         "best_length",
         "a draft is verified whatever its pass costs",
-        "expected / cost > best_gain",
-        "expected > best_gain",
+        "expected / cost > best.speed",
+        "expected > best.speed",
         _BENEFIT,
+    ),
+    _mutant(
+        "DraftSequence.keep",
+        "a draft model keeps a wrong guess",
+        "rows.forget_last(len(guessed) - num, rows.before_guess)",
+        "rows.forget_last(max(0, len(guessed) - num - 1), rows.before_guess)",
+        _SEQUENCE,
+    ),
+    _mutant(
+        "DraftSequence.keep",
+        "recurrent layers of a draft model stay behind a wrong guess",
+        "num < len(guessed) and not self._runner.loaded.blueprint.rewinds",
+        "False",
+        _SEQUENCE,
+    ),
+    _mutant(
+        "DraftSequence.keep",
+        "a draft model computes again what it guessed right",
+        "num = next((i for i in range(most) if guessed[i] != text[i]), most)",
+        "num = 0",
+        _SEQUENCE,
+    ),
+    _mutant(
+        "KvLayer.keep_visible",
+        "a window drops what is seen again when guesses are undone",
+        "self._make_space(self.planes, self._visible(more), more)",
+        "pass",
+        _LAYERS,
+    ),
+    _mutant(
+        "ChunkLayer.forget_last",
+        "a chunk that began among wrong guesses stays",
+        "self.lengths[0] < self.start_position",
+        "False",
+        _LAYERS,
+    ),
+    _mutant(
+        "check_draft_model",
+        "a draft model with other tokens is taken",
+        "drafts == wanted",
+        "True",
+        _VOCABULARY,
+    ),
+    _mutant(
+        "FollowedAnswer._start",
+        "a draft model looks its prefixes up in the namespace of others",
+        "match = model.cache.match(tokens, namespace=request.namespace)",
+        'match = model.cache.match(tokens, namespace="")',
+        _MODEL,
+    ),
+    _mutant(
+        "FollowedAnswer.end",
+        "a draft model forgets what it computed of an answer",
+        "tokens = self._store(following, BoundaryKind.GENERATION_END)",
+        "tokens = self._request.tokens_to(following.sequence.position)",
+        _MODEL,
+    ),
+    _mutant(
+        "Worker.clear_cache",
+        "a draft model keeps what was cleared",
+        "self.draft_model.clear(namespace, owner=owner)",
+        "",
+        _MODEL,
+    ),
+    _mutant(
+        "DraftModel.give_up",
+        "a draft model gives up nothing for who runs",
+        "followed.give_up()",
+        "",
+        _MODEL,
     ),
 )

@@ -77,6 +77,8 @@ def record_body(record: Record, verdicts: Mapping[str, Verdict] | None = None) -
             "generated": sum(outcome.num_generated for outcome in outcomes),
             "drafted": sum(outcome.num_drafted for outcome in outcomes),
             "accepted": sum(outcome.num_accepted for outcome in outcomes),
+            "drafts": drafts_by_source(outcomes),
+            "draft_saved_s": sum(outcome.draft_saved_s for outcome in outcomes),
             "stored": sum(outcome.num_stored for outcome in outcomes),
             "sources": sources(first),
             "reason": str(first.reason),
@@ -94,6 +96,17 @@ def record_body(record: Record, verdicts: Mapping[str, Verdict] | None = None) -
         body["reason"] = str(record.explanation.reason)
         body["explanation"] = explanation_body(record.explanation)
     return body
+
+
+def drafts_by_source(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
+    """How many tokens each source drafted, and how many of them were right; what drafted nothing is left out."""
+    found: dict[str, dict[str, int]] = {}
+    for outcome in outcomes:
+        for source, drafted in outcome.drafted.items():
+            counts = found.setdefault(source, {"drafted": 0, "accepted": 0})
+            counts["drafted"] += drafted.num
+            counts["accepted"] += drafted.num_accepted
+    return found
 
 
 def sources(outcome: Outcome) -> dict[str, int]:

@@ -155,7 +155,7 @@ def _sharing(groups: Sequence[EngineGroup], settings: Settings) -> list[_Serving
                 group.settings,
                 thread=thread,
                 name=group.name,
-                nbytes=0 if group.directory is None else weights_nbytes(group.directory),
+                nbytes=group.nbytes,
                 is_pinned=group.settings.is_pinned,
                 keep_alive_s=group.settings.keep_alive_s,
             ),

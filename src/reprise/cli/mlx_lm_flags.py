@@ -28,6 +28,7 @@ SAME = frozenset(
         "chat-template-args",
         "kv-bits",
         "kv-group-size",
+        "draft-model",
     }
 )
 """Flags that `reprise serve` has itself."""
@@ -55,8 +56,7 @@ REWRITTEN: dict[str, Callable[[str], list[str]]] = {
     "prompt-cache-bytes": _renamed("cache-bytes"),
 }
 IGNORED = {
-    "draft-model": "drafts come from earlier text, without a second model",
-    "num-draft-tokens": "there is no draft model",
+    "num-draft-tokens": "how many tokens are drafted follows from how often they are right and what a pass costs",
     "prompt-concurrency": "prompts that share a prefix wait for each other, all others take turns",
     "prompt-cache-size": "the cache is limited in bytes, not in chats: --cache-bytes",
     "use-default-chat-template": "transformers no longer has default templates; use --chat-template",

@@ -7,6 +7,7 @@ from typing import Any
 
 from reprise.api.served import names_of_adapter
 from reprise.cli.models import model_directories
+from reprise.cli.process_limits import weights_nbytes
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import ONE_MODEL, Settings, settings_of
 from reprise.engine.hub import CachedModel, cached_models, local_directory
@@ -39,7 +40,7 @@ class ModelEntry:
     @property
     def directory(self) -> Path | None:
         """Where its files are; None where they are not here."""
-        return Path(self.settings.model).expanduser() if self.is_directory else local_directory(self.settings.model)
+        return _directory(self.settings.model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,19 @@ class EngineGroup:
     @property
     def name(self) -> str:
         return self.entries[0].id
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights that it loads, a draft model's too, as far as their files are here."""
+        draft = self.settings.draft_model if self.settings.draft_mode != "off" else None
+        found = [self.directory, None if draft is None else _directory(draft)]
+        return sum(weights_nbytes(directory) for directory in found if directory is not None)
+
+
+def _directory(source: str) -> Path | None:
+    """Where the files of a path or a hub id are; None where they are not here."""
+    path = Path(source).expanduser()
+    return path if path.is_dir() else local_directory(source)
 
 
 def served_models(settings: Settings) -> tuple[ModelEntry, ...]:
@@ -102,7 +116,12 @@ def _named(settings: Settings) -> Iterable[ModelEntry]:
 
 
 def _set_for_one(settings: Settings, table: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"adapter_path": "adapter-path", "adapters": "adapter", "chat_template": "chat-template"}
+    names = {
+        "adapter_path": "adapter-path",
+        "adapters": "adapter",
+        "chat_template": "chat-template",
+        "draft_model": "draft-model",
+    }
     return {field: getattr(settings, field) for field, name in names.items() if name not in table}
 
 
@@ -148,6 +167,8 @@ def _joint(each: Sequence[Settings]) -> Settings:
     return replace(
         each[0],
         max_context=None if None in contexts else max(context for context in contexts if context is not None),
+        # Drafts change no answer, so one model drafts for all.
+        draft_model=next((settings.draft_model for settings in each if settings.draft_model is not None), None),
         keep_alive_s=None if None in times else max(time_s for time_s in times if time_s is not None),
         is_pinned=any(settings.is_pinned for settings in each),
         preloads=any(settings.preloads for settings in each),

@@ -74,6 +74,22 @@ class DraftSource(StrEnum):
     """Prompts and answers of the same namespace, this request's own prompt among them."""
     GRAMMAR = "grammar"
     """The grammar allows nothing else."""
+    DRAFT_MODEL = "draft-model"
+    """A smaller model computed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelStatus:
+    """What a draft model holds and has computed."""
+
+    name: str
+    weights_nbytes: int
+    state_nbytes: int
+    """Of its layers, stored and running."""
+    num_reused: int = 0
+    """Tokens of prompts and answers that it found stored."""
+    num_prefilled: int = 0
+    """Those that it computed, and the tokens it took back and computed again are among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +102,8 @@ class DraftStatus:
     """Decode time saved, by what a pass over one token takes."""
     nbytes: int = 0
     """Of the text that drafts are looked up in."""
+    model: DraftModelStatus | None = None
+    """None: there is no draft model."""
 
 
 EVICTION_REASONS = ("budget", "cleared", "audit")
@@ -192,7 +210,7 @@ def total_of(statuses: Sequence[Status]) -> Status:
         num_decoding=sum(status.num_decoding for status in statuses),
         counts=_sum(Counts, [status.counts for status in statuses]),
         held=_sum(Held, [status.held for status in statuses], budget_nbytes=first.held.budget_nbytes),
-        drafts=_sum(DraftStatus, drafts) if drafts else None,
+        drafts=_drafts_of(drafts) if drafts else None,
         disk=_disk_of(on_disk) if on_disk else None,
         audit=_sum(AuditTotals, [s.audit for s in statuses], worst=max(s.audit.worst for s in statuses)),
         looks=max((status.looks for status in statuses), key=lambda looks: looks.num),
@@ -209,10 +227,10 @@ def total_of(statuses: Sequence[Status]) -> Status:
     )
 
 
-T = TypeVar("T", Counts, Held, DraftStatus, AuditTotals, OnDisk)
+T = TypeVar("T", Counts, Held, DraftStatus, DraftModelStatus, AuditTotals, OnDisk)
 
 
-def _sum(kind: type[T], records: Sequence[T], **given: float | str | None) -> T:
+def _sum(kind: type[T], records: Sequence[T], **given: Any) -> T:
     """Field by field, but for those that are given; mappings by key."""
     found: dict[str, Any] = {}
     for each in fields(kind):
@@ -233,6 +251,12 @@ def _sum_by_key(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             # Verdicts are no numbers; each job is one model's.
             total[key] = total.get(key, 0) + value if isinstance(value, int) else value
     return total
+
+
+def _drafts_of(drafts: Sequence[DraftStatus]) -> DraftStatus:
+    models = [status.model for status in drafts if status.model is not None]
+    name = ", ".join(dict.fromkeys(model.name for model in models))
+    return _sum(DraftStatus, drafts, model=_sum(DraftModelStatus, models, name=name) if models else None)
 
 
 def _disk_of(models: Sequence[OnDisk]) -> OnDisk:

@@ -1,6 +1,7 @@
 """What happened to a request: the counts, and why tokens were not reused."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from reprise.core.pin import Pin
@@ -43,6 +44,14 @@ class Reason(StrEnum):
     """They are on disk or in an object store, from where reading them would have taken longer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """Tokens that one source drafted and a pass verified; `num_accepted`: those that were right."""
+
+    num: int
+    num_accepted: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
     """The counts of one job, as the engine saw them. All in tokens; times in seconds.
@@ -64,9 +73,10 @@ class Outcome:
     num_awaited: int = 0
     """Of `num_reused`, tokens that another running request computed while this one waited."""
     num_generated: int = 0
-    num_drafted: int = 0
-    """Tokens that were drafted for the answer and verified; `num_accepted`: those that were right."""
-    num_accepted: int = 0
+    drafted: Mapping[str, Drafted] = field(default_factory=dict[str, Drafted])
+    """What was drafted for the answer and verified, by source."""
+    draft_saved_s: float = 0.0
+    """What that saved of decoding, by the time of a pass over one token; negative where it cost more."""
     num_stored: int = 0
     """Tokens newly added to the cache by this job."""
     reason: Reason = Reason.COLD
@@ -87,3 +97,13 @@ class Outcome:
     """Of `prefill_s`, from the end of the prompt to the first token."""
     ttft_s: float | None = None
     total_s: float = 0.0
+
+    @property
+    def num_drafted(self) -> int:
+        """Of all sources."""
+        return sum(drafted.num for drafted in self.drafted.values())
+
+    @property
+    def num_accepted(self) -> int:
+        """Of all sources."""
+        return sum(drafted.num_accepted for drafted in self.drafted.values())

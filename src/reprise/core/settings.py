@@ -392,14 +392,24 @@ class Settings:
     ] = 64
     max_batch: Annotated[int, _load("max-batch", _COUNT, "Most sequences to decode together.")] = 8
     drafts: Annotated[
-        str,
+        str | None,
         _load(
             "drafts",
             TextKind(choices=DRAFT_MODES),
             "off, auto or exact. Draft answers from earlier text and verify several tokens per pass. Answers stay the "
-            "same; `exact` only uses passes whose logits equal those of single steps to the last bit.",
+            "same; `exact` only uses passes whose logits equal those of single steps to the last bit. Off if not set, "
+            "auto with a draft model.",
         ),
-    ] = "off"
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        _load(
+            "draft-model",
+            ModelKind(),
+            "A small model with the same tokenizer, to draft answers where no earlier text continues them. A local "
+            "directory or a Hugging Face repository id.",
+        ),
+    ] = None
     prefill_chunk: Annotated[
         int, _load("prefill-chunk", _COUNT, "Tokens per prefill step while no answer is being decoded.")
     ] = 2048
@@ -409,6 +419,13 @@ class Settings:
             "max-stall-ms", NumberKind(least=1, metavar="MS"), "Longest gap between two tokens of an answer to aim for."
         ),
     ] = 100
+
+    @property
+    def draft_mode(self) -> str:
+        """How answers are drafted: one of `DRAFT_MODES`."""
+        if self.drafts is not None:
+            return self.drafts
+        return "off" if self.draft_model is None else "auto"
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
@@ -447,6 +464,7 @@ MODEL_OPTIONS: Mapping[str, Option] = {
         "max_context",
         "kv_bits",
         "kv_group_size",
+        "draft_model",
         "keep_alive_s",
         "preloads",
         "is_pinned",
@@ -467,7 +485,7 @@ def settings_of(settings: Settings, alias: str) -> Settings:
     return replace(settings, models={}, **{**ONE_MODEL, **table})
 
 
-ONE_MODEL: Mapping[str, Any] = {"adapter_path": None, "adapters": {}, "chat_template": None}
+ONE_MODEL: Mapping[str, Any] = {"adapter_path": None, "adapters": {}, "chat_template": None, "draft_model": None}
 """Options that are not for all models of a server: outside of a table they are the first model's."""
 
 _OF_SERVERS = ("warm_file", "memory")

@@ -17,6 +17,9 @@ _WEIGHT = 0.15
 _OPTIMISM = 0.02
 """Assumed cost of another token while only passes of one token were measured, as a fraction of such a pass."""
 
+_PREFILL_SPEEDUP = 8
+"""How much less a token takes in a long pass than alone, before that was seen."""
+
 _PRIOR_TRIALS = 4.0
 _MEMORY = 64.0
 """Trials that a rate remembers."""
@@ -29,6 +32,7 @@ _PRIOR = {
     DraftSource.PREDICTION: 0.8,
     DraftSource.HISTORY: 0.6,
     DraftSource.GRAMMAR: 0.99,
+    DraftSource.DRAFT_MODEL: 0.7,
 }
 """Prior probability that the next token of a draft is accepted."""
 
@@ -47,8 +51,7 @@ class PassCosts:
             # The first pass of a size may include compiling kernels.
             self._is_warm.add(size)
             return
-        before = self._seconds.get(size)
-        self._seconds[size] = seconds if before is None else (1 - _WEIGHT) * before + _WEIGHT * seconds
+        self._seconds[size] = _mean(self._seconds.get(size), seconds)
 
     @property
     def is_known(self) -> bool:
@@ -83,6 +86,41 @@ class PassCosts:
     def table(self) -> dict[int, float]:
         """Milliseconds by size, of the sizes measured."""
         return {size: 1000 * self._seconds[size] for size in PASS_SIZES if size in self._seconds}
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftCosts:
+    """The seconds of a draft model's passes, as running means. `relative`: its size, as a part of the other model's."""
+
+    relative: float
+    _step_s: float | None = None
+    _token_s: float | None = None
+    _num_steps: int = 0
+    _num_prefills: int = 0
+
+    def step_s(self, passes: PassCosts) -> float:
+        """Of a drafted token. Before it was seen: decoding reads the weights, so it follows from their size."""
+        return passes.one_s * self.relative if self._step_s is None else self._step_s
+
+    def token_s(self, passes: PassCosts) -> float:
+        """Of a token of what it has to compute before it can draft."""
+        return self.step_s(passes) / _PREFILL_SPEEDUP if self._token_s is None else self._token_s
+
+    def note_steps(self, num: int, seconds: float) -> None:
+        """So many tokens were drafted in so many passes. The first of all may have compiled its kernels."""
+        self._num_steps += 1
+        if self._num_steps > 1:
+            self._step_s = _mean(self._step_s, seconds / num)
+
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        """So many tokens were computed in one pass."""
+        self._num_prefills += 1
+        if self._num_prefills > 1:
+            self._token_s = _mean(self._token_s, seconds / num_tokens)
+
+
+def _mean(before: float | None, seen: float) -> float:
+    return seen if before is None else (1 - _WEIGHT) * before + _WEIGHT * seen
 
 
 @dataclass(slots=True)
@@ -132,28 +170,44 @@ class AcceptanceRates:
         self._rate(source, match).fade()
 
 
+@dataclass(frozen=True, slots=True)
+class BestLength:
+    """How many tokens of a draft to verify, 0: none; and the tokens that brings in the time of one pass over one."""
+
+    length: int
+    speed: float
+
+
 def best_length(
-    available: int, rate: float, costs: PassCosts, *, num_fed: int, rewinds: bool, sizes: Sequence[int] = PASS_SIZES
-) -> int:
+    available: int,
+    rate: float,
+    costs: PassCosts,
+    *,
+    num_fed: int,
+    rewinds: bool,
+    sizes: Sequence[int] = PASS_SIZES,
+    step: float = 0.0,
+) -> BestLength:
     """The number of draft tokens to verify for the most tokens per second; 0 if drafting does not pay.
 
     `available`: tokens of the draft. `num_fed`: tokens that the pass takes anyway, at least one. `rewinds`: whether
     layers can drop rejected tokens; if not, the tokens accepted before a rejection are fed again in the next pass.
+    `step`: the cost of making one draft token, as a multiple of a pass over one token.
 
     With acceptance probability p, k draft tokens yield (1 - p^(k+1)) / (1 - p) tokens on average, including the one
     that the model samples after them (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
     2023).
     """
-    best, best_gain = 0, 1 / costs.relative(num_fed)
+    best = BestLength(0, 1 / costs.relative(num_fed))
     largest = costs.largest
     for length in {min(available, size - num_fed) for size in sizes if size <= largest}:
         if length < 1:
             continue
         expected = (1 - rate ** (length + 1)) / (1 - rate)
-        cost = costs.relative(num_fed + length)
+        cost = costs.relative(num_fed + length) + length * step
         if not rewinds:
             again = costs.relative(1 + round(expected)) - 1
             cost += (1 - rate**length) * again
-        if expected / cost > best_gain:
-            best, best_gain = length, expected / cost
+        if expected / cost > best.speed:
+            best = BestLength(length, expected / cost)
     return best

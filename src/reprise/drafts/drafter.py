@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from reprise.core.backend import DraftSource, DraftStatus
+from reprise.core.record import Drafted
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
-from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, PassCosts, best_length
+from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, BestLength, PassCosts, best_length
 from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, TextEnd, TokenHistory
 
 MOST_NBYTES = 64 << 20
@@ -22,10 +24,11 @@ _READ_AT_ONCE = 4096
 """The most prompt tokens added per step of the engine, so that streams are not delayed."""
 _READ_ANSWER = 16
 """Answer tokens are added in batches of this many: one by one would cost more than the look-ups."""
-_PATIENCE = 32
-"""After this many fruitless look-ups in a row, only one token in `_SELDOM` is looked up, until one succeeds: text that
-repeats nothing is not slowed down."""
-_SELDOM = 4
+_PATIENCE = ((256, 16), (32, 4))
+"""Pairs: after this many fruitless steps in a row, only one step in so many looks up, until one succeeds: text that
+repeats nothing is not slowed down, and text that begins to repeat is found a few tokens later."""
+_RISE = 0.1
+"""The weight of the newest answer in the mean length of answers."""
 _OVERLAP = NGRAMS[0]
 """Context tokens that are added before a new piece of text, so that its first tokens can be found."""
 
@@ -38,9 +41,42 @@ class Draft:
     source: DraftSource
     match: int
     """Length of the match that it continues, in tokens."""
+    seconds: float = 0.0
+    """How long making it took."""
 
     def __post_init__(self) -> None:
         assert len(self.tokens) > 0, self
+
+
+class ComputedDrafts(Protocol):
+    """Computes drafts of one answer, where no text goes on like it: a draft model, say."""
+
+    source: DraftSource
+
+    @property
+    def match(self) -> int:
+        """What acceptance is learnt by, beside the source, in the place of a match's length."""
+        ...
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds that a drafted token takes; None: it cannot draft now."""
+        ...
+
+    def is_ready(self, *, saving_s: float, num_left: int) -> bool:
+        """Whether it can draft in this step. If not, it prepares for that where it pays.
+
+        `saving_s`: what each of the `num_left` tokens to come is expected to take less with its drafts.
+        """
+        ...
+
+    def draft(self, num: int) -> Draft | None:
+        """Up to `num` tokens that may come next."""
+        ...
+
+    def end(self) -> None:
+        """The answer is over."""
+        ...
 
 
 class _Namespace:
@@ -94,6 +130,8 @@ class Drafts:
         self.num_accepted: Counter[DraftSource] = Counter()
         self.saved_s = 0.0
         """Seconds of decoding that drafts have saved, compared with passes over one token."""
+        self.answer_tokens = 256.0
+        """The mean length of answers."""
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
 
     @property
@@ -101,9 +139,33 @@ class Drafts:
         """Bytes of the histories of all namespaces, without those of running requests."""
         return sum(namespace.history.nbytes for namespace in self._namespaces.values())
 
-    def start(self, prompt: Tokens, *, namespace: str, prediction: Tokens | None = None) -> RequestDrafts:
+    def start(
+        self,
+        prompt: Tokens,
+        *,
+        namespace: str,
+        prediction: Tokens | None = None,
+        computed: ComputedDrafts | None = None,
+    ) -> RequestDrafts:
         """The drafts of a request. `prediction`: the output that its client predicts."""
-        return RequestDrafts(self, prompt, namespace, prediction)
+        return RequestDrafts(self, prompt, namespace, prediction, computed)
+
+    def best_length(
+        self, available: int, source: DraftSource, match: int, *, num_fed: int, step_s: float = 0.0
+    ) -> BestLength:
+        """How many of so many tokens of such a draft are worth a pass."""
+        best = best_length(
+            available,
+            self.rates.of(source, match),
+            self.costs,
+            num_fed=num_fed,
+            rewinds=self.rewinds,
+            sizes=self.sizes,
+            step=step_s / self.costs.one_s,
+        )
+        if best.length == 0:
+            self.rates.fade(source, match)
+        return best
 
     def clear(self, namespace: str | None = None) -> None:
         """Drop the history of a namespace, or of all."""
@@ -139,8 +201,21 @@ class Drafts:
 class RequestDrafts:
     """The drafts of one running request."""
 
-    def __init__(self, drafts: Drafts, prompt: Tokens, namespace: str, prediction: Tokens | None) -> None:
-        self.num_drafted = self.num_accepted = 0
+    def __init__(
+        self,
+        drafts: Drafts,
+        prompt: Tokens,
+        namespace: str,
+        prediction: Tokens | None,
+        computed: ComputedDrafts | None,
+    ) -> None:
+        self.num_drafted: Counter[DraftSource] = Counter()
+        self.num_accepted: Counter[DraftSource] = Counter()
+        self.saved_s = 0.0
+        """See `Drafts.saved_s`."""
+        self.holds_back = False
+        """A draft would have been computed, had the next token not been chosen ahead: it is not to be again."""
+        self._computed = computed
         self._drafts = drafts
         self._prompt = prompt
         self._namespace = namespace
@@ -160,6 +235,11 @@ class RequestDrafts:
         self._tail: list[int] = prompt[-LONGEST_MATCH:].tolist()
         """The last tokens of prompt and answer, which are looked up."""
 
+    @property
+    def drafted(self) -> dict[str, Drafted]:
+        """What was drafted and verified so far, by source."""
+        return {str(s): Drafted(num=num, num_accepted=self.num_accepted[s]) for s, num in self.num_drafted.items()}
+
     def read_prompt(self, stop: int) -> None:
         """Add some of the new part of the prompt, which is computed up to `stop`, to the history."""
         if self.num_read < stop:
@@ -174,35 +254,43 @@ class RequestDrafts:
 
     def end(self) -> None:
         """The answer has ended: add it to the history."""
+        if self._computed is not None:
+            self._computed.end()
         if self._answer:
+            self._drafts.answer_tokens += _RISE * (len(self._answer) - self._drafts.answer_tokens)
             answer = join_tokens(self._prompt[-_OVERLAP:], as_tokens(self._answer))
             self._drafts.namespace(self._namespace).history.append(answer)
 
-    def propose(self, *, num_fed: int, most: int, forced: Sequence[int] = ()) -> Draft | None:
+    def propose(self, *, num_fed: int, most: int, forced: Sequence[int] = (), is_chosen: bool = False) -> Draft | None:
         """A draft of at most `most` tokens, or None if none is worth a pass.
 
         `num_fed`: tokens that the pass takes anyway. `forced`: the next tokens if a grammar allows only these.
+        `is_chosen`: a pass was run ahead, so this step verifies nothing, and nothing is computed for it.
         """
-        drafts = self._drafts
-        if most < 1 or not drafts.costs.is_known:
+        self.holds_back = False
+        if most < 1 or not self._drafts.costs.is_known:
             return None
         draft = self._find(most, forced)
-        if draft is None:
-            self._num_in_vain += 1
+        if draft is not None:
+            best = self._drafts.best_length(len(draft.tokens), draft.source, draft.match, num_fed=num_fed)
+            if best.length > 0:
+                return Draft(draft.tokens[: best.length], draft.source, draft.match)
+        self._num_in_vain += 1
+        return None if self._computed is None else self._compute(self._computed, num_fed, most, is_chosen=is_chosen)
+
+    def _compute(self, computed: ComputedDrafts, num_fed: int, most: int, *, is_chosen: bool) -> Draft | None:
+        drafts, step_s = self._drafts, computed.step_s
+        if step_s is None:
             return None
-        length = best_length(
-            len(draft.tokens),
-            drafts.rates.of(draft.source, draft.match),
-            drafts.costs,
-            num_fed=num_fed,
-            rewinds=drafts.rewinds,
-            sizes=drafts.sizes,
-        )
-        if length == 0:
-            drafts.rates.fade(draft.source, draft.match)
-            self._num_in_vain += 1
+        best = drafts.best_length(most, computed.source, computed.match, num_fed=num_fed, step_s=step_s)
+        if best.length == 0:
             return None
-        return Draft(draft.tokens[:length], draft.source, draft.match)
+        saving_s = drafts.costs.one_s * (1 - 1 / best.speed)
+        num_left = min(most, round(drafts.answer_tokens))
+        if not computed.is_ready(saving_s=saving_s, num_left=num_left):
+            return None
+        self.holds_back = is_chosen
+        return None if is_chosen else computed.draft(best.length)
 
     def note(self, draft: Draft | None, *, num_fed: int, num_tokens: int, seconds: float) -> None:
         """Record a pass over this sequence alone that yielded `num_tokens`: the accepted draft tokens and one more.
@@ -214,21 +302,31 @@ class RequestDrafts:
         if draft is None:
             return
         accepted = num_tokens - 1
-        self._num_in_vain = 0 if accepted > 0 else self._num_in_vain + 1
-        drafts.saved_s += num_tokens * drafts.costs.one_s - seconds
+        if self._computed is None or draft.source is not self._computed.source:
+            self._num_in_vain = 0 if accepted > 0 else self._num_in_vain + 1
+        saved_s = num_tokens * drafts.costs.one_s - seconds - draft.seconds
+        drafts.saved_s += saved_s
+        self.saved_s += saved_s
         drafts.rates.note(draft.source, draft.match, accepted=accepted, drafted=len(draft.tokens))
-        drafts.num_drafted[draft.source] += len(draft.tokens)
-        drafts.num_accepted[draft.source] += accepted
-        self.num_drafted += len(draft.tokens)
-        self.num_accepted += accepted
+        for counts in (drafts, self):
+            counts.num_drafted[draft.source] += len(draft.tokens)
+            counts.num_accepted[draft.source] += accepted
 
     def _find(self, most: int, forced: Sequence[int]) -> Draft | None:
-        is_skipped = self._num_in_vain >= _PATIENCE and len(self._answer) % _SELDOM > 0
-        found = None if is_skipped else self._look_up(most)
+        found = None if self._is_skipped else self._look_up(most)
+        if len(forced) == 0:
+            return found
         forced = list(forced[:most])
-        if forced and (found is None or found.tokens[: len(forced)].tolist() != forced):
+        if found is None or found.tokens[: len(forced)].tolist() != forced:
             return Draft(as_tokens(forced), DraftSource.GRAMMAR, 0)
         return found
+
+    @property
+    def _is_skipped(self) -> bool:
+        for num, each in _PATIENCE:
+            if self._num_in_vain >= num:
+                return self._num_in_vain % each > 0
+        return False
 
     def _look_up(self, most: int) -> Draft | None:
         self._read_answer()

@@ -404,7 +404,9 @@ class Runner:
         (result,) = _results([live], sample_batch([live.ready], row[None]))
         return result
 
-    def decode(self, lives: Sequence[LiveSequence], *, draft: Sequence[int] = ()) -> list[TokenResult | TokenFailure]:
+    def decode(
+        self, lives: Sequence[LiveSequence], *, draft: Sequence[int] = (), may_run_ahead: bool = True
+    ) -> list[TokenResult | TokenFailure]:
         """One pass over these sequences: each gets a token, or fails without affecting the others.
 
         If no sampler must see a token before the next is chosen, the next pass is started before this one's tokens are
@@ -412,6 +414,7 @@ class Runner:
 
         `draft`: of one sequence that decodes alone. It is verified, and the sequence gets the accepted tokens and one
         more. If a pass was run ahead, its token is taken instead.
+        `may_run_ahead`: whether the next pass may be started.
         """
         if len(lives) == 1 and lives[0].rows.ahead is None and (draft or lives[0].unfed):
             return [self.verify(lives[0], draft)]
@@ -431,8 +434,8 @@ class Runner:
             mx.async_eval(choices.arrays(), rows.arrays(), new)
         # If a recurrent state is about to be saved at the end of the prompt, a pass ahead would be undone at once.
         is_saved_next = not self._resumes_anywhere and any(live.prompt_row is not None for live in members)
-        may_run_ahead = not draft and not is_saved_next and not choices.broken and self._may_run_ahead(rows)
-        if may_run_ahead and all(sampler.foresees(1) for sampler in samplers):
+        is_free = may_run_ahead and not draft and not is_saved_next and not choices.broken
+        if is_free and self._may_run_ahead(rows) and all(sampler.foresees(1) for sampler in samplers):
             rows.run_ahead(
                 self.loaded.model,
                 choices.tokens[:, None].astype(mx.int32),

@@ -45,6 +45,8 @@ class SequenceBatch:
         """The pass that was run ahead, if any: the layers are then one position past `lengths`."""
         self.before: Mapping[int, list[mx.array | None]] | None = None
         """The recurrent states from before the last pass, while some of that may have to be undone."""
+        self.before_guess: Mapping[int, list[mx.array | None]] = {}
+        """The recurrent states before tokens that may be undone, by layer."""
 
     @property
     def num_rows(self) -> int:
@@ -79,8 +81,8 @@ class SequenceBatch:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, including spare capacity."""
-        kept = self.ahead.before.values() if self.ahead is not None else ()
-        return sum(layer.nbytes for layer in self.kv_layers()) + self.state_nbytes + count_bytes(list(kept))
+        kept = [*(self.ahead.before.values() if self.ahead is not None else ()), *self.before_guess.values()]
+        return sum(layer.nbytes for layer in self.kv_layers()) + self.state_nbytes + count_bytes(kept)
 
     def arrays(self) -> list[mx.array]:
         """All arrays of all layers: evaluating them computes the states."""

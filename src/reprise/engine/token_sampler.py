@@ -141,6 +141,16 @@ class TokenSampler:
             logits = mx.put_along_axis(logits, mx.array(sorted(held)), never, axis=0)
         return logits
 
+    def guess(self, logits: mx.array, num_pending: int) -> mx.array:
+        """What it would choose from these logits of another model, shape ``(vocabulary,)``, behind `num_pending` more.
+
+        With the same random key; processors and grammars are left out. Lazy, shape ``()``.
+        """
+        if self.is_greedy:
+            return mx.argmax(logits, axis=-1)
+        wide = logits.astype(mx.float32)[None]
+        return sample(wide - mx.logsumexp(wide, axis=-1, keepdims=True), self.job.sampling, [self.key(num_pending)])[0]
+
     def accept(self, token: int, logprobs: npt.NDArray[np.float32] | None) -> tuple[Sampled, FinishReason | None]:
         """Take `token` as the next one; gives the event, and why the job ends if it does."""
         job = self.job

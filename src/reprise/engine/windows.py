@@ -166,6 +166,8 @@ class ChunkLayer(KvLayer):
         self.kind = kind
         self.chunk_size = kind.size
         self.start_position = 0
+        self._kept = (0, 0)
+        """Where in the buffers, and at which position, what `keep_visible` keeps begins."""
 
     def maybe_trim_front(self) -> None:
         at = self.lengths[0]
@@ -177,6 +179,17 @@ class ChunkLayer(KvLayer):
 
     def _slack(self, length: int) -> int:
         return max(64, min(self.chunk_size, STEP))
+
+    def keep_visible(self, num: int) -> None:
+        super().keep_visible(num)
+        self._kept = self.end - self._visible(num), self.start_position
+
+    def forget_last(self, num: int) -> None:
+        super().forget_last(num)
+        if self.lengths[0] < self.start_position:
+            # A chunk began among what is undone: the one before it is seen again.
+            low, self.start_position = self._kept
+            self.held = self.end - low
 
     def load(self, buffers: Sequence[Sequence[mx.array]], held: int, position: int) -> None:
         super().load(buffers, held, position)

@@ -25,9 +25,10 @@ from reprise.core.settings import Settings
 from reprise.core.tokens import Span, Tokens
 from reprise.disk.tier import DiskTier
 from reprise.engine.batching import reason_to_run_alone
-from reprise.engine.load import LoadedModel
+from reprise.engine.load import LoadedModel, load_model
 from reprise.engine.memory import paging_hint
 from reprise.engine.runner import SHARES_FROM
+from reprise.engine.vocabulary import check_draft_model
 from reprise.loop.admission import Gate
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.inspection import inspect, inspect_evictions, lookup, status_of
@@ -54,6 +55,7 @@ class EngineLoop:
         settings: Settings,
         *,
         load: Callable[[], LoadedModel] | None = None,
+        load_draft_model: Callable[[], LoadedModel] | None = None,
         shares_from: int = SHARES_FROM,
         disk_block: int | None = None,
         thread: EngineThread | None = None,
@@ -62,8 +64,8 @@ class EngineLoop:
         is_pinned: bool = False,
         keep_alive_s: float | None = None,
     ) -> None:
-        """`load` gives the model. By default the model that `settings` name, downloaded if it is the first to be loaded
-        here or `settings` say so.
+        """`load` gives the model, and `load_draft_model` its draft model. By default those that `settings` name,
+        downloaded if it is the first to be loaded here or `settings` say so.
 
         `shares_from`: sequences of at least this length share their buffers with the cache. `disk_block`: tokens per
         block on disk, None: chosen for the model. `thread`: an engine thread shared with other models, each with its
@@ -77,6 +79,7 @@ class EngineLoop:
         self.nbytes = nbytes
         self._thread = EngineThread() if thread is None else thread
         self._load = load
+        self._load_draft_model = load_draft_model
         self._thread.add(self)
         self._worker: Worker | None = None
         self._weights = _Weights(is_pinned=is_pinned, keep_alive_s=keep_alive_s)
@@ -464,31 +467,45 @@ class EngineLoop:
         `downloads`: it may be downloaded, whatever the settings say.
         """
         try:
-            loaded = self._read(downloads=downloads or self._settings.downloads)
-            self._weights.arriving = loaded, reason_to_run_alone(loaded)
+            downloads = downloads or self._settings.downloads
+            loaded, draft_model = self._read(downloads=downloads), self._read_draft_model(downloads=downloads)
+            if draft_model is not None:
+                check_draft_model(draft_model, loaded)
+            self._weights.arriving = _Arriving(
+                loaded=loaded, runs_alone=reason_to_run_alone(loaded), draft_model=draft_model
+            )
         except RepriseError as error:
             return error
         except Exception as error:
             log.exception("the engine could not start")
             return EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
-        self.nbytes = loaded.nbytes
+        self.nbytes = loaded.nbytes + (0 if draft_model is None else draft_model.nbytes)
         return None
 
     def _read(self, *, downloads: bool) -> LoadedModel:
         return self._thread.bases.load(self._settings, downloads=downloads) if self._load is None else self._load()
 
+    def _read_draft_model(self, *, downloads: bool) -> LoadedModel | None:
+        settings = self._settings
+        if self._load_draft_model is not None:
+            return self._load_draft_model()
+        if settings.draft_model is None or settings.draft_mode == "off":
+            return None
+        return load_model(settings.draft_model, trusts_remote_code=settings.trusts_remote_code, downloads=downloads)
+
     def take_weights(self, memory: SharedMemory | None) -> RepriseError | None:
         """Start to serve with the loaded weights; returns an error if that failed. Waiting requests continue."""
         assert self._weights.arriving is not None, self.name
-        (loaded, alone), self._weights.arriving = self._weights.arriving, None
+        arriving, self._weights.arriving = self._weights.arriving, None
+        loaded = arriving.loaded
         try:
             if self._worker is not None and self._worker.runner.loaded.fingerprint != loaded.fingerprint:
                 self._drop_worker("its files have changed")
             if self._worker is None:
-                self._worker = self._make_worker(loaded, alone, memory)
+                self._worker = self._make_worker(arriving, memory)
                 self._disk = self._worker.disk
             else:
-                self._worker.load(loaded)
+                self._worker.load(loaded, arriving.draft_model)
         except RepriseError as error:
             return error
         except Exception as error:
@@ -506,14 +523,15 @@ class EngineLoop:
             _resolve(answer, loaded)
         return None
 
-    def _make_worker(self, loaded: LoadedModel, alone: str | None, memory: SharedMemory | None) -> Worker:
-        if alone is not None:
-            log.info("%s runs one sequence at a time: %s", loaded.name, alone)
+    def _make_worker(self, arriving: _Arriving, memory: SharedMemory | None) -> Worker:
+        if arriving.runs_alone is not None:
+            log.info("%s runs one sequence at a time: %s", arriving.loaded.name, arriving.runs_alone)
         return Worker(
-            loaded,
+            arriving.loaded,
             self._settings,
             self._gate,
-            can_batch=alone is None,
+            can_batch=arriving.runs_alone is None,
+            draft_model=arriving.draft_model,
             shared=memory,
             shares_from=self._shares_from,
             disk_block=self._disk_block,
@@ -543,6 +561,12 @@ class EngineLoop:
         """The weights are gone, and their bytes are given back: who waits for that hears it."""
         self._weights.end_dismissal()
 
+    def release_draft_model(self) -> bool:
+        """Give up the draft model's weights. False if there are none, or that would make no room."""
+        nbytes = 0 if self._worker is None else self._worker.release_draft_model()
+        self.nbytes -= nbytes
+        return nbytes > 0
+
     def note_failure(self, error: RepriseError) -> None:
         """Loading failed: fail everything that waits for the model."""
         self._weights.state, self._weights.arriving = WeightsState.UNLOADED, None
@@ -567,6 +591,15 @@ class EngineLoop:
             self.published = replace(status_of(self._worker), looks=looked, busy_s=self._thread.busy_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Arriving:
+    """What was read. `runs_alone`: why its sequences run one at a time, None: they need not."""
+
+    loaded: LoadedModel
+    runs_alone: str | None
+    draft_model: LoadedModel | None
+
+
 @dataclass(slots=True, kw_only=True)
 class _Weights:
     """The state of a model's weights, on the engine thread."""
@@ -576,8 +609,7 @@ class _Weights:
     state: WeightsState = WeightsState.UNLOADED
     wanted: list[tuple[float, Future[LoadedModel]]] = field(default_factory=list[tuple[float, Future[LoadedModel]]])
     """Futures that wait for them, and since when."""
-    arriving: tuple[LoadedModel, str | None] | None = None
-    """The model that was read, and why its sequences cannot be batched, if so."""
+    arriving: _Arriving | None = None
     is_dismissed: bool = False
     leaving: list[Future[None]] = field(default_factory=list[Future[None]])
     """Futures that wait until they are unloaded."""

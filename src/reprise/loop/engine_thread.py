@@ -314,7 +314,10 @@ class EngineThread:
         device_memory.give_back()
 
     def _unload_one(self) -> bool:
-        """Unload the least recently used idle model, when nothing is left to evict. False if there is none."""
+        """Unload a draft model, or the least recently used idle model, when nothing is left to evict. False if none."""
+        if any(loop.release_draft_model() for loop in self._loops.values()):
+            self._give_back()
+            return True
         states = [state for loop in self._loops.values() if not (state := loop.state()).is_pinned]
         idle = [s for s in states if s.is_loaded and not s.is_used and not s.has_requests]
         if not idle:

@@ -64,11 +64,16 @@ class Executor:
     def decode(self, group: Sequence[RunningRequest], *, is_alone: bool) -> Sequence[TokenResult | TokenFailure]:
         """A token for each request of a group, or several for one that decodes alone with a draft."""
         draft = self._draft(group[0], is_alone=is_alone)
+        drafts = group[0].drafts
         started_s = self._clock()
-        results = self._runner.decode(_lives(group), draft=draft.tokens.tolist() if draft is not None else ())
+        results = self._runner.decode(
+            _lives(group),
+            draft=draft.tokens.tolist() if draft is not None else (),
+            may_run_ahead=drafts is None or not drafts.holds_back,
+        )
         for result in results if len(group) == 1 else ():
-            if group[0].drafts is not None and isinstance(result, TokenResult):
-                group[0].drafts.note(
+            if drafts is not None and isinstance(result, TokenResult):
+                drafts.note(
                     draft if result.num_drafted > 0 else None,
                     num_fed=result.num_fed,
                     num_tokens=len(result.sampled),
@@ -84,12 +89,14 @@ class Executor:
             return None
         drafts.read_prompt(len(request.job.prompt))
         if not is_alone:
+            drafts.holds_back = False
             return None
         most = request.job.max_tokens - len(request.generated) - 1
         if self._context is not None:
             most = min(most, self._context - len(request.job.prompt) - len(request.generated) - 1)
         num_fed = 1 + len(live.unfed)
-        draft = drafts.propose(num_fed=num_fed, most=most, forced=live.ready.foretold())
+        is_chosen = live.rows.ahead is not None
+        draft = drafts.propose(num_fed=num_fed, most=most, forced=live.ready.foretold(), is_chosen=is_chosen)
         if draft is None or not self._sequences.fits_draft(live, num_fed + len(draft.tokens)):
             return None
         return draft

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.core.backend import Counts, Held, Lookup, Status
+from reprise.core.backend import Counts, DraftStatus, Held, Lookup, Status
 from reprise.core.inspection import (
     InspectedEviction,
     InspectedMemory,
@@ -18,11 +19,11 @@ from reprise.core.inspection import (
 from reprise.core.job import Job
 from reprise.core.prompt import Prompt
 from reprise.engine import memory as device_memory
-from reprise.engine.runner import Footprint, LiveSequence
+from reprise.engine.runner import LiveSequence
 from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, Waiting
 from reprise.loop.tree_inspection import inspect_tree
 from reprise.loop.worker import Worker
-from reprise.memory import Account, Memory
+from reprise.memory import Account
 from reprise.schedule.limits import queue_wait_s
 
 
@@ -51,8 +52,15 @@ def status_of(worker: Worker) -> Status:
             index_nbytes=4 * stats.num_tokens + 512 * stats.num_nodes,
             evicted_by_reason=stats.evictions,
         ),
-        drafts=worker.drafts.status() if worker.drafts is not None else None,
+        drafts=_drafts(worker),
     )
+
+
+def _drafts(worker: Worker) -> DraftStatus | None:
+    if worker.drafts is None:
+        return None
+    model = worker.draft_model.status() if worker.draft_model is not None else None
+    return replace(worker.drafts.status(), model=model)
 
 
 def lookup(worker: Worker, prompt: Prompt, *, namespace: str) -> Lookup:
@@ -89,7 +97,7 @@ def inspect(
 ) -> Inspection:
     """What is there now, with the `max_nodes` nodes of a part of the tree that were used last. O(those).
 
-    `weights_nbytes`: of the model's weights, 0 while they are not here.
+    `weights_nbytes`: of the model's weights and its draft model's, 0 while they are not here.
     """
     requests = worker.requests.values()
     return Inspection(
@@ -98,7 +106,7 @@ def inspect(
         idle=tuple(map(_inspect_idle, worker.sequences.idle)),
         num_sequences=worker.runner.num_sequences,
         tree=inspect_tree(worker.cache, worker.disk.cache, requests, max_nodes=max_nodes, now_s=now_s, part=part),
-        memory=_inspect_memory(worker.memory, worker.runner.footprint, weights_nbytes=weights_nbytes),
+        memory=_inspect_memory(worker, weights_nbytes=weights_nbytes),
         disk=worker.disk.stats(),
         reads=worker.disk.reads(),
         num_unwritten=worker.disk.num_unwritten,
@@ -150,17 +158,24 @@ def _nbytes(live: LiveSequence) -> int:
     return live.rows.nbytes // live.rows.num_rows
 
 
-def _inspect_memory(memory: Memory, footprint: Footprint, *, weights_nbytes: int) -> InspectedMemory:
+def _inspect_memory(worker: Worker, *, weights_nbytes: int) -> InspectedMemory:
+    """What the model holds, and its draft model with it."""
+    footprint, draft_model = worker.runner.footprint, worker.draft_model
+    memories = [worker.memory] if draft_model is None else [worker.memory, draft_model.memory]
+
+    def held(account: Account) -> int:
+        return sum(memory.nbytes(account) for memory in memories)
+
     return InspectedMemory(
         token_nbytes=footprint.full,
         snapshot_nbytes=footprint.snapshot,
-        budget_nbytes=memory.budget,
+        budget_nbytes=worker.memory.budget,
         weights_nbytes=weights_nbytes,
-        kv_nbytes=memory.nbytes(Account.KV),
-        checkpoint_nbytes=memory.nbytes(Account.SNAPSHOTS),
-        logits_nbytes=memory.nbytes(Account.LOGITS),
-        live_nbytes=memory.nbytes(Account.SEQUENCES),
-        incoming_nbytes=memory.nbytes(Account.INCOMING),
+        kv_nbytes=held(Account.KV),
+        checkpoint_nbytes=held(Account.SNAPSHOTS),
+        logits_nbytes=held(Account.LOGITS),
+        live_nbytes=held(Account.SEQUENCES),
+        incoming_nbytes=held(Account.INCOMING),
         device_nbytes=device_memory.used_nbytes(),
         pool_nbytes=device_memory.pool_nbytes(),
         process_nbytes=device_memory.process_nbytes(),

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from reprise.cache.node import SegmentSizes
 from reprise.cache.prefix_cache import PrefixCache
@@ -29,6 +30,7 @@ from reprise.engine.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
 from reprise.loop.admission import Gate
 from reprise.loop.audit import Audit
 from reprise.loop.disk import open_disk
+from reprise.loop.draft_model import DraftModel
 from reprise.loop.executor import Executor, make_drafts
 from reprise.loop.preemption import Preemption
 from reprise.loop.prefixes import RequestPrefixes
@@ -68,14 +70,15 @@ class Worker:
         gate: Gate,
         *,
         can_batch: bool,
+        draft_model: LoadedModel | None = None,
         shared: SharedMemory | None = None,
         shares_from: int = SHARES_FROM,
         disk_block: int | None = None,
         wake: Callable[[], None] = lambda: None,
         clock: Clock = monotonic,
     ) -> None:
-        """`shared`: the memory shared by all models; None: this is the only one. `disk_block`: see `open_disk`. `wake`:
-        makes the loop call `step`; thread-safe."""
+        """`draft_model`: drafts for `loaded`. `shared`: the memory shared by all models; None: this is the only one.
+        `disk_block`: see `open_disk`. `wake`: makes the loop call `step`; thread-safe."""
         self._clock = clock
         self._gate = gate
         self.runner = Runner(loaded, can_batch=can_batch, shares_from=shares_from)
@@ -87,8 +90,14 @@ class Worker:
         self.limits = scheduler_limits(self.runner, settings)
         chunk = self.limits.prefill_chunk
         least = footprint.live(_LEAST_TOKENS, chunk=min(chunk, _LEAST_TOKENS))
+        self.drafts = make_drafts(self.runner, settings.draft_mode)
+        """None: nothing is drafted."""
+        self.draft_model: DraftModel | None = None
+        if self.drafts is None and draft_model is not None:
+            log.warning("the draft model %s has no effect: nothing is drafted for %s", draft_model.name, loaded.name)
+            draft_model = None
         if shared is None:
-            self.memory = Memory(device_memory.cache_budget(settings, loaded, least=least))
+            self.memory = Memory(shared=self._own_memory(settings, loaded, draft_model, least=least))
         else:
             if shared.state_budget is not None and shared.state_budget < least:
                 raise no_room_for_requests(loaded.name, room=shared.state_budget, least=least)
@@ -101,8 +110,20 @@ class Worker:
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
         self.requests = RequestTable(self.sequences, gate, clock=clock)
         self.executor = Executor(self.sequences, context=context, clock=clock)
-        self.drafts = make_drafts(self.runner, settings.drafts)
-        """None if drafts are off."""
+        if draft_model is not None and self.drafts is not None:
+            self._make_draft_model = partial(
+                DraftModel,
+                drafts=self.drafts,
+                target=loaded,
+                beside=self.memory,
+                sizes=sizes,
+                chunk=chunk,
+                max_stall_s=self.limits.max_stall_s,
+                shares_from=shares_from,
+                is_on=settings.has_prefix_cache,
+                clock=clock,
+            )
+            self.draft_model = self._make_draft_model(draft_model)
         self._allowance = StepAllowance(self.limits.max_stall_s, clock=clock)
         self.disk = DiskTier(
             open_disk(settings, loaded, footprint, block=disk_block),
@@ -129,6 +150,27 @@ class Worker:
             budget=self.memory.budget,
             needed=lambda position: footprint.live(position, chunk=1),
         )
+
+    def _own_memory(
+        self, settings: Settings, loaded: LoadedModel, draft_model: LoadedModel | None, *, least: int
+    ) -> SharedMemory:
+        """The memory of this model alone, and of its draft model, whose weights may go for its requests."""
+        if draft_model is None:
+            return SharedMemory(device_memory.cache_budget(settings, loaded, least=least))
+        nbytes = draft_model.nbytes
+        budget = device_memory.cache_budget(settings, loaded, least=least, beside=nbytes)
+        memory = SharedMemory(budget + nbytes, most_state=None if settings.cache_bytes is None else budget)
+        memory.weights = {draft_model.name: nbytes}
+
+        def release() -> bool:
+            if self.release_draft_model() == 0:
+                return False
+            memory.weights = {}
+            device_memory.give_back()
+            return True
+
+        memory.unload_one = release
+        return memory
 
     # A step: schedule, execute, store, finish.
 
@@ -222,7 +264,12 @@ class Worker:
         request = RunningRequest(job=job, sink=sink, arrived_s=arrived_s)
         self.requests.add(request)
         if self.drafts is not None and job.purpose is Purpose.GENERATE:
-            request.drafts = self.drafts.start(job.prompt.tokens, namespace=job.namespace, prediction=job.prediction)
+            request.drafts = self.drafts.start(
+                job.prompt.tokens,
+                namespace=job.namespace,
+                prediction=job.prediction,
+                computed=self.draft_model.follow(request) if self.draft_model is not None else None,
+            )
         self.requests.run_isolated(request, self._look_up)
 
     def _look_up(self, request: RunningRequest) -> None:
@@ -449,14 +496,30 @@ class Worker:
         cleared = self.disk.clear(namespace)
         if self.drafts is not None:
             self.drafts.clear(namespace)
+        if self.draft_model is not None:
+            self.draft_model.clear(namespace, owner=owner)
         self.cache.clear(namespace, owner=owner)
         device_memory.give_back()
         return cleared
 
-    def load(self, loaded: LoadedModel) -> None:
+    def load(self, loaded: LoadedModel, draft_model: LoadedModel | None = None) -> None:
         """Use these weights, after an `unload`."""
+        if self.draft_model is not None and draft_model is not None:
+            if draft_model.fingerprint == self.draft_model.runner.loaded.fingerprint:
+                self.draft_model.load(draft_model)
+            else:
+                self.draft_model.shutdown()
+                self.draft_model = self._make_draft_model(draft_model)
         assert loaded.fingerprint == self.runner.loaded.fingerprint, "the cache is of another model"
         self.runner.loaded, self._is_loaded = loaded, True
+
+    def release_draft_model(self) -> int:
+        """Give the draft model's weights to who runs and has no room otherwise. Gives their bytes, 0: none are here."""
+        model = self.draft_model
+        if model is None or not model.is_loaded or not self.memory.shared.is_bound_by_weights:
+            return 0
+        log.warning("unloading the draft model %s: running requests had no room otherwise", model.runner.loaded.name)
+        return model.unload()
 
     def unload(self) -> None:
         """Drop the weights while no request runs. The cache stays, for weights with the same fingerprint."""
@@ -465,6 +528,8 @@ class Worker:
                 self.cancel(request.id)
         assert not self.requests.running, "running requests need the weights"
         self.audit.give_up()
+        if self.draft_model is not None:
+            self.draft_model.unload()
         self._is_loaded = False
         self.runner.loaded = self.runner.loaded.without_weights()
         # The engine thread returns the freed memory to the system.
@@ -475,6 +540,8 @@ class Worker:
         self.disk.close()
         self.audit.give_up()
         self.requests.reset_cache()
+        if self.draft_model is not None:
+            self.draft_model.shutdown()
         self.memory.disconnect()
         device_memory.give_back()
 
@@ -482,3 +549,5 @@ class Worker:
         """AssertionError unless all accounts are right, including those of running sequences."""
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
+        if self.draft_model is not None:
+            self.draft_model.check()
