@@ -171,6 +171,9 @@ def test_a_store_that_goes_away_is_asked_once(caplog: pytest.LogCaptureFixture) 
         assert find(cache, CHAT) is None and "timed out" in (cache.stats().trouble or "")
         look(cache)
         assert cache.stats().trouble is not None, "listing works, reading does not"
+        num_asked = len(bucket.asked)
+        cache.keep_note("", "learnt")
+        assert cache.read_note("") is None and len(bucket.asked) == num_asked
         bucket.failing = {}
         cache_meets(cache)
         assert not read_all(cache, found)[1].failed

@@ -94,10 +94,10 @@ def hold_all(smg: str, *, num_chats: int, num_turns: int) -> list[ClusterRun]:
 
         def hold(name: str, num_replicas: int, options: Callable[[int], Sequence[str]]) -> ClusterRun:
             with ExitStack() as servers:
-                replicas = [ServerProcess(_serve(model, *options(number))) for number in range(num_replicas)]
+                replicas = [ServerProcess(replica_command(model, *options(number))) for number in range(num_replicas)]
                 for replica in replicas:
                     servers.callback(replica.stop)
-                url = replicas[0].url if num_replicas == 1 else servers.enter_context(_gateway(smg, replicas)).url
+                url = replicas[0].url if num_replicas == 1 else servers.enter_context(start_gateway(smg, replicas)).url
                 chats = [_DemoChat(random_chat(Random(seed), num_turns, has_tool=False)) for seed in range(num_chats)]
                 with httpx.Client(base_url=url, timeout=60.0) as client:
                     hold_chats(chats, client, victim=replicas[-1] if num_replicas > 1 else None)
@@ -111,12 +111,13 @@ def hold_all(smg: str, *, num_chats: int, num_turns: int) -> list[ClusterRun]:
         ]
 
 
-def _serve(model: Path, *options: str) -> tuple[str, ...]:
+def replica_command(model: Path, *options: str) -> tuple[str, ...]:
+    """Serves the demo's model."""
     # Without settling, or the counts would depend on how long a server was idle between two turns.
     return reprise_command(model, "--no-settle", *options)
 
 
-def _gateway(smg: str, replicas: Sequence[ServerProcess]) -> ServerProcess:
+def start_gateway(smg: str, replicas: Sequence[ServerProcess]) -> ServerProcess:
     """The gateway, once it has all replicas."""
     port = free_port()
     command = [smg, "launch", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]

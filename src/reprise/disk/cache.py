@@ -199,10 +199,13 @@ class DiskCache:
 
     def read_note(self, namespace: str) -> str | None:
         """The text of the last `keep_note`, of this process or an earlier one, or None."""
-        return self._store.read_note(self.root(namespace))
+        # One of a store that is away would be waited for.
+        return None if self._store.is_away else self._store.read_note(self.root(namespace))
 
     def keep_note(self, namespace: str, text: str) -> None:
         """Store a text until the namespace is cleared. Logs a warning if it cannot be written."""
+        if self._store.is_away:
+            return
         try:
             self._store.write_note(self.root(namespace), text.encode())
         except OSError as error:
@@ -288,7 +291,8 @@ class DiskCache:
             log.warning("The disk cache did not close in time; exiting without it.")
             return
         self._reader.close()
-        self.directory.release()
+        if not self._store.is_away:
+            self.directory.release()
 
     def check(self) -> None:
         """AssertionError if index and folder differ. Call after `flush`, with no fetch running. Reads all headers."""
