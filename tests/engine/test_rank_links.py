@@ -97,6 +97,18 @@ def test_what_went_wrong_elsewhere_is_told(begin: Callable[..., Pair]) -> None:
     other.close()
 
 
+def test_what_the_others_have_of_memory_is_known(begin: Callable[..., Pair]) -> None:
+    pair = begin()
+    other = pair.connect()
+    pair.accept()
+    pair.links.begin_watch()
+    assert receive_message(other) == ["ping"]
+    send_message(other, ["pong", 5, 100, False])
+    send_message(other, {"room": 5})
+    assert pair.links.next_reports(within_s=30) == {1: {"room": 5}} and pair.links.pongs == {1: [5, 100, False]}
+    other.close()
+
+
 def test_another_model_is_refused(begin: Callable[..., Pair]) -> None:
     pair = begin()
     other = pair.connect(facts={**_FACTS, "model": "another"})

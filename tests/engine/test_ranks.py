@@ -5,6 +5,7 @@ from pathlib import Path
 
 import mlx_lm.models
 
+from reprise.core.follow import MemoryReading, tightest
 from reprise.engine.ranks import SHARDED, rank_here
 
 
@@ -23,3 +24,12 @@ def _has_shard(file: Path) -> bool:
 def test_the_launcher_says_which_rank_this_is() -> None:
     assert rank_here({"MLX_RANK": "3"}) == 3
     assert rank_here({}) is rank_here({"MLX_RANK": "x"}) is None
+
+
+def test_the_machine_with_least_to_give_counts() -> None:
+    plenty = MemoryReading(available=50 * 2**30, total=64 * 2**30)
+    # A small machine keeps less for others: what is left of it counts.
+    small = MemoryReading(available=3 * 2**30, total=8 * 2**30)
+    pressed = MemoryReading(available=60 * 2**30, total=64 * 2**30, is_pressed=True)
+    assert tightest(plenty) is plenty and tightest(plenty, small) is small
+    assert tightest(small, plenty, pressed) is pressed

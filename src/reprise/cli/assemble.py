@@ -94,7 +94,8 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
                 service.served, _footprint(engine), budget=engine.status().held.budget_nbytes, url=url_of(listener)
             ):
                 log.info("%s", line)
-            while_serving.enter_context(following_machine(engine, others=engines[1:], bound=bound))
+            read = read_machine if ranks is None else ranks.read_machines
+            while_serving.enter_context(following_machine(engine, others=engines[1:], bound=bound, read=read))
             while_serving.enter_context(watchdog(engine, after_s=settings.stall_after_s))
             if len(entries) > 1 or of_first.keep_alive_s is not None:
                 service.models = _models(served, entries, service, loaded)

@@ -29,6 +29,11 @@ class MemoryReading:
         return min(_MOST_RESERVE, self.total // _RESERVE)
 
 
+def tightest(*readings: MemoryReading) -> MemoryReading:
+    """The reading of the machine that has least to give: each holds a share of the same state."""
+    return min(readings, key=lambda reading: (not reading.is_pressed, reading.available - reading.reserve))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """The budget now, between `least` and `most`; `changed_at_s`: when it last had to be less, or became more."""

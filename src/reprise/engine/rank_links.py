@@ -99,6 +99,8 @@ class LinksToFollowers:
         self._reports: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._heard_s: dict[int, float] = {}
         self._is_closed = threading.Event()
+        self.pongs: dict[int, list[Message]] = {}
+        """What each of the others said of its machine's memory last."""
         self.failure: RanksFailed | None = None
         """Why the group is of no use any more."""
         self.on_failure: Callable[[RanksFailed], None] = lambda failure: None
@@ -210,8 +212,8 @@ class LinksToFollowers:
                 return
             self._heard_s[rank] = time.monotonic()
             match message:
-                case ["pong"]:
-                    pass
+                case ["pong", *said]:
+                    self.pongs[rank] = said
                 case ["failed", why]:
                     self.fail(f"rank {rank}: {why}")
                     return

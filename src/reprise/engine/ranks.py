@@ -24,6 +24,7 @@ import numpy as np
 from mlx import nn
 
 from reprise.core.errors import LoadFailed, first_line
+from reprise.core.follow import MemoryReading, tightest
 from reprise.core.settings import Settings
 from reprise.engine import memory as device_memory
 from reprise.engine.batching import reason_to_run_alone
@@ -31,6 +32,7 @@ from reprise.engine.blueprint import OpaqueSpec
 from reprise.engine.follower import FollowingRank
 from reprise.engine.leader import Leader
 from reprise.engine.load import LoadedModel, load_model, model_directory
+from reprise.engine.machine import read_machine
 from reprise.engine.model_files import read_config
 from reprise.engine.operations import set_recorder
 from reprise.engine.rank_links import Address, LinksToFollowers, LinkToLeader, RanksFailed
@@ -95,6 +97,12 @@ class LeadingRank:
         if self.links.failure is not None:
             tell(self.links.failure)
 
+    def read_machines(self) -> MemoryReading:
+        """The memory of the machine that has least to give."""
+        pongs = list(self.links.pongs.values()) if self.links is not None else []
+        others = [MemoryReading(available=free, total=total, is_pressed=pressed) for free, total, pressed in pongs]
+        return tightest(read_machine(), *others)
+
     def close(self) -> None:
         """Have the other ranks end."""
         if self.links is not None:
@@ -124,7 +132,10 @@ def follow(settings: Settings, *, on_ready: Callable[[], None], on_end: Callable
         on_ready()
         while (message := link.receive()) != ["end"]:
             if message == ["ping"]:
-                link.send(["pong"])
+                reading = read_machine()
+                if reading.is_pressed or reading.available < reading.reserve:
+                    device_memory.give_back()
+                link.send(["pong", reading.available, reading.total, reading.is_pressed])
             else:
                 follower.follow(message)
     except Exception as error:
