@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from reprise.core.events import FinishReason
+from reprise.core.events import FinishReason, Scored
 from reprise.core.settings import Settings
 from reprise.engine.operations import OPERATIONS
 from reprise.engine.rank_links import RanksFailed
@@ -14,6 +14,7 @@ from reprise.loop.worker import Worker
 from tests.loop.driving import Engine
 from tests.loop.following import Following
 from tests.loop.random_chats import RandomChats, Seen
+from tests.loop.test_audit import audited
 from tests.models.shared import loader
 from tests.models.tiny import tiny_model
 from tests.soak.lengths import times
@@ -76,20 +77,35 @@ def test_every_operation_is_run_by_a_follower(start: Start) -> None:
     assert set(OPERATIONS) - names <= {"Runner.begin_move", "Runner.drop", "PackedSegment.cut", "PackedSegment.join"}
 
 
+def test_answers_are_audited_on_all_ranks(start: Start) -> None:
+    engine, following = start("qwen3_5", is_audit_off=False, audit_rate=1.0)
+    tokens = [5, *range(40)]
+    engine.run(tokens, num=6)
+    engine.run([*tokens, 7, 8, 9], num=6)
+    totals = audited(engine, 2)
+    assert (totals.num_checked, totals.num_different) == (2, 0)
+    engine.ask(lambda worker: following.check())
+
+
+def test_scores_and_exact_drafts_are_computed_on_all_ranks(start: Start) -> None:
+    engine, following = start("llama", drafts="exact")
+    prompt = [5, *range(60)]
+    scored = engine.run(prompt, num=1, prompt_logprobs=2)
+    assert any(isinstance(event, Scored) for event in scored.events)
+    engine.ask(lambda worker: following.check())
+
+
 def test_a_copy_that_fails_here_fails_one_request(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, following = start("llama")
     prompt = list(range(60))
     expected = engine.run(prompt, num=4).tokens
 
     def fail_once(worker: Worker) -> None:
-        advance = OPERATIONS["Runner.begin_restore"]
-
         def fail(*positional: object, **named: object) -> object:
             monkeypatch.undo()
             raise MemoryError("no room")
 
         monkeypatch.setattr("reprise.engine.runner.Restoration", fail)
-        assert advance is not None
 
     engine.ask(fail_once)
     failed = engine.submit([*prompt, 7, 8], num=4).wait()
