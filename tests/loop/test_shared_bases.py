@@ -16,11 +16,13 @@ from reprise.demo.tiny.build import build_model
 from reprise.engine.adapters import load_for
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
+from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits
 from tests.holding import active_memory
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, Engine, Running
 from tests.loop.restarts import words
+from tests.matrix import now_and_later
 from tests.models.adapters import write_adapter
 from tests.models.tiny import CONFIGS, tiny_model
 
@@ -133,3 +135,37 @@ def test_preloading_sends_nobody_away() -> None:
     with serving(settings, most_nbytes=sum(nbytes)) as (first, second):
         second.loop.preload().result(PATIENCE_S)
         assert [each.loop.status().weights for each in (first, second)] == [WeightsState.READY] * 2
+
+
+@pytest.mark.parametrize("seed", now_and_later([], [1, 2, 3]))
+def test_adapters_are_swapped_under_load_and_answer_as_alone(choices: list[Settings], seed: int) -> None:
+    """In room for the base and one adapter: chats of all three grow, and weights come and go by hand, too."""
+    source = random.Random(seed)
+    alone = [load_for(settings) for settings in choices]
+    nbytes, added = alone[0].nbytes, max(each.nbytes - each.shared_nbytes for each in alone[1:])
+    del alone
+    chats = [words(seed + index, 60) for index in range(3)]
+    answers: list[tuple[int, list[int], list[int]]] = []
+    with serving(choices, most_nbytes=nbytes + added) as served:
+        for _ in range(12):
+            running: list[tuple[int, Running]] = []
+            for index in source.sample(range(3), 2):
+                running.append((index, served[index].ready().submit(chats[index], num=source.randint(1, 8))))
+                if source.random() < 0.3:
+                    served[index].loop.dismiss()
+            for index, each in running:
+                answers.append((index, chats[index], each.wait().tokens))
+                chats[index] = [*chats[index], *each.tokens, *words(source.randrange(1000), 10)]
+            shared = served[0].ask(lambda worker: worker.memory.shared)
+            assert shared.weights_nbytes <= nbytes + added and shared.fits(0)
+            for each in served:
+                if each.loop.status().num_loads > 0:
+                    each.ask(Worker.check)
+        assert sum(each.loop.status().num_loads for each in served) > 4, "they were swapped"
+    for choice, settings in enumerate(choices):
+        engine = Engine(Path(settings.model), adapter_path=settings.adapter_path)
+        try:
+            for index, prompt, answer in answers:
+                assert index != choice or engine.run(prompt, num=len(answer)).tokens == answer
+        finally:
+            engine.close()
