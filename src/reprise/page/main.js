@@ -39,7 +39,7 @@ function showRunning() {
   const all = [...running.values()];
   requests.setRunning(all);
   // What another model runs is not on this tree.
-  tree.setRunning(models.isSeveral() ? all.filter((each) => each.model === models.model()) : all);
+  tree.setRunning(models.isSeveral() ? all.filter((each) => each.model === models.engine()) : all);
 }
 
 function hear(name, body) {
@@ -70,7 +70,7 @@ function hear(name, body) {
       chat.recorded(body);
       loadOverview();
       break;
-    case "tree": if (!models.isSeveral() || body.model === models.model()) loadTree(); break;
+    case "tree": if (!models.isSeveral() || body.model === models.engine()) loadTree(); break;
     case "models": models.set(body.models); chat.waited(); break;
     case "counters":
       panels.counters(body);

@@ -8,6 +8,8 @@ const asked = new Map();
 
 export const isSeveral = () => list.length > 1;
 export const model = () => chosen;
+// Aliases of the same weights have one cache; what happens in it is told under the name of the first of them.
+export const engine = () => list.find((each) => each.id === chosen)?.engine ?? chosen;
 export const stateOf = (id) => list.find((each) => each.id === id)?.state ?? "ready";
 // A path for the model that is chosen; the server has its own first model where there is only one.
 export const of = (path) => (isSeveral() ? `${path}${path.includes("?") ? "&" : "?"}model=${encodeURIComponent(chosen)}` : path);
@@ -35,7 +37,7 @@ function draw() {
   const head = (name, cell = "num") => h("th", { class: cell, scope: "col" }, name);
   const hasDisk = list.some((each) => each.bytes_on_disk !== null);
   put($("models-body"), h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Models, a line each" }, h("table", {},
-    h("thead", {}, h("tr", {}, head("model", ""), head("weights", ""), head("in memory"), head("KV kept"), hasDisk ? head("on disk", "num extra") : null, head("running", "num extra"), head("waiting", "num extra"), head("loaded", "num extra"), head("", ""))),
+    h("thead", {}, h("tr", {}, head("model", ""), head("weights", ""), head("in memory"), head("KV kept"), hasDisk ? head("on disk", "num extra") : null, head("running", "num extra"), head("waiting", "num extra"), head("loaded", "num extra"), h("td"))),
     h("tbody", {}, list.map((each) => line(each, hasDisk))))),
     error ? h("p", { class: "error", role: "alert" }, oneLine(error, 600)) : null);
 }
@@ -46,7 +48,7 @@ function line(each, hasDisk) {
   const kept = each.bytes_kv + each.bytes_snapshots;
   return h("tr", { "data-model": each.id, class: isSeveral() && each.id === chosen ? "chosen" : null },
     h("th", { scope: "row" }, name), h("td", {}, h("span", { class: "weights", "data-is": each.state }, each.state)),
-    cell("weights", each.bytes_weights, each.bytes_weights ? bytes(each.bytes_weights) : each.bytes ? `0 of ${bytes(each.bytes)}` : "0"), cell("kept", kept, bytes(kept)),
+    cell("weights", each.bytes_weights, each.engine !== each.id ? "" : each.bytes_weights ? bytes(each.bytes_weights) : each.bytes ? `0 of ${bytes(each.bytes)}` : "0"), cell("kept", kept, each.engine === each.id ? bytes(kept) : `with ${oneLine(each.engine, 40)}`),
     hasDisk ? cell("disk", each.bytes_on_disk ?? 0, bytes(each.bytes_on_disk), " extra") : null,
     cell("running", each.running, num(each.running), " extra"), cell("queued", each.queued, num(each.queued), " extra"),
     cell("loads", each.loads, each.loads ? `${num(each.loads)} × in ${seconds(each.load_s / each.loads)}` : "never", " extra"),
