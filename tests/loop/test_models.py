@@ -305,7 +305,7 @@ def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: i
 
 def test_a_killed_server_s_models_find_their_own_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # So few tokens, too.
-    monkeypatch.setattr(read_ahead, "WORTH", 1)
+    monkeypatch.setattr(read_ahead, "MIN_TOKENS", 1)
     names, script = KINDS[:2], Path(__file__).with_name("killed.py")
     command = [sys.executable, str(script), str(tmp_path), *names]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
