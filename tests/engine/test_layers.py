@@ -193,6 +193,23 @@ def test_long_lives_of_single_tokens(name: str) -> None:
         assert layer.planes[0].shape[2] <= 1024, "a window keeps no more than it needs"
 
 
+@pytest.mark.parametrize("name", ["full", "window of 5", "kept window of 9", "chunks of 6"])
+def test_guesses_are_undone_wherever_buffers_are_moved_in_the_middle_of_them(name: str) -> None:
+    layer, story, numbers = ALL[name](), Story(), Numbers()
+    feed(layer, [story], [numbers.draw(3)])
+    for _ in range(75):
+        layer.keep_visible(9)
+        for _ in range(9):
+            if isinstance(layer, ChunkLayer):
+                layer.maybe_trim_front()
+            layer.update_and_fetch(*entries([numbers.draw(1)]))
+            story.entries.append(numbers.last)
+        layer.forget_last(5)
+        del story.entries[-5:]
+        feed(layer, [story], [numbers.draw(1)])
+    check_reads(layer, [story])
+
+
 def test_a_kept_position_that_was_undone_is_not_kept() -> None:
     layer, story, numbers = SinkWindowLayer(Window(9, 4)), Story(), Numbers()
     feed(layer, [story], [numbers.draw(3)])
