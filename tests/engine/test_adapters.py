@@ -14,7 +14,7 @@ from mlx_lm.utils import quantize_model, save_config
 
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
-from reprise.engine.adapters import SharedBases, load_for, with_adapter
+from reprise.engine.adapters import SharedBases, with_adapter
 from reprise.engine.blueprint import blueprint_of
 from reprise.engine.load import LoadedModel, load_model
 from tests.holding import active_memory
@@ -92,7 +92,7 @@ def test_a_base_is_loaded_once_for_all_who_hold_it(tmp_path: Path) -> None:
     directory = shutil.copytree(tiny_model("llama"), tmp_path / "model")
     paths = [str(write_adapter(tmp_path / str(seed), mlx_lm.load(str(directory))[0], seed=seed)) for seed in (1, 2)]
     settings = [Settings(model=str(directory), adapter_path=path) for path in (*paths, None)]
-    alone = [load_for(each).fingerprint for each in settings]
+    alone = [SharedBases().load(each).fingerprint for each in settings]
     before = active_memory()
     bases = SharedBases()
     held = [bases.load(each) for each in settings]

@@ -128,7 +128,7 @@ class Life:
     def forget(self) -> None:
         """A pass that was run ahead is undone."""
         self.feed(1)
-        self.layer.forget_last(1)
+        self.layer.undo_last(1)
         for story in self.stories:
             story.entries.pop()
 
@@ -139,7 +139,7 @@ class Life:
         for _ in range(num):
             self.feed(1)
         wrong = self.draw(st.integers(0, num))
-        self.layer.forget_last(wrong)
+        self.layer.undo_last(wrong)
         for story in self.stories:
             del story.entries[story.length - wrong :]
 
@@ -214,7 +214,7 @@ def test_a_kept_position_that_was_undone_is_not_kept() -> None:
     layer, story, numbers = SinkWindowLayer(Window(9, 4)), Story(), Numbers()
     feed(layer, [story], [numbers.draw(3)])
     feed(layer, [story], [numbers.draw(1)])
-    layer.forget_last(1)
+    layer.undo_last(1)
     story.entries.pop()
     for num in (1, 12, 1):
         feed(layer, [story], [numbers.draw(num)])

@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 
 from reprise.core.settings import Settings
 from reprise.demo.tiny.build import build_model
-from reprise.engine.adapters import SharedBases, load_for
+from reprise.engine.adapters import SharedBases
 from reprise.engine.load import LoadedModel
 from tests.holding import active_memory
 from tests.models.adapters import write_adapter
@@ -41,7 +41,7 @@ def test_all_are_as_if_loaded_alone_in_the_memory_of_one(model: str, tmp_path: P
         Settings(model=model, kv_bits=4, kv_group_size=32, chat_template=template),
         Settings(model=model, kv_bits=8, kv_group_size=32, adapter_path=adapter),
     ]
-    alone = [facts(each) for each in map(load_for, chosen)]
+    alone = [facts(SharedBases().load(each)) for each in chosen]
     before = active_memory()
     bases = SharedBases()
     held = [bases.load(each) for each in chosen]

@@ -13,7 +13,7 @@ from reprise.core.backend import WeightsState
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
 from reprise.demo.tiny.build import build_model
-from reprise.engine.adapters import load_for
+from reprise.engine.adapters import SharedBases
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
@@ -35,7 +35,7 @@ class Adapted(Engine):
     def __init__(self, settings: Settings, thread: EngineThread) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.settings = settings
         name = settings.adapter_path or f"{Path(settings.model).name}{settings.kv_bits or ''}"
-        self.loop = EngineLoop(settings, thread=thread, name=name, nbytes=load_for(settings).nbytes)
+        self.loop = EngineLoop(settings, thread=thread, name=name, nbytes=SharedBases().load(settings).nbytes)
 
     def ready(self) -> "Adapted":
         self.loop.ready().result(PATIENCE_S)
@@ -65,7 +65,7 @@ def serving(choices: list[Settings], *, most_nbytes: int) -> Iterator[list[Adapt
 
 
 def test_they_answer_as_alone_in_the_memory_of_one(choices: list[Settings]) -> None:
-    alone = [load_for(settings) for settings in choices]
+    alone = [SharedBases().load(settings) for settings in choices]
     nbytes = alone[0].nbytes
     added = sum(each.nbytes - each.shared_nbytes for each in alone[1:])
     assert added < nbytes / 2
@@ -103,7 +103,7 @@ def test_two_kv_formats_have_the_weights_once_and_a_tree_each(tmp_path: Path) ->
     build_model(tmp_path / "wide", {**CONFIGS["llama"], "head_dim": 32}, vocab_size=512)
     plain = Settings(model=str(tmp_path / "wide"), is_audit_off=True)
     quantised = replace(plain, kv_bits=8, kv_group_size=32)
-    nbytes = load_for(plain).nbytes
+    nbytes = SharedBases().load(plain).nbytes
     prompt = words(3, 60)
     # Room for one.
     with serving([plain, quantised], most_nbytes=nbytes) as served:
@@ -123,7 +123,7 @@ def test_two_kv_formats_have_the_weights_once_and_a_tree_each(tmp_path: Path) ->
 
 def test_preloading_sends_nobody_away() -> None:
     settings = [Settings(model=str(tiny_model(name)), is_audit_off=True) for name in ("llama", "qwen3_5")]
-    nbytes = [load_for(each).nbytes for each in settings]
+    nbytes = [SharedBases().load(each).nbytes for each in settings]
     with serving(settings, most_nbytes=max(nbytes)) as (first, second):
         first.ready()
         with pytest.raises(LoadFailed, match=r"qwen3_5 does not fit beside llama: its weights take .* are left\."):
@@ -141,7 +141,7 @@ def test_preloading_sends_nobody_away() -> None:
 def test_adapters_are_swapped_under_load_and_answer_as_alone(choices: list[Settings], seed: int) -> None:
     """In room for the base and one adapter: chats of all three grow, and weights come and go by hand, too."""
     source = random.Random(seed)
-    alone = [load_for(settings) for settings in choices]
+    alone = [SharedBases().load(settings) for settings in choices]
     nbytes, added = alone[0].nbytes, max(each.nbytes - each.shared_nbytes for each in alone[1:])
     del alone
     chats = [words(seed + index, 60) for index in range(3)]

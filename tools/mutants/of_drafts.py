@@ -33,7 +33,7 @@ DRAFTS_MUTANTS = (
         _VERIFY,
     ),
     _mutant(
-        "SequenceBatch.forget_last",
+        "SequenceBatch.undo_last",
         "recurrent states stay behind a rejected draft",
         "state.arrays = list(before[i])",
         "state.arrays = state.arrays",
@@ -49,7 +49,7 @@ DRAFTS_MUTANTS = (
     _mutant(
         "sample_along",
         "a spent thinking budget is overlooked within a draft",
-        "sampler.foresees(len(draft))",
+        "sampler.can_sample_ahead(len(draft))",
         "True",
         _VERIFY,
     ),
@@ -85,8 +85,8 @@ DRAFTS_MUTANTS = (
     _mutant(
         "DraftSequence.keep",
         "a draft model keeps a wrong guess",
-        "rows.forget_last(len(guessed) - num, rows.before_guess)",
-        "rows.forget_last(max(0, len(guessed) - num - 1), rows.before_guess)",
+        "rows.undo_last(len(guessed) - num, rows.before_guess)",
+        "rows.undo_last(max(0, len(guessed) - num - 1), rows.before_guess)",
         _SEQUENCE,
     ),
     _mutant(
@@ -111,7 +111,7 @@ DRAFTS_MUTANTS = (
         _LAYERS,
     ),
     _mutant(
-        "ChunkLayer.forget_last",
+        "ChunkLayer.undo_last",
         "a chunk that began among wrong guesses stays",
         "self.lengths[0] < self.start_position",
         "False",

@@ -45,14 +45,14 @@ LAYERS = (
         _LAYERS,
     ),
     _mutant(
-        "KvLayer.forget_last",
+        "KvLayer.undo_last",
         "a token that was undone stays held",
         "self.end -= num",
         "",
         _LAYERS,
     ),
     _mutant(
-        "SinkWindowLayer.forget_last",
+        "SinkWindowLayer.undo_last",
         "kept positions that were undone stay",
         "self.lengths[0] < self.window.keep",
         "self.lengths[0] < 0",
@@ -181,10 +181,10 @@ PAYLOADS = (
         _PAYLOADS,
     ),
     _mutant(
-        "_Saved.give",
+        "Restoration._attach",
         "a shared buffer: a model that writes into its state writes into the snapshot",
-        "[copy.copy(array) for array in next(self._recurrent)]",
-        "list(next(self._recurrent))",
+        "[copy.copy(array) for array in next(recurrent)]",
+        "list(next(recurrent))",
         _PAYLOADS,
     ),
     _mutant(

@@ -86,11 +86,6 @@ def _files(directory: Path) -> Hashable:
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in facts)
 
 
-def load_for(settings: Settings) -> LoadedModel:
-    """Load the model in the settings, with its adapter, sharing nothing. Raises LoadFailed."""
-    return SharedBases().load(settings)
-
-
 def with_adapter(base: LoadedModel, adapter: str) -> LoadedModel:
     """The base with the adapter in this directory, as a model with its own fingerprint. Raises LoadFailed.
 

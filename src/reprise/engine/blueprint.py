@@ -101,7 +101,7 @@ class Blueprint:
         )
 
     @property
-    def forgets(self) -> bool:
+    def can_undo(self) -> bool:
         """Whether the last tokens of a pass can be undone: entries by dropping them, states by restoring copies."""
         return not any(isinstance(spec, OpaqueSpec) for spec in self.leaves)
 

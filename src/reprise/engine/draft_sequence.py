@@ -40,7 +40,7 @@ class DraftSequence:
         if num < len(guessed) and not self._runner.loaded.blueprint.rewinds:
             num = 0
         if num < len(guessed):
-            rows.forget_last(len(guessed) - num, rows.before_guess)
+            rows.undo_last(len(guessed) - num, rows.before_guess)
         rows.before_guess, self._guessed = {}, ()
         return text[num:]
 

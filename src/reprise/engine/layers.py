@@ -196,12 +196,12 @@ class KvLayer:
     def keep_visible(self, num: int) -> None:
         """Have room for `num` more tokens, so that nothing that is seen now is dropped while they come, one by one.
 
-        `forget_last` may undo them then, over several passes.
+        `undo_last` may undo them then, over several passes.
         """
         for more in (1, num):
             self._make_space(self.planes, self._visible(more), more)
 
-    def forget_last(self, num: int) -> None:
+    def undo_last(self, num: int) -> None:
         """Undo the last `num` entries of each row, all of one pass or appended after `keep_visible`."""
         self.end -= num
         self.held -= num

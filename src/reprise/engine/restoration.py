@@ -185,25 +185,14 @@ class Restoration:
             if isinstance(fresh, KvLayer) and not (self._keeps_full and isinstance(fresh, FullLayer)):
                 leaves[i] = fresh
         if restore is not None:
-            saved = _Saved(restore)
+            snapshot = cast(Snapshot | None, restore.snapshot)
+            recurrent = iter(snapshot.states if snapshot is not None else ())
+            opaque = iter(snapshot.opaque.thaw() if snapshot is not None and snapshot.opaque is not None else ())
             for i, fresh in enumerate(self._fresh):
-                if not isinstance(fresh, KvLayer):
-                    leaves[i] = saved.give(fresh)
+                if isinstance(fresh, StateLayer):
+                    # New array objects with the same bytes: a model may update its own in place.
+                    fresh.arrays = [copy.copy(array) for array in next(recurrent)]
+                    leaves[i] = fresh
+                elif not isinstance(fresh, KvLayer):
+                    leaves[i] = next(opaque)
         self._rows.caches = with_leaves(self._rows.caches, iter(leaves))
-
-
-class _Saved:
-    """The states of a snapshot, layer by layer."""
-
-    def __init__(self, restore: Restore) -> None:
-        snapshot = cast(Snapshot | None, restore.snapshot)
-        self._recurrent = iter(snapshot.states if snapshot is not None else ())
-        self._opaque = iter(snapshot.opaque.thaw() if snapshot is not None and snapshot.opaque is not None else ())
-
-    def give(self, fresh: Any) -> Any:
-        """The saved state to replace this empty one."""
-        if not isinstance(fresh, StateLayer):
-            return next(self._opaque)
-        # A new array object with the same bytes: a model may update its own in place.
-        fresh.arrays = [copy.copy(array) for array in next(self._recurrent)]
-        return fresh

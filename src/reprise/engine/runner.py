@@ -225,7 +225,7 @@ class Runner:
     @property
     def can_verify(self) -> bool:
         """Whether the model can verify drafts: passes over several tokens are correct and can be undone."""
-        return self.loaded.blueprint.forgets and self.loaded.architecture not in TOKEN_BY_TOKEN
+        return self.loaded.blueprint.can_undo and self.loaded.architecture not in TOKEN_BY_TOKEN
 
     @property
     def live_nbytes(self) -> int:
@@ -435,7 +435,7 @@ class Runner:
         # If a recurrent state is about to be saved at the end of the prompt, a pass ahead would be undone at once.
         is_saved_next = not self._resumes_anywhere and any(live.prompt_row is not None for live in members)
         is_free = may_run_ahead and not draft and not is_saved_next and not choices.broken
-        if is_free and self._may_run_ahead(rows) and all(sampler.foresees(1) for sampler in samplers):
+        if is_free and self._may_run_ahead(rows) and all(sampler.can_sample_ahead(1) for sampler in samplers):
             rows.run_ahead(
                 self.loaded.model,
                 choices.tokens[:, None].astype(mx.int32),
@@ -533,7 +533,7 @@ class Runner:
         before, rows.before = rows.before, None
         if num > 0:
             assert before is not None, "who undoes a pass says so before it"
-            rows.forget_last(num, before)
+            rows.undo_last(num, before)
 
     @on_all_ranks
     def _gather(self, lives: Sequence[LiveSequence]) -> SequenceBatch:

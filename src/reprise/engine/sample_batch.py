@@ -39,7 +39,7 @@ def sample_along(
     `logits`, shape ``(len(draft) + 1, vocabulary)``: row i is after ``draft[:i]``. Raises what sampling raises.
     """
     # One by one if processors or a grammar must see each token, otherwise all in one operation.
-    at_once = len(draft) + 1 if sampler.foresees(len(draft)) else 1
+    at_once = len(draft) + 1 if sampler.can_sample_ahead(len(draft)) else 1
     taken: list[Sampled] = []
     reason: FinishReason | None = None
     while reason is None and len(taken) <= len(draft):

@@ -130,19 +130,19 @@ class SequenceBatch:
             return
         before, self.ahead = self.ahead.before, None
         self.lengths = [length + 1 for length in self.lengths]
-        self.forget_last(1, before)
+        self.undo_last(1, before)
 
     def save_recurrent(self) -> Mapping[int, list[mx.array | None]]:
         """The current recurrent states, by layer: references, not copies."""
         return {i: [copy.copy(a) for a in s.arrays] for i, s in enumerate(self.states()) if isinstance(s, StateLayer)}
 
-    def forget_last(self, num: int, before: Mapping[int, list[mx.array | None]]) -> None:
+    def undo_last(self, num: int, before: Mapping[int, list[mx.array | None]]) -> None:
         """Undo the last `num` tokens of each row, all of one pass; `before`: the recurrent states before them."""
         for i, state in enumerate(self.states()):
             if isinstance(state, StateLayer):
                 state.arrays = list(before[i])
             else:
-                state.forget_last(num)
+                state.undo_last(num)
         self.lengths = [length - num for length in self.lengths]
 
     # Restore.

@@ -82,7 +82,7 @@ class TokenSampler:
     def _is_shaped(self) -> bool:
         return len(self._processors) > 0 or self._constraint is not None
 
-    def foresees(self, num: int) -> bool:
+    def can_sample_ahead(self, num: int) -> bool:
         """Whether the `num` tokens after the next can be sampled before the next is accepted, as far as is known.
 
         Not if processors or a grammar must see each token, nor if the answer ends before.
@@ -105,7 +105,7 @@ class TokenSampler:
         """The forced next token (a thinking budget is spent), or None."""
         return self._budget.forced() if self._budget is not None else None
 
-    def foretold(self) -> Sequence[int]:
+    def grammar_draft(self) -> Sequence[int]:
         """The next tokens if the grammar allows hardly any others: a draft."""
         return self._forcing.forced() if self._forcing is not None else ()
 

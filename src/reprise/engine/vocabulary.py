@@ -13,7 +13,7 @@ from reprise.engine.load import LoadedModel
 
 def check_draft_model(draft: LoadedModel, target: LoadedModel) -> None:
     """Raise LoadFailed with a sentence unless `draft` can draft for `target`. O(vocabulary)."""
-    if not draft.blueprint.forgets:
+    if not draft.blueprint.can_undo:
         raise LoadFailed(
             f"{draft.name} cannot be a draft model: a layer of its type ({draft.architecture}) cannot take back tokens "
             "that turned out wrong. Choose another --draft-model."

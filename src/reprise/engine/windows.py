@@ -84,8 +84,8 @@ class SinkWindowLayer(KvLayer):
             self.sinks = [mx.array(plane[..., start : start + keep, :]) for plane in self.planes]
         return low
 
-    def forget_last(self, num: int) -> None:
-        super().forget_last(num)
+    def undo_last(self, num: int) -> None:
+        super().undo_last(num)
         if self.lengths[0] < self.window.keep:
             # One of the sinks was undone: collect them again later.
             self.sinks = []
@@ -184,8 +184,8 @@ class ChunkLayer(KvLayer):
         super().keep_visible(num)
         self._kept = self.end - self._visible(num), self.start_position
 
-    def forget_last(self, num: int) -> None:
-        super().forget_last(num)
+    def undo_last(self, num: int) -> None:
+        super().undo_last(num)
         if self.lengths[0] < self.start_position:
             # A chunk began among what is undone: the one before it is seen again.
             low, self.start_position = self._kept

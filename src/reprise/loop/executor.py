@@ -96,7 +96,7 @@ class Executor:
             most = min(most, self._context - len(request.job.prompt) - len(request.generated) - 1)
         num_fed = 1 + len(live.unfed)
         is_chosen = live.rows.ahead is not None
-        draft = drafts.propose(num_fed=num_fed, most=most, forced=live.ready.foretold(), is_chosen=is_chosen)
+        draft = drafts.propose(num_fed=num_fed, most=most, forced=live.ready.grammar_draft(), is_chosen=is_chosen)
         if draft is None or not self._sequences.fits_draft(live, num_fed + len(draft.tokens)):
             return None
         return draft
