@@ -1,4 +1,4 @@
-"""The models of one server: which one a request means, and a service for each, made when it is loaded first."""
+"""The models of one server: resolves the model of a request, and has a service for each loaded model."""
 
 import asyncio
 import logging
@@ -27,50 +27,50 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _AT_ONCE_S = 1.0
-"""A stream waits so long for its status before it begins with comments: a model that is there answers as ever."""
+"""How long a stream's response waits for the model before it starts with comments."""
 _TOLD_S = 2.0
-"""Between two comments on how long it has been loading."""
+"""Interval between two comments about loading."""
 
 
 class ModelBackend(Backend, Protocol):
-    """The engine side of a model whose weights come and go."""
+    """The engine of a model that can be loaded and unloaded."""
 
     def ready(self) -> "Future[LoadedModel]":
-        """The model, once its weights are here. Raises ShuttingDown; the future has what went wrong."""
+        """Load the model if needed. Raises ShuttingDown; errors of loading are in the future."""
         ...
 
     def dismiss(self) -> Future[None]:
-        """Unload the weights when nothing runs on them; what is stored stays."""
+        """Unload the weights as soon as no request runs; the prefix cache stays."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Of what was loaded last; "" before that."""
+        """The fingerprint of the model loaded last; "" before."""
         ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ServedModel:
-    """One of the models. Before it is loaded, `nbytes` is of its files, and `layers` what they say.
+    """One of the models. Before it is loaded, `nbytes` and `layers` are those of its files.
 
-    Models with the same weights and KV format have the same `backend`, and with it one cache.
+    Models with the same weights and KV format share a `backend`, and so a prefix cache.
     """
 
     id: str
     backend: ModelBackend
     make_service: "Callable[[LoadedModel], ChatService]"
-    """Called on a thread apart."""
+    """Called on a separate thread."""
     nbytes: int = 0
     layers: str = ""
-    """So many of which kind, in words; "" while nobody has looked."""
+    """The number of layers by kind, in words; "" if not known yet."""
     fault: str | None = None
-    """Why it could not be loaded as its files were at the start of the server."""
+    """Why it could not be loaded, as of the start of the server; None if it could."""
     engine: str = ""
-    """The id of the first model with the same `backend`, under which what that counts is told."""
+    """The id of the first model with the same `backend`, under which their counters are reported."""
     base: str | None = None
-    """The id of the model that it is with an adapter."""
+    """The id of its base, if it is a model with an adapter."""
     adapter_names: tuple[str, ...] = ()
-    """What requests may call the adapter; none: it has no adapter."""
+    """Names of its adapter in requests; empty without an adapter."""
     service: ChatService | None = None
     fingerprint: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -82,35 +82,35 @@ class ServedModel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `service` answers with the weights that are here."""
+        """Whether `service` can answer with the loaded weights."""
         is_here = self.service is not None and self.state is WeightsState.READY
         return is_here and self.fingerprint == self.backend.fingerprint
 
     async def ready(self) -> ChatService:
-        """Its service, once its weights are here: they are loaded now if they are not. Raises LoadFailed."""
+        """Its service; loads the model if needed. Raises LoadFailed."""
         if self.service is not None and self.is_ready:
             return self.service
         loaded = await asyncio.wrap_future(self.backend.ready())
         async with self._making:
-            # Templates are tried out when a service is made.
+            # Not on the event loop: making a service runs trials of the chat template.
             return await asyncio.to_thread(self.take, loaded)
 
     async def unloaded(self) -> None:
-        """Wait until its weights are gone, which they are as soon as nothing runs on them."""
+        """Unload it, and wait until that is done, which it is as soon as no request runs."""
         await asyncio.wrap_future(self.backend.dismiss())
 
     def take(self, loaded: "LoadedModel") -> ChatService:
-        """The service of what was loaded: the same as before unless its files have changed."""
+        """The service for a loaded model: the previous one unless its files have changed."""
         if self.service is None or self.fingerprint != loaded.fingerprint:
             self.service, self.fingerprint, self.nbytes = self.make_service(loaded), loaded.fingerprint, loaded.nbytes
         return self.service
 
 
 class Models:
-    """All models of a server. The first is the one that requests mean that name none."""
+    """All models of a server. The first is the default."""
 
     def __init__(self, models: Sequence[ServedModel], *, accepts_any_name: bool = False) -> None:
-        assert len({model.id for model in models}) == len(models) > 0, "every model has a name of its own"
+        assert len({model.id for model in models}) == len(models) > 0, "model names are unique"
         self.all = tuple(models)
         firsts: dict[int, str] = {}
         for model in self.all:
@@ -118,10 +118,7 @@ class Models:
         self._accepts_any_name = accepts_any_name
 
     def of(self, name: str | None, adapter: str | None = None) -> ServedModel:
-        """The model that a request names, by its id or the last part of it, and by the adapter that it is to have.
-
-        Raises UnknownModel with the list.
-        """
+        """The model that a request names, by id or the id's last part, and the adapter. Raises UnknownModel."""
         model = self._named(name)
         if adapter is None or adapter in model.adapter_names:
             return model
@@ -198,14 +195,14 @@ def model_body(model: ServedModel) -> dict[str, Any]:
 
 
 def short_name(model_id: str) -> str:
-    """The last part of an id, such as a hub's."""
+    """The last part of an id, such as a hub id."""
     return PurePath(model_id).name
 
 
 class StreamWhileLoading(Response):
-    """A stream whose model is being loaded: it begins with comments that say so, and goes on with the answer's events.
+    """A stream that starts while its model is being loaded: comments about that, then the answer's events.
 
-    What goes wrong from then on is its last event, since the status was sent.
+    Since the status has been sent, an error becomes its last event.
     """
 
     def __init__(
@@ -266,7 +263,7 @@ async def answer_when_ready(
     is_stream: bool,
     shapes: Shapes,
 ) -> Response:
-    """Answer a request once its model is loaded; a stream begins meanwhile. Raises what loading raises."""
+    """Answer a request once its model is loaded; a stream starts before. Raises what loading raises."""
     if model.is_ready:
         return await answer()
     ready = asyncio.create_task(model.ready())

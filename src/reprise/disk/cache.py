@@ -101,18 +101,18 @@ class DiskCache:
         return self._watcher.has_ended(number)
 
     def read_s(self, keys: Collection[bytes]) -> float | None:
-        """How long reading these records will take, as far as was measured; None: nothing was."""
+        """Estimated seconds to read these records; None before enough was measured."""
         with self._store.changed:
             entries = [self._store.index.entries.get(key) for key in keys]
             return self._store.link.estimate_s([entry.nbytes for entry in entries if entry is not None])
 
     def note_read(self, nbytes: int, seconds: float) -> None:
-        """A record of so many bytes was read in this time, which counts for `read_s`."""
+        """Record a read of `nbytes` that took `seconds`, for `read_s`."""
         with self._store.changed:
             self._store.link.note(nbytes, seconds)
 
     def measure(self, key: bytes) -> None:
-        """Read this record once there is nothing else to read, to see how long that takes."""
+        """Read this record when there is nothing else to read, to measure how long that takes."""
         self._reader.measure(key)
 
     # Queries. They change nothing and read no file.
@@ -250,11 +250,11 @@ class DiskCache:
             store.changed.notify_all()
 
     def clear(self, namespace: str | None) -> Future[None]:
-        """Remove everything of a namespace, None: of this model. Nothing of it is found when this returns.
+        """Remove all files of a namespace (None: of this model); nothing of it is found any more when this returns.
 
-        It has gone when the future says so: at once from a directory, later from a bucket (OSError: it is away, and
-        that is done when it answers again). That includes what cannot be told apart: this model's files in quarantine
-        and those of other versions.
+        The future is done when the files are removed: at once from a directory, later from a bucket (OSError: it cannot
+        be reached, and they are removed when it answers again). Includes files whose namespace is unknown: this model's
+        quarantined files and those of other versions.
         """
         root = self.root(namespace) if namespace is not None else None
         if self.directory.is_remote:

@@ -4,11 +4,10 @@
     <16 hex of the model>/<2 hex of the key>/<key>.kv
     <16 hex of the model>/notes/<key of a namespace's root>.json
 
-The bound has no lock and needs none: an object is written whole, a deletion can be repeated, and all servers delete in
-nearly the same order (ends of paths first, by the time that the store gives an object), so that two of them that are
-over the bound delete the same objects. A lease for deleting could be held by a server that died, and not every store
-can write on a condition. What others have written since the last listing is not counted: by so much the bound can be
-exceeded, until the next one.
+The size limit has no lock and needs none: writes are atomic, deletions idempotent, and all servers delete in nearly the
+same order (leaves first, by the objects' times), so two servers over the limit delete the same objects. A lock could be
+held by a dead server, and not every store has conditional writes. What others have written since the last listing is
+not counted: until the next one, the limit can be exceeded by that much.
 """
 
 import threading
@@ -37,10 +36,10 @@ from reprise.disk.lease import EXPIRED_S, new_server_name
 from reprise.disk.record import DiskRecord, folder_name
 
 _HEAD_NBYTES = 8 << 10
-"""So much of an unknown object is read first: most headers are shorter."""
+"""How much of an unknown object is read first; most headers are shorter."""
 
 MOST_HEADERS = 4096
-"""Unknown objects whose headers are read at one look, the youngest first. The others count until the next look."""
+"""How many unknown objects' headers are read per scan, newest first. The others are only counted until the next one."""
 
 _READ_AT_ONCE = 8
 _HEADERS_AT_ONCE = 64
@@ -63,16 +62,16 @@ class ModelBucket(NamedRecords):
         self._model = self.folder.name
         self._server = new_server_name()
         self._content: EncodedFile | None = None
-        """Of the one record that is being written."""
+        """The content of the record being written."""
         self._lock = threading.Lock()
-        """For what follows."""
+        """Guards the following."""
         self._files: dict[Path, FileInfo] = {}
-        """This model's records and notes: as listed last, and what this server has written and removed since."""
+        """This model's records and notes: the last listing, updated with this server's writes and removals since."""
         self._written_meanwhile: dict[Path, FileInfo | None] | None = None
-        """What this server has written, or removed (None), since the listing that is under way began."""
+        """What this server has written, or removed (None), since the current listing began."""
         self._heads: dict[Path, memoryview] = {}
         self._leased_at: tuple[int, float] | None = None
-        """A moment by the store's clock, and by ours (seconds)."""
+        """The same moment by the store's clock (ns) and by ours (s)."""
 
     @property
     def place(self) -> str:
@@ -96,7 +95,7 @@ class ModelBucket(NamedRecords):
 
     @property
     def has_vanished(self) -> bool:
-        # Objects need no folder: what somebody has removed is found to be gone one by one.
+        # Objects have no folder: removed ones are found missing one by one.
         return False
 
     def note_servers(self, now_ns: int) -> bool:
@@ -115,7 +114,7 @@ class ModelBucket(NamedRecords):
         return True
 
     def _now_ns(self) -> int:
-        """The store's time, as far as we know it."""
+        """The store's estimated time."""
         if self._leased_at is None:
             return time.time_ns()
         at_ns, seen_s = self._leased_at
@@ -137,7 +136,7 @@ class ModelBucket(NamedRecords):
             unknown.sort(key=lambda each: each.changed_ns, reverse=True)
             heads = self._read_heads(unknown[:MOST_HEADERS], is_closing)
             for each in unknown:
-                # Gone since it was listed, or one too many.
+                # Removed since the listing, or beyond `MOST_HEADERS`.
                 if Path(each.name) not in heads and _is_record(each):
                     del own[Path(each.name)]
             files = {path: _info_of(each) for path, each in own.items()}
@@ -159,7 +158,7 @@ class ModelBucket(NamedRecords):
         return is_inside and not each.name.startswith(f"{self._model}/{SERVERS}/")
 
     def _read_heads(self, objects: list[ObjectInfo], is_closing: Callable[[], bool]) -> dict[Path, memoryview]:
-        """The beginnings of these records, some at a time; not of those that have gone."""
+        """The heads of these records, read in batches; without those that are gone."""
         heads: dict[Path, memoryview] = {}
         wanted = [each for each in objects if _is_record(each)]
         for at in range(0, len(wanted), _HEADERS_AT_ONCE):
@@ -173,7 +172,7 @@ class ModelBucket(NamedRecords):
         return heads
 
     def _head(self, each: ObjectInfo) -> memoryview | None:
-        """As much of an object as its header takes; None: it has gone."""
+        """An object up to the end of its header, or None if it is gone."""
         try:
             head = self._bucket.get(each.name, min(_HEAD_NBYTES, each.nbytes))
             if len(head) >= LENGTH.size:
@@ -187,7 +186,7 @@ class ModelBucket(NamedRecords):
 
     def listed(self, now_ns: int) -> Mapping[Path, Collection[FileInfo]]:
         folders: dict[Path, list[FileInfo]] = defaultdict(list)
-        # Those that are empty now are among them.
+        # Including those that are empty now.
         folders |= {self.folder / f"{number:02x}": [] for number in range(256)} | {self.folder / NOTES: []}
         with self._lock:
             for info in self._files.values():
@@ -240,7 +239,7 @@ class ModelBucket(NamedRecords):
         try:
             return self._read(key, info)
         except Unverified:
-            # It is removed for that: a connection that ended too early must not be the reason.
+            # Read again before it is removed as damaged: the connection may have ended early.
             return self._read(key, info)
         except FileNotFoundError:
             self._note(path, None)
@@ -265,7 +264,7 @@ class ModelBucket(NamedRecords):
         return 0
 
     def fill(self, begun: int, encoded: EncodedFile) -> None:
-        # It is sent when it gets its name, since it cannot be renamed.
+        # Objects cannot be renamed: it is sent by `publish`.
         self._content = encoded
 
     def publish(self, key: bytes) -> None:
@@ -283,7 +282,7 @@ class ModelBucket(NamedRecords):
         self._note(path, FileInfo(path=path, nbytes=len(content), mtime_ns=self._now_ns()))
 
     def set_time(self, path: Path, at_ns: int) -> None:
-        """Objects never change, nor do their times: what a server has read counts for that server alone."""
+        """No-op: objects and their times never change, so uses are only known to this server."""
 
     def _note(self, path: Path, info: FileInfo | None) -> None:
         with self._lock:
@@ -305,7 +304,7 @@ class ModelBucket(NamedRecords):
             self.around.forget(path)
 
     def quarantine(self, path: Path) -> None:
-        """Nobody looks into a bucket for what was damaged: it is removed."""
+        """Remove it: a bucket has no quarantine."""
         self.remove(path)
 
     def clear_quarantine(self) -> None:
@@ -313,7 +312,7 @@ class ModelBucket(NamedRecords):
 
 
 class ObjectsAround:
-    """The objects beside a model's: those of other models, and whatever else lies below the prefix."""
+    """The objects other than a model's: those of other models, and any others below the prefix."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -322,7 +321,7 @@ class ObjectsAround:
         self.nbytes = 0
 
     def note(self, objects: Collection[ObjectInfo], own: str, now_ns: int) -> None:
-        """This is what a listing found; the leases of living servers protect their models' objects."""
+        """Update from a listing; leases of living servers protect their models' objects."""
         leases: dict[str, list[ObjectInfo]] = defaultdict(list)
         records: dict[str, list[FileInfo]] = defaultdict(list)
         for each in objects:
@@ -338,13 +337,13 @@ class ObjectsAround:
             self._evictable = sorted(unserved, key=lambda info: info.mtime_ns)
 
     def forget(self, path: Path) -> None:
-        """It has gone."""
+        """Forget an object that was removed."""
         with self._lock:
             self.nbytes -= self._nbytes_of.pop(path, 0)
             self._evictable = [info for info in self._evictable if info.path != path]
 
     def look(self, now_ns: int) -> None:
-        """Nothing: this is what was listed last."""
+        """No-op: `note` has the last listing."""
 
     def evictable(self) -> list[FileInfo]:
         with self._lock:

@@ -1,7 +1,7 @@
-"""A trace over several replicas: which one a router sends each request to, and what is computed there.
+"""Replays a trace over several replicas behind a router.
 
-There are no times in a trace. A request's work is the tokens that are computed and answered; between two requests all
-replicas work off as much as keeps them busy for half of the time. What a replica still has to do is its queue.
+A trace has no times. The work of a request is the number of tokens computed and generated; between two requests, every
+replica processes as much work as keeps it busy half of the time. Its remaining work is its queue.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,26 +16,26 @@ from reprise.simulate.traces import Request
 
 _BUSY = 0.5
 _TEXT_BLOCK = 16
-"""Tokens that a router which compares texts looks at together."""
+"""Block size in tokens of a router that compares texts."""
 _ALIKE = 0.3
-"""And the share of a prompt that has to be known somewhere for it to go there (smg's default)."""
+"""The share of a prompt that a replica must have seen to be preferred (smg's default)."""
 _MOST_BEHIND = 2
-"""Requests. A queue that is longer than the shortest by more is passed over, whatever text is there."""
+"""How many requests longer than the shortest queue a preferred replica's queue may be."""
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One server: its store, its queue in tokens, and what it has done."""
+    """One server: its cache, its queue in tokens, and counters."""
 
     replay: Replay
     queue: float = 0.0
     num_computed: int = 0
     work: float = 0.0
     seen: set[int] = field(default_factory=set[int])
-    """The beginnings of prompts that were sent here, for the router that compares texts."""
+    """Hashes of the prefixes sent here, for the router that compares texts."""
 
     def num_known(self, request: Request) -> int:
-        """Real tokens of the prompt that it would not compute."""
+        """Real tokens of the prompt that it would reuse."""
         cache = self.replay.cache
         return cache.resume_at(cache.match(request.prompt.tokens), limit=len(request.prompt)) * request.unit
 
@@ -64,7 +64,7 @@ def _shortest(replicas: Sequence[Replica]) -> Replica:
 
 
 def _text() -> Router:
-    """To where the longest beginning of the text was sent before, else to the shortest queue."""
+    """Route to the replica that got the longest prefix of the text before, otherwise to the shortest queue."""
     num = 0
 
     def route(request: Request, replicas: Sequence[Replica]) -> Replica:
@@ -84,7 +84,7 @@ def _text() -> Router:
 
 
 def _beginnings(request: Request) -> list[int]:
-    """A number for each beginning of the prompt, a block longer each."""
+    """Hashes of the prompt's prefixes, each a block longer."""
     tokens: Tokens = request.prompt.tokens
     step, found, before = max(1, _TEXT_BLOCK // request.unit), list[int](), 0
     for at in range(0, len(tokens) - step + 1, step):
@@ -98,9 +98,9 @@ def _num_leading(beginnings: Sequence[int], seen: set[int]) -> int:
 
 
 def _lookup() -> Router:
-    """To where the first token would come first: the queue, and what would be computed.
+    """Route to the replica with the lowest queue plus tokens to compute, where the latter count twice.
 
-    What is computed counts twice: those who come next wait for it, too.
+    Twice, because later requests wait for them too.
     """
 
     def cost(replica: Replica, request: Request) -> float:
@@ -118,24 +118,24 @@ ROUTINGS: dict[str, Callable[[], Router]] = {
 
 
 _LOOKS_AT_QUEUES = frozenset({"text", "lookup"})
-"""What a shared store saves changes the queues, and with them where these send a request."""
+"""Routings that depend on the queues, which a shared store changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterResult:
-    """What came of a trace. `budget`: of one replica, in bytes. Tokens are the real prompts'."""
+    """The result of replaying a trace. `budget`: of one replica, in bytes. Tokens are real tokens."""
 
     trace: str
     num_replicas: int
     routing: str
     is_shared: bool
-    """All replicas also read what any of them has computed, from a store without a bound."""
+    """Whether all replicas read what any of them has computed from an unlimited shared store."""
     budget: int
     requests: int
     prompt: int
     computed: int
     loaded: int
-    """Read from the shared store, since the replica did not have them."""
+    """Tokens read from the shared store because the replica lacked them."""
     balance: float
     """The work of the busiest replica ÷ the mean; 1 is best."""
 
@@ -155,14 +155,14 @@ def run_cluster(
     sizes: Sizes,
     policy: str = "cost",
 ) -> ClusterResult:
-    """Replay a trace over replicas with `budget` bytes each. Raises BadRequest for a routing that does not exist."""
+    """Replay a trace over replicas with `budget` bytes each. Raises BadRequest for an unknown routing."""
     trial = _Trial(name=name, requests=requests, num_replicas=num_replicas, budget=budget, sizes=sizes, policy=policy)
     tier = _tier(requests, sizes) if is_shared else None
     return trial.result(trial.visits(routing, tier), routing, tier)
 
 
 def _tier(requests: Sequence[Request], sizes: Sizes) -> list[int]:
-    """What the shared store has of each request, in tokens, wherever the requests before it went."""
+    """How many tokens of each request the shared store has, whatever the routing of earlier requests."""
     unit = requests[0].unit if requests else 1
     tier = Replay(policy="lru", budget=None, sizes=sizes, unit=unit)
     return [tier.take(request) for request in requests]
@@ -170,7 +170,7 @@ def _tier(requests: Sequence[Request], sizes: Sizes) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Visit:
-    """Where a request went, and how many of its tokens were held there."""
+    """The replica that a request went to, and how many of its tokens were cached there."""
 
     replica: int
     held: int
@@ -178,7 +178,7 @@ class _Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Trial:
-    """A trace, and the replicas that it is replayed over."""
+    """A trace and the replicas that it is replayed over."""
 
     name: str
     requests: Sequence[Request]
@@ -188,7 +188,7 @@ class _Trial:
     policy: str = "cost"
 
     def visits(self, routing: str, tier: Sequence[int] | None) -> list[_Visit]:
-        """Replay the trace. Raises BadRequest for a routing that does not exist, and for a trace without requests."""
+        """Replay the trace. Raises BadRequest for an unknown routing or an empty trace."""
         if routing not in ROUTINGS:
             raise BadRequest(f"Unknown routing {routing!r}: choose from {', '.join(ROUTINGS)}.")
         if not self.requests:
@@ -211,7 +211,7 @@ class _Trial:
         return visits
 
     def result(self, visits: Sequence[_Visit], routing: str, tier: Sequence[int] | None) -> ClusterResult:
-        """What came of it."""
+        """The result of these visits."""
         works, computed, loaded = [0.0] * self.num_replicas, 0, 0
         for num, (request, visit) in enumerate(zip(self.requests, visits, strict=True)):
             found = max(visit.held, tier[num] if tier is not None else 0)
@@ -232,7 +232,7 @@ class _Trial:
 
 
 def _effort(request: Request, visit: _Visit, in_tier: int) -> float:
-    """The tokens that are computed and answered."""
+    """The tokens computed and generated."""
     return request.num_tokens - max(visit.held, in_tier) + (request.answer_length or 0.0) * request.unit
 
 
@@ -246,7 +246,7 @@ def compare_clusters(
     routings: Sequence[str] = tuple(ROUTINGS),
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> list[ClusterResult]:
-    """Every routing with and without the shared store, behind one server with as much memory as all replicas."""
+    """Results of every routing with and without a shared store, each after one server with all their memory."""
     kept = list(requests)
     results: list[ClusterResult] = []
     on_stage("the shared store")
