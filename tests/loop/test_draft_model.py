@@ -197,6 +197,7 @@ def test_what_runs_for_the_draft_model_is_given_up_in_the_middle_of_an_answer() 
     def squeeze(worker: Worker) -> None:
         assert worker.draft_model is not None
         given_up.append(worker.draft_model.give_up())
+        assert worker.draft_model.runner.num_sequences == 0
         worker.check()
 
     running = engine.submit(prompt, num=200)
