@@ -391,13 +391,6 @@ DISK_MUTANTS = (
     ),
     _mutant("DiskCache.find", "a store that is away is asked for each prompt", "self._store.is_away", "False", _BUCKET),
     _mutant(
-        "RecordStore._enter",
-        "what could not be cleared is found again",
-        "is_cleared or not self._fits(header)",
-        "not self._fits(header)",
-        _BUCKET,
-    ),
-    _mutant(
         "DiskCache.clear",
         "what is being cleared from a bucket is still found",
         "self._store.drop(root)",

@@ -237,9 +237,7 @@ class RecordStore:
             if error.errno not in GONE:
                 raise
         else:
-            with self.changed:
-                is_cleared = not self._uncleared.isdisjoint({None, header.root})
-            if is_cleared or not self._fits(header):
+            if not self._fits(header):
                 self._add_unusable(info, root=header.root)
                 return
             with self.changed:
