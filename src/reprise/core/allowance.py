@@ -1,41 +1,41 @@
-"""How much of what was read or is restored one step of the engine thread takes over: nobody waits for all of it."""
+"""Limits how much one step of the engine thread decodes and restores, so that streams are not stalled."""
 
 from reprise.core.clock import Clock, monotonic
 
 _SHARE_OF_STALL = 0.25
-"""A step takes over for this part of the longest gap between two tokens that is aimed at."""
+"""The most time per step, as a share of the largest inter-token gap (`max_stall_s`)."""
 
 _SHARE_OF_REST = 0.5
-"""And for this part of what the decode of the same step leaves of it: the rest is for what was not foreseen."""
+"""And as a share of what the step's decode leaves of the gap; the rest is a reserve."""
 
 TAKEN_AT_ONCE = 32 << 20
-"""Bytes. More than about this is not taken over in one step."""
+"""About the most bytes copied per step."""
 
 LEAST_NBYTES = 2 << 20
-"""Bytes. A part may always have so many: evaluating costs as much as copying a megabyte or two.
+"""The smallest limit of a part in bytes: an evaluation costs as much as copying a megabyte or two.
 
-So n bytes are there after n / `LEAST_NBYTES` steps, and one more for each buffer, however long the others decode.
+So n bytes take at most n / `LEAST_NBYTES` steps, plus one per buffer, however long others decode.
 """
 
 _RISE = 0.125
-"""The weight of a part that was quicker than those before it. A slower one counts at once."""
+"""Weight of a part that was faster than the estimate; a slower one replaces it."""
 
 
 class StepAllowance:
-    """Asked before each part, some entries of a record or of a restore: the first of a step may always be taken."""
+    """Checked before each part, which is some entries of a record or a restore. A step may always copy one part."""
 
     def __init__(self, max_stall_s: float, *, clock: Clock = monotonic) -> None:
-        """`max_stall_s`: the longest gap between two tokens of others."""
+        """`max_stall_s`: the largest inter-token gap of other streams."""
         self._max_stall_s = max_stall_s
         self._clock = clock
         self._room_s = 0.0
         self._begun_s = self._noted_s = 0.0
         self._num_taken = self._nbytes_taken = 0
         self._nbytes_per_s: float | None = None
-        """Seen in the parts so far."""
+        """Measured over the parts so far."""
 
     def renew(self, *, decode_s: float = 0.0, num_sharing: int = 1) -> None:
-        """A step begins, in which others decode for about so long; so many models have a step in the gap."""
+        """Start a step, whose decode takes about `decode_s`; `num_sharing` models run a step within one gap."""
         max_stall_s = self._max_stall_s / num_sharing
         rest_s = max(0.0, max_stall_s - decode_s)
         self._room_s = min(_SHARE_OF_STALL * max_stall_s, _SHARE_OF_REST * rest_s)
@@ -44,7 +44,7 @@ class StepAllowance:
 
     @property
     def has_room(self) -> bool:
-        """Whether this step may take another part: one that lasts as long as those before it."""
+        """Whether another part fits into this step, if it takes as long as those before."""
         if self._num_taken == 0:
             return True
         fits = self.spent_s * (self._num_taken + 1) / self._num_taken < self._room_s
@@ -52,7 +52,7 @@ class StepAllowance:
 
     @property
     def part_nbytes(self) -> int:
-        """How large the next part may be: what should be copied in the time that is left."""
+        """The size limit of the next part: what can be copied in the time left."""
         if self._nbytes_per_s is None:
             return LEAST_NBYTES
         fitting = int((self._room_s - self.spent_s) * self._nbytes_per_s)
@@ -60,17 +60,17 @@ class StepAllowance:
 
     @property
     def spent_s(self) -> float:
-        """How long this step has been taking over so far; 0 if it has taken nothing."""
+        """Seconds this step has spent on parts so far."""
         return self._noted_s - self._begun_s
 
     def take(self, nbytes: int) -> None:
-        """A part of so many bytes was copied."""
+        """Record that a part of `nbytes` was copied."""
         now_s = self._clock()
         passed_s, self._noted_s = now_s - self._noted_s, now_s
         self._num_taken += 1
         self._nbytes_taken += nbytes
         if passed_s > 0:
-            # What is smaller costs as much.
+            # Smaller parts cost as much.
             seen = max(nbytes, LEAST_NBYTES) / passed_s
             before = self._nbytes_per_s if self._nbytes_per_s is not None else seen
             self._nbytes_per_s = min(seen, before + _RISE * (seen - before))

@@ -1,16 +1,16 @@
-"""How the memory budget follows the machine and a bound for the process: what is free, in; the next budget, out. Pure.
+"""Adapts the memory budget to the machine's free memory and to a limit for the process. Pure.
 
-Idle buffers go back first, then a part of the budget; both come back when there has been room for a while. A bound for
-everything that the process holds (`--memory`) is followed in the same way, as a machine with that much memory.
+When memory is short, free buffers are returned first, then the budget shrinks; it grows again after memory has been
+free for a while. A limit for the process (`--memory`) is treated like a machine with that much memory.
 """
 
 from dataclasses import dataclass, replace
 
 _RESERVE = 20
-"""A part of the machine's memory that is left to others, and at most:"""
+"""This fraction (1/20) of the machine's memory is left to others, and at most:"""
 _MOST_RESERVE = 2 * 2**30
 _PATIENCE_S = 60.0
-"""How long there has to be room before the budget grows again, and between two steps of that."""
+"""How long memory must be free before the budget grows by another step."""
 
 _MOST_FREE_BUFFERS = 512 * 2**20
 _LEAST_FREE_BUFFERS = 64 * 2**20
@@ -18,7 +18,7 @@ _LEAST_FREE_BUFFERS = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
-    """What the system says: bytes that it can give without swapping, of how many, and whether it asks for some."""
+    """The system's memory: bytes available without swapping, total bytes, and whether it reports memory pressure."""
 
     available: int
     total: int
@@ -36,14 +36,14 @@ def tightest(*readings: MemoryReading) -> MemoryReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The budget now, between `least` and `most`; `changed_at_s`: when it last had to be less, or became more."""
+    """The current budget, between `least` and `most`; `changed_at_s`: when it last shrank, had to, or grew."""
 
     nbytes: int
     least: int
     most: int
     changed_at_s: float = 0.0
     returns_buffers: bool = False
-    """Whether idle buffers are to be given back now."""
+    """Whether to return free buffers to the system now."""
 
     def __post_init__(self) -> None:
         assert self.least <= self.nbytes <= self.most, self
@@ -53,14 +53,14 @@ class Budget:
         return self.nbytes < self.most
 
     def after(self, reading: MemoryReading, *, now_s: float, held: int | None = None) -> "Budget":
-        """The budget after a reading. `held`: what is held of it; None: all of it."""
+        """The budget after a reading. `held`: the bytes in use; None: all of it."""
         missing = reading.reserve - reading.available
         if missing > 0 or reading.is_pressed:
             if not self.returns_buffers:
                 return replace(self, returns_buffers=True, changed_at_s=now_s)
             # Pressure without a figure: a tenth at a time.
             less = max(missing, self.nbytes // 10 if reading.is_pressed else 0)
-            # What is not used of the budget gives nothing back.
+            # Reducing an unused part of the budget frees nothing.
             used = self.nbytes if held is None else min(self.nbytes, held)
             return replace(self, nbytes=max(self.least, used - less), changed_at_s=now_s)
         spare = reading.available - 2 * reading.reserve
@@ -72,19 +72,19 @@ class Budget:
 
 
 def free_buffers(budget: int) -> int:
-    """Bytes of freed buffers that MLX may keep for the next ones, beside a budget of layer state."""
+    """Bytes of freed buffers that MLX may keep for reuse, besides a budget for layer state."""
     return min(_MOST_FREE_BUFFERS, max(_LEAST_FREE_BUFFERS, budget // 8))
 
 
 def within_bound(bound: int, process: int) -> MemoryReading:
-    """A bound for the process as a machine of which it has `process` bytes."""
+    """A limit for the process as a reading of a machine of that size, of which it uses `process` bytes."""
     return MemoryReading(available=bound - process, total=bound)
 
 
 def budget_within(bound: int, process: int) -> int:
-    """The most layer state that a process may have which holds `process` bytes without any; 0 where nothing is left.
+    """The most bytes of layer state within a limit for a process that uses `process` bytes without any; at least 0.
 
-    Beside it there is room for freed buffers, and a reserve for what a step computes with.
+    Leaves room for freed buffers, and a reserve for intermediate results.
     """
     reading = within_bound(bound, process)
     left = reading.available - reading.reserve
@@ -92,6 +92,6 @@ def budget_within(bound: int, process: int) -> int:
 
 
 def bound_for(process: int, budget: int) -> int:
-    """A bound within which `budget_within` gives `budget` at least."""
-    # The reserve is a part of the bound, or what it is at most.
+    """A limit for which `budget_within` returns at least `budget`."""
+    # The reserve is at most this fraction of the limit.
     return (process + budget + free_buffers(budget)) * _RESERVE // (_RESERVE - 1) + 2**20
