@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,8 +62,10 @@ def test_two_processes_answer_as_one_and_end_when_one_dies(tmp_path: Path) -> No
         body = {"prompt": prompt[:9], "max_tokens": 4000, "temperature": 0}
         asking = threading.Thread(target=lambda: answers.append(client.post("/v1/completions", json=body)))
         asking.start()
+        due_s = time.monotonic() + PATIENCE_S
         while client.get("/health").json()["decoding"] == 0:
-            pass
+            assert asking.is_alive() and time.monotonic() < due_s, group.log(0)
+            time.sleep(0.02)
         group.processes[1].kill()
         asking.join(PATIENCE_S)
         assert (
