@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import statistics
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -471,4 +472,45 @@ def test_a_key_is_asked_for_and_never_stands_in_an_address(browser: Any) -> None
         page.wait_for_selector("#memory-process")
         assert not any("the-key" in url for url in urls)
         assert page.evaluate("localStorage.length") == 0
+        context.close()
+
+
+def test_load_is_what_health_and_the_records_say(browser: Any) -> None:
+    with real_server(max_batch=2, settles=False) as server:
+        context = browser.new_context(viewport={"width": 1400, "height": 900})
+        page = context.new_page()
+        page.goto(str(server.base_url))
+        page.wait_for_selector("#memory-process")
+
+        def ask(number: int) -> None:
+            body = {"messages": [{"role": "user", "content": f"Story {number}."}], "max_tokens": 400}
+            httpx.post(f"{server.base_url}/v1/chat/completions", json=body, timeout=300).raise_for_status()
+
+        asking = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for each in asking:
+            each.start()
+        # Two have room, two wait: for as long as it takes to write 400 tokens.
+        for place, number in (("#decoding", "2"), ("#queued", "2"), ("#prefilling", "0")):
+            says(page, place, number)
+        health = server.get("/health").json()
+        assert (health["decoding"], health["queued"], health["prefilling"]) == (2, 2, 0)
+        says(page, "#decoding + span", re.compile("in groups of (2|1, 1)"))
+        shown: list[float] = []
+        while any(each.is_alive() for each in asking):
+            shown.append(float(page.text_content("#decode-speed").replace(",", "")))
+            page.wait_for_timeout(100)
+        health = settle(server)
+        records = server.get("/v1/cache/requests").json()["data"]
+        # Two at a time, so about twice what each had; a look at the engine may come a little early or late.
+        speed = 2 * statistics.median(record["decode_tokens_per_s"] for record in records)
+        assert health["generated"] == sum(record["generated"] for record in records) == 1600
+        assert speed / 2 < statistics.median(filter(None, shown)) < 2 * speed
+        for place in ("#decoding", "#queued", "#prefilling"):
+            says(page, place, "0")
+        says(page, "#decode-speed", "0.0")
+        load = server.get("/v1/cache/overview").json()["load"]
+        assert load["longest_gap_s"] > 0.5 / statistics.median(record["decode_tokens_per_s"] for record in records)
+        told = page.text_content("#load-note").removeprefix("longest gap between two tokens ")
+        amount, unit = told.split()
+        assert float(amount) * (0.001 if unit == "ms" else 1) == pytest.approx(load["longest_gap_s"], rel=0.02)
         context.close()

@@ -6,7 +6,7 @@ place in it: one that reads slowly costs no memory, and is told a new snapshot w
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -194,7 +194,8 @@ class EventHub:
         if models != self._models:
             self._models = models
             self._add("models", {"models": models})
-        counters = health_fields(self._service.status())
+        load = {"decode_groups": decode_groups(found), "longest_gap_s": self.longest_gap_s}
+        counters = health_fields(self._service.status()) | load
         if any(counters[name] != self._counters.get(name) for name in counters.keys() - _OWN_TRACES):
             self._counters = counters
             self._add("counters", counters)
@@ -220,6 +221,12 @@ class EventHub:
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+
+def decode_groups(found: Mapping[str, Inspection]) -> list[int]:
+    """How many sequences decode together, group by group, of what was found of each model."""
+    groups = [(model, each.decode_group) for model, told in found.items() for each in told.requests]
+    return [num for (_, group), num in sorted(Counter(groups).items(), key=str) if group is not None]
 
 
 def _moved(request: InspectedRequest) -> tuple[object, ...]:

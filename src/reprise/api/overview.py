@@ -11,6 +11,7 @@ from starlette.responses import Response
 from reprise.api.body_route import api_router
 from reprise.api.context import InContext, Namespace, OfServer
 from reprise.api.errors import Problem, openai_shape
+from reprise.api.event_hub import decode_groups
 from reprise.api.ledger import Ledger, Savings, breaker_bodies
 from reprise.api.models import model_body
 from reprise.api.off_loop import Stage
@@ -53,8 +54,6 @@ async def overview(context: OfServer, namespace: Namespace) -> dict[str, Any]:
     service = context.service
     found = await service.inspections(TreePart(namespace=service.cache_namespace(namespace)))
     savings, status = context.ledger.of(namespace), service.status()
-    groups = [(r.decode_group, model) for model, each in found.items() for r in each.requests]
-    groups = [group for group in groups if group[0] is not None]
     memory = _together([each.memory for each in found.values()], weights_nbytes=status.weights_nbytes)
     return {
         "object": "cache.overview",
@@ -71,7 +70,7 @@ async def overview(context: OfServer, namespace: Namespace) -> dict[str, Any]:
             "queued": status.num_waiting,
             "prefilling": status.num_prefilling,
             "decoding": status.num_decoding,
-            "decode_groups": [groups.count(group) for group in sorted(set(groups))],
+            "decode_groups": decode_groups(found),
             "idle_sequences": sum(len(each.idle) for each in found.values()),
             "longest_gap_s": context.events.longest_gap_s,
         },

@@ -28,7 +28,7 @@ function hero({ savings, created }) {
   put($("figures"),
     figure("reused", "memory", "reused", savings.reused, known ? `${share(savings.reused, known)} of all prompt tokens` : "no prompts yet"),
     figure("computed", "computed", "computed", savings.computed, savings.prefill_tokens_per_s ? `at ${rate(savings.prefill_tokens_per_s)} tokens/s` : "while someone waited"),
-    figure("ahead", "ahead", "prefilled ahead", savings.prefilled_ahead, `${num(savings.ahead)} of them reused`),
+    figure("ahead", "ahead", "prefilled ahead", savings.prefilled_ahead, `${num(savings.ahead)} of the reused tokens`),
     figure("lost", null, "could have been reused", savings.lost, savings.lost ? `${seconds(savings.lost_s)} spent recomputing it` : "nothing was lost"));
 }
 
@@ -98,7 +98,11 @@ function breakers(list) {
 export function counters(health) {
   history.push([performance.now() / 1000, health.generated, health.prefilled + health.settled]);
   while (history.length > 240) history.shift();
-  if (last) { last.health = health; load(health, { ...last.load, queued: health.queued, prefilling: health.prefilling, decoding: health.decoding }); }
+  if (!last) return;
+  const { queued, prefilling, decoding, decode_groups, longest_gap_s } = health;
+  last.health = health;
+  last.load = { ...last.load, queued, prefilling, decoding, decode_groups, longest_gap_s };
+  load(health, last.load);
 }
 
 function speeds() {
