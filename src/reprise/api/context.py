@@ -57,19 +57,22 @@ MODEL_IN_SCOPE = "reprise.model"
 """Where the model stands that a request's body names."""
 
 
-def _context(request: Request) -> Context:
-    context = _server(request)
+# All `async`: FastAPI calls each of the others on another thread, for every request.
+
+
+async def _context(request: Request) -> Context:
+    context = cast(Context, request.app.state.context)
     if context.models is None:
         return context
     named = cast(ServedModel | None, request.scope.get(MODEL_IN_SCOPE))
     return context.of(named if named is not None else context.models.of(request.query_params.get("model")))
 
 
-def _server(request: Request) -> Context:
+async def _server(request: Request) -> Context:
     return cast(Context, request.app.state.context)
 
 
-def _namespace(request: Request) -> str:
+async def _namespace(request: Request) -> str:
     return cast(str, request.scope.get("reprise.namespace", ""))
 
 

@@ -22,10 +22,12 @@ def growth(parts: Mapping[int, SequenceBatch], owners: frozenset[int], num: int,
     groups = list(parts.values())
     num_rows = sum(id(owner) in owners for rows in groups for owner in rows.owners)
     if len(groups) == 1 and num_rows == groups[0].num_rows:
-        return sum(
-            (layer.capacity_for(num) - layer.capacity) * num_rows * _each(layer, fresh)
-            for layer in groups[0].kv_layers()
-        )
+        total = 0
+        for layer in groups[0].kv_layers():
+            more = layer.capacity_for(num) - layer.capacity
+            # Asked for every token, and mostly there is room: what an entry takes is then not looked up.
+            total += more * num_rows * _each(layer, fresh) if more != 0 else 0
+        return total
     # Sequences that do not take part keep their buffers; groups that join completely are copied and freed.
     gone = [rows for rows in groups if all(id(owner) in owners for owner in rows.owners)]
     total = 0
