@@ -4,6 +4,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -94,7 +95,7 @@ def test_a_system_prompt_and_tools_are_pinned_before_anybody_came(client: httpx.
         "id": made["id"],
         "object": "cache.pin",
         "unpinned": True,
-        "models": ["llama"],
+        "models": [Path(server.engine.settings.model).name],
     }
     assert client.get(PIN).json()["data"] == []
     assert unpinned_delete(client, HEAD).status_code == 404
