@@ -106,10 +106,11 @@ def test_cold_then_nothing_new_then_new_tokens() -> None:
 
 
 @pytest.mark.parametrize("template", ["strips_thinking", "think_in_prompt", "keeps_in_loop"])
-def test_thinking_that_is_said_again_is_stripped_where_it_was(template: str) -> None:
+@pytest.mark.parametrize("thought", ["It is sunny.", "Really?"])
+def test_thinking_that_is_said_again_is_stripped_where_it_was(template: str, thought: str) -> None:
     server = Server(template)
     # A short model thinks what it says, and the same is asked and said again later.
-    said = Answer(content="It is sunny.", reasoning="It is sunny.")
+    said = Answer(content="It is sunny.", reasoning=thought)
     messages: list[Message] = [ASK]
     reasons: list[Reason] = []
     for question in ("Thanks!", "Again?", "It is sunny.", "Really?", "Again?", "Bye."):

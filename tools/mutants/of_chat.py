@@ -241,13 +241,6 @@ CHAT_MUTANTS = (
     ),
     _mutant(
         "_words_at",
-        "reasoning that was stripped is found where a later message says the same",
-        "min(within.stop, found.start + len(reasoning))",
-        "within.stop",
-        ("tests/chat/test_explain.py", "-k", "said_again"),
-    ),
-    _mutant(
-        "_words_at",
         "an answer that says what it thought is found where it is said again",
         "next(ends, within.stop)",
         "within.stop",
