@@ -42,6 +42,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
     "preloads": ("1", True, True),
     "is_pinned": ("1", True, True),
     "downloads": ("1", True, True),
+    "is_tensor_parallel": ("1", True, True),
     "keep_alive_s": ("60", 60, 60.0),
     "cors_origins": ("http://x http://y", ["http://x", "http://y"], ("http://x", "http://y")),
     "max_body_bytes": ("1MB", 1_000_000, 1_000_000),
@@ -93,8 +94,10 @@ VALUES: dict[str, tuple[str, object, object]] = {
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     seen: list[Settings] = []
     monkeypatch.setattr(reprise.cli.assemble, "run_server", lambda settings, *_: seen.append(settings))
-    for name in ("listen", "FirstAnswers"):
+    # What else a server is refused for is not of this file, and a launcher would say which rank it is.
+    for name in ("listen", "FirstAnswers", "check_rank"):
         monkeypatch.setattr(f"reprise.cli.serve.{name}", lambda *_: None)
+    monkeypatch.setenv("MLX_RANK", "0")
     return seen
 
 

@@ -204,7 +204,7 @@ def test_guesses_are_undone_wherever_buffers_are_moved_in_the_middle_of_them(nam
                 layer.maybe_trim_front()
             layer.update_and_fetch(*entries([numbers.draw(1)]))
             story.entries.append(numbers.last)
-        layer.forget_last(5)
+        layer.undo_last(5)
         del story.entries[-5:]
         feed(layer, [story], [numbers.draw(1)])
     check_reads(layer, [story])

@@ -14,6 +14,9 @@ from tests.holding import active_memory
 from tests.models.adapters import write_adapter
 from tests.models.tiny import CONFIGS, MARKUP
 
+_SMALL = 1 << 15
+"""Bytes of what else MLX makes meanwhile, and of what earlier tests leave."""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -47,7 +50,8 @@ def test_all_are_as_if_loaded_alone_in_the_memory_of_one(model: str, tmp_path: P
     held = [bases.load(each) for each in chosen]
     added = held[3].nbytes - held[3].shared_nbytes
     assert 0 < added < held[0].nbytes
-    assert active_memory() - before <= held[0].nbytes + added + 4096
+    # Far less than the weights a second time.
+    assert active_memory() - before <= held[0].nbytes + added + _SMALL
     assert [facts(each) for each in held] == alone
     assert len({each.fingerprint for each in held}) == 4
     assert all(arrays(each) >= arrays(held[0]) for each in held[1:3])
@@ -57,4 +61,4 @@ def test_all_are_as_if_loaded_alone_in_the_memory_of_one(model: str, tmp_path: P
     del held[0], held[1:]
     assert bases.load(chosen[0]) is held[0].base
     del held
-    assert active_memory() <= before + 4096
+    assert active_memory() <= before + _SMALL

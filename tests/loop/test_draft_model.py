@@ -24,13 +24,13 @@ from tests.loop.test_reuse import words
 from tests.models.shared import loaded, nearly
 
 PAIRS = [
-    ("llama", "llama"),
     ("llama", "qwen3_5"),
-    ("gemma3_text", "gemma3_text"),
     ("qwen3_5", "gemma3_text"),
-    ("mamba2", "qwen3_5"),
-    ("qwen3_5", "mamba2"),
     ("gemma3_text", "llama"),
+    pytest.param(("llama", "llama"), marks=pytest.mark.matrix),
+    pytest.param(("gemma3_text", "gemma3_text"), marks=pytest.mark.matrix),
+    pytest.param(("mamba2", "qwen3_5"), marks=pytest.mark.matrix),
+    pytest.param(("qwen3_5", "mamba2"), marks=pytest.mark.matrix),
 ]
 """Every kind of layer on both sides."""
 
@@ -92,9 +92,8 @@ def num_drafted(engine: Engine) -> int:
 def test_an_answer_is_the_one_without(pair: tuple[Engine, Engine], options: dict[str, Any]) -> None:
     drafting, plain = pair
     before = num_drafted(drafting)
-    for seed in range(2):
-        prompt = words(900 + seed, 70)
-        assert drafting.cold(prompt, num=40, **options) == plain.cold(prompt, num=40, **options)
+    prompt = words(900, 70)
+    assert drafting.cold(prompt, num=40, **options) == plain.cold(prompt, num=40, **options)
     assert num_drafted(drafting) > before
 
 
@@ -104,7 +103,7 @@ def test_what_a_grammar_allows_is_all_that_comes(pair: tuple[Engine, Engine]) ->
     assert drafting.run(words(906, 30), num=len(text), constraint=lambda: OneText(text)).tokens == text
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (1, 2))])
 def test_conversations_are_answered_as_without_and_computed_as_little(pair: tuple[Engine, Engine], seed: int) -> None:
     rng = random.Random(seed)
     drafting, plain = pair

@@ -230,20 +230,23 @@ class EngineLoop:
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
         done: Future[None] = Future()
-        done.set_running_or_notify_cancel()
 
-        def clear(worker: Worker) -> None:
-            removed = worker.clear_cache(namespace, owner=owner)
-            if removed is None:
+        def follow(asked: Future[Future[None] | None]) -> None:
+            if (error := asked.exception()) is not None:
+                done.set_exception(error)
+            elif (removed := asked.result()) is None:
                 done.set_result(None)
             else:
                 removed.add_done_callback(lambda removed: _pass_on(removed, done))
 
-        def note_failure(asked: Future[None]) -> None:
-            if (error := asked.exception()) is not None:
-                done.set_exception(error)
+        def clear() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # The caller has cancelled it.
+            asked: Future[Future[None] | None] = Future()
+            asked.add_done_callback(follow)
+            self._answer(lambda worker: worker.clear_cache(namespace, owner=owner), asked)
 
-        self._ask(clear).add_done_callback(note_failure)
+        self._call_unless_closed(clear)
         return done
 
     def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
