@@ -133,7 +133,7 @@ def honest(port: int, number: int, until_s: float, cold: dict[tuple[int, int], T
 
 @pytest.mark.soak
 def test_honest_clients_beside_hostile_ones(tmp_path: Path) -> None:
-    seconds = times(60)
+    seconds = times(300)
     with server_process(tmp_path / "cold.log", "--no-prefix-cache", "--max-batch", "1", "--no-settle") as (_, port):
         cold = {(of, turn): ask(port, chat(of, turn)) for of in range(_NUM_CHATS) for turn in range(_NUM_TURNS)}
     log = tmp_path / "server.log"
