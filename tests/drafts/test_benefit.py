@@ -108,13 +108,27 @@ def test_a_draft_model_is_first_judged_by_its_size_and_then_by_what_its_passes_t
     assert drafting.token_s(known) == pytest.approx(0.0001)
 
 
+def test_a_long_match_is_tried_where_a_short_one_is_not_worth_it() -> None:
+    """A pass over two tokens takes 1.62 times as long as one over one, as measured on a CPU."""
+    costs, rates = PassCosts(), AcceptanceRates()
+    for num_tokens, seconds in ((1, 0.00622), (2, 0.01005)):
+        for _ in range(2):
+            costs.note(num_tokens, seconds)
+    lengths = [
+        best_length(100, rates.of(DraftSource.HISTORY, match), costs, num_fed=1, rewinds=True).length
+        for match in (2, 32)
+    ]
+    assert lengths[0] == 0 < lengths[1]
+    assert rates.of(DraftSource.GRAMMAR, 0) == 0.99
+
+
 def test_rates_follow_what_is_seen_and_forget_it_when_they_are_not_used() -> None:
     rates = AcceptanceRates()
     before = rates.of(DraftSource.HISTORY, 4)
     for _ in range(30):
         rates.note(DraftSource.HISTORY, 4, accepted=0, drafted=7)
     assert rates.of(DraftSource.HISTORY, 4) < 0.1
-    assert rates.of(DraftSource.HISTORY, 16) == rates.of(DraftSource.HISTORY, 31) == before
+    assert rates.of(DraftSource.HISTORY, 16) == rates.of(DraftSource.HISTORY, 31) > before
     for _ in range(400):
         rates.fade(DraftSource.HISTORY, 4)
     assert rates.of(DraftSource.HISTORY, 4) == pytest.approx(before, abs=0.05)

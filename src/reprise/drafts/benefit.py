@@ -35,6 +35,15 @@ _PRIOR = {
     DraftSource.DRAFT_MODEL: 0.7,
 }
 """Prior probability that the next token of a draft is accepted."""
+_TEXTS = frozenset({DraftSource.ANSWER, DraftSource.PREDICTION, DraftSource.HISTORY})
+_DOUBT = 0.75
+"""By how much each doubling of a match, from four tokens on, reduces the prior doubt in what follows it: a long match
+is mostly a text that is written again, and without a trial that would never be learnt."""
+
+
+def _prior(source: DraftSource, match: int) -> float:
+    doublings = max(0, match.bit_length() - 2) if source in _TEXTS else 0
+    return 1 - (1 - _PRIOR[source]) * _DOUBT**doublings
 
 
 @dataclass(slots=True)
@@ -154,7 +163,7 @@ class AcceptanceRates:
     def _rate(self, source: DraftSource, match: int) -> _Rate:
         key = (source, match.bit_length())
         if key not in self._rates:
-            self._rates[key] = _Rate(_PRIOR[source])
+            self._rates[key] = _Rate(_prior(source, match))
         return self._rates[key]
 
     def of(self, source: DraftSource, match: int) -> float:
