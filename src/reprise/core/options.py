@@ -147,8 +147,21 @@ class SwitchKind:
         return "true" if value else "false"
 
 
+class _Quoted:
+    """What is written to a file as a quoted text; once it is read, nothing is wrong with it."""
+
+    __slots__ = ()
+
+    def fault(self, value: str) -> str | None:
+        del value
+        return None
+
+    def write(self, value: str) -> str:
+        return _quoted(value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextKind:
+class TextKind(_Quoted):
     """Text, or one of `choices`."""
 
     choices: tuple[str, ...] = ()
@@ -166,9 +179,6 @@ class TextKind:
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}, not {value!r}"
         return None
-
-    def write(self, value: str) -> str:
-        return _quoted(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +277,7 @@ class TableKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateKind:
+class TemplateKind(_Quoted):
     """A chat template: a file, or the template itself."""
 
     metavar: str = "TEMPLATE"
@@ -281,16 +291,9 @@ class TemplateKind:
         except (OSError, UnicodeDecodeError):
             raise ValueError(f"must be a readable file or a Jinja template, not {text!r}") from None
 
-    def fault(self, value: str) -> str | None:
-        del value
-        return None
-
-    def write(self, value: str) -> str:
-        return _quoted(value)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathKind:
+class PathKind(_Quoted):
     """A file that exists, or a directory or a written file that may be made."""
 
     is_directory: bool = False
@@ -314,16 +317,9 @@ class PathKind:
             raise ValueError(f"must be a file: {str(path)!r} does not exist or is a directory")
         return str(path)
 
-    def fault(self, value: str) -> str | None:
-        del value
-        return None
-
-    def write(self, value: str) -> str:
-        return _quoted(value)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelKind:
+class ModelKind(_Quoted):
     """A model: a directory or a hub id. In a file, a directory may be relative to the file."""
 
     metavar: str = "MODEL"
@@ -334,13 +330,6 @@ class ModelKind:
             raise ValueError("is empty: give a model directory or a hub id")
         below = folder / Path(text).expanduser()
         return str(below) if folder != Path() and (text.startswith(".") or below.exists()) else text
-
-    def fault(self, value: str) -> str | None:
-        del value
-        return None
-
-    def write(self, value: str) -> str:
-        return _quoted(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
