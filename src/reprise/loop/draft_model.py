@@ -7,7 +7,6 @@ go on. Everything happens on the engine thread, within the decode steps of the r
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -137,7 +136,6 @@ class DraftModel:
         self.give_up()
         self.is_loaded = False
         self.runner.loaded = self.runner.loaded.without_weights()
-        gc.collect()
         return nbytes
 
     def shutdown(self) -> None:

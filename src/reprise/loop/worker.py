@@ -519,7 +519,9 @@ class Worker:
         if model is None or not model.is_loaded or not self.memory.shared.is_bound_by_weights:
             return 0
         log.warning("unloading the draft model %s: running requests had no room otherwise", model.runner.loaded.name)
-        return model.unload()
+        nbytes = model.unload()
+        collect_all()
+        return nbytes
 
     def unload(self) -> None:
         """Drop the weights while no request runs. The cache stays, for weights with the same fingerprint."""
