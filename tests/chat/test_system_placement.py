@@ -4,7 +4,7 @@ import pytest
 
 from reprise.chat.render import Renderer
 from reprise.chat.request import ChatRequest, Cut, Message
-from reprise.core.errors import TemplateFailed
+from reprise.core.errors import BadRequest, TemplateFailed
 from reprise.core.prompt import BoundaryKind
 from tests.chat.text_models import text_model
 
@@ -88,3 +88,9 @@ def test_what_no_form_helps_is_refused_in_the_templates_words() -> None:
     messages = (said("user", "One"), said("assistant", "Two"), said("user", "Three"))
     with pytest.raises(TemplateFailed, match="Only one message is supported"):
         Renderer(text_model("single_turn")).render(ChatRequest(messages=messages))
+
+
+@pytest.mark.parametrize("template", ["needs_user", "alternates", "plain_text"])
+def test_no_message_at_all_is_refused_also_where_one_could_be_added(template: str) -> None:
+    with pytest.raises(BadRequest, match="Send at least one message"):
+        Renderer(text_model(template)).render(ChatRequest(messages=()))

@@ -223,6 +223,8 @@ def is_empty_answer(message: Message) -> bool:
 
 def with_a_user(request: ChatRequest) -> ChatRequest:
     """A chat without a user message before its first answer gets an empty one, also where it has no answer yet."""
+    if not request.messages:
+        return request  # refused as empty: a client that sent no message at all made a mistake
     rest = request.messages[head_length(request.messages) :]
     return _with_silence(request) if not rest or rest[0].get("role") == "assistant" else request
 
