@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import engine
 
 from tests.matrix import take_models_in_turn
+from tests.sdks import IMPORTED, NAMES
 
 # No test fails because a machine is slow. Else as hypothesis has it: other examples in each run, and always the same
 # ones where the variable `CI` is set. `make test` has a few, `make test-all` takes the profile "thorough".
@@ -52,7 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     take_models_in_turn(items, CONFIGS)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.stash[IMPORTED] = frozenset(NAMES) & sys.modules.keys()
     # Modules and tests stay: whoever looks for circles of references need not go through a million objects each time.
     gc.collect()
     gc.freeze()

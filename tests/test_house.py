@@ -7,6 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.sdks import IMPORTED
+
 _ROOT = Path(__file__).parents[1]
 _SETTERS = frozenset({"setattr", "getattr", "delattr", "hasattr", "object"})
 """Functions that take a name as text; `patch.object` is one."""
@@ -46,6 +50,11 @@ def test_the_map_of_the_house_names_what_is_there() -> None:
     members = _members()
     named = set(re.findall(r"`([A-Z]\w+)\.(\w+)(?:\(\))?`", text))
     assert {name for name in named if not name[0].isupper() and name[1] not in members.get(name[0], ())} == set()
+
+
+def test_collecting_the_tests_imports_no_sdk(request: pytest.FixtureRequest) -> None:
+    """Each process that runs tests would take seconds longer to begin."""
+    assert request.config.stash[IMPORTED] == set()
 
 
 @functools.cache

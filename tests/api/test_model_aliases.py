@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import mlx.core as mx
 import mlx_lm
-import openai
 import pytest
 
 from reprise.demo.tiny.build import build_model
 from tests.api.test_health import until
 from tests.models.adapters import write_adapter
 from tests.models.tiny import CONFIGS, MARKUP, tiny_model
+from tests.sdks import openai
 
 CHAT = [{"role": "user", "content": "Write a few words about the sea, the wind and the harbour, please."}]
 
