@@ -1,6 +1,6 @@
 """A model of attention alone, whose right answers are known, judges its state by its words, however a chat grows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -8,12 +8,10 @@ import mlx.core as mx
 import pytest
 
 import reprise
-from reprise.cache.node import subtree
 from reprise.core.job import Sampling
 from reprise.core.kinds import Full
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.engine.payloads import PackedSegment
-from reprise.loop.worker import Worker
+from tests.demo.damage import Damage, confuse, damage_all, falling_behind, lose, shift
 from tests.demo.recall_model import FULL, LOOKS_BACK, PERIOD, WINDOWED, continued, loaded, recall_model
 from tests.loop.driving import Engine, Running
 from tests.loop.restarts import Restarts
@@ -81,58 +79,16 @@ def test_damage_to_one_layer_makes_answers_wrong(damage: str, layer: int) -> Non
 
 # The same through the engine: what the cache holds is damaged between two turns.
 
-Entries = mx.array
-"""Of a layer: [keys and values, heads, tokens, width]."""
-
-
-def lose(entries: Entries, _other: Entries) -> None:
-    entries[:] = 0
-
-
-def confuse(entries: Entries, other: Entries) -> None:
-    num = min(entries.shape[2], other.shape[2])
-    entries[:, :, :num] = other[:, :, :num]
-
-
-def shift(entries: Entries, _other: Entries) -> None:
-    """The keys by one token: with the values they would be the same entries in another order."""
-    entries[:1] = mx.roll(entries[:1], 1, axis=2)
-
-
-def fall_behind(entries: Entries, _other: Entries) -> None:
-    """The last 16 tokens have none yet."""
-    entries[:, :, -16:] = 0
-
-
-def held_entries(worker: Worker, *, of_full: bool) -> Iterator[Entries]:
-    for root in worker.cache.tree.roots.values():
-        for node in subtree(root):
-            for kind, segments in node.segments.items():
-                if isinstance(kind, Full) == of_full:
-                    for segment in segments:
-                        assert isinstance(segment.payload, PackedSegment)
-                        yield from segment.payload.stacks
-
-
-def damage_all(worker: Worker, damage: Callable[[Entries, Entries], None], *, of_full: bool) -> None:
-    entries = list(held_entries(worker, of_full=of_full))
-    others = [mx.array(other) for other in entries]
-    assert entries
-    for mine, other in zip(entries, reversed(others), strict=True):
-        damage(mine, other)
-
 
 @pytest.mark.parametrize("of_full", [True, False], ids=["full", "window"])
-@pytest.mark.parametrize("damage", [None, lose, confuse, shift, fall_behind])
-def test_damage_to_what_the_cache_holds_makes_the_next_answer_wrong(
-    damage: Callable[[Entries, Entries], None] | None, of_full: bool
-) -> None:
+@pytest.mark.parametrize("damage", [None, lose, confuse, shift, falling_behind(16)])
+def test_damage_to_what_the_cache_holds_makes_the_next_answer_wrong(damage: Damage | None, of_full: bool) -> None:
     engine = Engine(recall_model())
     try:
         for seed in (1, 2):
             engine.run(words(seed, 300), num=1)
         if damage is not None:
-            engine.ask(lambda worker: damage_all(worker, damage, of_full=of_full))
+            engine.ask(lambda worker: damage_all(worker, damage, of=lambda kind: isinstance(kind, Full) == of_full))
         prompt = [*words(1, 300), *words(4, 4)]
         running = engine.submit(prompt, num=NUM).wait()
     finally:

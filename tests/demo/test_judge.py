@@ -1,20 +1,17 @@
 """The trained model judges its state: of its recurrent layer by its words, of attention by how likely they are."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
-import mlx.core as mx
 import pytest
 
 from reprise.benchmark.words import text
-from reprise.cache.node import subtree
 from reprise.core.job import Sampling
 from reprise.core.tokens import as_tokens, common_prefix
 from reprise.demo import story
 from reprise.demo.facts import FactExchange
 from reprise.demo.turns import OPENING, Message
-from reprise.engine.payloads import PackedSegment
-from reprise.loop.worker import Worker
+from tests.demo.damage import Damage, confuse, damage_all, falling_behind, lose, shift
 from tests.demo.trained import MODEL, after, answer, fresh, loaded, prompt_of, tokenizer
 from tests.loop.driving import Engine
 from tests.loop.test_audit import audited
@@ -100,30 +97,6 @@ def test_a_recurrent_state_that_is_one_token_behind_takes_a_fact_in_wrong(line: 
     assert answer(rows, prompt[known:]) != right
 
 
-Entries = mx.array
-"""Of attention: [keys and values, heads, tokens, width]."""
-
-
-def lose(entries: Entries, _other: Entries) -> None:
-    entries[:] = 0
-
-
-def confuse(entries: Entries, other: Entries) -> None:
-    """Those of another text."""
-    num = min(entries.shape[2], other.shape[2])
-    entries[:, :, :num] = other[:, :, :num]
-
-
-def shift(entries: Entries, _other: Entries) -> None:
-    """The keys by one token: with the values they would be the same entries in another order."""
-    entries[:1] = mx.roll(entries[:1], 1, axis=2)
-
-
-def fall_behind(entries: Entries, _other: Entries) -> None:
-    """The last 128 tokens have none yet."""
-    entries[:, :, -128:] = 0
-
-
 FREELY = Sampling(temperature=1.0, seed=3)
 """Of words that it does not know the model is sure of nothing, so that what attention adds is seen."""
 
@@ -132,27 +105,8 @@ def free_text(seed: int) -> list[int]:
     return tokenizer().encode(text(Random(seed), 40), add_special_tokens=False)
 
 
-def held_entries(worker: Worker) -> Iterator[Entries]:
-    """What the cache holds of attention, path by path."""
-    for root in worker.cache.tree.roots.values():
-        for node in subtree(root):
-            for segments in node.segments.values():
-                for segment in segments:
-                    assert isinstance(segment.payload, PackedSegment)
-                    yield from segment.payload.stacks
-
-
-def damage_all(worker: Worker, damage: Callable[[Entries, Entries], None]) -> None:
-    entries = list(held_entries(worker))
-    others = [mx.array(other) for other in entries]
-    for mine, other in zip(entries, reversed(others), strict=True):
-        damage(mine, other)
-
-
-@pytest.mark.parametrize("damage", now_and_later([None, shift, fall_behind], [lose, confuse]))
-def test_damage_to_the_state_of_attention_is_found_by_the_audit(
-    damage: Callable[[Entries, Entries], None] | None,
-) -> None:
+@pytest.mark.parametrize("damage", now_and_later([None, shift, falling_behind(128)], [lose, confuse]))
+def test_damage_to_the_state_of_attention_is_found_by_the_audit(damage: Damage | None) -> None:
     engine = Engine(MODEL, load=loaded, is_audit_off=False, audit_rate=1.0)
     try:
         prompt, other = free_text(1), free_text(2)
