@@ -37,6 +37,7 @@ from reprise.core.collector import freeze_heap
 from reprise.core.errors import LoadFailed, RepriseError, ShuttingDown, memory_too_small
 from reprise.core.follow import bound_for
 from reprise.core.metrics import totals_line
+from reprise.core.repeating import repeating
 from reprise.core.settings import Settings
 from reprise.core.sizes import nbytes_text
 from reprise.engine.adapters import check_adapter
@@ -316,19 +317,12 @@ def reported_loading(
 ) -> Generator[None]:
     """Log that a model is being loaded, a line every few seconds while it is, and how long it took."""
     clock = LoadingClock(weights_nbytes(Path(model).expanduser())) if clock is None else clock
-    is_over = threading.Event()
 
     def report() -> None:
-        while not is_over.wait(every_s):
-            log.info("loading %s: %s so far", model, clock.progress())
+        log.info("loading %s: %s so far", model, clock.progress())
 
-    reporter = threading.Thread(target=report, name="reprise-loading", daemon=True)
-    reporter.start()
-    try:
+    with repeating(report, every_s=every_s, name="reprise-loading"):
         yield
-    finally:
-        is_over.set()
-        reporter.join()
     log.info("loaded %s in %.1f s", model, clock.progress().seconds)
 
 

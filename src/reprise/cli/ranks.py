@@ -18,10 +18,12 @@ _LAUNCH = "mlx.launch -n 2 --backend ring $(which reprise) serve MODEL --tensor-
 
 
 _REFUSED = (
-    "other_models", "models_dir", "has_hub_cache", "adapters", "adapter_path", "preloads", "is_pinned",
-    "keep_alive_s", "disk_directory", "draft_model",
-)  # fmt: skip
-"""What is about several models, adapters or the disk, and a draft model, whose passes are rank 0's alone."""
+    *("other_models", "models_dir", "has_hub_cache"),
+    *("adapters", "adapter_path"),
+    *("preloads", "is_pinned", "keep_alive_s"),
+    *("disk_directory", "draft_model"),
+)
+"""Settings for several models, adapters, the disk, and a draft model, whose passes only rank 0 would run."""
 
 
 def check_rank(settings: Settings, environment: Mapping[str, str]) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from reprise.core.backend import Counts, Status
 from reprise.core.clock import Clock, monotonic
+from reprise.core.repeating import repeating
+
+if TYPE_CHECKING:
+    from reprise.loop.engine_loop import EngineLoop
 
 log = logging.getLogger("reprise.loop")
 
@@ -51,35 +54,12 @@ class Heartbeat:
         self._counts = counts
 
 
-class Watched(Protocol):
-    """An engine, as the watchdog sees it."""
-
-    def status(self) -> Status: ...
-    def stack(self) -> str:
-        """Its thread's current stack."""
-        ...
-
-
-@contextmanager
-def watchdog(engine: Watched, *, after_s: float, every_s: float = _EVERY_S) -> Generator[None]:
+def watchdog(engine: EngineLoop, *, after_s: float, every_s: float = _EVERY_S) -> AbstractContextManager[None]:
     """Log the engine's stack when it makes no progress for `after_s`; runs on its own thread."""
-    is_over = threading.Event()
-    look = _look(engine, after_s)
-
-    def watch() -> None:
-        while not is_over.wait(every_s):
-            look()
-
-    thread = threading.Thread(target=watch, name="reprise-watchdog", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    return repeating(_look(engine, after_s), every_s=every_s, name="reprise-watchdog")
 
 
-def _look(engine: Watched, after_s: float) -> Callable[[], None]:
+def _look(engine: EngineLoop, after_s: float) -> Callable[[], None]:
     """A check that logs a hang after `after_s` and each time its length doubles, and its end."""
     due_s = after_s
     has_logged_death = False
@@ -95,8 +75,12 @@ def _look(engine: Watched, after_s: float) -> Callable[[], None]:
             log.error(
                 "the engine has made no progress for %.0f s (%d requests queued, %d in prefill, %d in decode). "
                 "Its stack:\n%s",
-                status.stalled_s, status.num_waiting, status.num_prefilling, status.num_decoding, engine.stack(),
-            )  # fmt: skip
+                status.stalled_s,
+                status.num_waiting,
+                status.num_prefilling,
+                status.num_decoding,
+                engine.stack(),
+            )
             due_s = 2 * status.stalled_s
         elif due_s > after_s and status.stalled_s < after_s:
             log.warning("the engine is making progress again")

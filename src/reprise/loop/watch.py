@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from reprise.core.follow import Budget, MemoryReading, within_bound
+from reprise.core.repeating import repeating
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import process_nbytes
 from reprise.loop.engine_loop import EngineLoop
@@ -20,7 +20,6 @@ _LEAST_SHARE = 8
 """The budget keeps at least this fraction (1/8): running requests need some."""
 
 
-@contextmanager
 def following_machine(
     engine: EngineLoop,
     *,
@@ -29,30 +28,23 @@ def following_machine(
     read: Callable[[], MemoryReading] = read_machine,
     measure: Callable[[], int] = process_nbytes,
     every_s: float = _EVERY_S,
-) -> Generator[None]:
+) -> AbstractContextManager[None]:
     """Reduce the engine's budget while other programs need memory, and raise it again afterwards.
 
     `others`: engines of other models, which share its budget. `bound`: limit for the process's memory, as measured by
     `measure`; None: no limit.
     """
-    is_over = threading.Event()
     follower = _Follower(engine, others, bound=bound, read=read, measure=measure)
 
-    def follow() -> None:
-        while not is_over.wait(every_s):
-            try:
-                follower.look()
-            except Exception:
-                log.exception("cannot read the machine's memory: the budget stays the same")
-                return
+    def follow() -> bool:
+        try:
+            follower.look()
+        except Exception:
+            log.exception("cannot read the machine's memory: the budget stays the same")
+            return False
+        return True
 
-    thread = threading.Thread(target=follow, name="reprise-memory", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    return repeating(follow, every_s=every_s, name="reprise-memory")
 
 
 class _Follower:
