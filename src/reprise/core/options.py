@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from reprise.core.sizes import Amount, Bytes, parse_amount
 
@@ -35,23 +35,6 @@ class TableFault(ValueError):
         self.place = place
 
 
-class OptionKind(Protocol):
-    """What values an option takes, and how they are written."""
-
-    @property
-    def metavar(self) -> str: ...
-
-    def read(self, given: object, folder: Path) -> object:
-        """The value, with relative paths taken from `folder`. Raises ValueError."""
-        ...
-
-    def fault(self, value: Any) -> str | None:
-        """What is wrong with a value of the right type, or None."""
-        ...
-
-    def write(self, value: Any) -> str: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One option. `name` is `--name` on the command line, `REPRISE_NAME` in the environment, `name` in the file."""
@@ -59,7 +42,7 @@ class Option:
     name: str
     group: OptionGroup
     help: str
-    kind: OptionKind
+    kind: "OptionKind"
     is_secret: bool = False
     """Never printed, and refused where it is empty: an empty variable must not open a server to everybody."""
 
@@ -147,29 +130,16 @@ class SwitchKind:
         return "true" if value else "false"
 
 
-class _Quoted:
-    """What is written to a file as a quoted text; once it is read, nothing is wrong with it."""
-
-    __slots__ = ()
-
-    def fault(self, value: str) -> str | None:
-        del value
-        return None
-
-    def write(self, value: str) -> str:
-        return _quoted(value)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextKind(_Quoted):
-    """Text, or one of `choices`."""
+class TextKind:
+    """Text, or one of `choices`. `parse`: makes the value of it and of the folder of the file. Raises ValueError."""
 
     choices: tuple[str, ...] = ()
     metavar: str = "TEXT"
+    parse: Callable[[str, Path], str] = lambda text, folder: text
 
     def read(self, given: object, folder: Path) -> str:
-        del folder
-        text = _text(given)
+        text = self.parse(_text(given), folder)
         fault = self.fault(text)
         if fault is not None:
             raise ValueError(fault)
@@ -179,6 +149,9 @@ class TextKind(_Quoted):
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}, not {value!r}"
         return None
+
+    def write(self, value: str) -> str:
+        return _quoted(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,60 +249,69 @@ class TableKind:
         return _quoted(json.dumps(dict(value), ensure_ascii=False))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateKind(_Quoted):
-    """A chat template: a file, or the template itself."""
-
-    metavar: str = "TEMPLATE"
-
-    def read(self, given: object, folder: Path) -> str:
-        text = _text(given)
-        if "{%" in text or "{{" in text:
-            return text
-        try:
-            return (folder / Path(text).expanduser()).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            raise ValueError(f"must be a readable file or a Jinja template, not {text!r}") from None
+def _template(text: str, folder: Path) -> str:
+    if "{%" in text or "{{" in text:
+        return text
+    try:
+        return (folder / Path(text).expanduser()).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ValueError(f"must be a readable file or a Jinja template, not {text!r}") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathKind(_Quoted):
-    """A file that exists, or a directory or a written file that may be made."""
-
-    is_directory: bool = False
-    is_written: bool = False
-
-    @property
-    def metavar(self) -> str:
-        return "DIR" if self.is_directory else "FILE"
-
-    def read(self, given: object, folder: Path) -> str:
-        if self.is_directory and "://" in _text(given):
-            return _text(given)  # An object store, which nothing is asked of yet.
-        # One that is relative to where the command runs stays as it was written.
-        path = Path(_text(given)).expanduser()
-        path = path if folder == Path() else folder / path
-        if self.is_directory and path.exists() and not path.is_dir():
-            raise ValueError(f"must be a directory, not the file {str(path)!r}")
-        if self.is_written and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise ValueError(f"must be a file in a directory that exists, not {str(path)!r}")
-        if not self.is_directory and not self.is_written and not path.is_file():
-            raise ValueError(f"must be a file: {str(path)!r} does not exist or is a directory")
-        return str(path)
+TEMPLATE = TextKind(metavar="TEMPLATE", parse=_template)
+"""A chat template: a file, or the template itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelKind(_Quoted):
-    """A model: a directory or a hub id. In a file, a directory may be relative to the file."""
+def _file(text: str, folder: Path) -> str:
+    path = _path(text, folder)
+    if not path.is_file():
+        raise ValueError(f"must be a file: {str(path)!r} does not exist or is a directory")
+    return str(path)
 
-    metavar: str = "MODEL"
 
-    def read(self, given: object, folder: Path) -> str:
-        text = _text(given)
-        if not text.strip():
-            raise ValueError("is empty: give a model directory or a hub id")
-        below = folder / Path(text).expanduser()
-        return str(below) if folder != Path() and (text.startswith(".") or below.exists()) else text
+FILE = TextKind(metavar="FILE", parse=_file)
+"""A file that exists."""
+
+
+def _written_file(text: str, folder: Path) -> str:
+    path = _path(text, folder)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"must be a file in a directory that exists, not {str(path)!r}")
+    return str(path)
+
+
+WRITTEN_FILE = TextKind(metavar="FILE", parse=_written_file)
+"""A file that the server writes, in a directory that exists."""
+
+
+def _directory(text: str, folder: Path) -> str:
+    if "://" in text:
+        return text  # An object store, which nothing is asked of yet.
+    path = _path(text, folder)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"must be a directory, not the file {str(path)!r}")
+    return str(path)
+
+
+DIRECTORY = TextKind(metavar="DIR", parse=_directory)
+"""A directory, which may still have to be made, or the URL of an object store."""
+
+
+def _path(text: str, folder: Path) -> Path:
+    """A path relative to the folder; one that is relative to where the command runs stays as it was written."""
+    path = Path(text).expanduser()
+    return path if folder == Path() else folder / path
+
+
+def _model(text: str, folder: Path) -> str:
+    if not text.strip():
+        raise ValueError("is empty: give a model directory or a hub id")
+    below = folder / Path(text).expanduser()
+    return str(below) if folder != Path() and (text.startswith(".") or below.exists()) else text
+
+
+MODEL = TextKind(metavar="MODEL", parse=_model)
+"""A model: a directory or a hub id. In a file, a directory may be relative to the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,12 +329,11 @@ class NamedPathsKind:
         else:
             words = cast(list[object], given) if isinstance(given, list) else _text(given).split()
             pairs = [self._pair(_text(word)) for word in words]
-        path = PathKind(is_directory=True)
         named: dict[str, str] = {}
         for name, directory in pairs:
             if name in named:
                 raise ValueError(f"names two directories {name!r}")
-            named[name] = path.read(directory, folder)
+            named[name] = DIRECTORY.read(directory, folder)
         fault = self.fault(named)
         if fault is not None:
             raise ValueError(fault)
@@ -450,6 +431,20 @@ class ModelTablesKind:
         if near:
             return f"is not an option of a model. Did you mean {near[0]!r}?"
         return f"is not an option of a model. Those are: {', '.join(sorted(self.options()))}"
+
+
+OptionKind = (
+    NumberKind
+    | SwitchKind
+    | TextKind
+    | TextsKind
+    | AmountKind
+    | NbytesKind
+    | TableKind
+    | NamedPathsKind
+    | ModelTablesKind
+)
+"""What values an option takes, and how they are written: `read` gives a value, `fault` says what is wrong with one."""
 
 
 _ALIASES = "choose one without spaces that does not begin with '.', '/' or '~'"

@@ -9,8 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, get_type_hints
 
 from reprise.core.options import (
+    DIRECTORY,
+    FILE,
+    MODEL,
+    TEMPLATE,
+    WRITTEN_FILE,
     AmountKind,
-    ModelKind,
     ModelTablesKind,
     NamedPathsKind,
     NbytesKind,
@@ -18,10 +22,8 @@ from reprise.core.options import (
     Option,
     OptionGroup,
     OptionKind,
-    PathKind,
     SwitchKind,
     TableKind,
-    TemplateKind,
     TextKind,
     TextsKind,
 )
@@ -61,7 +63,7 @@ class Settings:
     """The options of one server, with their defaults. None: not set."""
 
     model: Annotated[
-        str, _server("model", ModelKind(), "A local model directory, a Hugging Face repository id, or an alias.")
+        str, _server("model", MODEL, "A local model directory, a Hugging Face repository id, or an alias.")
     ]
     models: Annotated[
         Mapping[str, Mapping[str, Any]],
@@ -83,7 +85,7 @@ class Settings:
         str | None,
         _server(
             "models-dir",
-            PathKind(is_directory=True),
+            DIRECTORY,
             "Also serve every model directory below this one, each loaded when a request names it.",
         ),
     ] = None
@@ -139,7 +141,7 @@ class Settings:
         tuple[str, ...],
         _server("api-key", TextsKind(), "Require this API key. Repeat the option to accept several.", is_secret=True),
     ] = ()
-    api_key_file: Annotated[str | None, _server("api-key-file", PathKind(), "File of API keys, one per line.")] = None
+    api_key_file: Annotated[str | None, _server("api-key-file", FILE, "File of API keys, one per line.")] = None
     separates_keys: Annotated[
         bool, _server("key-namespaces", _SWITCH, "Give each API key a separate prefix cache.")
     ] = False
@@ -203,7 +205,7 @@ class Settings:
         str | None,
         _server(
             "record",
-            PathKind(is_written=True),
+            WRITTEN_FILE,
             "Append each request to this file: times, lengths and prompt hashes, with --record-text also its body. "
             "For `reprise simulate` and `reprise bench --replay`.",
         ),
@@ -249,7 +251,7 @@ class Settings:
     ] = None
     chat_template: Annotated[
         str | None,
-        _answers("chat-template", TemplateKind(), "Jinja template, or a file with one, to use instead of the model's."),
+        _answers("chat-template", TEMPLATE, "Jinja template, or a file with one, to use instead of the model's."),
     ] = None
     chat_template_args: Annotated[
         Mapping[str, Any],
@@ -298,7 +300,7 @@ class Settings:
         str | None,
         _reuse(
             "disk-cache",
-            PathKind(is_directory=True),
+            DIRECTORY,
             "Keep prefixes in this directory too, so they survive a restart; or in an object store, such as "
             "s3://bucket/prefix.",
         ),
@@ -313,7 +315,7 @@ class Settings:
     ] = DISK_BYTES
     warm_file: Annotated[
         str | None,
-        _reuse("warm", PathKind(), "Prefill at startup: a system prompt as text, or /v1/prefill bodies as JSON lines."),
+        _reuse("warm", FILE, "Prefill at startup: a system prompt as text, or /v1/prefill bodies as JSON lines."),
     ] = None
     settles: Annotated[
         bool, _reuse("settle", _SWITCH, "Prefill what is known of the next turn while the server is idle.")
@@ -383,7 +385,7 @@ class Settings:
         str | None,
         _load(
             "adapter-path",
-            PathKind(is_directory=True),
+            DIRECTORY,
             "Directory of an adapter for the model, as written by mlx_lm.lora.",
         ),
     ] = None
@@ -405,7 +407,7 @@ class Settings:
         str | None,
         _load(
             "draft-model",
-            ModelKind(),
+            MODEL,
             "A small model with the same tokenizer, to draft answers where no earlier text continues them. A local "
             "directory or a Hugging Face repository id.",
         ),
