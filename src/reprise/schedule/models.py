@@ -89,19 +89,16 @@ def decide_models(models: Sequence[ModelState], limits: ModelLimits, *, now_s: f
     closed = frozenset(model.name for model in models if model.is_loaded and model.is_dismissed)
     # One at a time: a model being loaded takes the memory that was freed for it.
     wanted = None if any(model.is_loading for model in models) else _longest_waiting(models)
-    swap = None if wanted is None else _swap(wanted, [m for m in models if m.name not in due], limits, now_s)
-    unload, load = due, None
-    if wanted is not None and swap is not None:
-        closed |= swap.closed
-        if swap.is_possible:
-            unload, load = due + swap.unload, wanted.name
+    others = [model for model in models if model.name not in due]
+    swap = ModelStep() if wanted is None else _swap(wanted, others, limits, now_s)
+    unload, closed = due + swap.unload, closed | swap.closed
     stays = [model for model in models if model.is_loaded and model.name not in unload]
     return ModelStep(
         unload=unload,
-        load=load,
+        load=swap.load,
         closed=closed - set(unload),
         run=_next(stays, closed),
-        wakes_in_s=_wakes_in(stays, wanted if load is None else None, limits, now_s),
+        wakes_in_s=_wakes_in(stays, wanted if swap.load is None else None, limits, now_s),
     )
 
 
@@ -143,19 +140,11 @@ def _longest_waiting(models: Sequence[ModelState]) -> ModelState | None:
     return min(waiting, key=lambda each: each[:2])[2] if waiting else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Swap:
-    """Which models to unload for another one, and which to close until that is possible."""
-
-    is_possible: bool
-    unload: tuple[str, ...] = ()
-    closed: frozenset[str] = frozenset()
-
-
-def _swap(wanted: ModelState, others: Sequence[ModelState], limits: ModelLimits, now_s: float) -> _Swap:
+def _swap(wanted: ModelState, others: Sequence[ModelState], limits: ModelLimits, now_s: float) -> ModelStep:
+    """The step that loads `wanted` in place of others, or closes those until that is possible."""
     most_nbytes = limits.most_nbytes
     if most_nbytes is None:
-        return _Swap(is_possible=True)
+        return ModelStep(load=wanted.name)
     loaded = [model for model in others if model.is_loaded]
 
     def fits(leaving: Sequence[ModelState]) -> bool:
@@ -171,7 +160,7 @@ def _swap(wanted: ModelState, others: Sequence[ModelState], limits: ModelLimits,
             leaving.append(model)
     if not fits(leaving):
         # Unload nothing if the model would still not fit.
-        return _Swap(is_possible=False)
+        return ModelStep()
     for model in tuple(leaving):
         # Unloading weights that another model shares frees nothing.
         if fits([other for other in leaving if other is not model]):
@@ -179,8 +168,8 @@ def _swap(wanted: ModelState, others: Sequence[ModelState], limits: ModelLimits,
     closed = frozenset(model.name for model in leaving if model.num_running > 0)
     if closed:
         # Unused models stay until the last answer has ended: a request may come for them meanwhile.
-        return _Swap(is_possible=False, closed=closed)
-    return _Swap(is_possible=True, unload=tuple(model.name for model in leaving))
+        return ModelStep(closed=closed)
+    return ModelStep(unload=tuple(model.name for model in leaving), load=wanted.name)
 
 
 def _may_go(model: ModelState, wanted: ModelState, limits: ModelLimits, now_s: float) -> bool:
