@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.cache.node import subtree
-from reprise.cache.payload import SegmentPayload, SnapshotPayload, Source
+from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.core.backend import AuditTotals
 from reprise.core.job import Sampling
 from reprise.core.kinds import KvKind
@@ -122,7 +122,7 @@ class Spoilt:
             stack[:1] = mx.roll(stack[:1], 1, axis=2)
         return segment
 
-    def snapshot(self) -> SnapshotPayload:
+    def snapshot(self) -> Payload:
         return self.source.snapshot()
 
 

@@ -8,7 +8,7 @@ Losing a row costs one token: the position before the last one stays resumable.
 from collections.abc import Collection
 
 from reprise.cache.node import Checkpoint
-from reprise.cache.payload import LogitsRow
+from reprise.cache.payload import Payload
 from reprise.memory import Account, Memory
 
 _MOST = 32
@@ -20,7 +20,7 @@ class LogitsRows:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._rows: dict[Checkpoint, LogitsRow] = {}
+        self._rows: dict[Checkpoint, Payload] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -29,7 +29,7 @@ class LogitsRows:
         """The checkpoints that have a row, least recently used first."""
         return self._rows.keys()
 
-    def at(self, checkpoint: Checkpoint | None) -> LogitsRow | None:
+    def at(self, checkpoint: Checkpoint | None) -> Payload | None:
         """The logits at this position, or None."""
         return self._rows.get(checkpoint) if checkpoint is not None else None
 
@@ -45,7 +45,7 @@ class LogitsRows:
 
     # Changes.
 
-    def keep(self, checkpoint: Checkpoint, row: LogitsRow) -> None:
+    def keep(self, checkpoint: Checkpoint, row: Payload) -> None:
         self.discard(checkpoint)
         self._rows[checkpoint] = row
         self._memory.charge(Account.LOGITS, row.nbytes)
@@ -68,5 +68,5 @@ class LogitsRows:
         self._memory.check({Account.LOGITS: sum(row.nbytes for row in self._rows.values())})
 
 
-def _nbytes(checkpoint: Checkpoint, row: LogitsRow) -> int:
+def _nbytes(checkpoint: Checkpoint, row: Payload) -> int:
     return row.nbytes + (checkpoint.snapshot.nbytes if checkpoint.snapshot is not None else 0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reprise.cache.node import Checkpoint, Node, Segment, Walk
-from reprise.cache.payload import SegmentPayload, SharedPayload, SnapshotPayload
+from reprise.cache.payload import Payload, SegmentPayload, SharedPayload
 from reprise.core.kinds import Full, KvKind, Layout, best_position
 from reprise.core.tokens import Span, Tokens, covers, subtract, union
 
@@ -46,7 +46,7 @@ class Restore:
 
     position: int
     slices: Mapping[KvKind, tuple[SegmentSlice, ...]]
-    snapshot: SnapshotPayload | None
+    snapshot: Payload | None
 
 
 def match_of(walked: Walk, tokens: Tokens, namespace: str) -> Match:
@@ -102,7 +102,7 @@ def read(layout: Layout, match: Match, position: int) -> Restore:
             piece for need in needs for node in match.walk.nodes for piece in _slices(node, kind, need)
         )
         assert covers((piece.span for piece in slices[kind]), needs), (kind, position)
-    snapshot: SnapshotPayload | None = None
+    snapshot: Payload | None = None
     if layout.has_snapshots and position > 0:
         checkpoint = checkpoint_at(match.walk, position)
         assert checkpoint is not None and checkpoint.snapshot is not None, position

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, MutableMapping, Sequence, Values
 from dataclasses import dataclass, field
 from itertools import count
 
-from reprise.cache.payload import SegmentPayload, SharedPayload, SnapshotPayload
+from reprise.cache.payload import Payload, SegmentPayload, SharedPayload
 from reprise.core.inspection import LastUse
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import BoundaryKind
@@ -107,7 +107,7 @@ class Checkpoint:
     position: int
     kind: BoundaryKind
     node: "Node"
-    snapshot: SnapshotPayload | None = None
+    snapshot: Payload | None = None
     last_use: int = 0
     num_uses: int = 0
     is_superseded: bool = False

@@ -11,11 +11,15 @@ from reprise.core.kinds import KvKind
 from reprise.core.tokens import Span
 
 
-class SegmentPayload(Protocol):
-    """The entries of one layer kind for consecutive positions. Immutable; owns its bytes unless it is shared."""
+class Payload(Protocol):
+    """A snapshot of all layers without entries, or the logits, at one position. Immutable; owns its bytes."""
 
     @property
     def nbytes(self) -> int: ...
+
+
+class SegmentPayload(Payload, Protocol):
+    """The entries of one layer kind for consecutive positions. Immutable; owns its bytes unless it is shared."""
 
     def cut(self, start: int, stop: int) -> "SegmentPayload":
         """The entries ``[start, stop)``, counted from this payload's first: a copy, unless shared."""
@@ -49,20 +53,6 @@ class SharedPayload(ABC):
     def join(self, others: Sequence[SegmentPayload]) -> SegmentPayload: ...
 
 
-class SnapshotPayload(Protocol):
-    """The saved state of all layers without entries, at one position. Immutable; owns its bytes."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-class LogitsRow(Protocol):
-    """The logits at one position, in the model's dtype. Immutable; owns its bytes."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
 class Source(Protocol):
     """The state that a commit copies from; it is at the position being committed."""
 
@@ -76,4 +66,4 @@ class Source(Protocol):
         """The entries of `span`, which lies within what `kind` needs at this position."""
         ...
 
-    def snapshot(self) -> SnapshotPayload: ...
+    def snapshot(self) -> Payload: ...

@@ -48,19 +48,14 @@ class Facts:
     is_tail: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A policy's number of a prompt, and the number of the prompt that it continues, if any."""
-
-    number: int
-    continues: int | None = None
-
-
 class Policy(Protocol):
     """An eviction order. Prompts are numbered from 1."""
 
-    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
-        """Record a request with this prompt, of which ``[0, known)`` is stored."""
+    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> tuple[int, int | None]:
+        """Record a request with this prompt, of which ``[0, known)`` is stored.
+
+        Returns the prompt's number, and the number of the prompt that it continues, if any.
+        """
         ...
 
     def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
@@ -112,7 +107,7 @@ class ExpectedSaving:
         # A prior of one each.
         self._tails_met, self._tails_missed = 1, 1
 
-    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
+    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> tuple[int, int | None]:
         visit = self._history.arrive(tokens, known=known, namespace=namespace)
         self._turns.advance()
         self._branches.advance()
@@ -130,7 +125,7 @@ class ExpectedSaving:
             0 if visit.gap is None else 1 + _place(_PAUSES, visit.gap),
             _place(_NEW_TOKENS, visit.num_new * self._unit_tokens),
         )
-        return Arrival(visit.number, visit.continues)
+        return visit.number, visit.continues
 
     def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
         return self._history.number_of(tokens, namespace=namespace)

@@ -24,7 +24,7 @@ from reprise.cache.lookup import (
     was_lost,
 )
 from reprise.cache.node import Checkpoint, Lease, Node, Segment, SegmentRef, SegmentSizes, Walk, path_to, subtree
-from reprise.cache.payload import LogitsRow, SegmentPayload, SnapshotPayload, Source
+from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.cache.pins import Pins
 from reprise.cache.policy import ExpectedSaving, Facts, Policy
 from reprise.cache.retention import end_of_use, evicted_from, superseded_beside, superseded_on, trimmed
@@ -129,7 +129,7 @@ class PrefixCache:
         """Whether something was evicted that would have let this prompt resume past `position`."""
         return was_lost(match, position)
 
-    def row_at(self, match: Match) -> LogitsRow | None:
+    def row_at(self, match: Match) -> Payload | None:
         """The logits after the prompt's last token, if all of it matched and they are stored."""
         if match.length < len(match.tokens):
             return None
@@ -184,19 +184,19 @@ class PrefixCache:
 
     def _arrive(self, match: Match) -> int:
         """Tell the policy of a request, and re-evaluate everything whose worth that changes. Returns its number."""
-        arrival = self.order.policy.arrive(match.tokens, known=match.length, namespace=match.namespace)
+        number, continued = self.order.policy.arrive(match.tokens, known=match.length, namespace=match.namespace)
         nodes, last = match.walk.nodes, match.walk.last
         for node in nodes if match.length == last.stop else nodes[:-1]:
-            self._visit(node, arrival.number)
-        if arrival.continues is not None:
+            self._visit(node, number)
+        if continued is not None:
             # The chat has continued: what its earlier prompt left beside this path loses worth.
             beside = last.children.values() if match.length == last.stop else (last,)
-            for top in [node for node in beside if node.last_visit == arrival.continues]:
+            for top in [node for node in beside if node.last_visit == continued]:
                 for node in subtree(top):
                     for checkpoint in node.checkpoints.values():
                         self.order.place(checkpoint)
-        self.order.advance(arrival.number)
-        return arrival.number
+        self.order.advance(number)
+        return number
 
     def _visit(self, node: Node, number: int) -> None:
         """Record that prompt `number` passed through `node`; re-evaluate the checkpoints whose worth that changes."""
@@ -308,7 +308,7 @@ class PrefixCache:
         path: Sequence[Node],
         position: int,
         kind: BoundaryKind,
-        snapshot: SnapshotPayload | None,
+        snapshot: Payload | None,
         *,
         is_auxiliary: bool,
         stable_at: int | None,
@@ -344,7 +344,7 @@ class PrefixCache:
                 return False
         return True
 
-    def keep_row(self, tokens: Tokens, row: LogitsRow, *, namespace: str = "") -> bool:
+    def keep_row(self, tokens: Tokens, row: Payload, *, namespace: str = "") -> bool:
         """Store the logits at ``len(tokens)``, evicting older rows. False if the position is not resumable."""
         checkpoint = self._checkpoint(tokens, namespace, BoundaryKind.PROMPT_END)
         if checkpoint is None:

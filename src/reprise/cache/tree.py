@@ -24,7 +24,7 @@ from reprise.cache.node import (
     path_to,
     subtree,
 )
-from reprise.cache.payload import SegmentPayload, SnapshotPayload
+from reprise.cache.payload import Payload, SegmentPayload
 from reprise.core.clock import Clock, monotonic
 from reprise.core.inspection import LastUse
 from reprise.core.kinds import Full, KvKind, Layout
@@ -252,7 +252,7 @@ class RadixTree:
         """Count the uses of the path as uses of its new end."""
         checkpoint.num_uses = checkpoint.node.num_uses
 
-    def save(self, checkpoint: Checkpoint, snapshot: SnapshotPayload) -> None:
+    def save(self, checkpoint: Checkpoint, snapshot: Payload) -> None:
         assert checkpoint.snapshot is None, checkpoint
         checkpoint.snapshot = snapshot
         self._memory.charge(Account.SNAPSHOTS, snapshot.nbytes)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from reprise.cache.lookup import SegmentSlice
-from reprise.cache.payload import SnapshotPayload, Source
+from reprise.cache.payload import Payload, Source
 from reprise.core.job import Job
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import BoundaryKind, Prompt
@@ -73,7 +73,7 @@ class StateEncoder(Protocol):
         """Copy the entries of `span`, all of which `parts` have."""
         ...
 
-    def add_snapshot(self, snapshot: SnapshotPayload) -> None: ...
+    def add_snapshot(self, snapshot: Payload) -> None: ...
 
     @property
     def about(self) -> Mapping[str, Any]: ...

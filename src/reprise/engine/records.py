@@ -17,7 +17,7 @@ import mlx_lm
 import numpy as np
 
 from reprise.cache.lookup import Restore, SegmentSlice
-from reprise.cache.payload import SegmentPayload, SnapshotPayload, Source
+from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span
@@ -83,7 +83,7 @@ class RecordEncoder:
             }
         )
 
-    def add_snapshot(self, snapshot: SnapshotPayload) -> None:
+    def add_snapshot(self, snapshot: Payload) -> None:
         assert isinstance(snapshot, Snapshot), snapshot
         self._states = [
             [None if array is None else self._add(array) for array in cast(Sequence[mx.array | None], arrays)]

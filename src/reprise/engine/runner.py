@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mlx import nn
 
 from reprise.cache.lookup import Restore
-from reprise.cache.payload import LogitsRow, SegmentPayload, Source
+from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job
 from reprise.core.kinds import Full, KvKind
@@ -396,7 +396,7 @@ class Runner:
         live.keeps_row = keeps_row
 
     def sample_from(
-        self, live: LiveSequence, job: Job, row: LogitsRow, *, is_audited: bool = False
+        self, live: LiveSequence, job: Job, row: Payload, *, is_audited: bool = False
     ) -> TokenResult | TokenFailure:
         """Sample the first token of a sequence at the end of its prompt from the stored logits `row`."""
         assert isinstance(row, mx.array) and live.position == len(job.prompt), (live.position, len(job.prompt))

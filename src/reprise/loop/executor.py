@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from reprise.cache.payload import LogitsRow
+from reprise.cache.payload import Payload
 from reprise.core.clock import Clock
 from reprise.drafts.benefit import PASS_SIZES
 from reprise.drafts.drafter import Draft, Drafts
@@ -54,7 +54,7 @@ class Executor:
             self._runner.resume_decode(phase.live, phase.preempted.sampler, pending=pending)
         request.enter(Decoding(live=phase.live, lease=phase.lease, plan=phase.plan))
 
-    def sample_from(self, request: RunningRequest, row: LogitsRow, *, is_audited: bool) -> TokenResult | TokenFailure:
+    def sample_from(self, request: RunningRequest, row: Payload, *, is_audited: bool) -> TokenResult | TokenFailure:
         """The first token of a request at the end of its prompt, sampled from the stored logits `row`."""
         phase = request.phase
         assert isinstance(phase, Prefilling), phase

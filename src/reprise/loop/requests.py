@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from reprise.cache.node import Lease
-from reprise.cache.payload import LogitsRow
+from reprise.cache.payload import Payload
 from reprise.core.events import Event
 from reprise.core.job import Job, Purpose
 from reprise.core.pin import Pin
@@ -35,7 +35,7 @@ class Waiting:
     """
 
     resume_at: int = 0
-    row: LogitsRow | None = None
+    row: Payload | None = None
     is_loading: bool = False
     is_matched: bool = False
     """Whether `resume_at` and `row` are up to date."""
@@ -58,7 +58,7 @@ class Prefilling(_Running):
     """Its prompt is being restored or computed. `preempted`: set if it was decoding before."""
 
     preempted: Preempted | None = None
-    row: LogitsRow | None = None
+    row: Payload | None = None
     """The logits at the end of its prompt: it samples from them once that state is restored."""
 
 

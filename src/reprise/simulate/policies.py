@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable
 
-from reprise.cache.policy import Arrival, ExpectedSaving, Facts, Policy
+from reprise.cache.policy import ExpectedSaving, Facts, Policy
 from reprise.core.tokens import Tokens
 
 
@@ -13,9 +13,9 @@ class _Unlearned:
     def __init__(self) -> None:
         self._num_prompts = 0
 
-    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> Arrival:
+    def arrive(self, tokens: Tokens, *, known: int, namespace: str) -> tuple[int, int | None]:
         self._num_prompts += 1
-        return Arrival(self._num_prompts)
+        return self._num_prompts, None
 
     def number_of(self, tokens: Tokens, *, namespace: str) -> int | None:
         return None
