@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reprise.core.metrics import METRICS, Metric, MetricKind
+from reprise.core.metrics import METRICS, Metric
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 
@@ -35,7 +35,7 @@ def page() -> str:
 def _series(metric: Metric) -> str:
     if metric.family is None:
         return ""
-    name = f"reprise_{metric.family}{'_total' if metric.kind is MetricKind.COUNTER else ''}"
+    name = f"reprise_{metric.family}{'' if metric.kind == 'gauge' else '_total'}"
     labels = (
         [] if metric.label is None else [metric.label if metric.series is None else f'{metric.label}="{metric.series}"']
     )

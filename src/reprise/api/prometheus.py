@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from reprise.api.records import Record
 from reprise.api.service import ChatService
 from reprise.core.backend import Status, total_of
-from reprise.core.metrics import METRICS, MetricKind
+from reprise.core.metrics import METRICS
 
 _TTFT_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 _GAP_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 20)
@@ -86,7 +86,7 @@ def families(statuses: Mapping[str, Status]) -> Iterable[Family]:
                 continue
             labels = [] if metric.label is None else [metric.label]
             if metric.family not in found:
-                make = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
+                make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
                 names = [*labels, *([] if metric.is_of_server else ["model"])]
                 found[metric.family] = make(f"reprise_{metric.family}", metric.help, labels=names)
             name = [] if metric.is_of_server else [model]

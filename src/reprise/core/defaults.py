@@ -28,14 +28,6 @@ _REPETITION_CONTEXT = 8192
 """What `repetition_penalty` of a `generation_config.json` is about: everything so far, within reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChosenSampling:
-    """The sampling of a request, and the origin of its parameters by name."""
-
-    sampling: Sampling
-    origins: Mapping[str, Origin]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
     """What requests get that do not say: `by_flag` comes before `by_model`, both by the names of `Sampling`."""
@@ -45,8 +37,8 @@ class SamplingDefaults:
 
     def sampling(
         self, given: Mapping[str, Any], *, logit_bias: Mapping[int, float] | None = None, logprobs: int | None = None
-    ) -> ChosenSampling:
-        """The sampling of a request that says `given`, by the names of `Sampling`; None is not said."""
+    ) -> tuple[Sampling, dict[str, Origin]]:
+        """The sampling of a request with the parameters `given` (None: not set), and their origins by name."""
         said = {name: value for name, value in given.items() if value is not None}
         values: dict[str, Any] = {**self.by_model, **self.by_flag, **said}
         origins = {
@@ -59,9 +51,7 @@ class SamplingDefaults:
             else Origin.DEFAULT
             for name in dict.fromkeys((*REPORTED, *values))
         }
-        return ChosenSampling(
-            sampling=Sampling(**values, logit_bias=dict(logit_bias or {}), logprobs=logprobs), origins=origins
-        )
+        return Sampling(**values, logit_bias=dict(logit_bias or {}), logprobs=logprobs), origins
 
 
 def read_generation_config(config: Mapping[str, Any], *, vocab_size: int) -> dict[str, Number]:

@@ -5,20 +5,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from typing import Literal
 
 from reprise.core.backend import EVICTION_REASONS, DraftModelStatus, DraftSource, DraftStatus, Status, WeightsState
 from reprise.core.inspection import OnDisk
 
 Reading = float | Mapping[str, int] | None
 """A number; one for each value of a label; None: it does not apply to this server."""
-
-
-class MetricKind(StrEnum):
-    """A counter only grows while the server runs; a gauge is what holds now."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +22,8 @@ class Metric:
     apart by `series`. `field` is its name in /health, under "disk" where it starts with `disk.`.
     """
 
-    kind: MetricKind
+    kind: Literal["counter", "gauge"]
+    """A counter only grows while the server runs; a gauge is the current value."""
     unit: str
     help: str
     read: Callable[[Status], Reading]
@@ -48,11 +42,11 @@ class Metric:
 
 
 def _counter(field: str, family: str | None, unit: str, text: str, read: Callable[[Status], Reading]) -> Metric:
-    return Metric(kind=MetricKind.COUNTER, unit=unit, help=text, read=read, field=field, family=family)
+    return Metric(kind="counter", unit=unit, help=text, read=read, field=field, family=family)
 
 
 def _gauge(field: str, family: str | None, unit: str, text: str, read: Callable[[Status], Reading]) -> Metric:
-    return Metric(kind=MetricKind.GAUGE, unit=unit, help=text, read=read, field=field, family=family)
+    return Metric(kind="gauge", unit=unit, help=text, read=read, field=field, family=family)
 
 
 def _of_server(metric: Metric) -> Metric:
@@ -64,7 +58,7 @@ def _series(family: str, unit: str, label: str, text: str) -> Callable[[str, str
 
     def gauge(field: str, series: str, read: Callable[[Status], Reading]) -> Metric:
         return Metric(
-            kind=MetricKind.GAUGE,
+            kind="gauge",
             unit=unit,
             help=text,
             read=read,
@@ -89,7 +83,7 @@ _disk_bytes = _series("disk_bytes", "bytes", "of", "Bytes on disk, of this model
 
 def _by_source(field: str, family: str, text: str, read: Callable[[DraftStatus], Mapping[str, int]]) -> Metric:
     return Metric(
-        kind=MetricKind.COUNTER,
+        kind="counter",
         unit="tokens",
         help=text,
         read=lambda status: None if status.drafts is None else dict(read(status.drafts)),
@@ -250,7 +244,7 @@ METRICS: Sequence[Metric] = (
     ),
     _counter("evictions", None, "items", "Items evicted from the prefix cache.", lambda s: s.counts.num_evictions),
     Metric(
-        kind=MetricKind.COUNTER,
+        kind="counter",
         unit="items",
         help="Items evicted from the prefix cache, by reason.",
         read=lambda s: s.held.evicted_by_reason,
@@ -400,7 +394,7 @@ def health_fields(status: Status) -> dict[str, object]:
 
 def totals_line(status: Status) -> str:
     """The counters that are not zero, for the log."""
-    readings = ((metric, metric.read(status)) for metric in METRICS if metric.kind is MetricKind.COUNTER)
+    readings = ((metric, metric.read(status)) for metric in METRICS if metric.kind == "counter")
     parts = [
         f"{metric.field.replace('.', ' ').replace('_', ' ')} {value:,}"
         for metric, value in readings

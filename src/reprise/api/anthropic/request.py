@@ -14,8 +14,9 @@ from reprise.api.served import Served
 from reprise.api.unread import NO_QUESTION, UnreadParts, newest_question_at, question_of
 from reprise.chat.grammar import Grammar, json_schema
 from reprise.chat.request import ChatRequest
-from reprise.core.defaults import ChosenSampling
+from reprise.core.defaults import Origin
 from reprise.core.errors import BadRequest
+from reprise.core.job import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,13 +88,13 @@ def service_request_of(
         raise BadRequest("The chat ends with a tool use. Send its tool result.", param="messages")
     grammar = grammar_of(body, (_grammar(body),))
     choice = body.tool_choice
-    chosen = _sampling(body, served)
+    sampling, origins = _sampling(body, served)
     return ServiceRequest(
         id=request_id,
         api="messages",
         prompt=common.chat,
-        sampling=chosen.sampling,
-        origins=chosen.origins,
+        sampling=sampling,
+        origins=origins,
         max_tokens=answer_bound(body.max_tokens),
         generates=body.max_tokens != 0,
         min_tokens=body.min_tokens or 0,
@@ -162,7 +163,7 @@ def _grammar(body: MessagesBody) -> Grammar | None:
     return None
 
 
-def _sampling(body: MessagesBody, served: Served) -> ChosenSampling:
+def _sampling(body: MessagesBody, served: Served) -> tuple[Sampling, dict[str, Origin]]:
     vocab_size = served.text.vocab_size
     top_k = None if body.top_k is None else max(0, body.top_k)
     if top_k is not None and top_k > vocab_size:

@@ -67,7 +67,7 @@ def service_request_of(
         )
     if len(tools) > limits.max_tools:
         raise BadRequest(f"Too many tools: at most {limits.max_tools} are accepted. Send fewer.", param="tools")
-    chosen = sampling_of(body, served, logprobs=_num_logprobs(body, limits))
+    sampling, origins = sampling_of(body, served, logprobs=_num_logprobs(body, limits))
     is_prewarm = prewarms(body.prompt_cache_options)
     messages, until = body.messages, None
     if is_prewarm and messages and all(message.role in ("system", "developer") for message in messages):
@@ -84,8 +84,8 @@ def service_request_of(
             refused=served.refused_questions,
             namespace=namespace,
         ),
-        sampling=chosen.sampling,
-        origins=chosen.origins,
+        sampling=sampling,
+        origins=origins,
         num_choices=1 if is_prewarm else num_choices_of(body, limits),
         generates=not is_prewarm,
         until=until,

@@ -102,7 +102,7 @@ def service_requests_of(
     num_choices = _num_sampled(body, num_given)
     # The best of several are those that the model finds likeliest.
     logprobs = 0 if body.logprobs is None and num_choices > num_given else body.logprobs
-    chosen = sampling_of(body, served, logprobs=logprobs)
+    sampling, origins = sampling_of(body, served, logprobs=logprobs)
     markers = _markers(body, served)
     # Counted before the first is tokenized.
     if _num_prompts(body.prompt) * num_choices > limits.max_completions:
@@ -122,8 +122,8 @@ def service_requests_of(
             response_id=request_id,
             api="completions",
             prompt=RawPrompt(tokens=tokens),
-            sampling=chosen.sampling,
-            origins=chosen.origins,
+            sampling=sampling,
+            origins=origins,
             num_choices=num_choices,
             max_tokens=answer_bound(body.n_predict if body.max_tokens is None else body.max_tokens),
             min_tokens=body.min_tokens or 0,

@@ -8,8 +8,9 @@ from reprise.api.body import AnswerBound
 from reprise.api.controls import AnswerControls
 from reprise.api.limits import Limits
 from reprise.api.served import Served
-from reprise.core.defaults import ChosenSampling
+from reprise.core.defaults import Origin
 from reprise.core.errors import BadRequest
+from reprise.core.job import Sampling
 
 _SEEDS = 2**63
 
@@ -66,7 +67,7 @@ _NAMES = (
 )
 
 
-def sampling_of(fields: SamplingFields, served: Served, *, logprobs: int | None) -> ChosenSampling:
+def sampling_of(fields: SamplingFields, served: Served, *, logprobs: int | None) -> tuple[Sampling, dict[str, Origin]]:
     """The sampling of a request. `logprobs` as in `Sampling`. Raises BadRequest naming the field."""
     vocab_size = served.text.vocab_size
     given: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(fields, name)) is not None}

@@ -64,13 +64,13 @@ def service_request_of(
         writer.add(item, f"input[{at}]")
     if len(writer.messages) > limits.max_messages:
         raise BadRequest(f"Too many messages: at most {limits.max_messages} are accepted. Send fewer.", param="input")
-    chosen = served.sampling.sampling({"temperature": body.temperature, "top_p": body.top_p})
+    sampling, origins = served.sampling.sampling({"temperature": body.temperature, "top_p": body.top_p})
     return ServiceRequest(
         id=request_id,
         api="responses",
         prompt=ChatRequest(messages=writer.messages, tools=tools, template_options=_template_options(body)),
-        sampling=chosen.sampling,
-        origins=chosen.origins,
+        sampling=sampling,
+        origins=origins,
         max_tokens=answer_bound(body.max_output_tokens),
         generates=body.generate is not False and not prewarms(body.prompt_cache_options),
         min_tokens=body.min_tokens or 0,
