@@ -5,7 +5,7 @@ import json
 import stat
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,12 +36,13 @@ class Paper:
         self.reply: str | None = None
 
     @contextmanager
-    def answer(self) -> Generator["Paper"]:
+    def answer(self) -> Generator[Callable[[Spoken], None]]:
         self.answers.append("")
-        yield self
 
-    def add(self, piece: Spoken) -> None:
-        self.answers[-1] += piece.text
+        def show(piece: Spoken) -> None:
+            self.answers[-1] += piece.text
+
+        yield show
 
     def say(self, text: str) -> None:
         self.said.append(text)

@@ -14,16 +14,13 @@ _MAIN = "main"
 _ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
-class AnswerView(Protocol):
-    """Where an answer appears while it is written."""
-
-    def add(self, piece: Spoken) -> None: ...
-
-
 class Screen(Protocol):
     """What the session shows, and asks."""
 
-    def answer(self) -> AbstractContextManager[AnswerView]: ...
+    def answer(self) -> AbstractContextManager[Callable[[Spoken], None]]:
+        """Within the block, an answer is written: what it gives is called with each piece."""
+        ...
+
     def say(self, text: str) -> None:
         """What the user asked for."""
         ...
@@ -106,11 +103,11 @@ class Session:
         thought: list[str] = []
         was_interrupted = False
         try:
-            with closing(self._model.stream(messages)) as pieces, self._screen.answer() as view:
+            with closing(self._model.stream(messages)) as pieces, self._screen.answer() as show:
                 for piece in pieces:
                     said.append(piece.text)
                     thought.append(piece.reasoning)
-                    view.add(piece)
+                    show(piece)
         except KeyboardInterrupt:
             was_interrupted = True
         except RepriseError as error:

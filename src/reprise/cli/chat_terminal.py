@@ -82,10 +82,10 @@ class Terminal:
     # A session's screen.
 
     @contextmanager
-    def answer(self) -> Generator["MarkdownView"]:
+    def answer(self) -> Generator[Callable[[Spoken], None]]:
         view = MarkdownView(self._console, folds=lambda: self._is_folded)
         with view.shown():
-            yield view
+            yield view.add
 
     def say(self, text: str) -> None:
         self._console.print(Text(text))
@@ -259,14 +259,15 @@ class PlainScreen:
     """Answers as plain text on standard output, for pipes; everything else on standard error."""
 
     @contextmanager
-    def answer(self) -> Generator["PlainScreen"]:
-        yield self
-        sys.stdout.write("\n")
+    def answer(self) -> Generator[Callable[[Spoken], None]]:
+        """Reasoning is left out."""
 
-    def add(self, piece: Spoken) -> None:
-        """A piece of the answer; its reasoning is left out."""
-        sys.stdout.write(piece.text)
-        sys.stdout.flush()
+        def show(piece: Spoken) -> None:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+
+        yield show
+        sys.stdout.write("\n")
 
     def say(self, text: str) -> None:
         print(text)
