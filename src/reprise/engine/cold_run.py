@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from reprise.core.job import Job
+from reprise.core.record import Outcome
 from reprise.core.tokens import as_tokens, join_tokens
 from reprise.engine.runner import Runner
 from reprise.engine.sample_batch import sample_batch
@@ -26,11 +27,12 @@ _NUDGES = tuple(0.001 * 4**i for i in range(7))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GivenAnswer:
-    """The answer to a request. `job` has its seed; `logprobs` are those of `tokens`."""
+    """The answer to a request. `job` has its seed; `logprobs` are those of `tokens`; `outcome` is for the report."""
 
     job: Job
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    outcome: Outcome
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.logprobs) > 0 and self.job.sampling.seed is not None, self.job.id

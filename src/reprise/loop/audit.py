@@ -17,7 +17,6 @@ from importlib.metadata import version
 
 from reprise.core.backend import AuditTotals, Verdict
 from reprise.core.clock import Clock
-from reprise.core.record import Outcome
 from reprise.core.settings import Settings
 from reprise.engine.cold_run import ColdRun, GivenAnswer, OtherChoice, rounding_between
 from reprise.engine.load import LoadedModel
@@ -46,18 +45,10 @@ _TOLERANCE, _TOLERANCE_16_BIT, _TOLERANCE_KV = 0.01, 0.5, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AuditSample:
-    """An answer to be audited, and its request's outcome."""
-
-    answer: GivenAnswer
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AuditFinding:
     """The result of auditing one answer. `worst`: see `AuditTotals`. `rounding`: between two cold runs, if two ran."""
 
-    sample: AuditSample
+    answer: GivenAnswer
     verdict: Verdict
     worst: float
     others: tuple[OtherChoice, ...]
@@ -77,7 +68,7 @@ class Audit:
         self._with_text = settings.records_text
         self._clock = clock
         self._source = random.Random()
-        self._waiting: deque[AuditSample] = deque(maxlen=_MOST_WAITING)
+        self._waiting: deque[GivenAnswer] = deque(maxlen=_MOST_WAITING)
         self._run: ColdRun | None = None
         self._first: ColdRun | None = None
         """The first run, if the current one is the second."""
@@ -97,8 +88,9 @@ class Audit:
         if len(self._waiting) == _MOST_WAITING:
             self.give_up()
         job = replace(request.job, watch=None, sampling=replace(request.job.sampling, seed=sampler.seed))
-        answer = GivenAnswer(job=job, tokens=tuple(request.generated), logprobs=tuple(sampler.logprobs))
-        self._waiting.append(AuditSample(answer=answer, outcome=request.outcome(self._clock())))
+        tokens, logprobs, outcome = request.generated, sampler.logprobs, request.outcome(self._clock())
+        answer = GivenAnswer(job=job, tokens=tuple(tokens), logprobs=tuple(logprobs), outcome=outcome)
+        self._waiting.append(answer)
 
     @property
     def due_in_s(self) -> float | None:
@@ -122,7 +114,7 @@ class Audit:
         finding = self._advance()
         if finding is None:
             return None
-        answer = finding.sample.answer
+        answer = finding.answer
         summary = f"audit of {answer.job.id}: {finding.verdict}, log-probabilities within {finding.worst:.2g}"
         if finding.verdict is not Verdict.DIFFERENT:
             log.info("%s", summary)
@@ -139,32 +131,32 @@ class Audit:
         """Returns the finding once an answer is complete."""
         if self.due_in_s != 0:
             return None
-        sample, started_s = self._waiting[0], self._clock()
+        answer, started_s = self._waiting[0], self._clock()
         finding: AuditFinding | None = None
         try:
-            if self._run is None and not self._begin(sample, chunk=self._chunk):
+            if self._run is None and not self._begin(answer, chunk=self._chunk):
                 self._next_s = started_s + _RETRY_S
                 self._waiting.rotate(-1)
                 return None
             assert self._run is not None
             self._run.step()
             self._count()
-            finding = self._judge(sample) if self._run.is_over else None
+            finding = self._judge(answer) if self._run.is_over else None
         except Exception:
-            log.exception("the audit of %s failed", sample.answer.job.id)
+            log.exception("the audit of %s failed", answer.job.id)
             self.give_up()
             self._waiting.popleft()
         self._next_s = self._clock() + (self._clock() - started_s) * (1 / _SHARE - 1)
         return finding
 
-    def _begin(self, sample: AuditSample, *, chunk: int) -> bool:
-        length = len(sample.answer.job.prompt) + len(sample.answer.tokens)
+    def _begin(self, answer: GivenAnswer, *, chunk: int) -> bool:
+        length = len(answer.job.prompt) + len(answer.tokens)
         if not self._memory.fits(self._runner.footprint.live(length, chunk=chunk)):
             return False
-        self._run = ColdRun(self._runner, sample.answer, chunk=chunk)
+        self._run = ColdRun(self._runner, answer, chunk=chunk)
         return True
 
-    def _judge(self, sample: AuditSample) -> AuditFinding | None:
+    def _judge(self, answer: GivenAnswer) -> AuditFinding | None:
         """Judge a complete run; starts a second run, and returns None, if the answer seems to be wrong."""
         run, first = self._run, self._first
         assert run is not None
@@ -176,7 +168,7 @@ class Audit:
         if first is None and (not is_same or gap > self._tolerance):
             self._first = run
             # Another chunk length changes the order of summation. Two cold runs must agree that the answer is wrong.
-            return None if self._begin(sample, chunk=max(1, self._chunk // 3)) else self._put_off()
+            return None if self._begin(answer, chunk=max(1, self._chunk // 3)) else self._put_off()
         if first is not None:
             rounding = rounding_between(first, run)
             worst, gap = min(first.worst, run.worst), min(gap, max((o.gap for o in first.others), default=0.0))
@@ -187,15 +179,15 @@ class Audit:
         verdict = Verdict.DIFFERENT if is_fault else Verdict.NEAR_TIE if run.others else Verdict.SAME
         self._first = None
         self._waiting.popleft()
-        self._note(sample, verdict, worst)
-        return AuditFinding(sample=sample, verdict=verdict, worst=worst, others=tuple(run.others), rounding=rounding)
+        self._note(answer, verdict, worst)
+        return AuditFinding(answer=answer, verdict=verdict, worst=worst, others=tuple(run.others), rounding=rounding)
 
     def _put_off(self) -> None:
         """No memory for the second run now: repeat both later."""
         self._first = None
 
-    def _note(self, sample: AuditSample, verdict: Verdict, worst: float) -> None:
-        self._verdicts[sample.answer.job.id] = verdict
+    def _note(self, answer: GivenAnswer, verdict: Verdict, worst: float) -> None:
+        self._verdicts[answer.job.id] = verdict
         while len(self._verdicts) > _MOST_TOLD:
             self._verdicts.popitem(last=False)
         before = self.totals
@@ -226,7 +218,7 @@ def _tolerance(runner: Runner, *, kv_bits: int | None) -> float:
 
 def _report_of(finding: AuditFinding, loaded: LoadedModel, *, with_text: bool) -> str:
     """Everything needed to reproduce the difference, as JSON; tokens only if `with_text`."""
-    answer, outcome = finding.sample.answer, finding.sample.outcome
+    answer, outcome = finding.answer, finding.answer.outcome
     job, first = answer.job, next(iter(finding.others), None)
     packages = ("mlx-reprise", "mlx", "mlx-lm")
     report: dict[str, object] = {
