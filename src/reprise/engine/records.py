@@ -171,6 +171,8 @@ class RestoringSequence:
         """(layer, segment to copy into it, index of the layer's first plane in the segment)."""
         self._restore: Restore | None = None
         """What the other layers are restored from, once all records are there."""
+        self._filled: Source | None = None
+        """The sequence as a source, once its state is complete."""
 
     @property
     def nbytes(self) -> int:
@@ -252,7 +254,28 @@ class RestoringSequence:
         """The sequence, which is at `position`, and the decoded entries of other kinds, as a source for a commit."""
         assert not self.is_busy and self.live.position == position, (self.live.position, position)
         self._restore = None
-        return _RestoredSource(self._runner.source(self.live, shares=True), self._records)
+        self._filled = self._runner.source(self.live, shares=True)
+        return self
+
+    # As a source: full-attention entries from the sequence, everything else from the records, without copies.
+
+    def segment_nbytes(self, kind: KvKind, length: int) -> int:
+        return self._source_of(kind).segment_nbytes(kind, length)
+
+    def snapshot_nbytes(self) -> int:
+        return self._records.snapshot_nbytes()
+
+    def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
+        return self._source_of(kind).segment(kind, span)
+
+    def snapshot(self) -> Snapshot:
+        return self._records.snapshot()
+
+    def _source_of(self, kind: KvKind) -> Source:
+        if not isinstance(kind, Full):
+            return self._records
+        assert self._filled is not None, "a source after `source`"
+        return self._filled
 
     def give_up(self) -> None:
         """Free everything."""
@@ -260,29 +283,6 @@ class RestoringSequence:
         self._restore = None
         self._records.give_up()
         self._runner.drop(self.live)
-
-
-@dataclass(frozen=True, slots=True)
-class _RestoredSource:
-    """Full-attention entries from the sequence that was filled, everything else from the records, without copies."""
-
-    sequence: Source
-    records: RecordSource
-
-    def segment_nbytes(self, kind: KvKind, length: int) -> int:
-        return self._of(kind).segment_nbytes(kind, length)
-
-    def snapshot_nbytes(self) -> int:
-        return self.records.snapshot_nbytes()
-
-    def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
-        return self._of(kind).segment(kind, span)
-
-    def snapshot(self) -> Snapshot:
-        return self.records.snapshot()
-
-    def _of(self, kind: KvKind) -> Source:
-        return self.sequence if isinstance(kind, Full) else self.records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
