@@ -18,9 +18,10 @@ from bench.restore import TURN, Filler, Gates, prompt_of, runner_for, seconds
 from reprise.cache.node import Lease
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
+from reprise.core.kinds import Full
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
-from reprise.engine.blueprint import FullSpec
+from reprise.engine.blueprint import KvSpec
 from reprise.engine.runner import SHARES_FROM, LiveSequence, Runner
 from reprise.loop.sequences import SequencePool
 from reprise.memory import Memory
@@ -33,7 +34,7 @@ MOST = 1.08
 
 def dense(*, shares_from: int = SHARES_FROM) -> Runner:
     """Thirty-two layers of one head: a layer is held twice now and then, which is little where there are many."""
-    return runner_for((FullSpec(),) * 32, Filler(heads=1), shares_from=shares_from)
+    return runner_for((KvSpec(Full()),) * 32, Filler(heads=1), shares_from=shares_from)
 
 
 @dataclass(eq=False)

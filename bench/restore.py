@@ -21,14 +21,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from reprise.cache.payload import SegmentPayload
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens, as_tokens
-from reprise.engine.blueprint import Blueprint, FullSpec, Spec, StateSpec, WindowSpec, leaf_states
+from reprise.engine.blueprint import Blueprint, KvSpec, Spec, StateSpec, leaf_states
 from reprise.engine.layers import KvLayer
-from reprise.engine.payloads import PackedSegment, Snapshot
+from reprise.engine.payloads import Snapshot
 from reprise.engine.runner import LiveSequence, Runner
 from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from reprise.loop.sequences import SequencePool
@@ -36,10 +37,10 @@ from reprise.loop.sequences import SequencePool
 HEADS, WIDTH = 8, 128
 STATE = (1, 1024, 1024)
 BLUEPRINTS: Mapping[str, tuple[Spec, ...]] = {
-    "full": (FullSpec(),) * 4,
-    "full, 4-bit": (FullSpec(4, 64),) * 8,
-    "full + window": (*(FullSpec(),) * 2, *(WindowSpec(Window(1024)),) * 4),
-    "full + state": (*(FullSpec(),) * 2, *(StateSpec(1),) * 6),
+    "full": (KvSpec(Full()),) * 4,
+    "full, 4-bit": (KvSpec(Full(), 4, 64),) * 8,
+    "full + window": (*(KvSpec(Full()),) * 2, *(KvSpec(Window(1024)),) * 4),
+    "full + state": (*(KvSpec(Full()),) * 2, *(StateSpec(1),) * 6),
 }
 POSITIONS = (2_048, 8_192, 32_768)
 TURN = 500
@@ -82,7 +83,7 @@ class Counted:
     def snapshot_nbytes(self) -> int:
         return self.source.snapshot_nbytes()
 
-    def segment(self, kind: KvKind, span: Span) -> PackedSegment:
+    def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
         segment = self.source.segment(kind, span)
         self.copied.append(segment.nbytes)
         return segment

@@ -18,7 +18,7 @@ from reprise.cli.inspection import (
 )
 from reprise.cli.main import app
 from reprise.core.kinds import Chunk, Full, Layout, Window
-from reprise.engine.blueprint import ChunkSpec, FullSpec, OpaqueSpec, PartsSpec, StateSpec, WindowSpec
+from reprise.engine.blueprint import KvSpec, OpaqueSpec, PartsSpec, StateSpec
 from reprise.engine.load import load_model
 from tests.models.tiny import WINDOW, tiny_model
 
@@ -80,8 +80,8 @@ def test_where_it_resumes(layout: Layout, words: str) -> None:
 
 
 def test_layers_are_counted_by_kind() -> None:
-    window = WindowSpec(Window(4096, 4))
-    specs = (window, PartsSpec((StateSpec(2), FullSpec(4))), window, ChunkSpec(Chunk(8192)), OpaqueSpec(KVCache()))
+    window = KvSpec(Window(4096, 4))
+    specs = (window, PartsSpec((StateSpec(2), KvSpec(Full(), 4))), window, KvSpec(Chunk(8192)), OpaqueSpec(KVCache()))
     assert count_layers(specs) == (
         Layers(kind="window of 4,096 with the first 4", num=2),
         Layers(kind="recurrent state and full attention, 4-bit KV", num=1),

@@ -21,15 +21,13 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from reprise.core.kinds import Chunk, Window
+from reprise.core.kinds import Chunk, Full, Window
 from reprise.engine.blueprint import (
-    ChunkSpec,
-    FullSpec,
+    KvSpec,
     OpaqueSpec,
     PartsSpec,
     Spec,
     StateSpec,
-    WindowSpec,
     blueprint_of,
     leaf_states,
 )
@@ -44,11 +42,11 @@ from tools.matrix.sequence import answers_of, random_prompt
 from tools.matrix.warm import warm_against_cold
 
 MADE: dict[type, tuple[Callable[..., Any], Spec]] = {
-    KVCache: (lambda cls: cls(), FullSpec()),
-    ConcatenateKVCache: (lambda cls: cls(), FullSpec()),
-    QuantizedKVCache: (lambda cls: cls(group_size=32, bits=4), FullSpec(4, 32)),
-    RotatingKVCache: (lambda cls: cls(max_size=24, keep=3), WindowSpec(Window(24, 3))),
-    ChunkedKVCache: (lambda cls: cls(chunk_size=8192), ChunkSpec(Chunk(8192))),
+    KVCache: (lambda cls: cls(), KvSpec(Full())),
+    ConcatenateKVCache: (lambda cls: cls(), KvSpec(Full())),
+    QuantizedKVCache: (lambda cls: cls(group_size=32, bits=4), KvSpec(Full(), 4, 32)),
+    RotatingKVCache: (lambda cls: cls(max_size=24, keep=3), KvSpec(Window(24, 3))),
+    ChunkedKVCache: (lambda cls: cls(chunk_size=8192), KvSpec(Chunk(8192))),
     ArraysCache: (lambda cls: cls(size=2), StateSpec(2)),
 }
 
@@ -100,7 +98,7 @@ def test_they_are_made_as_before(cls: type) -> None:
 def test_they_are_recognised(cls: type) -> None:
     make, spec = MADE[cls]
     assert specs_of(make(cls)) == (spec,)
-    assert specs_of(CacheList(make(cls), KVCache())) == (PartsSpec((spec, FullSpec())),)
+    assert specs_of(CacheList(make(cls), KVCache())) == (PartsSpec((spec, KvSpec(Full()))),)
 
 
 @pytest.mark.parametrize("cls", MADE)
@@ -120,9 +118,9 @@ def test_only_full_attention_is_quantised_when_asked() -> None:
     caches = [make(cls) for cls, (make, _) in MADE.items()]
     specs = blueprint_of(FakeModel(*caches), kv_bits=8, kv_group_size=64).specs  # type: ignore[arg-type]
     assert specs == (
-        FullSpec(8, 64),
-        FullSpec(8, 64),
-        FullSpec(4, 32),
+        KvSpec(Full(), 8, 64),
+        KvSpec(Full(), 8, 64),
+        KvSpec(Full(), 4, 32),
         *(spec for cls, (_, spec) in MADE.items() if cls in (RotatingKVCache, ChunkedKVCache, ArraysCache)),
     )
 
@@ -215,7 +213,7 @@ def test_a_class_that_nobody_knows_answers_the_same_warm_and_cold() -> None:
     num = len(make_caches(model))
     model.make_cache = lambda: [Strange() if i == 0 else KVCache() for i in range(num)]
     blueprint = blueprint_of(model)
-    assert [type(spec) for spec in blueprint.specs] == [OpaqueSpec, *[FullSpec] * (num - 1)]
+    assert [type(spec) for spec in blueprint.specs] == [OpaqueSpec, *[KvSpec] * (num - 1)]
     assert blueprint.layout.has_snapshots
     assert not blueprint.joins
     # Its answer depends on how a prompt is cut, so cold and warm are cut alike.

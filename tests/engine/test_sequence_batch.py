@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from reprise.engine.blueprint import Blueprint, FullSpec
+from reprise.core.kinds import Full
+from reprise.engine.blueprint import Blueprint, KvSpec
 from reprise.engine.sequence_batch import SequenceBatch
 
 NUM_LAYERS = 8
@@ -13,7 +14,7 @@ NUM_LAYERS = 8
 
 def rows_of(length: int, num: int = 1) -> SequenceBatch:
     """`num` sequences of this length, in eight layers of full attention."""
-    rows = SequenceBatch(Blueprint(specs=(FullSpec(),) * NUM_LAYERS))
+    rows = SequenceBatch(Blueprint(specs=(KvSpec(Full()),) * NUM_LAYERS))
     for layer in rows.kv_layers():
         entries = mx.random.normal((1, 4, length, 64))
         layer.update_and_fetch(entries, entries)

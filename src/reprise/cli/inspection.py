@@ -13,7 +13,7 @@ from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.engine.batching import reason_to_run_alone
-from reprise.engine.blueprint import ChunkSpec, FullSpec, PartsSpec, Spec, StateSpec, WindowSpec
+from reprise.engine.blueprint import KvSpec, PartsSpec, Spec, StateSpec
 from reprise.engine.load import LoadedModel
 from reprise.engine.runner import Footprint, Runner
 from reprise.plan.checkpoints import interval_tokens, make_plan
@@ -177,10 +177,10 @@ def count_layers(specs: Sequence[Spec]) -> tuple[Layers, ...]:
 
 def _describe(spec: Spec) -> str:
     match spec:
-        case FullSpec(bits=int(bits)):
-            return f"{describe_kind(spec.kind)}, {bits}-bit KV"
-        case FullSpec() | WindowSpec() | ChunkSpec():
-            return describe_kind(spec.kind)
+        case KvSpec(kind=kind, bits=int(bits)):
+            return f"{describe_kind(kind)}, {bits}-bit KV"
+        case KvSpec(kind=kind):
+            return describe_kind(kind)
         case StateSpec():
             return "recurrent state"
         case PartsSpec(parts=parts):

@@ -23,29 +23,18 @@ from mlx_lm.models.cache import (
 )
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
-from reprise.engine.layers import FullLayer, QuantizedLayer, StateLayer
+from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer, StateLayer
 from reprise.engine.opaque import look_into
 from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 
 
 @dataclass(frozen=True, slots=True)
-class FullSpec:
-    """Full attention; entries are quantised if `bits` is set."""
+class KvSpec:
+    """Entries of one kind; those of full attention are quantised if `bits` is set."""
 
+    kind: KvKind
     bits: int | None = None
     group_size: int = 64
-
-    kind = Full()
-
-
-@dataclass(frozen=True, slots=True)
-class WindowSpec:
-    kind: Window
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkSpec:
-    kind: Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +58,7 @@ class PartsSpec:
     parts: tuple[Spec, ...]
 
 
-Spec = FullSpec | WindowSpec | ChunkSpec | StateSpec | OpaqueSpec | PartsSpec
+Spec = KvSpec | StateSpec | OpaqueSpec | PartsSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +76,7 @@ class Blueprint:
         """The distinct kinds, for the prefix cache."""
         kinds: dict[KvKind, None] = {}
         for spec in self.leaves:
-            if isinstance(spec, FullSpec | WindowSpec | ChunkSpec):
+            if isinstance(spec, KvSpec):
                 kinds[spec.kind] = None
         has_snapshots = any(isinstance(spec, StateSpec | OpaqueSpec) for spec in self.leaves)
         return Layout(kinds=tuple(kinds), has_snapshots=has_snapshots)
@@ -96,8 +85,7 @@ class Blueprint:
     def joins(self) -> bool:
         """Whether every layer state can hold several sequences."""
         return all(
-            isinstance(spec, FullSpec | StateSpec) or (isinstance(spec, WindowSpec) and spec.kind.keep == 0)
-            for spec in self.leaves
+            isinstance(spec, StateSpec) or (isinstance(spec, KvSpec) and _joins(spec.kind)) for spec in self.leaves
         )
 
     @property
@@ -118,6 +106,11 @@ class Blueprint:
         return [_build(spec, copies) for spec in self.specs]
 
 
+def _joins(kind: KvKind) -> bool:
+    """Whether a layer of this kind can hold several sequences."""
+    return isinstance(kind, Full) or (isinstance(kind, Window) and kind.keep == 0)
+
+
 def blueprint_of(model: nn.Module, *, kv_bits: int | None = None, kv_group_size: int = 64) -> Blueprint:
     """Recognise the caches that `model` makes. `kv_bits`: quantise the entries of full attention."""
     caches = make_prompt_cache(model)
@@ -127,13 +120,13 @@ def blueprint_of(model: nn.Module, *, kv_bits: int | None = None, kv_group_size:
 def _recognise(cache: Any, bits: int | None, group_size: int) -> Spec:
     kind: object = cache.__class__
     if kind is KVCache or kind is ConcatenateKVCache:
-        return FullSpec(bits, group_size)
+        return KvSpec(Full(), bits, group_size)
     if kind is QuantizedKVCache:
-        return FullSpec(cache.bits, cache.group_size)
+        return KvSpec(Full(), cache.bits, cache.group_size)
     if kind is RotatingKVCache:
-        return WindowSpec(Window(cache.max_size, cache.keep))
+        return KvSpec(Window(cache.max_size, cache.keep))
     if kind is ChunkedKVCache:
-        return ChunkSpec(Chunk(cache.chunk_size))
+        return KvSpec(Chunk(cache.chunk_size))
     if kind is ArraysCache:
         return StateSpec(len(cache.cache))
     if kind is CacheList:
@@ -143,18 +136,24 @@ def _recognise(cache: Any, bits: int | None, group_size: int) -> Spec:
 
 def _build(spec: Spec, opaque: Iterator[Any]) -> Any:
     match spec:
-        case FullSpec(bits=bits, group_size=group_size):
-            return FullLayer() if bits is None else QuantizedLayer(bits=bits, group_size=group_size)
-        case WindowSpec(kind=kind):
-            return WindowLayer(kind) if kind.keep == 0 else SinkWindowLayer(kind)
-        case ChunkSpec(kind=kind):
-            return ChunkLayer(kind)
+        case KvSpec():
+            return _build_kv(spec)
         case StateSpec(size=size):
             return StateLayer(size)
         case PartsSpec(parts=parts):
             return CacheList(*(_build(part, opaque) for part in parts))
         case OpaqueSpec():
             return next(opaque)
+
+
+def _build_kv(spec: KvSpec) -> KvLayer:
+    match spec.kind:
+        case Full():
+            return FullLayer() if spec.bits is None else QuantizedLayer(bits=spec.bits, group_size=spec.group_size)
+        case Window() as kind:
+            return WindowLayer(kind) if kind.keep == 0 else SinkWindowLayer(kind)
+        case Chunk() as kind:
+            return ChunkLayer(kind)
 
 
 def _leaves(specs: Sequence[Spec]) -> Iterator[Spec]:

@@ -10,7 +10,7 @@ from mlx import nn
 from reprise.core.errors import LoadFailed
 from reprise.core.kinds import Full
 from reprise.core.settings import KV_GROUP_SIZES
-from reprise.engine.blueprint import Blueprint, FullSpec, blueprint_of
+from reprise.engine.blueprint import Blueprint, KvSpec, blueprint_of
 from reprise.engine.sequence_batch import SequenceBatch
 
 log = logging.getLogger("reprise.engine")
@@ -29,7 +29,7 @@ def vocabulary_size(model: nn.Module, blueprint: Blueprint) -> int:
 def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int) -> None:
     """Raise LoadFailed if the model cannot run on quantised entries, which not all mlx-lm models support."""
     blueprint = blueprint_of(model, kv_bits=bits, kv_group_size=group_size)
-    if not any(isinstance(spec, FullSpec) for spec in blueprint.leaves):
+    if not any(isinstance(spec, KvSpec) and isinstance(spec.kind, Full) for spec in blueprint.leaves):
         log.warning("%s has no full-attention layer, so --kv-bits has no effect", source)
         return
     _check_widths(model, source, group_size)
