@@ -161,6 +161,26 @@ def test_a_server_that_loads_its_model_is_waited_for(tmp_path: Path) -> None:
     assert "1.0 GB of 4.0 GB loaded, 3 s" in ran.stderr and len(answers) == 1
 
 
+def test_one_of_the_models_of_a_server_can_be_chosen(tmp_path: Path) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            models = [{"id": "main"}, {"id": "fast", "max_model_len": 4096}]
+            body = {"tokens_held": 0} if self.path.startswith("/health") else {"data": models}
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        words = ("--url", f"127.0.0.1:{server.server_port}", "--print")
+        ran = [launch(tmp_path, *words, *named, "aider") for named in ((), ("--model", "fast"), ("--model", "slow"))]
+        server.shutdown()
+    assert "openai/main" in ran[0].stdout and "openai/fast" in ran[1].stdout
+    assert ran[2].returncode != 0 and "main, fast" in ran[2].stderr
+
+
 def test_a_server_is_started_for_the_agent_and_ends_with_it(tmp_path: Path) -> None:
     fake = tmp_path / "aider"
     fake.write_text("#!/bin/sh\necho $AIDER_OPENAI_API_BASE $AIDER_MODEL $1\n")

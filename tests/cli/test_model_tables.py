@@ -1,5 +1,6 @@
 """Tables of models in the settings: what each model of a server is started with, and what is refused."""
 
+import json
 import re
 import tomllib
 from collections.abc import Sequence
@@ -220,3 +221,26 @@ def test_an_engine_does_what_all_of_its_models_need() -> None:
     assert (both.settings.max_context, both.settings.keep_alive_s, both.settings.is_pinned) == (20, 50.0, True)
     free = group({"max_context": 10, "keep_alive_s": 5.0}, {})
     assert (free.settings.max_context, free.settings.keep_alive_s, free.settings.is_pinned) == (None, None, False)
+
+
+def test_commands_about_one_model_know_its_alias(tmp_path: Path) -> None:
+    file = tmp_path / "reprise.toml"
+    model = str(tiny_model("qwen3_5"))
+    file.write_text(
+        f'[models.main]\nmodel = "nowhere/at-all"\n[models.fast]\nmodel = "{model}"\nkv-bits = 8\nkv-group-size = 32\n'
+    )
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(app, [*words, "--config", str(file)])
+
+    def per_token(*words: str) -> int:
+        return sum(json.loads(run("inspect", *words, "--json").stdout)["per_token"].values())
+
+    assert per_token("fast") < per_token(model)
+    assert per_token("fast", "--kv-bits", "4") < per_token("fast")
+    assert "qwen3_5" in run("doctor", "fast", "--port", "0").stdout
+    assert "nowhere/at-all" in run("doctor", "--port", "0").stdout, "without a name all are checked"
+    said = run("chat", "unknown")
+    assert said.exit_code != 0 and "unknown" in said.output
+    answered = CliRunner().invoke(app, ["chat", "fast", "--config", str(file), "--max-tokens", "2"], input="Hi")
+    assert answered.exit_code == 0, answered.output

@@ -12,7 +12,7 @@ from reprise.cli.configuration import COMMAND_LINE, Configuration, with_options
 from reprise.cli.process_limits import check_process_limits
 from reprise.cli.refuse import refusals
 from reprise.cli.server_url import DEFAULT_URL, is_reprise_at, looks_like_url, server_url, wait_while_loading
-from reprise.core.settings import ENGINE_OPTIONS
+from reprise.core.settings import ENGINE_OPTIONS, Settings
 
 if TYPE_CHECKING:
     from reprise.library.engine import Engine
@@ -66,15 +66,15 @@ def _model(configuration: Configuration, name: str | None, api_key: str | None) 
         options = {field: configuration[option] for option, field in _SENT.items()}
         sent = {field: value for field, value in options.items() if value not in (None, {})}
         return remote_model(url, api_key=api_key.split()[0] if api_key else None, model=name, options=sent)
-    check_process_limits(configuration.model())
-    return LocalModel(_engine(configuration))
+    settings = configuration.one_model()
+    check_process_limits(settings.model)
+    return LocalModel(_engine(settings))
 
 
-def _engine(configuration: Configuration) -> "Engine":
+def _engine(settings: Settings) -> "Engine":
     from reprise.cli.assemble import reported_loading  # noqa: PLC0415 (imports MLX)
     from reprise.library.engine import Engine  # noqa: PLC0415
 
-    settings = configuration.settings()
     with reported_loading(settings.model):
         return Engine(settings)
 

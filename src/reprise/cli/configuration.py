@@ -7,8 +7,8 @@ flags, and is called with what is in force.
 import inspect
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ import typer
 from reprise.cli.models import model_directories
 from reprise.cli.refuse import refuse
 from reprise.core.options import NamedPathsKind, Option, SwitchKind, TableFault, TextsKind
-from reprise.core.settings import ONE_MODEL, OPTIONS, Settings
+from reprise.core.settings import ONE_MODEL, OPTIONS, Settings, settings_of
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
@@ -68,9 +68,8 @@ class Configuration:
     def settings(self) -> Settings:
         """The settings of a server. Ends the command where there is no model, or no key in the key file."""
         values: dict[str, Any] = {name: chosen.value for name, chosen in self.chosen.items()}
-        if "models" in values:
-            values["models"] = self._tables()
-        if values["model"] is None and values.get("models"):
+        values["models"] = self._tables()
+        if values["model"] is None and values["models"]:
             values["model"] = next(iter(values["models"]))
         elif values["model"] is None and values.get("models_dir") is not None:
             values["model"] = _first_below(values["models_dir"])
@@ -80,13 +79,21 @@ class Configuration:
             values["api_keys"] = (*values["api_keys"], *_keys_in(Path(values["api_key_file"])))
         return Settings(**values)
 
+    def one_model(self) -> Settings:
+        """The settings of a command about one model, whose alias may have been given. Ends it where there is none."""
+        settings = self.settings()
+        if settings.model in settings.models:
+            return settings_of(settings, settings.model)
+        return replace(settings, models={})
+
     def _tables(self) -> dict[str, dict[str, Any]]:
         """The tables of the models that are served, as far as nothing that goes before the file says otherwise.
 
         A model on the command line says which ones are served.
         """
         tables: Mapping[str, Mapping[str, Any]] = self["models"]
-        named = [self["model"], *self["other_models"]]
+        others: Sequence[str] = self["other_models"] if "other_models" in self.chosen else ()
+        named = [self["model"], *others]
         if self.chosen["model"].source == COMMAND_LINE:
             tables = {alias: table for alias, table in tables.items() if alias in named}
         first = self["model"] if self["model"] in tables else next(iter(tables), None)
@@ -106,8 +113,11 @@ class Configuration:
 def choose(
     names: Iterable[str], given: Mapping[str, object], environment: Mapping[str, str], file: ConfigurationFile
 ) -> Configuration:
-    """Choose a value for each of these fields of Settings. Raises ValueError with a sentence for a bad value."""
-    chosen = {name: _choose(name, OPTIONS[name], given, environment, file) for name in names}
+    """Choose a value for each of these fields of Settings, and for `models`, since a model may be named by its alias.
+
+    Raises ValueError with a sentence for a bad value.
+    """
+    chosen = {name: _choose(name, OPTIONS[name], given, environment, file) for name in (*names, "models")}
     return Configuration(chosen=chosen, file=file)
 
 

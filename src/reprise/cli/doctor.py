@@ -7,11 +7,12 @@ import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -63,11 +64,13 @@ def examine(configuration: Configuration) -> Iterator[DoctorFinding]:
     yield _python()
     yield _mlx_lm()
     yield _mlx()
-    yield _memory(configuration["memory"], configuration["model"])
+    sources = _sources(configuration["model"], configuration["models"])
+    yield _memory(configuration["memory"], sources[0])
     yield _descriptors()
     yield _port(configuration["host"], configuration["port"])
     yield _disk(configuration["disk_directory"], configuration["disk_bytes"])
-    yield _model(configuration["model"])
+    for source in sources:
+        yield _model(source)
 
 
 def _python() -> DoctorFinding:
@@ -221,6 +224,13 @@ def _bucket(url: str) -> DoctorFinding:
         )
     verdict, text = (Severity.FINE, "can be written and read") if is_same else (Severity.WRONG, "returns other bytes")
     return DoctorFinding(subject="disk cache", verdict=verdict, text=f"{bucket.url}: {text}")
+
+
+def _sources(named: str | None, tables: Mapping[str, Mapping[str, Any]]) -> list[str | None]:
+    """The path or hub id of the model that was named; without one, of all that have an alias. [None]: of none."""
+    if named is None and tables:
+        return [table["model"] for table in tables.values()]
+    return [tables[named]["model"] if named is not None and named in tables else named]
 
 
 def _model(model: str | None) -> DoctorFinding:

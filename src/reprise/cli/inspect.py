@@ -17,7 +17,8 @@ def inspect(
     as_numbers: Annotated[bool, Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Show a model's layers, where it resumes, what its template does to earlier turns, and how many chats fit."""
-    model, share = configuration.model(), configuration["cache_bytes"]
+    settings = configuration.one_model()
+    share = settings.cache_bytes
     from rich.console import Console  # noqa: PLC0415 (quick start)
 
     from reprise.cli.inspection import as_json, inspect_model  # noqa: PLC0415 (imports MLX)
@@ -26,7 +27,7 @@ def inspect(
     from reprise.engine.load import load_model  # noqa: PLC0415
 
     with refusals():
-        loaded = load_model(model, kv_bits=configuration["kv_bits"], kv_group_size=configuration["kv_group_size"])
+        loaded = load_model(settings.model, kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)
         budget = share.of(memory.device_bytes()) if share is not None else memory.default_budget(loaded.nbytes)
         inspection = inspect_model(loaded, budget=budget)
     if as_numbers:

@@ -34,7 +34,8 @@ def launch(
     url: Annotated[str, typer.Option(help="Server, as host:port or a URL.")] = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
     model: Annotated[
-        str | None, typer.Option(envvar="REPRISE_MODEL", help="If no server runs: start one with this model.")
+        str | None,
+        typer.Option(envvar="REPRISE_MODEL", help="One of the server's models. If no server runs: start one with it."),
     ] = None,
     prints: Annotated[bool, typer.Option("--print", help="Print the settings for a shell instead.")] = False,
     writes: Annotated[
@@ -61,7 +62,7 @@ def launch(
             typer.echo(f"Restored {backups.restore(agent, is_forced=is_forced)}.")
             return
         with _server(server_url(url), model=model, may_start=not (prints or writes)) as base:
-            server = _address(base, api_key)
+            server = _address(base, api_key, model)
             if writes:
                 _write(backups, agent, chosen, server)
             elif prints:
@@ -70,12 +71,17 @@ def launch(
                 raise typer.Exit(_run(chosen, _extended(chosen.command(server), context.args)))
 
 
-def _address(url: str, api_key: str | None) -> ServerAddress:
-    listed: list[dict[str, Any]] = asked(url, "/v1/models", api_key=api_key)["data"]
-    length: int | None = listed[0].get("max_model_len")
-    key = api_key.split()[0] if api_key else "none"
-    known = ServerAddress(url=url, api_key=key, model=listed[0]["id"])
-    return known if length is None else ServerAddress(url=url, api_key=key, model=known.model, context=length)
+def _address(url: str, api_key: str | None, model: str | None) -> ServerAddress:
+    """The server, and the model of it that was named; its first one if none was."""
+    listed: dict[str, dict[str, Any]] = {
+        found["id"]: found for found in asked(url, "/v1/models", api_key=api_key)["data"]
+    }
+    named = next(iter(listed)) if model is None else model if model in listed else Path(model).name
+    if named not in listed:
+        refuse(f"The server at {url} does not serve {model}. It serves {', '.join(listed)}.")
+    length: int | None = listed[named].get("max_model_len")
+    known = ServerAddress(url=url, api_key=api_key.split()[0] if api_key else "none", model=named)
+    return known if length is None else replace(known, context=length)
 
 
 def _extended(command: AgentCommand, words: list[str]) -> AgentCommand:

@@ -1,6 +1,6 @@
 """Which models a server has: by name, with the settings of each, and which of them share an engine."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,25 +104,11 @@ def _named(settings: Settings) -> Iterable[ModelEntry]:
     names = dict.fromkeys((settings.model, *settings.other_models, *settings.models))
     for name in names:
         if name in settings.models:
-            own = settings_of(settings, name)
-            if name == settings.model:
-                # What is set for one model outside of a table is the first one's.
-                own = replace(own, **_set_for_one(settings, settings.models[name]))
-            yield ModelEntry(id=name, settings=own)
+            yield ModelEntry(id=name, settings=settings_of(settings, name))
         else:
             path = Path(name).expanduser()
             own = replace(settings, models={}, model=name, **({} if name == settings.model else ONE_MODEL))
             yield ModelEntry(id=path.name if path.exists() else name, settings=own)
-
-
-def _set_for_one(settings: Settings, table: Mapping[str, Any]) -> dict[str, Any]:
-    names = {
-        "adapter_path": "adapter-path",
-        "adapters": "adapter",
-        "chat_template": "chat-template",
-        "draft_model": "draft-model",
-    }
-    return {field: getattr(settings, field) for field, name in names.items() if name not in table}
 
 
 def _found(settings: Settings) -> Iterable[ModelEntry]:

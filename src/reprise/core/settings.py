@@ -481,10 +481,14 @@ MODEL_OPTIONS: Mapping[str, Option] = {
 
 
 def settings_of(settings: Settings, alias: str) -> Settings:
-    """The settings of one of `models`: its table's, and for the rest those of all. Those of `ONE_MODEL` are its own."""
+    """The settings of one of `models`: those of its table, and for the rest those of all models.
+
+    Outside of a table, the options in `ONE_MODEL` are those of the first model, `settings.model`.
+    """
     fields = {option.name: name for name, option in OPTIONS.items()}
     table = {fields[name]: value for name, value in settings.models[alias].items()}
-    return replace(settings, models={}, **{**ONE_MODEL, **table})
+    own = {name: getattr(settings, name) for name in ONE_MODEL} if alias == settings.model else ONE_MODEL
+    return replace(settings, models={}, **{**own, **table})
 
 
 ONE_MODEL: Mapping[str, Any] = {"adapter_path": None, "adapters": {}, "chat_template": None, "draft_model": None}
