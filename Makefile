@@ -81,7 +81,7 @@ retrain: $(VENV)/.can-run $(TRAIN)/.made ## train the demo's model anew and eval
 
 $(TRAIN)/.made: $(VENV)/.can-run
 	$(BIN)/python -m venv $(TRAIN)
-	$(TRAIN)/bin/python -m pip install -q "torch==2.13.0" tokenizers safetensors
+	$(TRAIN)/bin/python -m pip install -q "torch==2.13.0" numpy tokenizers safetensors
 	@touch $@
 
 clean: ## remove what `make` made
