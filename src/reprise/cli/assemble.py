@@ -32,7 +32,7 @@ from reprise.cli.process_limits import weights_nbytes
 from reprise.cli.ranks import RANKS_FAILED, least_nbytes_of_rank
 from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
 from reprise.cli.server_url import DEFAULT_URL
-from reprise.core.backend import total_of
+from reprise.core.backend import Status, total_of
 from reprise.core.collector import freeze_heap
 from reprise.core.errors import LoadFailed, RepriseError, ShuttingDown, memory_too_small
 from reprise.core.follow import bound_for
@@ -69,59 +69,93 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
     Closes the listener. Raises LoadFailed.
     """
     write_log(settings)
-    entries = served_models(settings)
-    first_group, *others = engine_groups(entries)
-    of_first = first_group.settings
-    # Before the model is loaded, which may take minutes.
-    bound = memory_bound(of_first)
-    ranks = LeadingRank(of_first) if of_first.is_tensor_parallel else None
-    if len(entries) > 1 or of_first.keep_alive_s is not None:
-        served = _sharing([first_group, *others], settings)
-    else:
-        served = [
-            _ServingEngine(group=first_group, engine=EngineLoop(of_first, load=None if ranks is None else ranks.load))
-        ]
-    engine, engines = served[0].engine, [each.engine for each in served]
-    clock = LoadingClock(weights_nbytes(Path(of_first.model).expanduser()))
-    with ExitStack() as while_serving:
+    engines = ServingEngines(settings)
+    try:
+        with Ending(settings.grace_s) as ending:
+            is_loaded = run_while_loading(
+                lambda: engines.load(url=url_of(listener)),
+                settings,
+                listener=listener,
+                ending=ending,
+                progress=engines.clock.progress,
+                first=first,
+            )
+            if not is_loaded:
+                # There is nothing to keep, and a large model is not worth the wait.
+                end_at_once(0)
+            # The responses under way have ended by now, and what the disk lacks is written.
+            engines.stop(timeout_s=ending.left_s)
+        log.info("totals: %s", totals_line(engines.status()))
+    finally:
+        listener.close()
+        engines.close()
 
-        def load() -> ChatService:
-            with reported_loading(of_first.model, clock):
-                loaded = engine.start()
-            if ranks is not None:
-                ranks.when_failed(lambda failure: _end_with_ranks(engine, failure))
-            service = _service(loaded, served[0], first_group.entries[0], is_only=len(entries) == 1)
-            for line in banner(
-                service.served, _footprint(engine), budget=engine.status().held.budget_nbytes, url=url_of(listener)
-            ):
+
+class ServingEngines:
+    """All of a server but HTTP: the engines of the models that the settings name, and what watches over them.
+
+    Raises LoadFailed where `--memory` is less than the weights.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._entries = served_models(settings)
+        first_group, *others = engine_groups(self._entries)
+        of_first = self._of_first = first_group.settings
+        # Before the model is loaded, which may take minutes.
+        self._bound = memory_bound(of_first)
+        self._ranks = LeadingRank(of_first) if of_first.is_tensor_parallel else None
+        self._shares = len(self._entries) > 1 or of_first.keep_alive_s is not None
+        if self._shares:
+            self._served = _sharing([first_group, *others], settings)
+        else:
+            load = None if self._ranks is None else self._ranks.load
+            self._served = [_ServingEngine(group=first_group, engine=EngineLoop(of_first, load=load))]
+        self._engines = [each.engine for each in self._served]
+        self._watching = ExitStack()
+        self.clock = LoadingClock(weights_nbytes(Path(of_first.model).expanduser()))
+
+    def load(self, *, url: str | None = None) -> ChatService:
+        """Load the first model. Returns what answers for it, and for the others. Raises LoadFailed.
+
+        `url`: where it is served, for the log; None: not known here.
+        """
+        settings, ranks = self._settings, self._ranks
+        engine, first = self._engines[0], self._served[0]
+        with reported_loading(self._of_first.model, self.clock):
+            loaded = engine.start()
+        if ranks is not None:
+            ranks.when_failed(lambda failure: _end_with_ranks(engine, failure))
+        service = _service(loaded, first, first.group.entries[0], is_only=len(self._entries) == 1)
+        if url is not None:
+            budget = engine.status().held.budget_nbytes
+            for line in banner(service.served, _footprint(engine), budget=budget, url=url):
                 log.info("%s", line)
-            read = read_machine if ranks is None else ranks.read_machines
-            while_serving.enter_context(following_machine(engine, others=engines[1:], bound=bound, read=read))
-            while_serving.enter_context(watchdog(engine, after_s=settings.stall_after_s))
-            if len(entries) > 1 or of_first.keep_alive_s is not None:
-                service.models = _models(served, entries, service, loaded)
-                while_serving.enter_context(_looking(served, service.models))
-            freeze_heap()
-            return service
+        read = read_machine if ranks is None else ranks.read_machines
+        watch = self._watching.enter_context
+        watch(following_machine(engine, others=self._engines[1:], bound=self._bound, read=read))
+        watch(watchdog(engine, after_s=settings.stall_after_s))
+        if self._shares:
+            service.models = _models(self._served, self._entries, service, loaded)
+            watch(_looking(self._served, service.models))
+        freeze_heap()
+        return service
 
-        try:
-            with Ending(settings.grace_s) as ending:
-                is_loaded = run_while_loading(
-                    load, settings, listener=listener, ending=ending, progress=clock.progress, first=first
-                )
-                if not is_loaded:
-                    # There is nothing to keep, and a large model is not worth the wait.
-                    end_at_once(0)
-                while_serving.close()
-                # The responses under way have ended by now, and what the disk lacks is written.
-                _close(engines, timeout_s=ending.left_s)
-            log.info("totals: %s", totals_line(total_of([each.status() for each in engines])))
-        finally:
-            listener.close()
-            # MLX aborts a process that ends before the engine's thread has.
-            _close(engines, timeout_s=_CLOSE_S)
-            if ranks is not None:
-                ranks.close()
+    def status(self) -> Status:
+        """That of all models together."""
+        return total_of([engine.status() for engine in self._engines])
+
+    def stop(self, *, timeout_s: float) -> None:
+        """End the engines, once the disk has what they computed."""
+        self._watching.close()
+        _close(self._engines, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Release what is left, also where loading failed."""
+        # MLX aborts a process that ends before the engine's thread has.
+        self.stop(timeout_s=_CLOSE_S)
+        if self._ranks is not None:
+            self._ranks.close()
 
 
 def _end_with_ranks(engine: EngineLoop, failure: RepriseError) -> None:
