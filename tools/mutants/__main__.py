@@ -22,6 +22,7 @@ from tools.mutants.of_bench import BENCH_MUTANTS
 from tools.mutants.of_cache import CACHE_MUTANTS
 from tools.mutants.of_chat import CHAT_MUTANTS
 from tools.mutants.of_core import CORE_MUTANTS
+from tools.mutants.of_deploy import DEPLOY_MUTANTS
 from tools.mutants.of_disk import DISK_MUTANTS
 from tools.mutants.of_drafts import DRAFTS_MUTANTS
 from tools.mutants.of_engine import ENGINE_MUTANTS
@@ -34,6 +35,7 @@ from tools.mutants.source import functions_below
 MUTANTS = (
     *API_MUTANTS,
     *CORE_MUTANTS,
+    *DEPLOY_MUTANTS,
     *SCHEDULE_MUTANTS,
     *CACHE_MUTANTS,
     *CHAT_MUTANTS,

@@ -1,0 +1,1 @@
+# What `reprise.deploy` uses of Ray.
