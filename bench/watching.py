@@ -1,8 +1,8 @@
-"""What a watcher costs decoding: the engine thread's time for looks, and tokens per second, in turns, in one run.
+"""What a watcher costs decoding: the engine thread's time for inspections, and tokens per second, in turns, in one run.
 
 `python -m bench.watching [ROUNDS]`. The model is tiny, so a step takes a millisecond or two, and what is done beside
 the steps weighs the most that it can. The watcher reads the events, and overview and tree as often as the page does.
-Fails where looks take more than a hundredth of the time that the engine's thread works.
+Fails where inspections take more than a hundredth of the time that the engine's thread works.
 """
 
 import json
@@ -65,9 +65,9 @@ def _watched(client: httpx.Client) -> float:
 
 
 def _spent(client: httpx.Client) -> tuple[int, float, float]:
-    """Looks so far, the engine thread's seconds for them, and those in which it worked."""
+    """Inspections so far, the engine thread's seconds for them, and those in which it worked."""
     told = client.get("/health").json()
-    return told["looks"], told["looks_s"], told["busy_s"]
+    return told["inspections"], told["inspection_s"], told["busy_s"]
 
 
 def main() -> None:
@@ -78,23 +78,21 @@ def main() -> None:
             _speed(client)
             alone: list[float] = []
             watched: list[float] = []
-            looks, looks_s, busy_s = 0, 0.0, 0.0
+            spent: tuple[float, ...] = (0.0, 0.0, 0.0)
             for _ in range(rounds):
                 before = _spent(client)
                 watched.append(_watched(client))
                 now = _spent(client)
-                looks, looks_s, busy_s = (
-                    each + after - earlier
-                    for each, earlier, after in zip((looks, looks_s, busy_s), before, now, strict=True)
-                )
+                spent = tuple(total + after - earlier for total, earlier, after in zip(spent, before, now, strict=True))
                 # Events go on for half a minute behind the last watcher: without them is without having been watched.
                 time.sleep(32)
                 alone.append(_speed(client))
     ratio = statistics.median(watched) / statistics.median(alone)
     print(f"alone {statistics.median(alone):.0f} tokens/s, watched {statistics.median(watched):.0f}: {ratio:.4f}")
-    print(f"{looks} looks took {looks_s / busy_s:.2%} of {busy_s:.1f} s of the engine's thread")
-    if looks_s > _MOST * busy_s:
-        sys.exit(f"looks may take {_MOST:.0%}")
+    num, inspection_s, busy_s = spent
+    print(f"{num:.0f} inspections took {inspection_s / busy_s:.2%} of {busy_s:.1f} s of the engine's thread")
+    if inspection_s > _MOST * busy_s:
+        sys.exit(f"inspections may take {_MOST:.0%}")
 
 
 if __name__ == "__main__":

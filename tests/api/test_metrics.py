@@ -11,7 +11,6 @@ from reprise.core.backend import (
     DraftModelStatus,
     DraftStatus,
     Held,
-    Looks,
     Status,
     WeightsState,
     total_of,
@@ -110,7 +109,6 @@ def full_status(*, has_disk: bool) -> Status:
         num_ahead={"key": next(number)},
         counts=filled(Counts),
         audit=filled(AuditTotals, verdicts={}),
-        looks=filled(Looks),
         held=filled(Held, evicted_by_reason={"budget": next(number)}),
         drafts=filled(
             DraftStatus,
@@ -124,7 +122,7 @@ def full_status(*, has_disk: bool) -> Status:
 
 def numbers_in(status: Status) -> set[int]:
     model = status.drafts.model if status.drafts is not None else None
-    parts = (status, status.counts, status.held, status.drafts, model, status.audit, status.looks, status.disk)
+    parts = (status, status.counts, status.held, status.drafts, model, status.audit, status.disk)
     found = (getattr(part, f.name) for part in parts if part is not None for f in fields(part))
     return {value for value in found if isinstance(value, int) and not isinstance(value, bool)}
 

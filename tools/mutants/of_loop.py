@@ -9,7 +9,7 @@ _BUDGET = ("tests/loop/test_budget.py", "-k", "llama or taking_over or held_twic
 _MEMORY = ("tests/cache/test_accounts.py",)
 
 _READ_AHEAD = ("tests/loop/test_read_ahead.py",)
-_LOOKS = ("tests/loop/test_looks.py",)
+_INSPECTIONS = ("tests/loop/test_inspection_queue.py",)
 _TREE = ("tests/loop/test_tree_on_disk.py",)
 _OWN = ("tests/api/test_watching.py", "-k", "key_sees")
 
@@ -258,18 +258,18 @@ LOOP_MUTANTS = (
         ("tests/loop/test_audit.py", "-k", "llama and wrong_state"),
     ),
     _mutant(
-        "LookQueue.answer",
+        "InspectionQueue.answer",
         "looks hold up the work",
         "has_work and began_s < self._not_before_s",
         "False",
-        _LOOKS,
+        _INSPECTIONS,
     ),
     _mutant(
         "EngineLoop.publish",
-        "looks are not counted",
-        "replace(status_of(self._worker), looks=looked, busy_s=self._thread.busy_s)",
-        "status_of(self._worker)",
-        _LOOKS,
+        "inspections are not counted",
+        "inspections.num_answered",
+        "0",
+        _INSPECTIONS,
     ),
     _mutant(
         "_follow",

@@ -132,14 +132,6 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looks:
-    """What those who only look have cost: how many were answered, and the engine thread's time for it."""
-
-    num: int = 0
-    spent_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
     """Tokens on disk that follow those of the run called `parent`; None: they begin a prompt."""
 
@@ -175,7 +167,9 @@ class Status:
     disk: OnDisk | None = None
     """None: nothing is kept on disk."""
     audit: AuditTotals = field(default_factory=AuditTotals)
-    looks: Looks = field(default_factory=Looks)
+    num_inspections: int = 0
+    """Inspections that the engine thread has answered, for all models; `inspection_s`: its time for them."""
+    inspection_s: float = 0.0
     busy_s: float = 0.0
     """How long the engine's thread has worked: all the time in which it did not wait for something to do."""
     stalled_s: float = 0.0
@@ -213,7 +207,8 @@ def total_of(statuses: Sequence[Status]) -> Status:
         drafts=_drafts_of(drafts) if drafts else None,
         disk=_disk_of(on_disk) if on_disk else None,
         audit=_sum(AuditTotals, [s.audit for s in statuses], worst=max(s.audit.worst for s in statuses)),
-        looks=max((status.looks for status in statuses), key=lambda looks: looks.num),
+        num_inspections=max(status.num_inspections for status in statuses),
+        inspection_s=max(status.inspection_s for status in statuses),
         busy_s=max(status.busy_s for status in statuses),
         stalled_s=max(status.stalled_s for status in statuses),
         has_died=any(status.has_died for status in statuses),

@@ -128,20 +128,20 @@ METRICS: Sequence[Metric] = (
     ),
     _of_server(
         _counter(
-            "looks",
-            "looks",
-            "looks",
-            "Times the engine was sampled for the page, `reprise top` and events.",
-            lambda s: s.looks.num,
+            "inspections",
+            "inspections",
+            "inspections",
+            "Times the engine was inspected for the page, `reprise top` and events.",
+            lambda s: s.num_inspections,
         )
     ),
     _of_server(
         _counter(
-            "looks_s",
-            "looks_seconds",
+            "inspection_s",
+            "inspection_seconds",
             "seconds",
-            "Part of the engine's busy time spent on looks; at most a hundredth while requests run.",
-            lambda s: s.looks.spent_s,
+            "Part of the engine's busy time spent on inspections; at most a hundredth while requests run.",
+            lambda s: s.inspection_s,
         )
     ),
     _phase("queued", "queued", lambda s: s.num_waiting),

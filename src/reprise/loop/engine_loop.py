@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from reprise.core.backend import Looks, Lookup, Status, StoredRun, WeightsState
+from reprise.core.backend import Lookup, Status, StoredRun, WeightsState
 from reprise.core.errors import CacheNotCleared, EngineFailed, QueueFull, RepriseError, ShuttingDown
 from reprise.core.events import Event, Finished, FinishReason
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
@@ -250,7 +250,7 @@ class EngineLoop:
         return done
 
     def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
-        return self._look(
+        return self._inspect(
             lambda w: inspect(
                 w,
                 max_nodes=max_nodes,
@@ -262,10 +262,10 @@ class EngineLoop:
         )
 
     def edge_tokens(self, part: TreePart, *, max_nodes: int = 1000) -> Future[Sequence[EdgeTokens]]:
-        return self._look(lambda worker: edge_tokens(worker.cache, part, max_nodes=max_nodes))
+        return self._inspect(lambda worker: edge_tokens(worker.cache, part, max_nodes=max_nodes))
 
     def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
-        return self._look(lambda w: inspect_evictions(w.cache, nbytes=nbytes, most=most, now_s=time.monotonic()))
+        return self._inspect(lambda w: inspect_evictions(w.cache, nbytes=nbytes, most=most, now_s=time.monotonic()))
 
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
         return self._disk.runs(namespace) if self._disk is not None else ()
@@ -317,10 +317,10 @@ class EngineLoop:
         self._call_unless_closed(lambda: self._answer(question, answer))
         return answer
 
-    def _look(self, question: Callable[[Worker], T]) -> Future[T]:
+    def _inspect(self, question: Callable[[Worker], T]) -> Future[T]:
         """Like `_ask`, for inspection, which changes nothing and may be delayed while there is work."""
         answer: Future[T] = Future()
-        self._call_unless_closed(lambda: self._thread.looks.add(lambda: self._answer(question, answer)))
+        self._call_unless_closed(lambda: self._thread.inspections.add(lambda: self._answer(question, answer)))
         return answer
 
     def _call_unless_closed(self, command: Callable[[], None]) -> None:
@@ -589,9 +589,13 @@ class EngineLoop:
 
     def publish(self) -> None:
         if self._worker is not None:
-            looks = self._thread.looks
-            looked = Looks(num=looks.num_answered, spent_s=looks.spent_s)
-            self.published = replace(status_of(self._worker), looks=looked, busy_s=self._thread.busy_s)
+            inspections = self._thread.inspections
+            self.published = replace(
+                status_of(self._worker),
+                num_inspections=inspections.num_answered,
+                inspection_s=inspections.spent_s,
+                busy_s=self._thread.busy_s,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

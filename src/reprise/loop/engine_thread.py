@@ -21,7 +21,7 @@ from reprise.core.sizes import nbytes_text
 from reprise.engine import memory as device_memory
 from reprise.engine.adapters import SharedBases
 from reprise.loop.heartbeat import Heartbeat
-from reprise.loop.looks import LookQueue
+from reprise.loop.inspection_queue import InspectionQueue
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits, ModelState, ModelStep, decide_models, room_for, weights_nbytes
 
@@ -54,7 +54,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._starting = threading.Lock()
         self.heartbeat = Heartbeat()
-        self.looks = LookQueue()
+        self.inspections = InspectionQueue()
         """Inspections of all models: their limit is a share of this thread's time."""
         self._busy_since_s = clock()
         """The start time, moved forward by all time spent waiting for work."""
@@ -136,7 +136,7 @@ class EngineThread:
         self._busy_since_s = self._clock()
         while True:
             self._receive()
-            self.looks.answer(has_work=self._has_work and not self._may_end)
+            self.inspections.answer(has_work=self._has_work and not self._may_end)
             if self._may_end:
                 for loop in self._loops.values():
                     loop.shutdown()
@@ -154,7 +154,7 @@ class EngineThread:
     def _receive(self) -> None:
         """Run all queued commands; wait for one if there is nothing to do."""
         loops = self._loops.values()
-        block = not self._has_work and len(self.looks) == 0 and not self._may_end
+        block = not self._has_work and len(self.inspections) == 0 and not self._may_end
         # Loading may take minutes: that is not a hang.
         rests = all(loop.num_requests == 0 for loop in loops) or any(loop.is_loading for loop in loops)
         naps = [nap_s for nap_s in (self._wakes_in_s, *(loop.wakes_in_s for loop in loops)) if nap_s is not None]

@@ -11,8 +11,8 @@ _SHARE = 0.01
 """The largest share of the engine thread's time for inspections while it has work."""
 
 
-class LookQueue:
-    """Inspections ("looks") waiting for the engine thread. Used only on that thread.
+class InspectionQueue:
+    """Inspections waiting for the engine thread. Used only on that thread.
 
     While there is work, the next one starts no sooner than 100 t after one that took t seconds started. So requests
     lose at most a hundredth of the thread's time, however many clients watch.
@@ -28,8 +28,8 @@ class LookQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, look: Callable[[], None]) -> None:
-        self._waiting.append(look)
+    def add(self, inspect: Callable[[], None]) -> None:
+        self._waiting.append(inspect)
 
     def answer(self, *, has_work: bool) -> None:
         """Answer those that are due: all if there is no other work."""
