@@ -57,10 +57,10 @@ _RECENT = 64
 class SharedMemory:
     """One budget in bytes for weights and layer states of several models; None: unlimited. Used by one thread."""
 
-    def __init__(self, budget: int | None = None, *, most_state: int | None = None) -> None:
-        """`most_state`: limit for the layer states alone, within the budget; None: no such limit."""
+    def __init__(self, budget: int | None = None, *, max_state_nbytes: int | None = None) -> None:
+        """`max_state_nbytes`: limit for the layer states alone, within the budget; None: no such limit."""
         self.budget = self._most = budget
-        self.most_state = most_state
+        self.max_state_nbytes = max_state_nbytes
         self.weights: dict[str, int] = {}
         """Bytes of the weights that are loaded or being loaded, by model name."""
         self.parts: list[Memory] = []
@@ -80,13 +80,13 @@ class SharedMemory:
     def state_budget(self) -> int | None:
         """The most bytes of layer states besides the loaded weights; None: unlimited."""
         beside = None if self.budget is None else self.budget - self.weights_nbytes
-        return min((bound for bound in (beside, self.most_state) if bound is not None), default=None)
+        return min((bound for bound in (beside, self.max_state_nbytes) if bound is not None), default=None)
 
     @property
     def is_bound_by_weights(self) -> bool:
         """Whether layer states could have more if there were fewer weights."""
         beside = None if self.budget is None else self.budget - self.weights_nbytes
-        return beside is not None and (self.most_state is None or beside < self.most_state)
+        return beside is not None and (self.max_state_nbytes is None or beside < self.max_state_nbytes)
 
     @property
     def available(self) -> int | None:

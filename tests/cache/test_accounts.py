@@ -107,7 +107,7 @@ def test_weights_are_given_up_last() -> None:
 
 
 def test_layer_states_have_a_bound_of_their_own() -> None:
-    shared = SharedMemory(10, most_state=3)
+    shared = SharedMemory(10, max_state_nbytes=3)
     shared.weights["a"] = 4
     memory = Memory(shared=shared)
     assert memory.budget == 3 and memory.reserve(3) and not memory.reserve(4)

@@ -244,7 +244,7 @@ def test_a_closed_thread_leaves_nobody_waiting() -> None:
 
 def test_two_models_of_one_budget_have_settings_of_their_own() -> None:
     settings = Settings(model=str(tiny_model("llama")), cache_bytes=Bytes(1 << 20))
-    thread = EngineThread(SharedMemory(1 << 28, most_state=1 << 20))
+    thread = EngineThread(SharedMemory(1 << 28, max_state_nbytes=1 << 20))
     loop = EngineLoop(settings, thread=thread)
     loop.start()
     try:

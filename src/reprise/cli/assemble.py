@@ -43,7 +43,7 @@ from reprise.core.sizes import nbytes_text
 from reprise.engine.adapters import check_adapter
 from reprise.engine.load import LoadedModel, is_local, model_directory, with_template
 from reprise.engine.machine import read_machine
-from reprise.engine.memory import budget_of_all, leave_thread, most_state, process_nbytes
+from reprise.engine.memory import budget_of_all, leave_thread, max_state_nbytes, process_nbytes
 from reprise.engine.outline import ModelOutline, outline_of
 from reprise.engine.ranks import LeadingRank
 from reprise.engine.runner import Footprint
@@ -183,7 +183,7 @@ class _ServingEngine:
 
 def _sharing(groups: Sequence[EngineGroup], settings: Settings) -> list[_ServingEngine]:
     """Engines for all of these, on one thread and in one memory."""
-    thread = EngineThread(SharedMemory(budget_of_all(settings), most_state=most_state(settings)))
+    thread = EngineThread(SharedMemory(budget_of_all(settings), max_state_nbytes=max_state_nbytes(settings)))
     return [
         _ServingEngine(
             group=group,

@@ -135,7 +135,7 @@ def budget_of_all(settings: Settings) -> int:
     return min(wanted, budget_within(settings.memory.of(read_machine().total), process_nbytes()))
 
 
-def most_state(settings: Settings) -> int | None:
+def max_state_nbytes(settings: Settings) -> int | None:
     """Bytes for the layer states of all models as set by `--cache-bytes`; None: whatever the weights leave."""
     return None if settings.cache_bytes is None else settings.cache_bytes.of(device_bytes())
 

@@ -159,7 +159,7 @@ class Worker:
             return SharedMemory(device_memory.cache_budget(settings, loaded, least=least))
         nbytes = draft_model.nbytes
         budget = device_memory.cache_budget(settings, loaded, least=least, beside=nbytes)
-        memory = SharedMemory(budget + nbytes, most_state=None if settings.cache_bytes is None else budget)
+        memory = SharedMemory(budget + nbytes, max_state_nbytes=None if settings.cache_bytes is None else budget)
         memory.weights = {draft_model.name: nbytes}
 
         def release() -> bool:
