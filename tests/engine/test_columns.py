@@ -12,7 +12,7 @@ from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.tokens import Span
 from reprise.engine.columns import Column, as_words, columns_of
 from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer
-from reprise.engine.payloads import MovingEntries, pack
+from reprise.engine.payloads import EntryTransfer, pack
 from reprise.engine.windows import SinkWindowLayer, WindowLayer
 from tests.engine.pieces import restore_in_pieces
 from tests.holding import active_memory
@@ -148,7 +148,7 @@ def test_kept_positions_alone_leave_room_for_recent_ones() -> None:
 def test_moving_entries_are_read_until_they_are_given_up(memory: Callable[[], tuple[int, int]]) -> None:
     made = [plane(9, seed=seed) for seed in range(4)]
     cuts = (Span(0, 4), Span(4, 9))
-    moving = MovingEntries([(span, pack([p[:, :, span.start : span.stop, :] for p in made])) for span in cuts])
+    moving = EntryTransfer([(span, pack([p[:, :, span.start : span.stop, :] for p in made])) for span in cuts])
     wanted = [bits(p[:, :, 2:7, :]) for p in made]
 
     def reads(planes: range) -> None:

@@ -139,7 +139,7 @@ PAYLOADS = (
         _COLUMNS,
     ),
     _mutant(
-        "_MovingSegment.give_up",
+        "_SegmentInTransfer.give_up",
         "what is moved stays held",
         "self._planes[planes.start : planes.stop] = [None] * len(planes)",
         "pass",

@@ -83,7 +83,7 @@ class PackedSegment:
         return [cuts[place] for place in wanted]
 
 
-class MovingEntries:
+class EntryTransfer:
     """Full-attention entries that move from segments, to which there is no other reference, into a sequence.
 
     First each plane is copied to its own array, so that it can be freed as soon as the sequence has it; until then it
@@ -92,7 +92,7 @@ class MovingEntries:
 
     def __init__(self, segments: Sequence[tuple[Span, PackedSegment]]) -> None:
         """`segments`: in order of position, possibly with gaps."""
-        self._segments = [_MovingSegment(span, segment) for span, segment in segments]
+        self._segments = [_SegmentInTransfer(span, segment) for span, segment in segments]
 
     @property
     def is_packed(self) -> bool:
@@ -126,9 +126,9 @@ class MovingEntries:
         for segment in self._segments:
             segment.give_up(planes)
 
-    def _find(self, span: Span) -> list[tuple[_MovingSegment, int, int]]:
+    def _find(self, span: Span) -> list[tuple[_SegmentInTransfer, int, int]]:
         """The segments that have the entries of `span`, each with its slice ``[start, stop)``."""
-        found: list[tuple[_MovingSegment, int, int]] = []
+        found: list[tuple[_SegmentInTransfer, int, int]] = []
         for segment in self._segments:
             both = segment.span.clip(span.start, span.stop)
             if both is not None or (len(span) == 0 and segment.span.start <= span.start <= segment.span.stop):
@@ -138,7 +138,7 @@ class MovingEntries:
         return found
 
 
-class _MovingSegment:
+class _SegmentInTransfer:
     def __init__(self, span: Span, packed: PackedSegment) -> None:
         self.span = span
         self.packed: PackedSegment | None = packed

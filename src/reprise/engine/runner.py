@@ -23,7 +23,7 @@ from reprise.engine.growth import growth, most_entries
 from reprise.engine.layers import KvLayer
 from reprise.engine.load import LoadedModel
 from reprise.engine.operations import is_recorded, is_shared, on_all_ranks
-from reprise.engine.payloads import MovingEntries, PackedSegment, pack
+from reprise.engine.payloads import EntryTransfer, PackedSegment, pack
 from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.sample_batch import Choices, accept, sample_along, sample_batch
 from reprise.engine.score import SCORED_AT_ONCE, PromptScorer
@@ -58,7 +58,7 @@ class LiveSequence:
         self.shared: WeakSet[SharedSegment] = WeakSet()
         self.restoration: Restoration | None = None
         """Set while its state is being restored; it cannot run until then."""
-        self.moving: MovingEntries | None = None
+        self.moving: EntryTransfer | None = None
         """Full-attention entries moving into its buffers, those that have not arrived yet."""
 
     @property
@@ -288,7 +288,7 @@ class Runner:
         Returns the shared segments with which the cache must replace them; `restore_part` does the copying.
         """
         assert live.restoration is not None and live.moving is None, live
-        live.moving = MovingEntries(segments)
+        live.moving = EntryTransfer(segments)
         return [SharedSegment(live, Full(), span, self.footprint.full) for span, _ in segments]
 
     @on_all_ranks
