@@ -57,7 +57,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_servers_share_a_bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher, "REMOTE_AGAIN_S", 0.0)
-    monkeypatch.setattr(watcher, "LOOKED_PART", 1e9)
+    monkeypatch.setattr(watcher, "MAX_SCAN_SHARE", 1e9)
 
     def bucket() -> Path:
         return cast("Path", open_bucket("s3://bucket/some/prefix"))

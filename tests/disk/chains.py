@@ -104,9 +104,9 @@ def keys_in(cache: DiskCache, namespace: str = "") -> set[bytes]:
 
 def look(cache: DiskCache) -> None:
     """Have the cache take up what other servers have done."""
-    looked = threading.Event()
-    number = cache.look(looked.set)
-    assert looked.wait(PATIENCE_S) and cache.has_looked(number)
+    scanned = threading.Event()
+    number = cache.scan(scanned.set)
+    assert scanned.wait(PATIENCE_S) and cache.has_scanned(number)
 
 
 def position(found: DiskMatch | None) -> int:

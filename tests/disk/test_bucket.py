@@ -40,7 +40,7 @@ CHAT = list(range(10))
 def _looks_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher, "REMOTE_EVERY_S", 3600.0)
     monkeypatch.setattr(watcher, "REMOTE_AGAIN_S", 0.0)
-    monkeypatch.setattr(watcher, "LOOKED_PART", 1e9)
+    monkeypatch.setattr(watcher, "MAX_SCAN_SHARE", 1e9)
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def test_what_was_written_is_found_by_the_next_server_and_by_another() -> None:
     with server(bucket) as one, server(bucket) as other:
         records = put_path(one, CHAT)
         assert len(bucket.records()) == len(records) == 3
-        assert find(other, CHAT) is None, "before it has looked"
+        assert find(other, CHAT) is None, "before it has scanned"
         look(other)
         found = find(other, CHAT)
         assert found is not None and found.position == 10

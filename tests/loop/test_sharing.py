@@ -17,12 +17,12 @@ from tests.loop.restarts import BLOCK, disk_cache, disk_of, words
 def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Engine]]:
     """Two, which write when they are told to and look when they are asked."""
     monkeypatch.setattr(write_behind, "SOON_S", 3600.0)
-    monkeypatch.setattr(watcher, "LOOK_EVERY_S", 3600.0)
-    monkeypatch.setattr(read_ahead, "LOOKED_S", PATIENCE_S)
+    monkeypatch.setattr(watcher, "SCAN_EVERY_S", 3600.0)
+    monkeypatch.setattr(read_ahead, "SCAN_TIMEOUT_S", PATIENCE_S)
     on_disk = {"disk_bytes": Bytes(1 << 30), "disk_directory": str(tmp_path), "disk_block": BLOCK}
     engines = [Engine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
     # The first was there before the second, and has not seen it yet.
-    engines[0].ask(lambda worker: disk_cache(worker).look(lambda: None))
+    engines[0].ask(lambda worker: disk_cache(worker).scan(lambda: None))
     yield engines
     for engine in engines:
         engine.close()
@@ -61,7 +61,7 @@ def test_a_chat_that_stays_waits_for_no_look(servers: list[Engine], monkeypatch:
 
 def test_a_look_that_hangs_is_not_waited_for(servers: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher.FolderWatcher, "ask", lambda watcher, wake: 1 << 60)
-    monkeypatch.setattr(read_ahead, "LOOKED_S", 0.05)
+    monkeypatch.setattr(read_ahead, "SCAN_TIMEOUT_S", 0.05)
     assert servers[1].run(words(1, 200)).computed == 200
 
 
@@ -70,16 +70,16 @@ def test_a_chat_moves_through_an_object_store(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(write_behind, "SOON_S", 3600.0)
     monkeypatch.setattr(watcher, "REMOTE_EVERY_S", 3600.0)
     monkeypatch.setattr(watcher, "REMOTE_AGAIN_S", 0.0)
-    monkeypatch.setattr(watcher, "LOOKED_PART", 1e9)
-    monkeypatch.setattr(read_ahead, "LOOKED_S", PATIENCE_S)
+    monkeypatch.setattr(watcher, "MAX_SCAN_SHARE", 1e9)
+    monkeypatch.setattr(read_ahead, "SCAN_TIMEOUT_S", PATIENCE_S)
     place = f"file://{tmp_path}/store"
     on_disk = {"disk_bytes": Bytes(1 << 30), "disk_directory": place, "disk_block": BLOCK}
     engines = [Engine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
     try:
         for engine in (*engines, *engines):
-            looked = threading.Event()
-            engine.ask(lambda worker, looked=looked: disk_cache(worker).look(looked.set))
-            assert looked.wait(PATIENCE_S)
+            scanned = threading.Event()
+            engine.ask(lambda worker, scanned=scanned: disk_cache(worker).scan(scanned.set))
+            assert scanned.wait(PATIENCE_S)
         prompt = words(1, 200)
         for turn in range(3):
             engine = engines[turn % 2]

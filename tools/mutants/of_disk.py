@@ -212,7 +212,7 @@ DISK_MUTANTS = (
         "path.exists()",
         _SHARING,
     ),
-    _mutant("ReadAhead._waits_for_look", "a chat that moved is computed", "not self._disk.is_shared", "True", _MOVED),
+    _mutant("ReadAhead._waits_for_scan", "a chat that moved is computed", "not self._disk.is_shared", "True", _MOVED),
     _mutant(
         "ReadAhead.advance",
         "a look that hangs is waited for",
@@ -405,7 +405,7 @@ DISK_MUTANTS = (
         _BUCKET,
     ),
     _mutant(
-        "RecordStore.look",
+        "RecordStore.scan",
         "what others have written to a bucket exceeds the bound",
         'self._make_room(0, beside=b"", now_ns=now_ns)',
         "",

@@ -90,14 +90,14 @@ class DiskCache:
         """Whether another server used the folder at the last scan."""
         return self._store.is_shared
 
-    def look(self, wake: Callable[[], None]) -> int:
+    def scan(self, wake: Callable[[], None]) -> int:
         """Request a scan for records that other servers have written; `wake` is called on another thread when done.
 
-        Returns the scan's number, for `has_looked`.
+        Returns the scan's number, for `has_scanned`.
         """
         return self._watcher.ask(wake)
 
-    def has_looked(self, number: int) -> bool:
+    def has_scanned(self, number: int) -> bool:
         return self._watcher.has_ended(number)
 
     def read_s(self, keys: Collection[bytes]) -> float | None:

@@ -22,7 +22,7 @@ class TierRequest(Protocol):
     """How often it was sent to the disk."""
     not_read_to: int
     """How far it could resume from the disk, where reading takes longer than computing."""
-    has_looked: bool
+    has_awaited_scan: bool
     """Whether it has waited for a scan for other servers' records."""
     loaded: int
     """By how many tokens disk reads moved its resume position forward while it waited."""

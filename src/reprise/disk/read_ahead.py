@@ -50,12 +50,12 @@ LEAST_READ_S = 0.25
 MEASURED_EVERY_S = 30.0
 """While reading is slower than computing, one record is read so often to see whether that is still so. Nobody waits."""
 
-LOOKED_S = 1.0
+SCAN_TIMEOUT_S = 1.0
 """A request waits at most this long for a scan for other servers' records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _AwaitedLook:
+class _AwaitedScan:
     """A request that waits for scan `number` to end, until `until_s` at the latest."""
 
     request: TierRequest
@@ -114,7 +114,7 @@ class ReadAhead:
         self._wake = wake
         self._measured_s = -float("inf")
         self._reads: list[_PathRead] = []
-        self._looks: list[_AwaitedLook] = []
+        self._awaited_scans: list[_AwaitedScan] = []
         self._admissible: list[str] = []
         """Ids of the requests whose reads have ended since the last `advance`."""
         self._suspended_until_s = 0.0
@@ -129,7 +129,7 @@ class ReadAhead:
         tokens, namespace = request.prompt.tokens, request.namespace
         match = self._cache.match(tokens, namespace=namespace)
         held = self._cache.resume_at(match, limit=request.end)
-        if self._waits_for_look(request, held=held):
+        if self._waits_for_scan(request, held=held):
             return True
         found = self._find(request, held=held)
         if found is None:
@@ -178,18 +178,18 @@ class ReadAhead:
             self._measured_s = now_s
             self._disk.measure(key)
 
-    def _waits_for_look(self, request: TierRequest, *, held: int) -> bool:
+    def _waits_for_scan(self, request: TierRequest, *, held: int) -> bool:
         """Whether to scan for other servers' records first, since the prompt may continue a chat of theirs."""
-        if not self._disk.is_shared or request.has_looked:
+        if not self._disk.is_shared or request.has_awaited_scan:
             return False
         known = max(held, self.reach(request))
         unknown = request.end - known
         # If this server knows most of the chat, it served the last turn too.
         if unknown < MIN_TOKENS or unknown < min(known, self._disk.block):
             return False
-        request.has_looked = True
-        until_s = time.monotonic() + LOOKED_S
-        self._looks.append(_AwaitedLook(request=request, number=self._disk.look(self._wake), until_s=until_s))
+        request.has_awaited_scan = True
+        until_s = time.monotonic() + SCAN_TIMEOUT_S
+        self._awaited_scans.append(_AwaitedScan(request=request, number=self._disk.scan(self._wake), until_s=until_s))
         request.set_loading(is_loading=True)
         return True
 
@@ -232,7 +232,7 @@ class ReadAhead:
         """Seconds until there is something to decode or to time out; None if nothing is being read."""
         if any(read.fetch.has_more or read.target.is_busy for read in self._reads):
             return 0.0
-        dues = [read.progress_s + STALLED_S for read in self._reads] + [look.until_s for look in self._looks]
+        dues = [read.progress_s + STALLED_S for read in self._reads] + [scan.until_s for scan in self._awaited_scans]
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def advance(self) -> list[str]:
@@ -240,10 +240,10 @@ class ReadAhead:
 
         Returns the ids of the requests that no longer wait for the disk.
         """
-        for look in list(self._looks):
-            if self._disk.has_looked(look.number) or time.monotonic() >= look.until_s:
-                self._looks.remove(look)
-                self._admit([look.request])
+        for scan in list(self._awaited_scans):
+            if self._disk.has_scanned(scan.number) or time.monotonic() >= scan.until_s:
+                self._awaited_scans.remove(scan)
+                self._admit([scan.request])
         for read in list(self._reads):
             if read.is_void or all(request.has_ended for request in read.requests):
                 self._end(read)

@@ -78,9 +78,9 @@ class RecordStore:
         self._others = directory.around
         self._unfinished_nbytes = 0
         if directory.is_remote:
-            return  # The watcher looks first, and nobody waits for it.
+            return  # The watcher scans first, and nobody waits for it.
         try:
-            self.look(is_first=True)
+            self.scan(is_first=True)
             with directory.locked() as now_ns:
                 self._make_room(0, beside=b"", now_ns=now_ns)
         except OSError as error:
@@ -128,7 +128,7 @@ class RecordStore:
     def meet(self) -> None:
         """Ask a store far away whether it does what it should, and take up what is there. Raises OSError."""
         self.renew_lease()
-        self.look(is_first=True)
+        self.scan(is_first=True)
         with self.changed:
             left = sorted(self._uncleared, key=lambda root: root is not None)
             unread = self._unread if self._unread in self.index.entries else None
@@ -144,7 +144,7 @@ class RecordStore:
                 log.info("The object store %s can be read again.", self.directory.place)
             self.trouble = self._unread = None
 
-    def look(self, *, is_first: bool = False) -> None:
+    def scan(self, *, is_first: bool = False) -> None:
         """Update the index with what other servers wrote and removed; reads headers only. Raises OSError.
 
         `is_first`: read the folder even if no other server has used it.
@@ -443,7 +443,7 @@ class RecordStore:
             self.index.remove_all()
         self.directory.forget_listed()
         self.directory.begin_lease()
-        self.look(is_first=True)
+        self.scan(is_first=True)
 
     def show_uses(self, uses: Mapping[bytes, int]) -> None:
         """Write times of last use (ns) to the files, where a restart and other servers find them."""
@@ -550,7 +550,7 @@ class RecordStore:
 
     def _clear(self, root: bytes | None) -> None:
         try:
-            self.look(is_first=self.directory.is_remote)
+            self.scan(is_first=self.directory.is_remote)
         except OSError as error:
             self._note_left(error)
             if self.directory.is_remote:

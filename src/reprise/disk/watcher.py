@@ -12,17 +12,17 @@ from reprise.disk.store import RecordStore
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 5.0
+SCAN_EVERY_S = 5.0
 """How often it scans while other servers use the folder. Noticing the first of them costs one `stat` each time."""
 
 REMOTE_EVERY_S = 15.0
 """How often it scans a remote store, with jitter, so that several servers do not scan at once."""
 
 REMOTE_AGAIN_S = 2.0
-"""Who asks is answered from the last look where that is not older."""
+"""A scan on request is skipped if the last one is not older than this."""
 
-LOOKED_PART = 0.2
-"""And of its time, it spends no more than this part on looking."""
+MAX_SCAN_SHARE = 0.2
+"""The largest share of its time that a watcher of a remote store spends on scans."""
 
 _ALL_AGAIN_S = 600.0
 """A store that no other server seems to use is listed as a whole so often."""
@@ -38,8 +38,8 @@ class FolderWatcher:
         self._clears: list[tuple[bytes | None, Future[None]]] = []
         self._num_begun = 0
         self._num_ended = 0
-        self._looked_s = self._beaten_s = self._listed_s = -float("inf")
-        self._look_took_s = 0.0
+        self._scanned_s = self._beaten_s = self._listed_s = -float("inf")
+        self._scan_took_s = 0.0
         self._has_met = not self._is_remote
 
     def ask(self, wake: Callable[[], None]) -> int:
@@ -83,11 +83,11 @@ class FolderWatcher:
                 self._clear(root, cleared)
             try:
                 if self._is_remote:
-                    self._look_far(is_asked=bool(wakes))
+                    self._scan_remote(is_asked=bool(wakes))
                 else:
-                    self._look(is_asked=bool(wakes))
+                    self._scan(is_asked=bool(wakes))
             except Exception:
-                log.debug("cannot look at the disk cache's folder", exc_info=True)
+                log.debug("cannot scan the disk cache's folder", exc_info=True)
             with store.changed:
                 self._num_ended = self._num_begun
             for wake in wakes:
@@ -95,26 +95,26 @@ class FolderWatcher:
 
     def _next_s(self) -> float:
         if not self._is_remote:
-            return LOOK_EVERY_S
-        if not self._has_met and self._looked_s == -float("inf"):
+            return SCAN_EVERY_S
+        if not self._has_met and self._scanned_s == -float("inf"):
             return 0.0
         if self._store.directory.has_unread and not self._store.is_away:
             return 0.0
-        return max(REMOTE_EVERY_S * random.uniform(0.8, 1.2), self._look_took_s / LOOKED_PART)
+        return max(REMOTE_EVERY_S * random.uniform(0.8, 1.2), self._scan_took_s / MAX_SCAN_SHARE)
 
-    def _look(self, *, is_asked: bool) -> None:
+    def _scan(self, *, is_asked: bool) -> None:
         store = self._store
         if time.monotonic() - self._beaten_s >= BEAT_S:
             self._beaten_s = time.monotonic()
             store.renew_lease()
         if is_asked or store.is_shared or store.directory.has_new_servers:
-            store.look()
+            store.scan()
 
-    def _look_far(self, *, is_asked: bool) -> None:
-        """Look, unless it was just done; whatever fails is noted, once, until it goes well again."""
+    def _scan_remote(self, *, is_asked: bool) -> None:
+        """Scan, unless that was just done; whatever fails is noted, once, until it goes well again."""
         store, now_s = self._store, time.monotonic()
-        again_s = max(REMOTE_AGAIN_S, self._look_took_s / LOOKED_PART)
-        if is_asked and (now_s - self._looked_s < again_s or store.is_away) and self._has_met:
+        again_s = max(REMOTE_AGAIN_S, self._scan_took_s / MAX_SCAN_SHARE)
+        if is_asked and (now_s - self._scanned_s < again_s or store.is_away) and self._has_met:
             return
         try:
             if not self._has_met or store.is_away:
@@ -125,15 +125,15 @@ class FolderWatcher:
                     store.renew_lease()
                     self._beaten_s = now_s
                 is_due = now_s - self._listed_s >= _ALL_AGAIN_S or store.directory.has_unread
-                store.look(is_first=is_due or is_asked)
+                store.scan(is_first=is_due or is_asked)
                 if is_due or is_asked or store.is_shared:
                     self._listed_s = now_s
         except OSError as error:
             with store.changed:
                 store.note_away(error)
         finally:
-            self._looked_s = time.monotonic()
-            self._look_took_s = self._looked_s - now_s
+            self._scanned_s = time.monotonic()
+            self._scan_took_s = self._scanned_s - now_s
 
     def _clear(self, root: bytes | None, cleared: Future[None]) -> None:
         try:

@@ -148,7 +148,7 @@ class RunningRequest:
     """How often it was sent to the disk."""
     not_read_to: int = 0
     """How far it could resume from the disk, where reading takes longer than computing."""
-    has_looked: bool = False
+    has_awaited_scan: bool = False
     loaded: int = 0
 
     @property
