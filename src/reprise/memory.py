@@ -37,8 +37,8 @@ Reclaimer = Callable[[], bool]
 class Evictable(Protocol):
     """A prefix cache, from which other models' requests may evict. A protocol: `cache` imports this module."""
 
-    def least_worth(self) -> float | None:
-        """The worth of what `evict_one` would evict, in expected tokens saved per byte and prompt of this cache.
+    def least_score(self) -> float | None:
+        """The score of what `evict_one` would evict, in expected tokens saved per byte and prompt of this cache.
 
         None if nothing may be evicted.
         """
@@ -123,7 +123,7 @@ class SharedMemory:
 
     def _reclaim(self) -> bool:
         """Free one thing: of the first kind from all parts, then of the next kind, weights last."""
-        ordered = self.parts if len(self.parts) == 1 else sorted(self.parts, key=Memory.least_worth)
+        ordered = self.parts if len(self.parts) == 1 else sorted(self.parts, key=Memory.least_score)
         levels = zip_longest(*(part.reclaimers for part in ordered))
         reclaimers = [reclaim for level in levels for reclaim in level if reclaim is not None]
         return any(reclaim() for reclaim in reclaimers) or self.unload_one()
@@ -192,29 +192,29 @@ class Memory:
         """Bytes that can be evicted from the other models."""
         return sum(part.held - part.kept_nbytes for part in self._others)
 
-    def least_worth(self) -> float:
+    def least_score(self) -> float:
         """The expected saving of what would be evicted next, in seconds per byte and request of any model."""
-        worth = None if self.cache is None else self.cache.least_worth()
-        return float("inf") if worth is None else self._worth(worth)
+        score = None if self.cache is None else self.cache.least_score()
+        return float("inf") if score is None else self._saving_s(score)
 
-    def _worth(self, worth: float) -> float:
-        return worth * self.token_s() * self.share_of_requests
+    def _saving_s(self, score: float) -> float:
+        return score * self.token_s() * self.share_of_requests
 
     def note_use(self) -> None:
         """A request that was noted for another part uses this one, too."""
         self.share_of_requests = min(1.0, self.share_of_requests + 1 / _RECENT)
 
-    def evict_from_others(self, worth: float | None) -> bool:
-        """Evict one item of another model that is worth no more than anything here and than `worth`.
+    def evict_from_others(self, score: float | None) -> bool:
+        """Evict one item of another model that is worth no more than anything here and than `score`.
 
-        `worth`: in the units of this cache; None: no limit. False if there is no such item.
+        `score`: in the units of this cache; None: no limit. False if there is no such item.
         """
         others = self._others
         if not others:
             return False
-        most = min(self.least_worth(), float("inf") if worth is None else self._worth(worth))
-        for part in sorted(others, key=Memory.least_worth):
-            if part.cache is not None and part.least_worth() <= most and part.cache.evict_one():
+        most = min(self.least_score(), float("inf") if score is None else self._saving_s(score))
+        for part in sorted(others, key=Memory.least_score):
+            if part.cache is not None and part.least_score() <= most and part.cache.evict_one():
                 return True
         return False
 

@@ -51,21 +51,21 @@ def test_bytes_that_change_hands_are_held_once() -> None:
 
 
 class ByWorth:
-    """A cache of entries of one byte, by their worth."""
+    """A cache of entries of one byte, by their score."""
 
-    def __init__(self, memory: Memory, *worths: float, protected: int = 0) -> None:
-        self.memory, self.worths, self.protected = memory, sorted(worths), protected
+    def __init__(self, memory: Memory, *scores: float, protected: int = 0) -> None:
+        self.memory, self.scores, self.protected = memory, sorted(scores), protected
         memory.evict_from(self, token_s=lambda: 1.0)
         memory.reclaim_from(lambda: False, self.evict_one)
-        memory.charge(Account.KV, len(worths))
+        memory.charge(Account.KV, len(scores))
 
-    def least_worth(self) -> float | None:
-        return self.worths[0] if len(self.worths) > self.protected else None
+    def least_score(self) -> float | None:
+        return self.scores[0] if len(self.scores) > self.protected else None
 
     def evict_one(self) -> bool:
-        if self.least_worth() is None:
+        if self.least_score() is None:
             return False
-        self.worths.pop(0)
+        self.scores.pop(0)
         self.memory.charge(Account.KV, -1)
         return True
 
@@ -81,11 +81,11 @@ def test_models_share_a_budget_and_what_is_worth_least_goes_first() -> None:
     assert (one.budget, one.held, one.available, one.kept_by_others) == (8, 3, 2, 1)
     assert one.evictable_from_others == 2
     assert one.reserve(5)
-    assert (low.worths, high.worths) == ([4, 6], [9]), "1, 2 and 3 went, whoever asked"
+    assert (low.scores, high.scores) == ([4, 6], [9]), "1, 2 and 3 went, whoever asked"
     # A token that takes longer to compute is worth more, and so is one of a model that is asked more often.
     high.protected = 0
     other.evict_from(high, token_s=lambda: 0.1)
-    assert other.reserve(6) and (low.worths, high.worths) == ([4, 6], [])
+    assert other.reserve(6) and (low.scores, high.scores) == ([4, 6], [])
     for _ in range(50):
         shared.note_request(other)
     assert other.share_of_requests > 10 * one.share_of_requests
@@ -98,7 +98,7 @@ def test_weights_are_given_up_last() -> None:
     entries = ByWorth(memory, 1, 2)
 
     def unload_one() -> bool:
-        assert not entries.worths
+        assert not entries.scores
         return shared.weights.pop("b", None) is not None
 
     shared.unload_one = unload_one
@@ -117,11 +117,11 @@ def test_what_is_new_takes_the_place_of_another_model_s_only_where_it_is_worth_m
     shared = SharedMemory(4)
     one, other = Memory(shared=shared), Memory(shared=shared)
     mine, theirs = ByWorth(one, 5, 6), ByWorth(other, 2, 7)
-    assert one.evict_from_others(3) and theirs.worths == [7]
+    assert one.evict_from_others(3) and theirs.scores == [7]
     assert not one.evict_from_others(6.5), "what is worth least is here"
     assert not one.evict_from_others(None)
-    mine.worths = [8.0, 9.0]
-    assert not one.evict_from_others(6.5) and one.evict_from_others(None) and not theirs.worths
+    mine.scores = [8.0, 9.0]
+    assert not one.evict_from_others(6.5) and one.evict_from_others(None) and not theirs.scores
 
 
 def test_what_is_given_back_twice_is_noticed() -> None:

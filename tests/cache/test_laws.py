@@ -22,7 +22,7 @@ BASE = tuple(i % 3 for i in range(37))
 class LargestFirst(Lru):
     """Evicts what frees most, so that a path's end goes before what hangs on it."""
 
-    def worth(self, facts: Facts) -> float:
+    def score(self, facts: Facts) -> float:
         return -float(facts.nbytes)
 
 

@@ -73,19 +73,19 @@ def resumes_at(cache: PrefixCache, tokens: Tokens) -> int:
 
 
 def test_lru_orders_by_last_use() -> None:
-    assert Lru().worth(facts(last_use=3)) < Lru().worth(facts(last_use=4))
+    assert Lru().score(facts(last_use=3)) < Lru().score(facts(last_use=4))
     assert Lru().admits(facts(), 1e9)
 
 
 def test_greedy_dual_ages_by_what_it_gave_up() -> None:
     policy = GreedyDual()
-    assert policy.worth(facts(cost=200)) > policy.worth(facts(cost=100))
-    assert policy.worth(facts(num_uses=1)) == 2 * policy.worth(facts())
+    assert policy.score(facts(cost=200)) > policy.score(facts(cost=100))
+    assert policy.score(facts(num_uses=1)) == 2 * policy.score(facts())
     policy.evicted(facts(now=7), 5.0)
     policy.evicted(facts(now=8), 3.0)
-    assert policy.worth(facts(last_use=7, nbytes=0)) == 0.0
-    assert policy.worth(facts(last_use=8, nbytes=0)) == policy.worth(facts(last_use=9, nbytes=0)) == 5.0
-    assert policy.worth(facts(last_use=9)) > policy.worth(facts(num_uses=3))
+    assert policy.score(facts(last_use=7, nbytes=0)) == 0.0
+    assert policy.score(facts(last_use=8, nbytes=0)) == policy.score(facts(last_use=9, nbytes=0)) == 5.0
+    assert policy.score(facts(last_use=9)) > policy.score(facts(num_uses=3))
 
 
 @pytest.mark.parametrize(
@@ -104,28 +104,28 @@ def test_greedy_dual_ages_by_what_it_gave_up() -> None:
 def test_what_saves_less_is_worth_less(worse: dict[str, object], better: dict[str, object]) -> None:
     policy = ExpectedSaving()
     policy.arrive(run_of(0, 50), known=0, namespace="")
-    assert policy.worth(facts(last_visit=1, **worse)) < policy.worth(facts(last_visit=1, **better))
+    assert policy.score(facts(last_visit=1, **worse)) < policy.score(facts(last_visit=1, **better))
 
 
 def test_the_end_that_a_chat_went_on_from_is_left_behind() -> None:
     policy = ExpectedSaving()
     first = run_of(0, 100)
     policy.arrive(first, known=0, namespace="")
-    assert policy.worth(facts(last_visit=1)) > 0
+    assert policy.score(facts(last_visit=1)) > 0
     policy.arrive(join_tokens(first, run_of(1, 50)), known=100, namespace="")
-    assert policy.worth(facts(last_visit=1)) < 0
-    assert policy.worth(facts(last_visit=1, kind=BoundaryKind.SYSTEM)) > 0
-    assert policy.worth(facts(last_visit=2)) > 0
+    assert policy.score(facts(last_visit=1)) < 0
+    assert policy.score(facts(last_visit=1, kind=BoundaryKind.SYSTEM)) > 0
+    assert policy.score(facts(last_visit=2)) > 0
 
 
 def test_the_same_prompts_give_the_same_order() -> None:
-    worths: list[list[float]] = []
+    scores: list[list[float]] = []
     for _ in range(2):
         policy = ExpectedSaving()
         for seed in range(200):
             policy.arrive(run_of(seed % 17, 40 + seed % 5), known=0, namespace="")
-        worths.append([policy.worth(facts(last_visit=n, first_visit=n)) for n in range(1, 201)])
-    assert worths[0] == worths[1]
+        scores.append([policy.score(facts(last_visit=n, first_visit=n)) for n in range(1, 201)])
+    assert scores[0] == scores[1]
 
 
 def test_superseded_ends_stay_while_there_is_room_and_go_first_when_there_is_not() -> None:
@@ -253,14 +253,14 @@ def test_an_end_is_cut_at_the_stable_boundary_and_the_rest_is_worth_what_it_was(
     tokens = run_of(0, 100)
     serve(cache, tokens, sizes, kind=BoundaryKind.GENERATION_END, stable_at=70)
     ends = [100, 84, 70, 54]  # 16 tokens at a time, but not of both sides at once.
-    worths: list[float] = []
+    scores: list[float] = []
     for end in ends:
         assert resumes_at(cache, tokens) == end
         leaf = next(iter(next(iter(cache.tree.roots.values())).children.values()))
-        worths.append(cache.order.policy.worth(cache.order.facts(leaf.checkpoints[end])))
+        scores.append(cache.order.policy.score(cache.order.facts(leaf.checkpoints[end])))
         cache.evict_one()
         cache.check()
-    assert worths[0] == worths[1] < worths[2] == worths[3]
+    assert scores[0] == scores[1] < scores[2] == scores[3]
 
 
 def test_answers_tell_who_comes_back() -> None:
@@ -273,11 +273,11 @@ def test_answers_tell_who_comes_back() -> None:
         serve(cache, chat := run_of(1000 + n, 100), sizes, num_answered=300)
         serve(cache, join_tokens(chat, run_of(2000 + n, 10)), sizes, num_answered=300)
     policy = cache.order.policy
-    worths: list[float] = []
+    scores: list[float] = []
     for seed, num_answered in ((5000, 2), (5001, 300), (5002, None)):
         serve(cache, run_of(seed, 100), sizes, num_answered=num_answered)
-        worths.append(policy.worth(facts(last_visit=301 + len(worths))))
-    word, page, unknown = worths
+        scores.append(policy.score(facts(last_visit=301 + len(scores))))
+    word, page, unknown = scores
     assert word < unknown < page
 
 
@@ -300,7 +300,7 @@ def test_nothing_is_learned_from_work_that_nobody_asked_for() -> None:
     lease = cache.lease(cache.match(longer), 50, is_request=False)
     cache.release(lease)
     mark = next(iter(next(iter(cache.tree.roots.values())).children.values())).checkpoints[50]
-    assert cache.order.policy.worth(cache.order.facts(mark)) > 0, "the chat has not gone on yet"
+    assert cache.order.policy.score(cache.order.facts(mark)) > 0, "the chat has not gone on yet"
 
 
 def test_what_a_client_wants_kept_takes_the_place_of_what_is_worth_more() -> None:

@@ -45,12 +45,12 @@ def test_before_anything_was_seen_older_is_worth_less() -> None:
     returns = ReuseRateEstimator((1,))
     returns.advance()
     returns.wait(0)
-    worths: list[float] = []
+    scores: list[float] = []
     for _ in range(50):
         returns.advance()
-        worths.append(returns.worth(1))
-    assert all(a >= b for a, b in pairwise(worths))
-    assert worths[0] > 10 * worths[-1]
+        scores.append(returns.rate(1))
+    assert all(a >= b for a, b in pairwise(scores))
+    assert scores[0] > 10 * scores[-1]
 
 
 def test_who_always_comes_back_after_forty_is_worth_most_just_before() -> None:
@@ -60,7 +60,7 @@ def test_who_always_comes_back_after_forty_is_worth_most_just_before() -> None:
         if number > 40:
             returns.come_back(number - 40)
         returns.wait(0)
-    fresh, due, late = (returns.worth(599 - age) for age in (1, 36, 39))
+    fresh, due, late = (returns.rate(599 - age) for age in (1, 36, 39))
     assert due > 3 * fresh
     assert late >= due
     assert returns.next_step_at(598) > 599
@@ -78,7 +78,7 @@ def test_who_comes_back_more_than_others_at_one_age_does_so_a_little_later() -> 
                 returns.come_back(number - age)
         returns.wait(number % 2)
     odd, even = 321, 326  # Both still wait, and are a little older than 70.
-    assert returns.worth(odd) > returns.worth(even)
+    assert returns.rate(odd) > returns.rate(even)
 
 
 def test_what_never_comes_back_is_worth_less_than_what_does() -> None:
@@ -88,7 +88,7 @@ def test_what_never_comes_back_is_worth_less_than_what_does() -> None:
         if number > 20 and (number - 20) % 2 == 0:
             returns.come_back(number - 20)
         returns.wait(number % 2)
-    assert returns.worth(798) > 5 * returns.worth(797)
+    assert returns.rate(798) > 5 * returns.rate(797)
 
 
 def test_who_is_known_better_later_is_judged_by_all_until_then() -> None:
@@ -101,11 +101,11 @@ def test_who_is_known_better_later_is_judged_by_all_until_then() -> None:
         returns.wait(0)
         if number > 3 and (number - 3) % 3 < 2:
             returns.specify(number - 3, (number - 3) % 3)
-    always, never, unknown = (returns.worth(number) for number in (891, 892, 893))
+    always, never, unknown = (returns.rate(number) for number in (891, 892, 893))
     assert always > unknown > 5 * never
-    assert returns.worth(899) == pytest.approx(returns.worth(898)), "that nothing is known yet says nothing"
+    assert returns.rate(899) == pytest.approx(returns.rate(898)), "that nothing is known yet says nothing"
     returns.specify(899, 0)
-    assert returns.worth(899) > returns.worth(898)
+    assert returns.rate(899) > returns.rate(898)
 
 
 def test_somebody_comes_back_once() -> None:
@@ -113,11 +113,11 @@ def test_somebody_comes_back_once() -> None:
     returns.advance()
     returns.wait(0)
     returns.advance()
-    before = returns.worth(1)
+    before = returns.rate(1)
     returns.come_back(1)
     returns.come_back(1)
     returns.come_back(7)
-    assert returns.worth(1) == before, "the table is computed anew only now and then"
+    assert returns.rate(1) == before, "the table is computed anew only now and then"
 
 
 def test_a_longer_prompt_goes_on_from_a_shorter_one() -> None:

@@ -25,11 +25,11 @@ def trace(worker: Worker) -> list[object]:
         (n.start, n.tokens.tobytes(), n.last_use, n.num_uses, n.last_visit, n.first_visit, n.num_leases)
         for n in cache.tree.nodes()
     ]
-    worths: list[object] = [
-        (c.position, c.last_use, c.num_uses, cache.order.policy.worth(cache.order.facts(c)))
+    scores: list[object] = [
+        (c.position, c.last_use, c.num_uses, cache.order.policy.score(cache.order.facts(c)))
         for c in cache.tree.checkpoints()
     ]
-    return [*nodes, *worths, cache.tree.clock, cache.order.num_entries, len(worker.requests), status_of(worker)]
+    return [*nodes, *scores, cache.tree.clock, cache.order.num_entries, len(worker.requests), status_of(worker)]
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])

@@ -358,8 +358,8 @@ UPKEEP = (
     _mutant(
         "EvictionOrder.pop",
         "leased checkpoints fall out of the order",
-        "for worth, checkpoint in put_back:\n    self._push(worth, checkpoint)",
-        "for worth, checkpoint in put_back[1:]:\n    self._push(worth, checkpoint)",
+        "for score, checkpoint in put_back:\n    self._push(score, checkpoint)",
+        "for score, checkpoint in put_back[1:]:\n    self._push(score, checkpoint)",
     ),
     _mutant(
         "Ghosts.forget_checkpoint",
@@ -436,7 +436,7 @@ WORTH = (
         _POLICY,
     ),
     _mutant(
-        "ExpectedSaving.worth",
+        "ExpectedSaving.score",
         "what next turns never have is worth as much as what they have",
         "rate *= self._tails_met / (self._tails_met + self._tails_missed)",
         "pass",

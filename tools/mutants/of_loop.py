@@ -43,14 +43,14 @@ LOOP_MUTANTS = (
     _mutant(
         "SharedMemory._reclaim",
         "of two models the one whose prefixes are worth most gives first",
-        "sorted(self.parts, key=Memory.least_worth)",
-        "sorted(self.parts, key=Memory.least_worth, reverse=True)",
+        "sorted(self.parts, key=Memory.least_score)",
+        "sorted(self.parts, key=Memory.least_score, reverse=True)",
         _MEMORY,
     ),
     _mutant(
         "Memory.evict_from_others",
         "what is new takes the place of another model's whatever that is worth",
-        "part.least_worth() <= most",
+        "part.least_score() <= most",
         "True",
         _MEMORY,
     ),

@@ -1,7 +1,7 @@
-"""The eviction order: a heap of checkpoints by worth, lazily re-evaluated, and the facts that the policy gets.
+"""The eviction order: a heap of checkpoints by score, lazily re-evaluated, and the facts that the policy gets.
 
-An entry is stale when its checkpoint was dropped or placed again. A popped checkpoint whose worth has risen since it
-was pushed is pushed back, so changes elsewhere (a neighbour evicted, a branch added) need no bookkeeping here. A worth
+An entry is stale when its checkpoint was dropped or placed again. A popped checkpoint whose score has risen since it
+was pushed is pushed back, so changes elsewhere (a neighbour evicted, a branch added) need no bookkeeping here. A score
 that changes with time is re-evaluated when the policy says so: a second heap, by prompt number. Push and pop are O(log
 n).
 """
@@ -21,7 +21,7 @@ from reprise.core.prompt import BoundaryKind
 
 
 class EvictionOrder:
-    """The checkpoints of `tree`, least worth first."""
+    """The checkpoints of `tree`, lowest score first."""
 
     def __init__(self, policy: Policy, tree: RadixTree, pins: Pins) -> None:
         self.policy = policy
@@ -51,7 +51,7 @@ class EvictionOrder:
         """Insert a checkpoint, or re-evaluate it after it was used or changed."""
         self._placed[checkpoint] = next(self._numbers)
         facts = self.facts(checkpoint)
-        self._push(self.policy.worth(facts), checkpoint)
+        self._push(self.policy.score(facts), checkpoint)
         review_at = self.policy.review_at(facts)
         if review_at is not None:
             heapq.heappush(self._reviews, (review_at, self._placed[checkpoint], checkpoint))
@@ -73,44 +73,44 @@ class EvictionOrder:
                 self.place(checkpoint)
 
     def pop(self, *, may_evict: Callable[[Checkpoint], bool], new: Facts | None = None) -> Checkpoint | None:
-        """Remove and return the checkpoint of least worth that may be evicted, or None.
+        """Remove and return the checkpoint with the lowest score that may be evicted, or None.
 
         `new`: the item to be stored instead; returns None if the policy does not admit it.
         """
         put_back: list[tuple[float, Checkpoint]] = []
         found: Checkpoint | None = None
         while self._heap:
-            worth, place, checkpoint = heapq.heappop(self._heap)
+            score, place, checkpoint = heapq.heappop(self._heap)
             if self._placed.get(checkpoint) != place:
                 continue
             if not may_evict(checkpoint):
-                put_back.append((worth, checkpoint))
+                put_back.append((score, checkpoint))
                 continue
             facts = self.facts(checkpoint)
-            now_worth = self.policy.worth(facts)
-            if now_worth > worth and self._heap and now_worth > self._heap[0][0]:
-                self._push(now_worth, checkpoint)
+            new_score = self.policy.score(facts)
+            if new_score > score and self._heap and new_score > self._heap[0][0]:
+                self._push(new_score, checkpoint)
                 continue
-            if new is not None and not self.policy.admits(new, now_worth):
-                put_back.append((now_worth, checkpoint))
+            if new is not None and not self.policy.admits(new, new_score):
+                put_back.append((new_score, checkpoint))
                 break
-            self.policy.evicted(facts, now_worth)
+            self.policy.evicted(facts, new_score)
             self.remove(checkpoint)
             found = checkpoint
             break
-        for worth, checkpoint in put_back:
-            self._push(worth, checkpoint)
+        for score, checkpoint in put_back:
+            self._push(score, checkpoint)
         return found
 
     def first(self, num: int, *, may_evict: Callable[[Checkpoint], bool]) -> list[tuple[Checkpoint, Facts]]:
-        """The `num` checkpoints of least worth that may be evicted, least first. Changes nothing.
+        """The `num` checkpoints with the lowest scores that may be evicted, lowest first. Changes nothing.
 
         O(n log n), where n includes the stale and protected entries that are skipped.
         """
         there = (c for _, place, c in self._ascending() if self._placed.get(c) == place and may_evict(c))
-        # Some may be worth more by now: re-evaluate twice as many.
+        # Some scores may have risen: re-evaluate twice as many.
         facts = {checkpoint: self.facts(checkpoint) for checkpoint in islice(there, 2 * num)}
-        order = sorted(facts, key=lambda checkpoint: self.policy.worth(facts[checkpoint]))
+        order = sorted(facts, key=lambda checkpoint: self.policy.score(facts[checkpoint]))
         return [(checkpoint, facts[checkpoint]) for checkpoint in order[:num]]
 
     def _ascending(self) -> Iterator[tuple[float, int, Checkpoint]]:
@@ -133,8 +133,8 @@ class EvictionOrder:
             self._reviews = [entry for entry in self._reviews if self._placed.get(entry[2]) == entry[1]]
             heapq.heapify(self._reviews)
 
-    def _push(self, worth: float, checkpoint: Checkpoint) -> None:
-        heapq.heappush(self._heap, (worth, self._placed[checkpoint], checkpoint))
+    def _push(self, score: float, checkpoint: Checkpoint) -> None:
+        heapq.heappush(self._heap, (score, self._placed[checkpoint], checkpoint))
 
     # Facts for the policy.
 

@@ -1,4 +1,4 @@
-"""Eviction policies: facts about an item in, its worth out; the item of least worth is evicted first.
+"""Eviction policies: facts about an item in, a score out; the item with the lowest score is evicted first.
 
 A policy does not see the tree. It learns from the prompts (`arrive`) alone, without I/O, clock or randomness, so the
 same prompts give the same order.
@@ -70,29 +70,29 @@ class Policy(Protocol):
         """Record that prompt `number` and its answer are stored as `tokens`, stable up to `stable_at`."""
         ...
 
-    def worth(self, facts: Facts) -> float: ...
+    def score(self, facts: Facts) -> float: ...
 
     def admits(self, new: Facts, than: float) -> bool:
-        """Whether a new item may replace one of worth `than`."""
+        """Whether a new item may replace one with the score `than`."""
         ...
 
     def review_at(self, facts: Facts) -> int | None:
-        """The number of the prompt at which this item's worth will have changed with time, or None."""
+        """The number of the prompt at which this item's score will have changed with time, or None."""
         ...
 
-    def evicted(self, facts: Facts, worth: float) -> None:
-        """Record that an item of this worth was evicted."""
+    def evicted(self, facts: Facts, score: float) -> None:
+        """Record that an item with this score was evicted."""
         ...
 
 
 class ExpectedSaving:
     """The default: the tokens that a byte is expected to save per prompt of waiting.
 
-    Worth = tokens saved per use × expected uses per prompt of waiting ÷ bytes. The rate at which chats return is
+    Score = tokens saved per use × expected uses per prompt of waiting ÷ bytes. The rate at which chats return is
     learned from all chats, evicted ones included (`reprise.cache.reuse_rate`), as is the rate at which new paths branch
     off shared ones. The length of the answer refines the estimate: a one-word answer usually ends a task. How often the
     next turn repeats what lies past the stable boundary is learned for all chats together. When a chat continues
-    elsewhere, what it left has negative worth and is evicted first, the least useful first. New entries that are
+    elsewhere, what it left has a negative score and is evicted first, the least useful first. New entries that are
     expected to save less than anything stored are not stored, so one-off prompts do not displace chats.
     """
 
@@ -136,30 +136,30 @@ class ExpectedSaving:
     def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
         self._history.leave_tail(tokens, stable_at, number=number, namespace=namespace)
 
-    def worth(self, facts: Facts) -> float:
+    def score(self, facts: Facts) -> float:
         if facts.nbytes == 0:
             return 0.0
         saved = facts.cost / facts.nbytes
-        rate = self._turns.worth(facts.last_visit)
+        rate = self._turns.rate(facts.last_visit)
         branched_at = self._history.last_continuation(facts.first_visit)
         if branched_at is not None:
-            rate += self._branches.worth(branched_at)
+            rate += self._branches.rate(branched_at)
         if facts.num_branches > 1:
             rate = max(rate, self._rate_of_passes(facts))
         if facts.is_auxiliary:
             rate *= 0.1
         if facts.is_tail:
             rate *= self._tails_met / (self._tails_met + self._tails_missed)
-        worth = saved * rate
-        return worth if not self._is_left_behind(facts) else -1.0 / (1.0 + worth)
+        score = saved * rate
+        return score if not self._is_left_behind(facts) else -1.0 / (1.0 + score)
 
     def admits(self, new: Facts, than: float) -> bool:
-        return self.worth(new) >= than
+        return self.score(new) >= than
 
     def review_at(self, facts: Facts) -> int | None:
         return self._turns.next_step_at(facts.last_visit)
 
-    def evicted(self, facts: Facts, worth: float) -> None:
+    def evicted(self, facts: Facts, score: float) -> None:
         pass
 
     def _is_left_behind(self, facts: Facts) -> bool:

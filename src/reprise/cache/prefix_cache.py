@@ -139,12 +139,12 @@ class PrefixCache:
         """The first `num` items that `evict_one` would evict now."""
         return self.order.first(num, may_evict=self._may_evict)
 
-    def least_worth(self) -> float | None:
-        """The policy's worth of what `evict_one` would evict; None if nothing may be evicted."""
+    def least_score(self) -> float | None:
+        """The policy's score of what `evict_one` would evict; None if nothing may be evicted."""
         if len(self.rows) > 0:
             return 0.0
         first = self.would_evict(1)
-        return self.order.policy.worth(first[0][1]) if first else None
+        return self.order.policy.score(first[0][1]) if first else None
 
     def protected_nbytes(self) -> int:
         """A lower bound of the bytes that cannot be evicted, pins aside: full entries, snapshots up to the leases."""
@@ -183,13 +183,13 @@ class PrefixCache:
             self._prune(lease.node)
 
     def _arrive(self, match: Match) -> int:
-        """Tell the policy of a request, and re-evaluate everything whose worth that changes. Returns its number."""
+        """Tell the policy of a request, and re-evaluate everything whose score that changes. Returns its number."""
         number, continued = self.order.policy.arrive(match.tokens, known=match.length, namespace=match.namespace)
         nodes, last = match.walk.nodes, match.walk.last
         for node in nodes if match.length == last.stop else nodes[:-1]:
             self._visit(node, number)
         if continued is not None:
-            # The chat has continued: what its earlier prompt left beside this path loses worth.
+            # The chat has continued: what its earlier prompt left beside this path is scored lower.
             beside = last.children.values() if match.length == last.stop else (last,)
             for top in [node for node in beside if node.last_visit == continued]:
                 for node in subtree(top):
@@ -199,7 +199,7 @@ class PrefixCache:
         return number
 
     def _visit(self, node: Node, number: int) -> None:
-        """Record that prompt `number` passed through `node`; re-evaluate the checkpoints whose worth that changes."""
+        """Record that prompt `number` passed through `node`; re-evaluate the checkpoints whose score that changes."""
         if self.tree.visit(node, number):
             for checkpoint in node.checkpoints.values():
                 # Superseded ones are evicted first in any case, and re-evaluated when popped.
@@ -270,7 +270,7 @@ class PrefixCache:
         return Committed(num_tokens=position - walk.length, nbytes=added, is_resumable=is_whole)
 
     def _admit(self, nbytes: int, new: Facts | None) -> bool:
-        """Make room for `nbytes` by evicting what is worth less than `new` (None: anything); False if impossible.
+        """Make room for `nbytes` by evicting what scores lower than `new` (None: anything); False if impossible.
 
         If it cannot succeed, it evicts nothing.
         """
@@ -440,7 +440,7 @@ class PrefixCache:
     # protects its path, except for superseded checkpoints before its position.
 
     def evict_one(self) -> bool:
-        """Evict the item of least worth. False if nothing may be evicted."""
+        """Evict the item with the lowest score. False if nothing may be evicted."""
         return self._evict_least(None)
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> None:
@@ -491,10 +491,10 @@ class PrefixCache:
         self.tree.reset()
 
     def _evict_for(self, nbytes: int, new: Facts | None) -> bool:
-        """Evict until `nbytes` fit, but nothing worth more than `new`. False if they do not fit."""
-        worth = None if new is None else self.order.policy.worth(new)
+        """Evict until `nbytes` fit, but nothing that scores higher than `new`. False if they do not fit."""
+        score = None if new is None else self.order.policy.score(new)
         while not self.memory.fits(nbytes):
-            if not self.memory.evict_from_others(worth) and not self._evict_least(new):
+            if not self.memory.evict_from_others(score) and not self._evict_least(new):
                 return False
         return True
 

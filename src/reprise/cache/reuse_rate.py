@@ -59,7 +59,7 @@ class ReuseRateEstimator:
         self._returned = np.zeros(size)
         self._ring: list[_WaitingPrompt | None] = [None] * MEMORY
         self._now = 0
-        self._worth = _table_of_nothing(self._shape)
+        self._rates = _table_of_nothing(self._shape)
 
     def advance(self) -> None:
         """Advance time by one prompt."""
@@ -73,7 +73,7 @@ class ReuseRateEstimator:
         self._ring[self._now % MEMORY] = None
         if self._now % _REFRESH == 0:
             shape = (*self._shape, _STEPS)
-            self._worth = _table(self._returned.reshape(shape), self._waited.reshape(shape))
+            self._rates = _table(self._returned.reshape(shape), self._waited.reshape(shape))
 
     def wait(self, *bins: int) -> None:
         """From this prompt on, an item of this class waits; at most one per prompt."""
@@ -99,12 +99,12 @@ class ReuseRateEstimator:
             self._waiting_now[one.kind, step] -= 1
             self._returned[one.kind, step] += 1
 
-    def worth(self, number: int | None) -> float:
+    def rate(self, number: int | None) -> float:
         """Expected uses per prompt of waiting, for what has waited since prompt `number`."""
         one = self._ring[number % MEMORY] if self._is_remembered(number) else None
         if one is None or number is None:
-            return float(self._worth[0, -1])
-        return float(self._worth[one.kind, _step_of(self._now - number)])
+            return float(self._rates[0, -1])
+        return float(self._rates[one.kind, _step_of(self._now - number)])
 
     def next_step_at(self, number: int | None) -> int:
         """The prompt at which what has waited since prompt `number` enters the next age step."""

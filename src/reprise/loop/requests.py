@@ -293,7 +293,7 @@ class RunningRequest:
 
     @property
     def overrides_admission(self) -> bool:
-        """Whether the client asked to keep this path, so that it is stored whatever its worth."""
+        """Whether the client asked to keep this path, so that it is stored whatever its score."""
         return self.job.retain_for_s is not None or len(self.pins) > 0
 
     # Its record.

@@ -32,14 +32,14 @@ class _Unlearned:
     def review_at(self, facts: Facts) -> int | None:
         return None
 
-    def evicted(self, facts: Facts, worth: float) -> None:
+    def evicted(self, facts: Facts, score: float) -> None:
         pass
 
 
 class Lru(_Unlearned):
     """Least recently used first."""
 
-    def worth(self, facts: Facts) -> float:
+    def score(self, facts: Facts) -> float:
         return float(facts.last_use)
 
 
@@ -47,7 +47,7 @@ class GreedyDual(_Unlearned):
     """What a byte saves, aged by what was given up before.
 
     After Cherkasova, "Improving WWW proxies performance with greedy-dual-size-frequency caching policy" (1998): an
-    item's worth is the floor at its last use plus uses × cost / size; the floor rises to what is evicted.
+    item's score is the floor at its last use plus uses × cost / size; the floor rises to what is evicted.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class GreedyDual(_Unlearned):
         self._raised_at: list[int] = []
         self._floors: list[float] = [0.0]
 
-    def worth(self, facts: Facts) -> float:
+    def score(self, facts: Facts) -> float:
         floor = self._floors[bisect_right(self._raised_at, facts.last_use)]
         if facts.nbytes == 0:
             return floor
@@ -65,11 +65,11 @@ class GreedyDual(_Unlearned):
             gain *= 0.1
         return floor + gain
 
-    def evicted(self, facts: Facts, worth: float) -> None:
-        if worth > self._floors[-1]:
+    def evicted(self, facts: Facts, score: float) -> None:
+        if score > self._floors[-1]:
             # Whoever is used from the next tick of the cache's clock on starts from here.
             self._raised_at.append(facts.now + 1)
-            self._floors.append(worth)
+            self._floors.append(score)
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {"lru": Lru, "greedy-dual": GreedyDual, "cost": ExpectedSaving}
