@@ -1,4 +1,4 @@
-"""What the API may ask of the engine side, and the records that it is answered with: the seam between HTTP and loop."""
+"""The interface between HTTP and the engine loop: what the API can ask for, and the records it gets back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,21 +25,21 @@ from reprise.core.tokens import Span, Tokens
 class Verdict(StrEnum):
     SAME = "same"
     NEAR_TIE = "near tie"
-    """Another token came, and rounding explains it: the two were about equally likely, or stood at a filter's edge."""
+    """A different token, explained by rounding: the two were about equally likely, or at the edge of a filter."""
     DIFFERENT = "different"
-    """Beyond rounding: what was reused was not what a cold run computes."""
+    """More than rounding: the reused state is not what a cold run computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditTotals:
-    """Answers that were audited since the start. `worst`: the largest difference of a token's log-probability."""
+    """Answers audited since the start. `worst`: the largest difference in a token's log-probability."""
 
     num_checked: int = 0
     num_different: int = 0
     num_near_ties: int = 0
     worst: float = 0.0
     verdicts: Mapping[str, Verdict] = field(default_factory=dict[str, Verdict])
-    """Of the latest jobs, by id."""
+    """Of the most recent jobs, by id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,26 +56,26 @@ class Counts:
     num_settled: int = 0
     num_loaded: int = 0
     saved_s: float = 0.0
-    """Of waiting: what computing the reused tokens would have taken. Not in tokens."""
+    """Waiting time saved: what computing the reused tokens would have taken, in seconds."""
     num_generated: int = 0
     num_evictions: int = 0
     num_preemptions: int = 0
-    """Times that a running request gave its state up for lack of room, to go on later. Not in tokens."""
+    """How often a running request was preempted for lack of memory, to be resumed later. Not in tokens."""
 
 
 class DraftSource(StrEnum):
-    """Where a draft comes from."""
+    """The source of a draft."""
 
     ANSWER = "answer"
-    """This answer, further up."""
+    """Earlier text of the same answer."""
     PREDICTION = "prediction"
-    """What the client said will come."""
+    """The client's predicted output."""
     HISTORY = "history"
-    """Prompts and answers of the same namespace, this request's own prompt among them."""
+    """Prompts and answers of the same namespace, including this request's prompt."""
     GRAMMAR = "grammar"
-    """The grammar allows nothing else."""
+    """The only tokens that the grammar allows."""
     DRAFT_MODEL = "draft-model"
-    """A smaller model computed it."""
+    """Computed by a smaller model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,29 +85,29 @@ class DraftModelStatus:
     name: str
     weights_nbytes: int
     state_nbytes: int
-    """Of its layers, stored and running."""
+    """Layer states, stored and running."""
     num_reused: int = 0
-    """Tokens of prompts and answers that it found stored."""
+    """Tokens of prompts and answers that it reused from its cache."""
     num_prefilled: int = 0
-    """Those that it computed, and the tokens it took back and computed again are among them."""
+    """Tokens that it computed, including those it undid and computed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftStatus:
-    """What drafts have brought since the start. Tokens by where the drafts came from."""
+    """The benefit of drafts since the start. Tokens by source of the draft."""
 
     num_drafted: Mapping[str, int] = field(default_factory=dict[str, int])
     num_accepted: Mapping[str, int] = field(default_factory=dict[str, int])
     saved_s: float = 0.0
-    """Decode time saved, by what a pass over one token takes."""
+    """Decode time saved, compared to passes over one token."""
     nbytes: int = 0
-    """Of the text that drafts are looked up in."""
+    """Memory of the text that drafts are looked up in."""
     model: DraftModelStatus | None = None
-    """None: there is no draft model."""
+    """None if there is no draft model."""
 
 
 EVICTION_REASONS = ("budget", "cleared", "audit")
-"""Why items leave the cache: others needed their room, it was cleared, or an audit found their path wrong."""
+"""Why items leave the cache: to make room, because it was cleared, or because an audit found their path wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,21 +119,21 @@ class Held:
     snapshot_nbytes: int = 0
     live_nbytes: int = 0
     logits_nbytes: int = 0
-    """The logits behind the last tokens of prompts, kept for exact repeats."""
+    """Logits after the last tokens of prompts, kept for exact repeats."""
     pinned_nbytes: int = 0
-    """Of `kv_nbytes` and `snapshot_nbytes`, what stays for pins."""
+    """The part of `kv_nbytes` and `snapshot_nbytes` that is pinned."""
     num_pins: int = 0
-    """How many positions are pinned. Not in bytes."""
+    """Pinned positions. Not in bytes."""
     num_tokens: int = 0
     """Unique tokens in the tree. Not in bytes."""
     index_nbytes: int = 0
-    """Bytes of the index itself (token runs)."""
+    """Bytes of the index itself (tokens)."""
     evicted_by_reason: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """Tokens on disk that follow those of the run called `parent`; None: they begin a prompt."""
+    """Tokens on disk that follow those of the run named `parent`; None: they are the start of a prompt."""
 
     name: str
     parent: str | None
@@ -141,7 +141,7 @@ class StoredRun:
 
 
 class WeightsState(StrEnum):
-    """Where the weights of a model are. What is stored of it stays in any case."""
+    """Whether a model's weights are in memory. Its cache is kept in any case."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -150,7 +150,7 @@ class WeightsState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A consistent picture of the engine side, published by the engine thread after each step."""
+    """A consistent snapshot of the engine, published by the engine thread after each step."""
 
     is_idle: bool = True
     """Nothing queued, running or settling."""
@@ -160,37 +160,37 @@ class Status:
     num_decoding: int = 0
     counts: Counts = field(default_factory=Counts)
     num_ahead: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Prompt tokens computed before a request waited for them (settled, or by `/v1/prefill`), by owner."""
+    """Prompt tokens computed ahead of any request (settled, or by `/v1/prefill`), by owner."""
     held: Held = field(default_factory=Held)
     drafts: DraftStatus | None = None
-    """None: there are no drafts."""
+    """None if drafts are off."""
     disk: OnDisk | None = None
-    """None: nothing is kept on disk."""
+    """None without a disk cache."""
     audit: AuditTotals = field(default_factory=AuditTotals)
     num_inspections: int = 0
     """Inspections that the engine thread has answered, for all models; `inspection_s`: its time for them."""
     inspection_s: float = 0.0
     busy_s: float = 0.0
-    """How long the engine's thread has worked: all the time in which it did not wait for something to do."""
+    """Seconds that the engine thread has worked, that is, was not waiting for something to do."""
     stalled_s: float = 0.0
-    """Seconds since the engine last got something done; 0 while there is nothing to do."""
+    """Seconds since the engine last made progress; 0 while there is nothing to do."""
     has_died: bool = False
-    """The engine's thread ended although nobody closed it."""
+    """The engine thread ended without being closed."""
     num_recorded: int | None = None
-    """Requests that `--record` has written; None: nothing is recorded."""
+    """Requests written by `--record`; None: nothing is recorded."""
     num_unrecorded: int | None = None
-    """Those that it dropped."""
+    """Requests that `--record` dropped."""
     weights: WeightsState = WeightsState.READY
     weights_nbytes: int = 0
-    """Of the weights that are here or on their way; what a model shares with another counts for one of them."""
+    """Bytes of weights in memory or being loaded; weights that models share count once."""
     num_loads: int = 0
     """How often the weights were loaded."""
     load_s: float = 0.0
-    """What loading them took, all times together."""
+    """Total time spent loading them."""
 
 
 def total_of(statuses: Sequence[Status]) -> Status:
-    """One status of several models on one engine thread: what each has is added up, what they share counts once."""
+    """The combined status of several models on one engine thread: shared resources count once."""
     first, *others = statuses
     if not others:
         return first
@@ -226,7 +226,7 @@ T = TypeVar("T", Counts, Held, DraftStatus, DraftModelStatus, AuditTotals, OnDis
 
 
 def _sum(kind: type[T], records: Sequence[T], **given: Any) -> T:
-    """Field by field, but for those that are given; mappings by key."""
+    """The sum field by field, mappings by key; fields in `given` have these values."""
     found: dict[str, Any] = {}
     for each in fields(kind):
         values = [getattr(record, each.name) for record in records]
@@ -243,7 +243,7 @@ def _sum_by_key(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {}
     for mapping in mappings:
         for key, value in mapping.items():
-            # Verdicts are no numbers; each job is one model's.
+            # Verdicts are not numbers; a job belongs to one model.
             total[key] = total.get(key, 0) + value if isinstance(value, int) else value
     return total
 
@@ -255,7 +255,7 @@ def _drafts_of(drafts: Sequence[DraftStatus]) -> DraftStatus:
 
 
 def _disk_of(models: Sequence[OnDisk]) -> OnDisk:
-    """Models with one directory: each counts all that is not its own as others'."""
+    """Models that share a directory: to each, the files of the other models are foreign."""
     everything = max(disk.nbytes + disk.others_nbytes for disk in models)
     own = sum(disk.nbytes for disk in models)
     return _sum(
@@ -269,108 +269,108 @@ def _disk_of(models: Sequence[OnDisk]) -> OnDisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """What a prompt would find if it came now. Positions in tokens; times are estimates, in seconds."""
+    """What a prompt would reuse if it arrived now. Positions in tokens; times are estimates, in seconds."""
 
     num_prompt: int
     num_matched: int
-    """How far the tree agrees with the prompt, or the disk, where that goes further."""
+    """How many leading tokens match the tree, or the disk if that has more."""
     resume_at: int
     num_loaded: int
-    """Of ``[0, resume_at)``, how much would be read from the disk first."""
+    """How many of the tokens ``[0, resume_at)`` would be read from disk first."""
     queue_s: float
-    """Until it would be admitted."""
+    """Until it is admitted."""
     load_s: float
     prefill_s: float
-    """Of ``[resume_at, num_prompt)``, with the pass that gives the first token."""
+    """For ``[resume_at, num_prompt)``, including the pass that gives the first token."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.num_loaded <= self.resume_at <= self.num_matched <= self.num_prompt, self
 
 
 class Backend(Protocol):
-    """The engine side. All methods may be called from any thread and return at once."""
+    """The engine. Methods can be called from any thread and, unless they say so, do not block."""
 
     def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
-        """Queue the job. `sink` is called with its events, on the engine thread: it must not block.
+        """Queue the job. `sink` is called with its events on the engine thread, so it must not block.
 
-        Raises QueueFull, ShuttingDown, ContextTooLong, BadRequest; then no event follows.
+        Raises QueueFull, ShuttingDown, ContextTooLong or BadRequest; then there are no events.
         """
         ...
 
     def cancel(self, job_id: str) -> bool:
-        """Stop the job within one step; what was computed stays in the cache. False if there is no such job.
+        """Stop the job within one step; what it computed stays in the cache. False if there is no such job.
 
-        A job that runs gets its Finished (CANCELLED) event all the same.
+        A running job still gets its Finished (CANCELLED) event.
         """
         ...
 
     def status(self) -> Status: ...
 
     def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
-        """What is there now: requests, tree (the `max_nodes` nodes of `part` used last), memory, disk.
+        """The current state: requests, tree (the `max_nodes` most recently used nodes of `part`), memory, disk.
 
-        It is counted between two steps, when it is asked for: O(max_nodes and their checkpoints), and O(size of the
-        trees) where `part` names a node. Raises ShuttingDown.
+        Collected on demand, between two steps: O(max_nodes and their checkpoints), or O(size of the trees) if `part`
+        names a node. Raises ShuttingDown.
         """
         ...
 
     def edge_tokens(self, part: TreePart, *, max_nodes: int = 1000) -> Future[Sequence[EdgeTokens]]:
-        """The tokens of the `max_nodes` nodes of a part that were used last. Raises ShuttingDown.
+        """The tokens of the `max_nodes` most recently used nodes of a part. Raises ShuttingDown.
 
-        The first of a part below a node is the node itself; there is none if it has gone.
+        For a part below a node, the first is the node itself; empty if that is gone.
         """
         ...
 
     def next_evictions(self, nbytes: int, *, most: int = 64) -> Future[Sequence[InspectedEviction]]:
-        """What would be evicted first for `nbytes` more: `most` items at most. Changes nothing. Raises ShuttingDown."""
+        """At most `most` items that would be evicted next to free `nbytes`. Changes nothing. Raises ShuttingDown."""
         ...
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None]:
-        """Drop everything from the cache that no running request uses: of one namespace, or of all.
+        """Drop everything that no running request uses from the cache, of one namespace or of all.
 
-        Pins go, too; where an `owner` is named, only this one's. Raises ShuttingDown.
+        This includes pins; with an `owner`, only the pins of that owner. Raises ShuttingDown.
         """
         ...
 
     def stored_runs(self, namespace: str) -> Sequence[StoredRun]:
-        """The prompts of a namespace that are kept on disk, as a tree of runs, each behind the one that it follows.
+        """The prompts of a namespace that are on disk, as a tree of runs: each follows its parent.
 
-        A server that starts knows from them how the model spelled its answers: another spelling of the same text would
-        find nothing of what is behind it.
+        After a restart they tell how the model tokenized its answers: other tokens for the same text would not match
+        what is stored after it.
         """
         ...
 
     def disk_tree(self, namespace: str) -> DiskTree | None:
-        """What is on disk of a namespace, for `TreePart.on_disk`; None: nothing is kept there. Takes milliseconds."""
+        """What a namespace has on disk, for `TreePart.on_disk`; None without a disk cache. Takes milliseconds."""
         ...
 
     def disk_tokens(self, namespace: str, key: str, span: Span) -> Tokens | None:
-        """The tokens of a span of the path on disk to the record of this key; None: it has gone."""
+        """The tokens of a span of the path on disk to the record with this key; None if it is gone."""
         ...
 
     def read_note(self, namespace: str) -> str | None:
-        """What was kept with `keep_note`, by an earlier server too; None: nothing. Waits for a file."""
+        """The last `keep_note` text of this namespace, also of an earlier server, or None. Blocks on file I/O."""
         ...
 
     def keep_note(self, namespace: str, text: str) -> None:
-        """Keep a text of this namespace over a restart, where anything is kept on disk. Waits for a file."""
+        """Keep a text for this namespace across restarts, if there is a disk cache. Blocks on file I/O."""
         ...
 
     def hurry(self) -> None:
-        """The server is about to end: write to the disk now what would be written soon."""
+        """The server is about to stop: write to disk now what is due soon."""
         ...
 
     def lookup(self, prompt: Prompt, *, namespace: str) -> Future[Lookup]:
-        """What this prompt would find now. Changes nothing. Raises ShuttingDown."""
+        """What this prompt would reuse now. Changes nothing. Raises ShuttingDown."""
         ...
 
     def pins(self, namespace: str, *, owner: str) -> Future[PinList]:
-        """What is pinned in a namespace for jobs of this owner. Raises ShuttingDown."""
+        """The pins that jobs of this owner set in a namespace. Raises ShuttingDown."""
         ...
 
     def unpin(self, pin_id: str, *, namespace: str, owner: str) -> Future[bool]:
-        """Let a pinned prefix go, unless another owner pinned it too. False if this one has none of this name.
+        """Unpin a prefix for this owner. False if the owner has no pin with this id. Raises ShuttingDown.
 
-        Raises ShuttingDown.
+        It stays pinned if another owner pinned it too.
         """
         ...

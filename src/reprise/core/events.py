@@ -1,4 +1,4 @@
-"""What the engine thread says about a job, in order: Started, Progress and Scored…, Sampled…, then one Finished."""
+"""The events of a job, in order: Started, any Progress and Scored, any Sampled, then one Finished."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,18 +9,18 @@ from reprise.core.record import Outcome
 
 class FinishReason(StrEnum):
     STOP = "stop"
-    """A stop token was sampled, or the watch said so."""
+    """A stop token was sampled, or the job's `watch` ended it."""
     LENGTH = "length"
-    """`max_tokens` or the context's end was reached."""
+    """`max_tokens` or the end of the context was reached."""
     DONE = "done"
-    """A job that samples nothing has computed its prompt."""
+    """A job without an answer has computed its prompt."""
     CANCELLED = "cancelled"
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The job left the queue; prefill of the tokens ``[reused, total)`` begins."""
+    """The job was admitted; prefill of the tokens ``[reused, total)`` begins."""
 
     reused: int
     total: int
@@ -28,7 +28,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The state now stands at `position` of `total` prompt tokens."""
+    """Prefill has reached `position` of `total` prompt tokens."""
 
     position: int
     total: int
@@ -36,20 +36,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """One token. `logprob` and `top` (token, log-probability; likeliest first) where they were asked for."""
+    """One token. `logprob` and `top` (token, log-probability; likeliest first) if requested."""
 
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     is_stop: bool = False
-    """The token ended the generation and is no part of the text."""
+    """The token ends the answer and is not part of its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """The prompt's tokens ``[start, start + len(tokens))`` with their log-probabilities, where a job asked for them.
+    """The prompt's tokens ``[start, start + len(tokens))`` with their log-probabilities, if the job requests them.
 
-    The events of a job follow each other without a gap, from token 1: nothing comes before token 0.
+    The events of a job have no gaps and start at token 1: token 0 has no tokens before it to be predicted from.
     """
 
     start: int

@@ -1,6 +1,6 @@
-"""What the engine side holds at one moment, for whoever wants to look: a page, a test, a person in trouble.
+"""What the engine holds at one moment, for the page, tests and debugging.
 
-All of it is taken between two steps, so that it is of one moment, and nothing is counted before somebody asks.
+All of it is collected between two steps, so it is consistent, and only on request, so it costs nothing otherwise.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from reprise.core.tokens import Tokens
 
 
 class PhaseName(StrEnum):
-    """Where a request is on its way."""
+    """The phase of a request."""
 
     WAITING = "waiting"
     LOADING = "loading"
-    """It waits for what is being read from the disk for it."""
+    """Waiting for a read from disk."""
     PREFILLING = "prefilling"
     DECODING = "decoding"
 
@@ -26,56 +26,56 @@ class LastUse(StrEnum):
     """How a path was used last."""
 
     STORED = "stored"
-    """Something was stored on it, or behind it."""
+    """Something was stored on it or below it."""
     RESUMED = "resumed"
     """A request resumed from it."""
     SETTLED = "settled"
-    """The server itself resumed from it, to prefill what the next turn is known to begin with."""
+    """The server resumed from it, to prefill the known start of the next turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedRequest:
-    """A request that is there. Times are seconds before the inspection."""
+    """A request in the engine. Ages are in seconds before the inspection."""
 
     id: str
     namespace: str
     owner: str
-    """Whose it is: the same as the namespace, or a part of those who share it."""
+    """Who sent it: the namespace itself, or one of those who share it."""
     purpose: Purpose
     phase: PhaseName
     is_auxiliary: bool
     num_prompt: int
     num_matched: int
-    """Leading tokens that the tree agreed with when it was looked up last before its admission."""
+    """Leading tokens that matched the tree when it was last looked up before admission."""
     num_reused: int | None
-    """Where prefill started; None: it was not admitted yet."""
+    """Where prefill started; None if it is not admitted yet."""
     num_loaded: int
-    """Of these, what was read from the disk for it."""
+    """How many of these were read from disk for it."""
     num_computed: int
     """Tokens of prompt and answer that were computed for it."""
     num_generated: int
     position: int
-    """Where its sequence stands, or could start."""
+    """The position of its sequence, or where that could start."""
     num_stored: int
-    """Leading tokens of its prompt that are in the cache, or that the cache has refused."""
+    """Leading tokens of its prompt that are in the cache, or that the cache did not admit."""
     decode_group: int | None
-    """The group of rows of like length that it decodes in."""
+    """The group of rows of similar length that it decodes in."""
     nbytes: int
-    """The buffers of its sequence, what it shares with the cache included."""
+    """The buffers of its sequence, including what it shares with the cache."""
     age_s: float
     queued_s: float
-    """How long it waited, or has waited so far."""
+    """Time in the queue so far."""
     ttft_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedSequence:
-    """A sequence that ended and kept its buffers for the next turn."""
+    """A sequence whose request has ended, with its buffers kept for the next turn."""
 
     position: int
     nbytes: int
     shared_nbytes: int
-    """Of these, what the cache counts."""
+    """The part that is charged to the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,39 +84,39 @@ class InspectedCheckpoint:
 
     position: int
     kind: BoundaryKind | None
-    """None: it is on disk alone, which does not say."""
+    """None if it is only on disk, where the kind is not indexed."""
     nbytes: int
-    """Of its snapshot; 0 for models without."""
+    """Of its snapshot; 0 for models without snapshots."""
     disk_nbytes: int
-    """Of the record on disk that ends here; 0: there is none."""
+    """Of the record on disk that ends here; 0 if there is none."""
     num_uses: int
     is_superseded: bool
     pinned_for_s: float | None
-    """For how long it stays pinned (`inf`: until it is unpinned); None: it is not."""
+    """How long it stays pinned (`inf`: until it is unpinned); None if it is not pinned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedNode:
     """An edge of the tree: the tokens ``[start, start + num_tokens)`` of every path through it.
 
-    One that is on disk alone begins where its path leaves what is in memory, which may be within its parent.
+    An edge that is only on disk starts where its path leaves the tree in memory, possibly inside its parent.
     """
 
     id: int | str
-    """Stays the same as long as the node is there; of no two nodes of one process. Text: it is on disk alone."""
+    """Unique within the process, and valid as long as the node exists. A text if the edge is only on disk."""
     parent: int | str | None
-    """The `id` of the node above; None: it is the root of its namespace, or memory has nothing of that."""
+    """The `id` of the node above; None for the root of a namespace, or if none of its path is in memory."""
     namespace: str
     start: int
     num_tokens: int
     first_tokens: tuple[int, ...]
     """The first few tokens of the edge."""
     nbytes: int
-    """In memory, of entries (checkpoints have their own)."""
+    """Bytes of entries in memory; checkpoints have their own."""
     shared_nbytes: int
-    """Of these, what stands in the buffers of a sequence."""
+    """The part that is in the buffers of a sequence."""
     disk_nbytes: int
-    """Of the records on disk that end on this edge, those of its checkpoints included."""
+    """Of the records on disk that end on this edge, including those of its checkpoints."""
     age_s: float
     """Since its last use."""
     last_use: LastUse
@@ -130,7 +130,7 @@ class InspectedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedTree:
-    """The nodes that were used last, each behind its parent, and how much memory has of that namespace, or of all."""
+    """The most recently used nodes, each after its parent, and the totals in memory of that namespace, or of all."""
 
     nodes: tuple[InspectedNode, ...] = ()
     num_nodes: int = 0
@@ -139,31 +139,31 @@ class InspectedTree:
     nbytes: int = 0
     """Of entries and snapshots."""
     evictions: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many items of all namespaces left it so far, by reason."""
+    """Items of all namespaces dropped so far, by reason."""
     has_more: bool = False
-    """Whether nodes of the part that was asked for are not among `nodes`."""
+    """Whether the requested part has nodes that are not in `nodes`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DiskEdge:
-    """An edge of the tree of what is on disk: the tokens ``[start, stop)`` of every path through it.
+    """An edge of the tree on disk: the tokens ``[start, stop)`` of every path through it.
 
-    Whoever makes the tree changes it; nobody does afterwards.
+    Changed only while the tree is built.
     """
 
     key: str
-    """Of a record that has its tokens, and ends at `stop` or behind."""
+    """Of a record that contains its tokens and ends at or after `stop`."""
     start: int
     tokens: Tokens
     used_at_s: float
-    """When something on it or behind it was used last, in seconds of the wall clock."""
+    """When anything on it or below it was last used, in seconds of the wall clock."""
     parent: "DiskEdge | None"
     nbytes: int = 0
     """Of the files that end at `stop`."""
     tail_nbytes: int = 0
-    """Of these, what makes `stop` a position to resume at; 0: there is nothing."""
+    """The part that makes `stop` resumable; 0 if it is not."""
     children: dict[int, "DiskEdge"] = field(default_factory=dict[int, "DiskEdge"])
-    """By their first tokens."""
+    """By first token."""
 
     @property
     def stop(self) -> int:
@@ -172,19 +172,19 @@ class DiskEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DiskTree:
-    """What is on disk of a namespace: the paths that were used last, and whether these are all."""
+    """What a namespace has on disk: the most recently used paths, and whether these are all."""
 
     root: DiskEdge
     ends: Mapping[str, DiskEdge]
-    """The edge at whose `stop` a record ends, by its key."""
+    """The edge at whose `stop` a record ends, by the key of the record."""
     is_whole: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreePart:
-    """The part of the tree to inspect: of one namespace (None: of all), from a node down, behind the first `skip`.
+    """The part of the tree to inspect: of one namespace (None: all), below a node, after the first `skip` nodes.
 
-    `on_disk`: show what the disk has of this namespace, too, where memory has it not.
+    `on_disk`: also show what is only on disk.
     """
 
     namespace: str | None = None
@@ -201,7 +201,7 @@ WHOLE_TREE = TreePart()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EdgeTokens:
-    """The tokens of one node, from position `start` on."""
+    """The tokens of one node, which starts at position `start`."""
 
     id: int | str
     start: int
@@ -210,51 +210,51 @@ class EdgeTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedMemory:
-    """Bytes. What the budget covers is `kv` to `incoming`; the process holds that, the weights, MLX's pool and more."""
+    """Bytes. The budget covers `kv` to `incoming`; the process also holds weights, MLX's pool and more."""
 
     budget_nbytes: int | None = None
     weights_nbytes: int = 0
     kv_nbytes: int = 0
-    """Kept entries, those included that stand in the buffers of sequences."""
+    """Cached entries, including those in the buffers of sequences."""
     checkpoint_nbytes: int = 0
     logits_nbytes: int = 0
-    """Logits behind the last tokens of prompts, for exact repeats."""
+    """Logits after the last tokens of prompts, for exact repeats."""
     live_nbytes: int = 0
-    """Buffers of running and idle sequences, less what counts as kept."""
+    """Buffers of running and idle sequences, less what is charged to the cache."""
     incoming_nbytes: int = 0
-    """Read from the disk, and not in the tree yet."""
+    """Read from disk and not in the tree yet."""
     device_nbytes: int = 0
-    """What MLX has in use, weights and everything else."""
+    """Everything that MLX uses, including weights."""
     pool_nbytes: int = 0
-    """Freed buffers that MLX keeps to use again."""
+    """Freed buffers that MLX keeps for reuse."""
     process_nbytes: int = 0
-    """What the system counts to the process."""
+    """The memory of the process according to the system."""
     token_nbytes: int = 0
-    """Of one token's entries on a long path."""
+    """Of the entries of one token on a long path."""
     snapshot_nbytes: int = 0
-    """Of one checkpoint's snapshot; 0 for models without."""
+    """Of the snapshot of a checkpoint; 0 for models without snapshots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedEviction:
-    """Something that would leave the cache, were there too little room."""
+    """An item that would be evicted to make room."""
 
     node: int
-    """The `id` of the node that it stands on."""
+    """The `id` of its node."""
     namespace: str
     position: int
     kind: BoundaryKind
     nbytes: int
-    """What that gives back."""
+    """Bytes that evicting it frees."""
     num_cost: int
-    """Tokens to compute again if its position were asked for."""
+    """Tokens to recompute for a request at its position."""
     age_s: float
     """Since the last use of the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDisk:
-    """What is kept on disk, in bytes unless the name says otherwise."""
+    """The disk cache, in bytes unless the name says otherwise."""
 
     budget_nbytes: int
     nbytes: int
@@ -266,37 +266,37 @@ class OnDisk:
     written_nbytes: int
     read_nbytes: int
     num_evicted: int
-    """Files. So are those in quarantine, which did not verify."""
+    """Files, like `num_quarantined`: those that failed verification."""
     num_quarantined: int
     num_errors: int
-    """How often the disk could not be written or read."""
+    """Failed reads and writes."""
     trouble: str | None = None
-    """Why nothing is read for now, in a sentence; None: it is."""
+    """Why nothing is read for now, as a sentence; None if reading works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedRead:
-    """A path that is being read from the disk."""
+    """A path that is being read from disk."""
 
     namespace: str
     node: int | None
-    """The node of the tree that it goes on from; None: the tree has nothing of it."""
+    """The node of the tree that it continues; None if the tree has none of it."""
     position: int
-    """How far it goes."""
+    """Where it ends."""
     nbytes: int
     """Read, and not in the tree yet."""
     request_ids: tuple[str, ...]
-    """Who waits for it."""
+    """The requests that wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """The engine side at one moment."""
+    """The engine at one moment."""
 
     requests: tuple[InspectedRequest, ...] = ()
-    """In the order of arrival."""
+    """In order of arrival."""
     num_inside: int = 0
-    """Requests that were let in and have not ended: those on their way to the engine thread as well."""
+    """Requests that were accepted and have not ended, including those on their way to the engine thread."""
     idle: tuple[InspectedSequence, ...] = ()
     """Oldest first."""
     num_sequences: int = 0
@@ -306,4 +306,4 @@ class Inspection:
     disk: OnDisk | None = None
     reads: tuple[InspectedRead, ...] = ()
     num_unwritten: int = 0
-    """Paths that were stored and wait to be written to the disk."""
+    """Stored paths that wait to be written to disk."""
