@@ -18,8 +18,11 @@ class Knot:
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
-    yield
+    """Without what the tests themselves have frozen, which is frozen again: a million objects would be searched in
+    each collection of the tests that follow."""
     gc.unfreeze()
+    yield
+    freeze_heap()
 
 
 def test_what_was_frozen_goes_when_all_is_collected() -> None:
@@ -32,6 +35,18 @@ def test_what_was_frozen_goes_when_all_is_collected() -> None:
     collect_all()
     assert gone() is None
     assert gc.get_freeze_count() > 0
+
+
+def test_what_is_frozen_is_left_alone_where_what_is_wanted_goes_without() -> None:
+    frozen = Knot()
+    freeze_heap()
+    late = Knot()
+    gone = [weakref.ref(frozen), weakref.ref(late)]
+    del frozen, late
+    collect_all(gone[1])
+    assert [each() is None for each in gone] == [False, True]
+    collect_all(*gone)
+    assert gone[0]() is None
 
 
 def test_a_program_of_others_is_not_frozen() -> None:

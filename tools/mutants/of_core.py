@@ -3,6 +3,7 @@
 from tools.mutants.mutant import Mutant
 
 _CORE = ("tests/core/test_kinds.py", "tests/core/test_spans.py", "tests/core/test_tokens.py")
+_COLLECTOR = ("tests/core/test_collector.py",)
 _PLAN = ("tests/plan/test_checkpoints.py",)
 
 
@@ -11,6 +12,20 @@ def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]
 
 
 CORE_MUTANTS = (
+    _mutant(
+        "collect_all",
+        "models of the frozen heap stay when they are unloaded",
+        "gc.unfreeze()",
+        "",
+        _COLLECTOR,
+    ),
+    _mutant(
+        "collect_all",
+        "every unload searches the frozen heap",
+        "models and all(model() is None for model in models)",
+        "False",
+        _COLLECTOR,
+    ),
     _mutant(
         "common_prefix",
         "the common prefix is one too long",

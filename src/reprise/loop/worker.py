@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from weakref import ref
 
 from reprise.cache.node import SegmentSizes
 from reprise.cache.prefix_cache import PrefixCache
@@ -519,8 +520,9 @@ class Worker:
         if model is None or not model.is_loaded or not self.memory.shared.is_bound_by_weights:
             return 0
         log.warning("unloading the draft model %s: running requests had no room otherwise", model.runner.loaded.name)
+        weights = ref(model.runner.loaded.model)
         nbytes = model.unload()
-        collect_all()
+        collect_all(weights)
         return nbytes
 
     def unload(self) -> None:
@@ -530,12 +532,14 @@ class Worker:
                 self.cancel(request.id)
         assert not self.requests.running, "running requests need the weights"
         self.audit.give_up()
+        weights = [ref(self.runner.loaded.model)]
         if self.draft_model is not None:
+            weights.append(ref(self.draft_model.runner.loaded.model))
             self.draft_model.unload()
         self._is_loaded = False
         self.runner.loaded = self.runner.loaded.without_weights()
         # The engine thread returns the freed memory to the system.
-        collect_all()
+        collect_all(*weights)
 
     def shutdown(self) -> None:
         """Free all memory now, in spite of reference cycles."""
