@@ -15,7 +15,7 @@ from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer
 from reprise.engine.payloads import EntryTransfer, pack
 from reprise.engine.windows import SinkWindowLayer, WindowLayer
 from tests.engine.pieces import restore_in_pieces
-from tests.holding import active_memory
+from tests.holding import active_memory, settled_memory
 
 WIDTHS = [(8, mx.bfloat16, mx.uint64), (2, mx.bfloat16, mx.uint32), (3, mx.float16, mx.uint16), (5, mx.uint8, mx.uint8)]
 
@@ -29,7 +29,7 @@ def memory() -> Callable[[], tuple[int, int]]:
     """Bytes held since the test began, and the most since then."""
     before = active_memory()
     mx.reset_peak_memory()
-    return lambda: (mx.get_active_memory() - before, mx.get_peak_memory() - before)
+    return lambda: (settled_memory() - before, mx.get_peak_memory() - before)
 
 
 def plane(length: int, *, heads: int = 2, width: int = 64, seed: int = 0) -> mx.array:

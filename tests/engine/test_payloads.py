@@ -19,7 +19,7 @@ from reprise.engine.layers import KvLayer, StateLayer
 from reprise.engine.opaque import look_into
 from reprise.engine.payloads import PackedSegment, Snapshot, pack, save
 from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
-from tests.holding import active_memory
+from tests.holding import active_memory, settled_memory
 from tests.matrix import examples
 from tests.zoo.caches import build_any
 from tools.matrix.sequence import feed, random_prompt
@@ -130,7 +130,7 @@ LARGE = 64 * 1024
 def memory() -> Callable[[], int]:
     """Bytes that are held since the test began."""
     before = active_memory()
-    return lambda: mx.get_active_memory() - before
+    return lambda: settled_memory() - before
 
 
 def planes(num: int, length: int, *, heads: int = 2, width: int = 64) -> list[mx.array]:
