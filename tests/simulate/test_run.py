@@ -289,3 +289,28 @@ def test_what_cannot_be_simulated_is_one_sentence(trace: Path, options: list[str
     assert done.exit_code == 2
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_of_a_recording_of_several_models_one_is_simulated(tmp_path: Path) -> None:
+    """They share no cache, even if their prompts have the same hashes; aliases of one model do."""
+    trace = tmp_path / "requests.jsonl"
+    same = {"input_length": 1024, "hash_ids": [1, 2], "block_tokens": 512, "snapshot_nbytes": 0}
+    large = {**same, "engine": "large", "model": "large", "token_nbytes": 1000}
+    lines = [large, {**same, "engine": "small", "model": "small", "token_nbytes": 10}, {**large, "model": "alias"}]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def simulated(*options: str) -> tuple[dict[str, float], str]:
+        done = CliRunner().invoke(
+            app, ["simulate", str(trace), "--budgets", "1GB", "--policy", "lru", "--json", *options]
+        )
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)[0], done.stderr
+
+    result, told = simulated()
+    assert result["requests"] == 2 and result["hit_share"] > 0.4
+    assert "large or alias (2), small (1)" in told
+    assert simulated("--model", "alias") == (result, "")
+    result, _ = simulated("--model", "small")
+    assert (result["requests"], result["hit_share"]) == (1, 0)
+    refused = CliRunner().invoke(app, ["simulate", str(trace), "--model", "other"])
+    assert refused.exit_code == 2 and "no requests of other" in refused.stderr

@@ -33,8 +33,11 @@ from reprise.api.responses import routes as responses
 from reprise.api.responses.store import ResponseStore
 from reprise.api.service import ChatService
 from reprise.api.warm import read_warm_file, warm_up
+from reprise.core.errors import RepriseError
 from reprise.core.settings import Settings
 
+_INSPECT_S = 5.0
+"""How long the first line of a recording waits for the engine to say what a model's state takes."""
 _APIS = (chat, completions, messages, responses, ollama, models)
 _WATCHING = (page, lookup, tree, overview)
 ROUTES: Sequence[BaseRoute] = tuple(
@@ -131,9 +134,19 @@ def create_app(service: ChatService, settings: Settings) -> FastAPI:
 
 def _recorder(service: ChatService, settings: Settings) -> Recorder:
     assert settings.record_file is not None
-    memory = service.backend.inspect(max_nodes=0).result().memory
-    sizes = {"token_nbytes": memory.token_nbytes, "snapshot_nbytes": memory.snapshot_nbytes}
-    recorder = Recorder(Path(settings.record_file), with_text=settings.records_text, sizes=sizes)
+
+    def about(model: str) -> dict[str, Any]:
+        """The sizes of a model's state, and whose prefix cache it has if the server has several."""
+        served = None if service.models is None else service.models.of(model)
+        backend = service.backend if served is None else served.backend
+        try:
+            memory = backend.inspect(max_nodes=0).result(_INSPECT_S).memory
+        except (RepriseError, TimeoutError):
+            return {}
+        sizes = {"token_nbytes": memory.token_nbytes, "snapshot_nbytes": memory.snapshot_nbytes}
+        return sizes if served is None else {"engine": served.engine, **sizes}
+
+    recorder = Recorder(Path(settings.record_file), with_text=settings.records_text, about=about)
     service.watch(recorder)
     service.recorder = recorder
     return recorder

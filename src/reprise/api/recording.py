@@ -11,7 +11,7 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,17 +53,19 @@ class Recorder:
         path: Path,
         *,
         with_text: bool,
-        sizes: Mapping[str, int] | None = None,
+        about: Callable[[str], Mapping[str, Any]] | None = None,
         max_waiting: int = _MAX_WAITING,
         max_waiting_nbytes: int = _MAX_WAITING_NBYTES,
     ) -> None:
-        """`sizes`: bytes of the model's state, for simulations of other budgets.
+        """`about`: fields about a model, by its name in records, for simulations. Called once a model, on the writer's
+        thread.
 
         Raises LoadFailed if the file cannot be written.
         """
         self._path = path
         self._with_text = with_text
-        self._sizes = dict(sizes or {})
+        self._about: dict[str, Mapping[str, Any]] = {}
+        self._find_about = about
         self._max_waiting, self._max_waiting_nbytes = max_waiting, max_waiting_nbytes
         self._file, self._is_regular = _open(path)
         self._waiting: deque[tuple[Record, _HttpCall | None]] = deque()
@@ -142,7 +144,9 @@ class Recorder:
             os.close(self._file)
 
     def _write(self, record: Record, call: _HttpCall | None, num_dropped: int) -> None:
-        line = _line(record, call, sizes=self._sizes, num_dropped=num_dropped)
+        if record.model not in self._about:
+            self._about[record.model] = {} if self._find_about is None else self._find_about(record.model)
+        line = _line(record, call, about=self._about[record.model], num_dropped=num_dropped)
         try:
             _write_whole(self._file, line, can_undo=self._is_regular)
         except OSError as error:
@@ -179,7 +183,7 @@ class RecordedCalls:
         await self._app(scope, receive if body is None else keep, send)
 
 
-def _line(record: Record, call: _HttpCall | None, *, sizes: Mapping[str, int], num_dropped: int) -> bytes:
+def _line(record: Record, call: _HttpCall | None, *, about: Mapping[str, Any], num_dropped: int) -> bytes:
     blocks = record.blocks
     assert blocks is not None
     arrived_s = record.created - record.render_s if call is None else call.arrived_s
@@ -200,7 +204,7 @@ def _line(record: Record, call: _HttpCall | None, *, sizes: Mapping[str, int], n
         "ended": record.ended,
         "reused": min((outcome.num_reused for outcome in record.outcomes), default=0),
         "prefilled": sum(outcome.num_prefilled for outcome in record.outcomes),
-        **sizes,
+        **about,
     }
     if num_dropped > 0:
         # Lines that are missing in front of this one.

@@ -16,6 +16,7 @@ from reprise.simulate import Granularity
 _KV_BYTES = 20480
 if TYPE_CHECKING:
     from reprise.simulate.payloads import Sizes
+    from reprise.simulate.traces import RecordedModel
 
 _LAYOUTS = ("full", "hybrid", "window")
 _SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9}
@@ -52,6 +53,10 @@ def simulate(
         Granularity, Option(help="Replay block hashes with one token per block (faster, same hits) or token by token.")
     ] = Granularity.BLOCK,
     block_tokens: Annotated[int, Option(min=1, help="Prompt tokens per block hash.")] = 512,
+    model: Annotated[
+        str | None,
+        Option(help="Of a recording of several models, the one to simulate. Default: that of most requests."),
+    ] = None,
     limit: Annotated[int | None, Option(min=1, help="Stop after this many requests.")] = None,
     replicas: Annotated[
         str | None, Option(help="Simulate clusters of this many servers, such as 2,4,8; budgets are those of one.")
@@ -76,7 +81,7 @@ def simulate(
     from reprise.simulate.cluster import compare_clusters  # noqa: PLC0415
     from reprise.simulate.report import check_plot, cluster_table, computed_lines, draw, table_of  # noqa: PLC0415
     from reprise.simulate.run import run_simulation  # noqa: PLC0415
-    from reprise.simulate.traces import read_trace, recorded_sizes  # noqa: PLC0415
+    from reprise.simulate.traces import read_trace  # noqa: PLC0415
 
     if plot is not None and len(traces) > 1:
         refuse("--plot takes a single trace.")
@@ -86,11 +91,18 @@ def simulate(
         if plot is not None:
             check_plot(plot)
         for trace in traces:
-            recorded = recorded_sizes(trace) if kv_bytes is None and layout is None else None
-            sizes = recorded or _sizes(layout or "full", kv_bytes or _KV_BYTES, snapshot_tokens, window)
+            recorded = _recorded(trace, model)
+            own = recorded.sizes if kv_bytes is None and layout is None else None
+            sizes = own or _sizes(layout or "full", kv_bytes or _KV_BYTES, snapshot_tokens, window)
             token_nbytes = sizes.full + sizes.window
             limits = _byte_budgets(budgets) if budgets is not None else _token_budgets(tokens, token_nbytes)
-            requests = read_trace(trace, granularity=granularity, block_length=block_tokens, num_at_once=at_once)
+            requests = read_trace(
+                trace,
+                granularity=granularity,
+                block_length=block_tokens,
+                num_at_once=at_once,
+                engine=recorded.engine,
+            )
             with progress.of(trace.name):
                 if replicas is not None:
                     clusters = compare_clusters(
@@ -123,6 +135,21 @@ def simulate(
                     Console().print(line, highlight=False)
             if plot is not None:
                 draw(results, plot)
+
+
+def _recorded(trace: Path, name: str | None) -> "RecordedModel":
+    """The model to simulate: caches of different models share nothing."""
+    from reprise.simulate.traces import RecordedModel, recorded_models  # noqa: PLC0415
+
+    models = recorded_models(trace) or [RecordedModel(engine=None, names=(), num_requests=0, sizes=None)]
+    named = [model for model in models if name is None or name in model.names]
+    listed = ", ".join(f"{' or '.join(model.names)} ({model.num_requests:,})" for model in models if model.names)
+    if not named:
+        refuse(f"{trace} has no requests of {name}. Requests by model: {listed or 'it names none'}.")
+    chosen = max(named, key=lambda model: model.num_requests)
+    if len(models) > 1 and name is None:
+        typer.echo(f"{trace}: simulating {chosen.names[0]}. Requests by model: {listed}.", err=True)
+    return chosen
 
 
 def _sizes(layout: str, kv_bytes: int, snapshot_tokens: int, window: int) -> "Sizes":

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -71,8 +71,9 @@ def read_trace(
     granularity: Granularity = Granularity.TOKEN,
     block_length: int = BLOCK_TOKENS,
     num_at_once: int = 1,
+    engine: str | None = None,
 ) -> Iterator[Request]:
-    """The requests of a trace file in order.
+    """The requests of a trace file in order; of a recording of several models, those of this `engine`.
 
     JSON lines with `hash_ids`, one for each `block_length` tokens (or `block_tokens`, where the line says so),
     `input_length` and perhaps `output_length` and `boundaries` (Mooncake, FAST'25; `reprise serve --record`), or with
@@ -96,7 +97,10 @@ def read_trace(
             if not line.strip():
                 continue
             try:
-                request = _request(json.loads(line), granularity, block_length)
+                fields = json.loads(line)
+                if engine is not None and fields.get("engine") != engine:
+                    continue
+                request = _request(fields, granularity, block_length)
             except _MALFORMED as error:
                 needs = f"expected `hash_ids` (one per {block_length} tokens) and `input_length`, or `tokens`"
                 raise BadRequest(f"{path}:{number}: invalid request: {needs}.") from error
@@ -116,13 +120,50 @@ def _in_turn(dialogues: Iterator[Iterator[Request]], num_at_once: int) -> Iterat
             under_way.extend(islice(dialogues, 1))
 
 
-def recorded_sizes(path: Path) -> Sizes | None:
-    """What a model's state takes, where the trace was recorded by a server that wrote it down."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedModel:
+    """A model of a recording (`reprise serve --record`). `sizes`: of its state; None if they are not written down."""
+
+    engine: str | None
+    """The name under which its prefix cache is known; None if the server had one model."""
+    names: tuple[str, ...]
+    num_requests: int
+    sizes: Sizes | None
+
+
+def recorded_models(path: Path) -> list[RecordedModel]:
+    """The models of a trace that share no cache, in the order of their first requests. One in all other traces."""
+    found: dict[str | None, RecordedModel] = {}
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        first = file.readline(_LONGEST_LINE)
+        for line in iter(lambda: file.readline(_LONGEST_LINE), ""):
+            fields = _fields(line)
+            engine = fields.get("engine")
+            if engine is None and found:
+                break
+            known = found.get(engine)
+            names = () if known is None else known.names
+            found[engine] = RecordedModel(
+                engine=engine,
+                names=tuple(dict.fromkeys((*names, *([] if engine is None else [str(fields.get("model", engine))])))),
+                num_requests=1 if known is None else known.num_requests + 1,
+                sizes=_sizes(fields) if known is None else known.sizes,
+            )
+            if engine is None:
+                break
+    return list(found.values())
+
+
+def _fields(line: str) -> Mapping[str, Any]:
     try:
-        line = json.loads(first)
-        return Sizes(full=max(1, int(line["token_nbytes"])), snapshot=max(0, int(line["snapshot_nbytes"])))
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return cast(dict[str, Any], fields) if isinstance(fields, dict) else {}
+
+
+def _sizes(fields: Mapping[str, Any]) -> Sizes | None:
+    try:
+        return Sizes(full=max(1, int(fields["token_nbytes"])), snapshot=max(0, int(fields["snapshot_nbytes"])))
     except _MALFORMED:
         return None
 
