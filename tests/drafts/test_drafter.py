@@ -18,7 +18,7 @@ def free_drafts() -> Drafts:
     """Of a device on which every pass costs the same."""
     drafts = Drafts(rewinds=True)
     for size in (1, 2, 4, 8, 16, 32):
-        for _ in range(2):
+        for _ in range(4):
             drafts.costs.note(size, 0.01)
     return drafts
 
@@ -138,7 +138,7 @@ def test_nothing_is_drafted_before_the_cost_of_a_token_is_known_or_where_there_i
 def test_drafts_that_are_wrong_are_no_longer_made() -> None:
     drafts = Drafts(rewinds=True)
     for size, seconds in ((1, 0.01), (2, 0.015), (4, 0.025)):
-        for _ in range(2):
+        for _ in range(4):
             drafts.costs.note(size, seconds)
     file = words(5000)
     request = begin(drafts, file)

@@ -27,6 +27,7 @@ class FreePasses(PassCosts):
     is_known = True  # type: ignore[assignment]
     one_s = 0.001  # type: ignore[assignment]
     largest = max(PASS_SIZES)  # type: ignore[assignment]
+    wants_single = False  # type: ignore[assignment]
 
     def note(self, num_tokens: int, seconds: float) -> None:
         pass

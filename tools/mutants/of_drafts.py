@@ -6,6 +6,7 @@ _VERIFY = ("tests/engine/test_verify.py",)
 _HISTORY = ("tests/drafts/test_history.py",)
 _DRAFTER = ("tests/drafts/test_drafter.py",)
 _BENEFIT = ("tests/drafts/test_benefit.py",)
+_COSTS = ("tests/drafts/test_costs.py",)
 _LOOP = ("tests/loop/test_drafts.py",)
 _SEQUENCE = ("tests/engine/test_draft_sequence.py",)
 _LAYERS = ("tests/engine/test_layers.py",)
@@ -78,9 +79,30 @@ DRAFTS_MUTANTS = (
     _mutant(
         "best_length",
         "a draft is verified whatever its pass costs",
-        "expected / cost > best.speed",
-        "expected > best.speed",
+        "expected / cost > max(least, best.speed)",
+        "expected > max(least, best.speed)",
         _BENEFIT,
+    ),
+    _mutant(
+        "PassCosts._estimate",
+        "one pass that was held up decides",
+        "len(seen) < _ENOUGH",
+        "len(seen) < 1",
+        _COSTS,
+    ),
+    _mutant(
+        "PassCosts.note",
+        "what was dear once is never tried again",
+        "self._forget()",
+        "pass",
+        _COSTS,
+    ),
+    _mutant(
+        "PassCosts.wants_single",
+        "passes with drafts are compared with a device that was faster",
+        "self._num_suspicious > 1 or self._num - self._last.get(1, self._num) >= _MOST_DRAFTED",
+        "False",
+        _COSTS,
     ),
     _mutant(
         "DraftSequence.keep",

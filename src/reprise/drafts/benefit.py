@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from statistics import median_low
 
 from reprise.core.backend import DraftSource
 
 PASS_SIZES = (1, 2, 4, 8, 16, 32)
 """Pass sizes in tokens that drafts fill up to: on real devices, the cost between two sizes is not smooth."""
 
-_WEIGHT = 0.15
-"""Weight of a new measurement in a running mean."""
+_KEPT = 63
+"""Most measurements kept of a pass size. Their median counts: one pass that was held up changes nothing."""
+
+_KEPT_SINGLES = 15
+"""Most seconds kept of passes over one token: fewer, since they have to tell how fast the device is now."""
+
+_ENOUGH = 3
+"""From so many measurements on, what is expected from other sizes no longer counts as one of them."""
+
+_STALE = 256
+"""After so many passes without one of a size, the dearer half of its measurements is dropped, so that it is tried again
+in time."""
+
+_MOST_DRAFTED = 64
+"""After so many passes in a row with a draft, one without is made: costs are multiples of a pass over one token."""
+
+_SUSPICIOUS = 1.5
+"""Two passes in a row that take so many times as long as expected are followed by one over a single token: either
+this size is dear, or the device has become slow."""
+
+_MARGIN = 1.04
+"""By how much a draft has to promise more than a pass over one token: less may be a mistake of the measurements."""
 
 _OPTIMISM = 0.02
 """Assumed cost of another token while only passes of one token were measured, as a fraction of such a pass."""
@@ -46,90 +68,197 @@ def _prior(source: DraftSource, match: int) -> float:
     return 1 - (1 - _PRIOR[source]) * _DOUBT**doublings
 
 
-@dataclass(slots=True)
 class PassCosts:
-    """Running means of the seconds of a pass over one sequence, by pass size in tokens."""
+    """The cost of a pass over one sequence by its tokens, relative to one over a single token.
 
-    _seconds: dict[int, float] = field(default_factory=dict[int, float])
-    _is_warm: set[int] = field(default_factory=set[int])
+    Both are medians of the last few. A pass is compared with those over one token just before and after it, since other
+    programs and longer prompts make all passes slower.
+    """
+
+    def __init__(self) -> None:
+        self._singles: deque[float] = deque(maxlen=_KEPT_SINGLES)
+        """Seconds of the last passes over one token."""
+        self._one_s: float | None = None
+        self._seen: dict[int, deque[float]] = {}
+        """Relative costs of the last passes by tokens, oldest first. No entry is empty."""
+        self._unsettled: dict[int, list[float]] = {}
+        """Seconds of passes since the last one over a single token, by tokens."""
+        self._medians: dict[int, float] = {}
+        self._estimates: dict[int, float] = {}
+        self._is_warm: set[int] = set()
+        self._num = 0
+        """Passes so far."""
+        self._last: dict[int, int] = {}
+        """When a pass over so many tokens was measured last, as a value of `_num`."""
+        self._num_suspicious = 0
+        """Passes in a row that took much longer than expected."""
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """Record a pass over `num_tokens` that took `seconds`."""
-        size = PASS_SIZES[min(bisect_left(PASS_SIZES, num_tokens), len(PASS_SIZES) - 1)]
-        if size not in self._is_warm:
+        num_tokens = min(num_tokens, PASS_SIZES[-1])
+        self._num += 1
+        if self._num % (_STALE // 4) == 0:
+            self._forget()
+        if num_tokens not in self._is_warm:
             # The first pass of a size may include compiling kernels.
-            self._is_warm.add(size)
-            return
-        self._seconds[size] = _mean(self._seconds.get(size), seconds)
+            self._is_warm.add(num_tokens)
+        elif num_tokens == 1:
+            self._note_single(seconds)
+        else:
+            self._note_several(num_tokens, seconds)
+
+    def _note_single(self, seconds: float) -> None:
+        before = self._one_s
+        if self._unsettled and len(self._singles) >= _ENOUGH:
+            # Those of long ago say less, and nothing if the device has become slow since.
+            is_slow = before is not None and self._num_suspicious > 1 and seconds > _SUSPICIOUS * before
+            self._singles = deque([] if is_slow else list(self._singles)[-_KEPT_SINGLES // 2 :], maxlen=_KEPT_SINGLES)
+        self._last[1] = self._num
+        self._num_suspicious = 0
+        self._singles.append(seconds)
+        self._one_s = median_low(self._singles)
+        if self._unsettled and len(self._singles) >= _ENOUGH:
+            one_s = _between(self._one_s if before is None else before, self._one_s)
+            for size, each in self._unsettled.items():
+                self._seen.setdefault(size, deque(maxlen=_KEPT)).extend(taken / one_s for taken in each)
+                self._has_changed(size)
+            self._unsettled.clear()
+
+    def _note_several(self, num_tokens: int, seconds: float) -> None:
+        self._last[num_tokens] = self._num
+        if self._one_s is not None:
+            is_slow = seconds > _SUSPICIOUS * self._one_s * self.relative(num_tokens)
+            self._num_suspicious = self._num_suspicious + 1 if is_slow else 0
+        self._unsettled.setdefault(num_tokens, []).append(seconds)
+        self._has_changed(num_tokens)
+
+    def _forget(self) -> None:
+        """Drop the dearer half of what was measured of each size, unless it was measured lately."""
+        for size in [size for size in self._seen if self._num - self._last[size] >= _STALE]:
+            seen = sorted(self._seen.pop(size))
+            if len(seen) > 1:
+                self._seen[size] = deque(seen[: len(seen) // 2], maxlen=_KEPT)
+                self._last[size] = self._num
+            self._has_changed(size)
 
     @property
     def is_known(self) -> bool:
         """Whether a pass over one token was measured."""
-        return 1 in self._seconds
+        return self._one_s is not None
+
+    @property
+    def wants_single(self) -> bool:
+        """Whether the next pass should be over one token, since what all others are compared with may be outdated."""
+        if len(self._singles) < _ENOUGH:
+            return True
+        return self._num_suspicious > 1 or self._num - self._last.get(1, self._num) >= _MOST_DRAFTED
 
     @property
     def one_s(self) -> float:
         """Seconds of a pass over one token."""
-        return self._seconds[1]
+        assert self._one_s is not None, "no pass over one token was measured"
+        return self._one_s
 
     @property
     def largest(self) -> int:
         """The largest pass to try: one size beyond those measured, so that a trial never costs much."""
-        seen = [size for size in PASS_SIZES if size in self._seconds]
-        return PASS_SIZES[min(PASS_SIZES.index(seen[-1]) + 1, len(PASS_SIZES) - 1)] if seen else 1
+        seen = max([1, *self._seen, *self._unsettled])
+        return PASS_SIZES[min(bisect_right(PASS_SIZES, seen), len(PASS_SIZES) - 1)] if self.is_known else 1
 
     def relative(self, num_tokens: int) -> float:
-        """The cost of a pass over `num_tokens`, as a multiple of one over a single token.
+        """The cost of a pass over `num_tokens`, as a multiple of one over a single token."""
+        num_tokens = min(num_tokens, PASS_SIZES[-1])
+        if num_tokens not in self._estimates:
+            self._estimates[num_tokens] = self._estimate(num_tokens)
+        return self._estimates[num_tokens]
 
-        For a size not measured yet, extrapolated from the two largest measured ones below it.
+    def _estimate(self, num_tokens: int) -> float:
+        if num_tokens <= 1:
+            return 1.0
+        seen = self._measured(num_tokens)
+        if len(seen) < _ENOUGH:
+            return max(1.0, median_low([*seen, self._expected(num_tokens)]))
+        # A larger pass that takes less is a sign of noise, unless all of these took longer.
+        larger = [self._median(size) for size in self._sizes if size > num_tokens]
+        least = min(seen)
+        return max(1.0, min([self._median(num_tokens), *(cost for cost in larger if cost >= least)]))
+
+    def _median(self, num_tokens: int) -> float:
+        if num_tokens not in self._medians:
+            self._medians[num_tokens] = median_low(self._measured(num_tokens)) if num_tokens > 1 else 1.0
+        return self._medians[num_tokens]
+
+    def _measured(self, num_tokens: int) -> list[float]:
+        """What passes over so many tokens have cost, the last few."""
+        unsettled = [seconds / self.one_s for seconds in self._unsettled.get(num_tokens, [])[-_KEPT:]]
+        return [*self._seen.get(num_tokens, ()), *unsettled][-_KEPT:]
+
+    def _has_changed(self, num_tokens: int) -> None:
+        self._medians.pop(num_tokens, None)
+        self._estimates.clear()
+
+    @property
+    def _sizes(self) -> list[int]:
+        """The sizes measured of those that drafts fill up to, in order; the first one is 1."""
+        return [size for size in PASS_SIZES if size == 1 or size in self._seen or size in self._unsettled]
+
+    def _expected(self, num_tokens: int) -> float:
+        """What others let expect of a pass over so many tokens.
+
+        As much as the size that it is rounded up to, since costs can rise in steps; or between the sizes measured next
+        to it; or extrapolated from the two largest ones below it.
         """
-        size = PASS_SIZES[min(bisect_left(PASS_SIZES, num_tokens), len(PASS_SIZES) - 1)]
-        one = self._seconds[1]
-        if size in self._seconds:
-            return max(1.0, self._seconds[size] / one)
-        below = [s for s in PASS_SIZES if s in self._seconds and s < size]
-        last = max(1.0, self._seconds[below[-1]] / one)
-        slope = (last - max(1.0, self._seconds[below[-2]] / one)) / (below[-1] - below[-2]) if len(below) > 1 else 0.0
-        return last + max(_OPTIMISM, slope) * (size - below[-1])
+        costs = {size: self._median(size) for size in self._sizes}
+        size = PASS_SIZES[bisect_left(PASS_SIZES, num_tokens)]
+        if size > num_tokens and size in costs:
+            return costs[size]
+        below, above = [s for s in costs if s < num_tokens], [s for s in costs if s > num_tokens]
+        last = below[-1]
+        if above:
+            part = (num_tokens - last) / (above[0] - last)
+            return costs[last] + part * (costs[above[0]] - costs[last])
+        slope = (costs[last] - costs[below[-2]]) / (last - below[-2]) if len(below) > 1 else 0.0
+        return costs[last] + max(_OPTIMISM, slope) * (num_tokens - last)
 
     def table(self) -> dict[int, float]:
-        """Milliseconds by size, of the sizes measured."""
-        return {size: 1000 * self._seconds[size] for size in PASS_SIZES if size in self._seconds}
+        """Milliseconds by tokens, of the sizes measured."""
+        return {size: 1000 * self.one_s * self.relative(size) for size in self._sizes} if self.is_known else {}
 
 
-@dataclass(slots=True, kw_only=True)
+def _between(before: float, after: float) -> float:
+    """Seconds of a pass over one token between two measurements. Where they differ much: as slow as the device was."""
+    return (before + after) / 2 if max(before, after) < _SUSPICIOUS * min(before, after) else max(before, after)
+
+
 class DraftCosts:
-    """The seconds of a draft model's passes, as running means. `relative`: its size, as a part of the other model's."""
+    """The seconds of a draft model's passes: medians of the last few."""
 
-    relative: float
-    _step_s: float | None = None
-    _token_s: float | None = None
-    _num_steps: int = 0
-    _num_prefills: int = 0
+    def __init__(self, *, relative: float) -> None:
+        """`relative`: its size, as a fraction of the other model's."""
+        self._relative = relative
+        self._steps: deque[float] = deque(maxlen=_KEPT_SINGLES)
+        self._tokens: deque[float] = deque(maxlen=_KEPT_SINGLES)
+        self._has_guessed = self._has_prefilled = False
 
     def step_s(self, passes: PassCosts) -> float:
         """Of a drafted token. Before it was seen: decoding reads the weights, so it follows from their size."""
-        return passes.one_s * self.relative if self._step_s is None else self._step_s
+        return median_low(self._steps) if self._steps else passes.one_s * self._relative
 
     def token_s(self, passes: PassCosts) -> float:
         """Of a token of what it has to compute before it can draft."""
-        return self.step_s(passes) / _PREFILL_SPEEDUP if self._token_s is None else self._token_s
+        return median_low(self._tokens) if self._tokens else self.step_s(passes) / _PREFILL_SPEEDUP
 
     def note_steps(self, num: int, seconds: float) -> None:
         """So many tokens were drafted in so many passes. The first of all may have compiled its kernels."""
-        self._num_steps += 1
-        if self._num_steps > 1:
-            self._step_s = _mean(self._step_s, seconds / num)
+        if self._has_guessed:
+            self._steps.append(seconds / num)
+        self._has_guessed = True
 
     def note_prefill(self, num_tokens: int, seconds: float) -> None:
         """So many tokens were computed in one pass."""
-        self._num_prefills += 1
-        if self._num_prefills > 1:
-            self._token_s = _mean(self._token_s, seconds / num_tokens)
-
-
-def _mean(before: float | None, seen: float) -> float:
-    return seen if before is None else (1 - _WEIGHT) * before + _WEIGHT * seen
+        if self._has_prefilled:
+            self._tokens.append(seconds / num_tokens)
+        self._has_prefilled = True
 
 
 @dataclass(slots=True)
@@ -208,6 +337,7 @@ def best_length(
     2023).
     """
     best = BestLength(0, 1 / costs.relative(num_fed))
+    least = _MARGIN * best.speed
     largest = costs.largest
     for length in {min(available, size - num_fed) for size in sizes if size <= largest}:
         if length < 1:
@@ -217,6 +347,6 @@ def best_length(
         if not rewinds:
             again = costs.relative(1 + round(expected)) - 1
             cost += (1 - rate**length) * again
-        if expected / cost > best.speed:
+        if expected / cost > max(least, best.speed):
             best = BestLength(length, expected / cost)
     return best

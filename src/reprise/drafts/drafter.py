@@ -267,8 +267,9 @@ class RequestDrafts:
         `num_fed`: tokens that the pass takes anyway. `forced`: the next tokens if a grammar allows only these.
         `is_chosen`: a pass was run ahead, so this step verifies nothing, and nothing is computed for it.
         """
-        self.holds_back = False
-        if most < 1 or not self._drafts.costs.is_known:
+        costs = self._drafts.costs
+        self.holds_back = costs.wants_single
+        if most < 1 or not costs.is_known or costs.wants_single:
             return None
         draft = self._find(most, forced)
         if draft is not None:
