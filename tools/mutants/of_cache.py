@@ -28,6 +28,12 @@ TREE = (
         "",
     ),
     _mutant(
+        "RadixTree._note_use",
+        "the children of a node are not in order of use",
+        "beside[first] = beside.pop(first)",
+        "",
+    ),
+    _mutant(
         "RadixTree._split",
         "a split leaves the checkpoint at its position below",
         "[p for p in node.checkpoints if p <= position]",

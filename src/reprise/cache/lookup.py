@@ -56,7 +56,7 @@ def match_of(walked: Walk, tokens: Tokens, namespace: str) -> Match:
     if length < last.stop:
         continues = last.tokens[length - last.start :][:_CONTINUATION]
     elif last.children:
-        newest = max(last.children.values(), key=lambda child: child.last_use)
+        newest = next(reversed(last.children.values()))
         continues = newest.tokens[:_CONTINUATION]
     return Match(
         namespace=namespace,

@@ -199,6 +199,7 @@ class Node:
     totals: TreeTotals
     """Of its namespace, which all nodes of that share."""
     children: dict[int, "Node"] = field(default_factory=dict[int, "Node"])
+    """By first token, the last used one last."""
     segments: Segments = field(default_factory=Segments)
     checkpoints: CheckpointMap = field(default_factory=CheckpointMap)
     leases: list[Lease] = field(default_factory=list[Lease])

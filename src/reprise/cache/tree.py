@@ -142,7 +142,7 @@ class RadixTree:
         used: Checkpoint | None = None
         for node in walk.nodes:
             if node.start < position:
-                node.last_use, node.used_at_s, node.used_for = self.clock, now_s, use
+                self._note_use(node, now_s, use)
                 node.num_uses += 1
                 used = node.checkpoints.get(position)
         if used is not None:
@@ -191,7 +191,13 @@ class RadixTree:
         self.clock += 1
         now_s = self._time()
         for node in path:
-            node.last_use, node.used_at_s, node.used_for = self.clock, now_s, LastUse.STORED
+            self._note_use(node, now_s, LastUse.STORED)
+
+    def _note_use(self, node: Node, now_s: float, use: LastUse) -> None:
+        node.last_use, node.used_at_s, node.used_for = self.clock, now_s, use
+        if node.parent is not None:
+            beside, first = node.parent.children, int(node.tokens[0])
+            beside[first] = beside.pop(first)
 
     def _split(self, node: Node, position: int) -> Node:
         """Split the edge at `position`, strictly inside it. Returns the new upper node; `node` becomes the lower one.
@@ -554,6 +560,8 @@ def _check_node(node: Node, layout: Layout) -> None:
     for first, child in node.children.items():
         assert child.parent is node and child.start == node.stop and len(child.tokens) > 0
         assert int(child.tokens[0]) == first
+    uses = [child.last_use for child in node.children.values()]
+    assert uses == sorted(uses), "children are in order of use"
     assert node.num_leases == len(node.leases) + sum(child.num_leases for child in node.children.values())
     for lease in node.leases:
         assert lease.node is node and not lease.is_released and node.start <= lease.position <= node.stop
