@@ -1,5 +1,6 @@
 """The disk tier in an object store: it does what a directory does, and where the store fails there is less reuse."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -12,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.core.errors import DiskUnusable
-from reprise.disk import model_bucket, watcher
+from reprise.disk import model_bucket, reader, watcher
 from reprise.disk.bucket import BucketAway, ObjectInfo, open_bucket
 from reprise.disk.cache import DiskCache
 from reprise.disk.lease import EXPIRED_S
+from reprise.disk.model_bucket import ModelBucket
 from tests.disk.chains import (
     PATIENCE_S,
     Clock,
@@ -128,6 +130,105 @@ def test_what_is_written_while_the_store_is_listed_stays(monkeypatch: pytest.Mon
         monkeypatch.undo()
         found = find(cache, CHAT)
         assert found is not None and found.position == 10 and not read_all(cache, found)[1].failed
+
+
+# Several records at once.
+
+
+class Gate:
+    """Holds up the reads of records until so many are under way, and counts them."""
+
+    def __init__(self, bucket: FakeBucket, *, num: int) -> None:
+        self._get = bucket.get
+        self._num_wanted = num
+        self._changed = threading.Condition()
+        self._under_way: list[int] = []
+        self.most = self.most_nbytes = 0
+        self.order: list[str] = []
+        """Names, as their reads ended."""
+
+    def get(self, name: str, nbytes: int) -> memoryview:
+        with self._changed:
+            self._under_way.append(nbytes)
+            number = len(self._under_way)
+            self.most = max(self.most, number)
+            self.most_nbytes = max(self.most_nbytes, sum(self._under_way))
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self.most >= self._num_wanted, PATIENCE_S), "read one at a time"
+            # The last one that began is the first to end.
+            assert self._changed.wait_for(lambda: self._num_wanted == 0 or len(self._under_way) == number, PATIENCE_S)
+            self._under_way.pop()
+            self.order.append(name)
+            self._changed.notify_all()
+        return self._get(name, nbytes)
+
+    def release(self) -> None:
+        """Hold up nothing any more."""
+        with self._changed:
+            self._num_wanted = 0
+            self._changed.notify_all()
+
+
+def test_records_of_a_bucket_are_read_at_once_and_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, ids = FakeBucket(), list(range(4 * ModelBucket.reads_at_once - 1))
+    with server(bucket) as cache:
+        records = put_path(cache, ids)
+        found = find(cache, ids)
+        assert found is not None and len(records) == ModelBucket.reads_at_once
+        gate = Gate(bucket, num=len(records))
+        monkeypatch.setattr(bucket, "get", gate.get)
+        taken, fetch = read_all(cache, found)
+        assert gate.most == len(records) and gate.order != [found_name(cache, key) for key in found.keys]
+        assert not fetch.failed and len(taken) == len(records) and all(map(same, taken, records))
+        cache.check()
+
+
+def test_what_is_under_way_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, ids = FakeBucket(), list(range(40))
+    with server(bucket) as cache:
+        records = put_path(cache, ids, nbytes=1000)
+        gate = Gate(bucket, num=3)
+        monkeypatch.setattr(reader, "UNDER_WAY_NBYTES", 3500)
+        monkeypatch.setattr(bucket, "get", gate.get)
+        found = find(cache, ids)
+        assert found is not None and len(read_all(cache, found)[0]) == len(records) and gate.most == 3
+        # Larger than the bound, each is read alone.
+        monkeypatch.setattr(reader, "UNDER_WAY_NBYTES", 10)
+        gate.release()
+        gate.most = 0
+        assert len(read_all(cache, found)[0]) == len(records) and gate.most == 1
+
+
+def test_what_comes_after_a_lost_record_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, ids = FakeBucket(), list(range(4 * ModelBucket.reads_at_once - 1))
+    with server(bucket) as cache:
+        records = put_path(cache, ids)
+        found = find(cache, ids)
+        assert found is not None
+        del bucket.objects[found_name(cache, found.keys[2])]
+        monkeypatch.setattr(bucket, "get", Gate(bucket, num=len(records)).get)
+        taken, fetch = read_all(cache, found)
+        assert fetch.failed and len(taken) == 2 and all(map(same, taken, records))
+
+
+def test_a_cancelled_fetch_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, ids = FakeBucket(), list(range(40))
+    with server(bucket) as cache:
+        put_path(cache, ids)
+        found = find(cache, ids)
+        assert found is not None
+        gate = Gate(bucket, num=ModelBucket.reads_at_once + 1)
+        monkeypatch.setattr(bucket, "get", gate.get)
+        fetch = cache.fetch(found, lambda: None)
+        wait_until(lambda: gate.most == ModelBucket.reads_at_once)
+        fetch.cancel()
+        gate.release()
+        assert fetch.take() == [] and len(read_all(cache, found)[0]) == len(found.keys)
+        cache.check()
+
+
+def found_name(cache: DiskCache, key: bytes) -> str:
+    return cache.directory.path_of(key).as_posix()
 
 
 # Where the store fails.

@@ -419,6 +419,34 @@ DISK_MUTANTS = (
         _BUCKET,
     ),
     _mutant(
+        "RecordReader._choose",
+        "records of a bucket are read one at a time",
+        "self._num_under_way >= self._most",
+        "self._num_under_way >= 1",
+        _BUCKET,
+    ),
+    _mutant(
+        "Fetch.begin_next",
+        "records read at once take any number of bytes",
+        "nbytes > room",
+        "False",
+        _BUCKET,
+    ),
+    _mutant(
+        "Fetch.deliver",
+        "records read at once are given as they come",
+        "first = self._begun.popleft()",
+        "self._begun.remove(read); first = read",
+        _BUCKET,
+    ),
+    _mutant(
+        "LinkSpeed.note",
+        "reads that share a link are taken for a slow link",
+        "nbytes * at_once",
+        "nbytes",
+        ("tests/disk/test_link.py",),
+    ),
+    _mutant(
         "ReadAhead._is_worth_reading",
         "what is slower to read than to compute is read",
         "reading_s <= max(computing_s, LEAST_READ_S)",
@@ -428,7 +456,7 @@ DISK_MUTANTS = (
     _mutant(
         "ReadAhead._measure",
         "a disk that was slow once is never read again",
-        "self._disk.measure(key)",
+        "self._disk.measure(keys)",
         "",
         ("tests/loop/test_slow_disk.py",),
     ),

@@ -6,7 +6,7 @@ a watcher thread do the rest.
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
@@ -104,16 +104,17 @@ class DiskCache:
         """Estimated seconds to read these records; None before enough was measured."""
         with self._store.changed:
             entries = [self._store.index.entries.get(key) for key in keys]
-            return self._store.link.estimate_s([entry.nbytes for entry in entries if entry is not None])
+            sizes = [entry.nbytes for entry in entries if entry is not None]
+            return self._store.link.estimate_s(sizes, at_once=self._reader.num_at_once(sizes))
 
     def note_read(self, nbytes: int, seconds: float) -> None:
         """Record a read of `nbytes` that took `seconds`, for `read_s`."""
         with self._store.changed:
             self._store.link.note(nbytes, seconds)
 
-    def measure(self, key: bytes) -> None:
-        """Read this record when there is nothing else to read, to measure how long that takes."""
-        self._reader.measure(key)
+    def measure(self, keys: Sequence[bytes]) -> None:
+        """Read the first of these records when there is nothing else to read, to measure how long that takes."""
+        self._reader.measure(keys)
 
     # Queries. They change nothing and read no file.
 

@@ -90,6 +90,7 @@ class ModelDirectory(NamedRecords):
 
     is_remote = False
     removed_at_once = 1
+    reads_at_once = 1
     has_unread = False
 
     def __init__(self, directory: Path, *, fingerprint: str) -> None:

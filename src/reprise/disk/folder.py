@@ -64,6 +64,8 @@ class ModelFolder(Protocol):
     def around(self) -> FilesAround: ...
 
     removed_at_once: int
+    reads_at_once: int
+    """How many records are worth reading at once."""
     has_unread: bool
     """Whether the last scan left unknown files for the next one, since there were too many."""
 

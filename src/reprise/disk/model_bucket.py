@@ -41,7 +41,7 @@ _HEAD_NBYTES = 8 << 10
 MOST_HEADERS = 4096
 """How many unknown objects' headers are read per scan, newest first. The others are only counted until the next one."""
 
-_READ_AT_ONCE = 8
+_READS_AT_ONCE = 8
 _HEADERS_AT_ONCE = 64
 _REMOVED_AT_ONCE = 1000
 
@@ -51,6 +51,7 @@ class ModelBucket(NamedRecords):
 
     is_remote = True
     removed_at_once = _REMOVED_AT_ONCE
+    reads_at_once = _READS_AT_ONCE
 
     def __init__(self, bucket: ObjectBucket, *, fingerprint: str) -> None:
         super().__init__(Path(folder_name(fingerprint)))
@@ -165,7 +166,7 @@ class ModelBucket(NamedRecords):
             if is_closing():
                 break
             some = wanted[at : at + _HEADERS_AT_ONCE]
-            with ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="reprise-disk-headers") as pool:
+            with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="reprise-disk-headers") as pool:
                 for each, head in zip(some, pool.map(self._head, some), strict=True):
                     if head is not None:
                         heads[Path(each.name)] = head

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from reprise.cache.lookup import Match
@@ -48,7 +48,7 @@ LEAST_READ_S = 0.25
 """What is read sooner is read, however fast it would be computed: others compute meanwhile."""
 
 MEASURED_EVERY_S = 30.0
-"""While reading is slower than computing, one record is read so often to see whether that is still so. Nobody waits."""
+"""While reading is slower than computing, a little is read so often to see whether that is still so. Nobody waits."""
 
 SCAN_TIMEOUT_S = 1.0
 """A request waits at most this long for a scan for other servers' records."""
@@ -141,7 +141,7 @@ class ReadAhead:
             read.requests.append(request)
         elif not self._is_worth_reading(found, keys, held=held):
             request.not_read_to = found.position
-            self._measure(keys[0])
+            self._measure(keys)
             return False
         elif self._may_fit(found.position, needed):
             request.num_loads += 1
@@ -171,12 +171,12 @@ class ReadAhead:
         reading_s, computing_s = self._disk.read_s(keys), self._prefill_s(held, found.position)
         return reading_s is None or computing_s is None or reading_s <= max(computing_s, LEAST_READ_S)
 
-    def _measure(self, key: bytes) -> None:
-        """Have a record read for its time alone, unless that was just done."""
+    def _measure(self, keys: Sequence[bytes]) -> None:
+        """Have the first of these records read for their time alone, unless that was just done."""
         now_s = time.monotonic()
         if now_s - self._measured_s >= MEASURED_EVERY_S:
             self._measured_s = now_s
-            self._disk.measure(key)
+            self._disk.measure(keys)
 
     def _waits_for_scan(self, request: TierRequest, *, held: int) -> bool:
         """Whether to scan for other servers' records first, since the prompt may continue a chat of theirs."""

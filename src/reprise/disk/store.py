@@ -266,9 +266,23 @@ class RecordStore:
         with self.changed:
             if key not in self.index.entries:
                 return None
-            began_s = time.monotonic()
+            started = self.link.begin(time.monotonic())
+        record: DiskRecord | None = None
         try:
-            record = self.directory.read(key)
+            record = self._read_verified(key)
+        finally:
+            with self.changed:
+                self.link.end(started, time.monotonic(), nbytes=record.nbytes if record is not None else None)
+        if record is not None:
+            with self.changed:
+                self.counters.read_nbytes += record.nbytes
+                # Unless it was evicted meanwhile.
+                self.index.verified.update({key} & self.index.entries.keys())
+        return record
+
+    def _read_verified(self, key: bytes) -> DiskRecord | None:
+        try:
+            return self.directory.read(key)
         except BucketAway as error:
             with self.changed:
                 self._unread = key
@@ -292,12 +306,6 @@ class RecordStore:
             log.exception("cannot decode a file of the disk cache")
             self._drop_damaged(key, f"it cannot be decoded ({error})")
             return None
-        with self.changed:
-            self.counters.read_nbytes += record.nbytes
-            self.link.note(record.nbytes, time.monotonic() - began_s)
-            # Unless it was evicted meanwhile.
-            self.index.verified.update({key} & self.index.entries.keys())
-        return record
 
     def forget_missing(self, key: bytes) -> None:
         """Forget a record whose file was removed, or all records if the folder was."""
