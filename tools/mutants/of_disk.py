@@ -383,7 +383,7 @@ DISK_MUTANTS = (
         ("tests/disk/test_notes.py",),
     ),
     _mutant(
-        "RecordReader.run",
+        "RecordReader._read",
         "a store that is away is asked for each record",
         "store.is_away and (not each.is_over)",
         "False",

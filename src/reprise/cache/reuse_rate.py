@@ -12,6 +12,7 @@ rate of use; a rate that rises at first keeps young items; the prior falls with 
 """
 
 import functools
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -25,6 +26,7 @@ Floats = npt.NDArray[np.float64]
 _AGES = np.unique(np.round(2.0 ** (np.arange(28) / 2)).astype(np.int64))
 """The starts of the age steps, in prompts: a factor of about √2 apart."""
 
+_STARTS: list[int] = _AGES.tolist()
 _STEPS = len(_AGES)
 _WIDTHS = np.diff(np.append(_AGES, MEMORY)).astype(np.float64)
 
@@ -65,7 +67,7 @@ class ReuseRateEstimator:
         """Advance time by one prompt."""
         self._now += 1
         for step in range(1, _STEPS):
-            self._age(self._now - int(_AGES[step]), step)
+            self._age(self._now - _STARTS[step], step)
         self._waited += self._waiting_now
         oldest = self._ring[self._now % MEMORY]
         if oldest is not None and oldest.is_waiting:
@@ -110,7 +112,7 @@ class ReuseRateEstimator:
         """The prompt at which what has waited since prompt `number` enters the next age step."""
         begun = 0 if number is None else number
         step = _step_of(self._now - begun)
-        return begun + int(_AGES[step + 1]) if step + 1 < _STEPS else self._now + MEMORY
+        return begun + _STARTS[step + 1] if step + 1 < _STEPS else self._now + MEMORY
 
     def _age(self, number: int, step: int) -> None:
         """Move what has waited since prompt `number` to this age step."""
@@ -139,7 +141,7 @@ def _table_of_nothing(shape: tuple[int, ...]) -> Floats:
 
 
 def _step_of(age: int) -> int:
-    return max(0, int(np.searchsorted(_AGES, age, side="right")) - 1)
+    return max(0, bisect_right(_STARTS, age) - 1)
 
 
 def _rates(seen: Floats, time: Floats) -> Floats:

@@ -4,7 +4,7 @@ The one rule of the project: a model resumes at position p if and only if every 
 the entries it needs at p; kinds that cannot be cut into entries need a snapshot taken at exactly p.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reprise.core.tokens import Span, covers
 
@@ -71,15 +71,14 @@ class Layout:
 
     kinds: tuple[KvKind, ...]
     has_snapshots: bool = False
+    resumes_anywhere: bool = field(init=False, compare=False, repr=False)
+    """Whether all stored positions are resumable without planning: only Full layers."""
 
     def __post_init__(self) -> None:
+        is_full = all(isinstance(kind, Full) for kind in self.kinds)
+        object.__setattr__(self, "resumes_anywhere", is_full and not self.has_snapshots)
         assert len(set(self.kinds)) == len(self.kinds), self
         assert self.kinds or self.has_snapshots, "a model without any layer state"
-
-    @property
-    def resumes_anywhere(self) -> bool:
-        """Whether all stored positions are resumable without planning: only Full layers."""
-        return not self.has_snapshots and all(isinstance(kind, Full) for kind in self.kinds)
 
 
 def best_position(kind: KvKind, runs: tuple[Span, ...], limit: int) -> int:
