@@ -1,4 +1,4 @@
-"""Work on other threads that nobody waits for any more: it looks up now and then, and stops."""
+"""Cancellation of work on other threads: it checks periodically whether anyone still waits for it."""
 
 import threading
 from collections.abc import Generator
@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 
 class Abandoned(Exception):
-    """Nobody wants the outcome of this work any more. Never reaches a user."""
+    """Nobody waits for the result of this work any more. Never shown to users."""
 
 
 _given_up: ContextVar[threading.Event | None] = ContextVar("reprise_given_up", default=None)
@@ -15,7 +15,7 @@ _given_up: ContextVar[threading.Event | None] = ContextVar("reprise_given_up", d
 
 @contextmanager
 def abandonable(given_up: threading.Event) -> Generator[None]:
-    """Within the block, on this thread: `stop_if_abandoned` raises once the event is set."""
+    """In this block, on this thread, `stop_if_abandoned` raises once the event is set."""
     token = _given_up.set(given_up)
     try:
         yield
@@ -24,7 +24,7 @@ def abandonable(given_up: threading.Event) -> Generator[None]:
 
 
 def stop_if_abandoned() -> None:
-    """Raise Abandoned if this thread's work is not wanted any more. Cheap; for every few milliseconds of work."""
+    """Raise Abandoned if nobody waits for this thread's work any more. Cheap; call it every few milliseconds."""
     given_up = _given_up.get()
     if given_up is not None and given_up.is_set():
         raise Abandoned

@@ -1,10 +1,10 @@
-"""Time, handed in: whoever needs it is given a clock, so that tests can turn it."""
+"""The clock as a parameter, so that tests can control it."""
 
 import time
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Seconds since some fixed moment, never less than before."""
+"""Seconds since a fixed moment; monotonic."""
 
 
 def monotonic() -> float:

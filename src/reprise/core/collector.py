@@ -1,4 +1,4 @@
-"""Python's garbage collector in a process that serves: a full collection stops every thread, streams included."""
+"""Python's garbage collector in a server: a full collection stops every thread, and so every stream."""
 
 import gc
 from typing import Any
@@ -6,19 +6,19 @@ from weakref import ref
 
 
 def freeze_heap() -> None:
-    """Leave everything that exists now out of all later collections.
+    """Exclude everything that exists now from later collections.
 
-    Modules, models and tokenizers are some 500,000 objects that stay for as long as the process does. To search them
-    takes a tenth of a second or more, during which no thread runs.
+    Modules, models and tokenizers are about 500,000 objects that live as long as the process. Traversing them takes a
+    tenth of a second or more, during which no thread runs.
     """
     gc.collect()
     gc.freeze()
 
 
 def collect_all(*models: ref[Any]) -> None:
-    """Free every unreachable object, also among what was frozen, and freeze the rest again if anything was.
+    """Free every unreachable object, including frozen ones, and freeze the rest again if anything was frozen.
 
-    Nothing frozen is searched where a collection without it already frees all of `models`: those that were loaded
+    Frozen objects are not traversed if a collection without them already frees all of `models`, that is, models loaded
     after the heap was frozen.
     """
     gc.collect()

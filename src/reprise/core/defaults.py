@@ -1,4 +1,4 @@
-"""The sampling parameters that a request leaves open: from the command line, or as the model's makers meant them."""
+"""Sampling parameters that a request does not set: from the command line, or from the model's own configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Number = int | float
 
 
 class Origin(StrEnum):
-    """Who chose a parameter."""
+    """Where a parameter comes from."""
 
     REQUEST = "request"
     FLAG = "flag"
@@ -22,15 +22,15 @@ class Origin(StrEnum):
 
 
 REPORTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""The parameters that a model or the command line can choose, and that the record always names."""
+"""The parameters that a model or the command line can set; the record always reports them."""
 
 _REPETITION_CONTEXT = 8192
-"""What `repetition_penalty` of a `generation_config.json` is about: everything so far, within reason."""
+"""The context of a `repetition_penalty` in `generation_config.json`, which has no limit of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What requests get that do not say: `by_flag` comes before `by_model`, both by the names of `Sampling`."""
+    """Defaults for requests, by the field names of `Sampling`; `by_flag` overrides `by_model`."""
 
     by_flag: Mapping[str, Number] = field(default_factory=dict[str, Number])
     by_model: Mapping[str, Number] = field(default_factory=dict[str, Number])
@@ -55,9 +55,9 @@ class SamplingDefaults:
 
 
 def read_generation_config(config: Mapping[str, Any], *, vocab_size: int) -> dict[str, Number]:
-    """The sampling that a `generation_config.json` asks for, by the names of `Sampling`; what is out of range is not.
+    """The sampling of a `generation_config.json`, by the field names of `Sampling`, without values out of range.
 
-    `do_sample: false` is greedy, as in transformers, which made the format.
+    `do_sample: false` is greedy, as in transformers, which defines the format.
     """
     ranges: dict[str, tuple[float, float]] = {
         "temperature": (0, 100),

@@ -1,4 +1,4 @@
-"""Errors that a user can meet: each carries a sentence that says what to do."""
+"""Errors that users see: each has a message that says what to do."""
 
 from collections.abc import Mapping
 
@@ -6,19 +6,19 @@ from reprise.core.sizes import nbytes_text
 
 
 class RepriseError(Exception):
-    """The base of all errors that reach a user. `str(error)` is the sentence."""
+    """The base of all errors that users see. `str(error)` is the message."""
 
     status = 500
-    """The HTTP status that fits."""
+    """The HTTP status."""
     code = "internal_error"
     has_record = False
-    """The request that it ended had begun, so that the request's own record tells of it."""
+    """Whether the request it ended had started, so that the record of the request has the error."""
 
 
 class BadRequest(RepriseError):
-    """The request cannot be served as it is. `param` names the field at fault, where one is.
+    """The request is invalid. `param` names the field at fault, if any.
 
-    `details` are for programs, in the form of the API that was asked.
+    `details` are for programs, in the format of the API.
     """
 
     status = 400
@@ -31,13 +31,13 @@ class BadRequest(RepriseError):
 
 
 class InvalidValue(BadRequest):
-    """A field of the request has a value that it cannot have; `param` says which."""
+    """A field of the request has an invalid value; `param` names it."""
 
     code = "invalid_value"
 
 
 class TemplateFailed(BadRequest):
-    """The model's chat template refused the messages; the message is the template's own."""
+    """The model's chat template rejected the messages, with this message."""
 
     code = "template_failed"
 
@@ -49,12 +49,12 @@ class ContextTooLong(BadRequest):
 
 
 def prompt_too_long(num_prompt: int, context: int, *, note: str = "", param: str | None = "messages") -> ContextTooLong:
-    """The refusal of a prompt that leaves no room for an answer.
+    """The error for a prompt that leaves no room for an answer.
 
-    The words are those by which clients know this error: agents compact the chat, gateways try a longer model. The
-    numbers are read as well.
+    Clients recognise this error by its wording: agents compact the chat, gateways try a model with a longer context.
+    Some parse the numbers.
     """
-    # A prompt that just fits is too long for the one token that an answer has at least.
+    # A prompt that just fits leaves no room for the one token that an answer has at least.
     num = num_prompt if num_prompt > context else num_prompt + 1
     return ContextTooLong(
         f"This model's maximum context length is {context} tokens, and the prompt is too long: "
@@ -74,7 +74,7 @@ class NotFound(RepriseError):
 
 
 class QueueFull(RepriseError):
-    """Too many requests wait. `retry_after_s` is an estimate in seconds."""
+    """Too many requests are waiting. `retry_after_s` is an estimate in seconds."""
 
     status = 429
     code = "queue_full"
@@ -85,7 +85,7 @@ class QueueFull(RepriseError):
 
 
 class ShuttingDown(RepriseError):
-    """The server or engine is being closed, or is closed already."""
+    """The server or engine is shutting down or has shut down."""
 
     status = 503
     code = "shutting_down"
@@ -100,57 +100,57 @@ class RequestCancelled(RepriseError):
 
 
 class ClientGone(RequestCancelled):
-    """The client hung up; nobody is there to be answered."""
+    """The client has disconnected."""
 
 
 class ChatBusy(RepriseError):
-    """A chat has one turn at a time, and one is being read."""
+    """A chat has one turn at a time, and one is still being streamed."""
 
     status = 409
     code = "chat_busy"
 
 
 class OutOfMemory(RepriseError):
-    """The memory budget cannot hold what this request needs, whatever else is given up."""
+    """The request does not fit into the memory budget, even with everything else evicted."""
 
     status = 507
     code = "out_of_memory"
 
 
 class EngineFailed(RepriseError):
-    """The model or a sampler raised while this request ran; others go on."""
+    """The model or a sampler raised while this request ran; others continue."""
 
     status = 500
     code = "engine_failed"
 
 
 class LoadFailed(RepriseError):
-    """A model cannot be loaded; the sentence says why and what to try."""
+    """A model cannot be loaded; the message says why and what to try."""
 
     code = "load_failed"
 
 
 class CacheNotCleared(RepriseError):
-    """An object store did not remove what was to be cleared; nothing of it is used any more."""
+    """An object store did not remove the cleared records; they are not used any more."""
 
     status = 503
     code = "cache_not_cleared"
 
 
 class DiskUnusable(RepriseError):
-    """The directory of the disk tier cannot be used; the sentence says why and what to try."""
+    """The directory of the disk cache cannot be used; the message says why and what to try."""
 
     code = "disk_unusable"
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, as a sentence to quote."""
+    """The first line of a library's error, as a sentence."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".:") + "." if lines else type(error).__name__
 
 
 def memory_too_small(model: str, *, bound: int, needed: int) -> LoadFailed:
-    """`--memory` leaves nothing for requests."""
+    """The error for a `--memory` that leaves nothing for requests."""
     return LoadFailed(
         f"--memory is {nbytes_text(bound)}, and {model} needs at least {nbytes_text(needed)} for its weights, the "
         "program and requests. Raise --memory, or choose a smaller model."
@@ -158,7 +158,7 @@ def memory_too_small(model: str, *, bound: int, needed: int) -> LoadFailed:
 
 
 def no_room_for_requests(model: str, *, room: int, least: int) -> LoadFailed:
-    """The weights of several models leave too little for requests."""
+    """The error for weights of several models that leave too little for requests."""
     return LoadFailed(
         f"{model} was not loaded: beside the weights of the models there is room for {nbytes_text(max(0, room))} of "
         f"layer state, and it needs at least {nbytes_text(least)}. Raise --memory or --cache-bytes, or unload a model."

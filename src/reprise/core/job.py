@@ -1,4 +1,4 @@
-"""What the engine thread is asked to do: one job for one sequence."""
+"""Jobs for the engine thread: one sequence each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,17 +15,17 @@ from reprise.core.tokens import Tokens
 class Purpose(StrEnum):
     GENERATE = "generate"
     PREFILL = "prefill"
-    """Compute and store the prompt, sample nothing (warm-up, prefill while typing)."""
+    """Compute and store the prompt without sampling (warm-up, prefill while typing)."""
     SETTLE = "settle"
-    """Like PREFILL, but only while nothing else waits."""
+    """Like PREFILL, but only while the engine is idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling parameters, with the meaning that mlx-lm's samplers and logits processors give them.
+    """Sampling parameters, with the meaning they have in mlx-lm.
 
     `temperature` 0 is greedy. `top_p` 1, `top_k` 0, `min_p` 0 are off. `repetition_penalty` 1 is off.
-    `seed` None draws one. `logprobs` None: none wanted; k: the chosen token's and those of the k likeliest.
+    `seed` None: random. `logprobs` None: none; k: of the chosen token and of the k likeliest.
     """
 
     temperature: float = 1.0
@@ -50,8 +50,8 @@ class Sampling:
 class Thinking:
     """How a model thinks, in tokens.
 
-    `budget` None: no bound; n: after n reasoning tokens, `end` is forced. `is_open` says that the prompt ends inside
-    thinking (the template wrote `start` into the generation prompt).
+    `budget` None: no limit; n: `end` is forced after n reasoning tokens. `is_open`: the prompt ends inside thinking,
+    since the template wrote `start` into the generation prompt.
     """
 
     start: tuple[int, ...]
@@ -61,17 +61,17 @@ class Thinking:
 
 
 class ThinkingTracker:
-    """Follows the tokens of one sequence: whether it is inside thinking, and how many tokens of that there were."""
+    """Tracks whether a sequence is inside thinking, and counts its thinking tokens."""
 
     def __init__(self, thinking: Thinking) -> None:
         self._thinking = thinking
         self._tail: tuple[int, ...] = ()
-        """Tokens since thinking began or ended, as many as its end or its start has."""
+        """The last tokens since thinking began or ended, as many as `end` or `start` has."""
         self.is_open = thinking.is_open
         self.num_tokens = 0
 
     def saw(self, token: int) -> None:
-        """The sequence goes on with this token. Thinking that has ended may begin again."""
+        """Record the next token of the sequence. Thinking can begin again after it has ended."""
         self.num_tokens += int(self.is_open)
         run = self._thinking.end if self.is_open else self._thinking.start
         if len(run) == 0:
@@ -82,23 +82,23 @@ class ThinkingTracker:
 
 
 class Constraint(Protocol):
-    """A grammar that says which token may come next. Made for one sequence; used on the engine thread only."""
+    """A grammar that restricts the next token of one sequence. Used on the engine thread only."""
 
     def allowed(self) -> npt.NDArray[np.uint32] | None:
-        """A bit mask over the vocabulary, 32 tokens a word, lowest bit first; None: anything goes."""
+        """A bit mask over the vocabulary, 32 tokens per word, lowest bit first; None: no restriction."""
         ...
 
     def accept(self, token: int) -> None:
-        """The token was chosen. Raises ValueError if the grammar does not allow it."""
+        """Record that the token was chosen. Raises ValueError if the grammar does not allow it."""
         ...
 
 
 @runtime_checkable
 class ForcingConstraint(Constraint, Protocol):
-    """A grammar that also knows where it leaves no choice of text: in keys, names and markup."""
+    """A grammar that also knows where it determines the text: keys, names and markup."""
 
     def forced(self) -> Sequence[int]:
-        """How that text is usually cut into tokens, from the next one on; other cuts of it may be allowed as well."""
+        """The usual tokens of that text, starting with the next one; other tokenizations may be allowed too."""
         ...
 
 
@@ -117,7 +117,7 @@ class Job:
     purpose: Purpose = Purpose.GENERATE
     namespace: str = ""
     owner: str = ""
-    """Whose pins it sets: the same as the namespace, or a part of those who share it."""
+    """The owner of the pins it sets: the namespace itself, or one of those who share it."""
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 0
     min_tokens: int = 0
@@ -126,18 +126,17 @@ class Job:
     watch: Callable[[int], bool] | None = None
     constraint: Callable[[], Constraint] | None = None
     chat: str | None = None
-    """A name for the conversation, where the client gives one (`prompt_cache_key`)."""
+    """The client's name for the conversation (`prompt_cache_key`), if any."""
     pin_for_s: float | None = None
-    """Keep EXPLICIT boundaries in the cache for so long, counted for each from when it is there; infinity: for ever."""
+    """How long EXPLICIT boundaries stay pinned, from when each is stored; infinity: until they are unpinned."""
     prompt_logprobs: int | None = None
-    """k: log-probabilities of the prompt's tokens too, with those of the k likeliest in each place (`Scored` events).
+    """k: also give log-probabilities of the prompt's tokens, with the k likeliest at each position (`Scored` events).
 
-    They follow from logits, which the cache does not keep: nothing of the prompt is reused then."""
+    They need the logits, which the cache does not keep, so nothing of the prompt is reused."""
     prediction: Tokens | None = None
-    """What the client says the answer will be much like: drafts are made from it."""
+    """The client's predicted output, from which drafts are made."""
     retain_for_s: float | None = None
-    """Keep what the next turn can use of the prompt for so long, counted likewise, or until that turn is retained
-    instead."""
+    """How long what the next turn can reuse stays pinned, or until that turn is pinned instead."""
 
     def __post_init__(self) -> None:
         assert len(self.prompt) > 0, "an empty prompt is refused before it becomes a job"

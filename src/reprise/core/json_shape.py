@@ -1,7 +1,7 @@
-"""What a JSON text would become, counted before anything is made of it: values, lists and objects, and their nesting.
+"""The shape of a JSON text (commas, containers, nesting), counted without parsing it.
 
-A list costs its reader some twenty times its two bytes, and a parser holds the interpreter for all of it. So large
-bodies are looked at first, without making an object, a block at a time, and in numpy, which lets other threads run.
+An empty list takes some twenty times its two bytes once parsed, and a parser holds the GIL throughout. So large bodies
+are checked first: block by block, without creating objects, in NumPy, which lets other threads run.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _CASE, _OPEN, _CLOSE = 0x20, ord("{"), ord("}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonShape:
-    """`num_containers` lists and objects, `depth` of them in each other, and `num_commas` between what they hold."""
+    """`num_containers` lists and objects, nested at most `depth` deep, with `num_commas` between their items."""
 
     num_containers: int
     num_commas: int
@@ -29,9 +29,9 @@ class JsonShape:
 
 
 def json_shape(text: bytes) -> JsonShape:
-    """The shape of a JSON text; exact if it is valid, and an upper bound for what a parser makes of it before it fails.
+    """The shape of a JSON text: exact if it is valid, otherwise an upper bound of what a parser creates.
 
-    O(length), in blocks: about 5 ms a MB, and a few blocks of memory.
+    O(length): about 5 ms per MB, with a few blocks of memory.
     """
     whole = np.frombuffer(text, dtype=np.uint8)
     num_containers = num_commas = level = depth = 0
@@ -39,7 +39,7 @@ def json_shape(text: bytes) -> JsonShape:
     for start in range(0, len(whole), BLOCK_NBYTES):
         block = whole[start : start + BLOCK_NBYTES]
         quotes, is_escaped = _unescaped_quotes(block, is_escaped=is_escaped)
-        # Of a byte: whether an odd number of quotes stands up to here.
+        # For each byte, whether the number of quotes up to it is odd.
         within = np.bitwise_xor.accumulate(quotes) ^ is_within
         is_within = bool(within[-1])
         outside = ~within
@@ -56,20 +56,20 @@ def json_shape(text: bytes) -> JsonShape:
 
 
 def _unescaped_quotes(block: _Bytes, *, is_escaped: bool) -> tuple[_Flags, bool]:
-    """Where strings begin and end, and whether the block's last byte escapes the next block's first.
+    """Where strings begin and end, and whether the last byte of the block escapes the first of the next.
 
-    A byte is escaped if an odd number of backslashes stands before it; `is_escaped` says so of the first.
+    A byte is escaped by an odd number of backslashes before it; `is_escaped`: whether the first one is.
     """
     quotes = block == _QUOTE
     slashes = block == _BACKSLASH
     if not is_escaped and not slashes.any():
         return quotes, False
     places = np.arange(1, len(block) + 1)
-    # The place behind the last other byte: how many backslashes end at each place.
+    # The place after the last other byte gives how many backslashes end at each place.
     others = np.maximum.accumulate(np.where(slashes, 0, places))
     runs = places - others
     if is_escaped:
-        # The backslash of the block before counts for a run that begins here.
+        # The backslash at the end of the previous block extends a run that begins here.
         runs[others == 0] += 1
     before = np.empty_like(runs)
     before[0], before[1:] = int(is_escaped), runs[:-1]

@@ -11,7 +11,7 @@ from reprise.core.tokens import Span, covers
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """Attends to everything: needs the entries ``[0, p)``."""
+    """Full attention: needs the entries ``[0, p)``."""
 
     def needs(self, position: int) -> tuple[Span, ...]:
         return (Span(0, position),) if position > 0 else ()
@@ -19,7 +19,7 @@ class Full:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Sliding window of `size` positions, the token itself included, and the first `keep` positions for ever.
+    """Sliding window of `size` positions, the token itself included, and the first `keep` positions.
 
     The next token stands at p and sees ``(p - (size - keep), p]`` and ``[0, keep)``, so that many entries are needed.
     """

@@ -1,4 +1,4 @@
-"""What a server counts and measures: each number once, with its unit, its help and how to read it.
+"""The metrics of a server: each is declared once, with its unit, its help and how to read it.
 
 `GET /health`, `GET /metrics`, the line that the log ends with, and docs/metrics.md follow from `METRICS`.
 """
@@ -11,15 +11,15 @@ from reprise.core.backend import EVICTION_REASONS, DraftModelStatus, DraftSource
 from reprise.core.inspection import OnDisk
 
 Reading = float | Mapping[str, int] | None
-"""A number; one for each value of a label; None: it does not apply to this server."""
+"""A number, or one per value of a label; None if it does not apply to this server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One number, or one for each value of `label`.
 
-    `family` is its name in Prometheus, without `reprise_` and `_total`; several metrics can be a family's series, told
-    apart by `series`. `field` is its name in /health, under "disk" where it starts with `disk.`.
+    `family` is its name in Prometheus, without `reprise_` and `_total`; several metrics can be series of one family,
+    distinguished by `series`. `field` is its name in /health, under "disk" where it starts with `disk.`.
     """
 
     kind: Literal["counter", "gauge"]
@@ -29,13 +29,13 @@ class Metric:
     read: Callable[[Status], Reading]
     field: str
     family: str | None = None
-    """None: it is in /health alone, since Prometheus adds it up."""
+    """None if it is only in /health, since Prometheus can sum it up."""
     label: str | None = None
     series: str | None = None
     expected: tuple[str, ...] = ()
-    """Values of the label that Prometheus sees from the start: a series that is not there hides its first rise."""
+    """Values of the label that Prometheus gets from the start, since a new series hides its first increase."""
     is_of_server: bool = False
-    """Whether all models of a server have it together; else Prometheus has a series for each `model`."""
+    """Whether it is one number for all models of a server; otherwise Prometheus has a series per `model`."""
 
     def __post_init__(self) -> None:
         assert self.series is None or self.label is not None, self

@@ -1,4 +1,4 @@
-"""How an option is declared: once, for the command line, the environment and the configuration file.
+"""Kinds of options, each declared once for the command line, the environment and the configuration file.
 
 A kind reads what any of the three gives: text from the first two, TOML's own types from the file. `read` raises
 ValueError with the end of a sentence that names the option ("must be …"); `write` gives TOML that reads back the same.
@@ -19,7 +19,7 @@ _FALSE = ("false", "no", "off", "0")
 
 
 class OptionGroup(StrEnum):
-    """What the help lists together."""
+    """A section of the help."""
 
     SERVER = "Server"
     ANSWERS = "Answers"
@@ -28,7 +28,7 @@ class OptionGroup(StrEnum):
 
 
 class TableFault(ValueError):
-    """What is wrong within a table: `place` names the table and the key."""
+    """An error inside a table; `place` names the table and the key."""
 
     def __init__(self, place: str, text: str) -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ class Option:
     help: str
     kind: "OptionKind"
     is_secret: bool = False
-    """Never printed, and refused where it is empty: an empty variable must not open a server to everybody."""
+    """Never printed, and rejected if empty: an empty variable must not open a server to everybody."""
 
     @property
     def variable(self) -> str:
@@ -132,7 +132,7 @@ class SwitchKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextKind:
-    """Text, or one of `choices`. `parse`: makes the value of it and of the folder of the file. Raises ValueError."""
+    """Text, or one of `choices`. `parse`: gives the value from a text and the file's folder; may raise ValueError."""
 
     choices: tuple[str, ...] = ()
     metavar: str = "TEXT"
@@ -156,7 +156,7 @@ class TextKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextsKind:
-    """Several texts: an option given several times, words in a variable, a list in the file."""
+    """Several texts: a repeated option, words in a variable, or a list in the file."""
 
     metavar: str = "TEXT"
 
@@ -180,7 +180,7 @@ class TextsKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmountKind:
-    """A number of bytes with a unit, or a share of what there is."""
+    """A number of bytes with a unit, or a percentage."""
 
     may_be_zero: bool = False
     metavar: str = "SIZE"
@@ -224,7 +224,7 @@ class NbytesKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableKind:
-    """A JSON object, or a table of the file."""
+    """A JSON object, or a table in the file."""
 
     metavar: str = "JSON"
 
@@ -286,7 +286,7 @@ WRITTEN_FILE = TextKind(metavar="FILE", parse=_written_file)
 
 def _directory(text: str, folder: Path) -> str:
     if "://" in text:
-        return text  # An object store, which nothing is asked of yet.
+        return text  # An object store; not contacted yet.
     path = _path(text, folder)
     if path.exists() and not path.is_dir():
         raise ValueError(f"must be a directory, not the file {str(path)!r}")
@@ -294,11 +294,11 @@ def _directory(text: str, folder: Path) -> str:
 
 
 DIRECTORY = TextKind(metavar="DIR", parse=_directory)
-"""A directory, which may still have to be made, or the URL of an object store."""
+"""A directory, which need not exist yet, or the URL of an object store."""
 
 
 def _path(text: str, folder: Path) -> Path:
-    """A path relative to the folder; one that is relative to where the command runs stays as it was written."""
+    """The path, relative to `folder`; unchanged if that is the working directory."""
     path = Path(text).expanduser()
     return path if folder == Path() else folder / path
 
@@ -316,9 +316,9 @@ MODEL = TextKind(metavar="MODEL", parse=_model)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedPathsKind:
-    """Directories by name: `NAME=DIR` given several times, or words in a variable, or a table of the file.
+    """Directories by name: a repeated `NAME=DIR`, words in a variable, or a table in the file.
 
-    `DIR` alone is named after its last part.
+    A plain `DIR` is named after its last part.
     """
 
     metavar: str = "[NAME=]DIR"
@@ -355,13 +355,13 @@ class NamedPathsKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTablesKind:
-    """A table of options for each model, by its alias; a model alone stands for a table with nothing else.
+    """A table of options for each model, by alias; a plain model is short for a table with only `model`.
 
-    Read, it is the values by alias and option name.
+    The value is a dictionary of option values by alias and option name.
     """
 
     options: Callable[[], Mapping[str, Option]]
-    """What a table can set, by name; among them `model`, which it has to."""
+    """The options that a table can set, by name, including the required `model`."""
     others: Callable[[], Sequence[str]]
     """Names of options that a table cannot set."""
     metavar: str = "JSON"
@@ -444,14 +444,14 @@ OptionKind = (
     | NamedPathsKind
     | ModelTablesKind
 )
-"""What values an option takes, and how they are written: `read` gives a value, `fault` says what is wrong with one."""
+"""The values of an option: `read` parses one, `fault` says what is wrong with one, `write` formats it as TOML."""
 
 
 _ALIASES = "choose one without spaces that does not begin with '.', '/' or '~'"
 
 
 def _is_alias(name: str) -> bool:
-    """Whether a model can be called this: on the command line, what begins like a path is one."""
+    """Whether this can be an alias of a model: on the command line, what begins like a path is a path."""
     return is_plain_name(name) and not name.startswith((".", "/", "~"))
 
 
@@ -461,7 +461,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def _inline(values: Mapping[str, str]) -> str:
-    """An inline table of TOML with these values, which are TOML."""
+    """An inline table in TOML, of values in TOML."""
     return "{ " + ", ".join(f"{_quoted(name)} = {value}" for name, value in values.items()) + " }" if values else "{}"
 
 
@@ -482,5 +482,5 @@ def _text(given: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML: JSON's escapes are among its own, but DEL has to be escaped too."""
+    """A basic string in TOML, which allows JSON's escapes but also requires DEL to be escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

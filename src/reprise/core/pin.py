@@ -1,4 +1,4 @@
-"""Pins, as those who ask for them see them."""
+"""Pins, as the API reports them."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ class Pin:
     """`pin_id` of its tokens."""
     num_tokens: int
     nbytes: int
-    """What stays for it; what it shares with other pins is counted with each."""
+    """Bytes that it keeps in the cache; what pins share is counted for each of them."""
     expires_in_s: float | None
-    """None: it stays until it is unpinned."""
+    """None if it stays until it is unpinned."""
     follows_chat: bool
-    """Whether a later turn of the same conversation will take its place."""
+    """Whether a later turn of the same conversation will replace it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinList:
-    """The pins of one namespace, oldest first. `nbytes`: what stays for all of them."""
+    """The pins of one namespace, oldest first. `nbytes`: what they keep together; shared paths count once."""
 
     pins: tuple[Pin, ...] = ()
     nbytes: int = 0
 
 
 def pin_id(tokens: Tokens) -> str:
-    """The name of a pinned prefix. Whoever pins the same tokens again gets the same."""
+    """The id of a pinned prefix: the same for the same tokens."""
     return "pin-" + hashlib.blake2b(tokens.tobytes(), digest_size=12).hexdigest()

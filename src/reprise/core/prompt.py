@@ -7,29 +7,29 @@ from reprise.core.tokens import Tokens
 
 
 class BoundaryKind(StrEnum):
-    """Why a position is worth a checkpoint. The order is the order of worth, best first."""
+    """Why to store a checkpoint at a position, most useful first."""
 
     STABLE = "stable"
-    """What is before it survives the next turn."""
+    """The next turn repeats everything before it."""
     SYSTEM = "system"
-    """The system prompt and the tool list end here: shared by all chats."""
+    """The end of the system prompt and the tool list, which chats share."""
     LAST_USER = "last-user"
-    """The last user message begins here: where a regenerate with an edit resumes."""
+    """The start of the last user message, where an edited message resumes."""
     EXPLICIT = "explicit"
-    """The client asked for it (`cache_control`)."""
+    """Requested by the client (`cache_control`)."""
     BRANCH = "branch"
-    """This prompt leaves another one here, stored or running."""
+    """This prompt diverges here from another one, stored or running."""
     INTERVAL = "interval"
     """Every N tokens of a long prefill."""
     PROMPT_END = "prompt-end"
-    """All but the last token of the prompt, and all of it where its logits are kept: where an exact repeat resumes."""
+    """Before the last token of the prompt, or after it if its logits are kept: where an exact repeat resumes."""
     GENERATION_END = "generation-end"
-    """Prompt plus output."""
+    """The end of the answer."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Boundary:
-    """A position where a part of the prompt ends, and what kind of part."""
+    """A position where a part of the prompt ends, and the kind of part."""
 
     position: int
     kind: BoundaryKind
@@ -37,7 +37,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """The tokens of a request, shape ``(length,)``, with the boundaries that the template gave, sorted."""
+    """The tokens of a request, shape ``(length,)``, with the boundaries found by its template, sorted."""
 
     tokens: Tokens
     boundaries: tuple[Boundary, ...] = ()
@@ -51,5 +51,5 @@ class Prompt:
 
     @property
     def stable_at(self) -> int | None:
-        """What is before this position survives the next turn; None if that is not known."""
+        """The next turn repeats everything before this position; None if not known."""
         return max((b.position for b in self.boundaries if b.kind is BoundaryKind.STABLE), default=None)

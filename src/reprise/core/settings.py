@@ -1,4 +1,4 @@
-"""What a server is started with. Each option is declared here once.
+"""The options of a server, each declared here once.
 
 Command line, environment, configuration file, `reprise config` and docs/options.md follow from the annotations
 (`cli/configuration.py`). An option is named after its field unless it says otherwise.
@@ -30,7 +30,7 @@ from reprise.core.options import (
 from reprise.core.sizes import Amount, Bytes
 
 KV_BITS = (2, 3, 4, 5, 6, 8)
-"""What `mx.quantize` offers."""
+"""The widths that `mx.quantize` supports."""
 KV_GROUP_SIZES = (32, 64, 128)
 DISK_BYTES = Bytes(20 * 10**9)
 DRAFT_MODES = ("auto", "off", "exact")
@@ -477,7 +477,7 @@ MODEL_OPTIONS: Mapping[str, Option] = {
         "trusts_remote_code",
     )
 }
-"""What a table of `models` can set, by the options' names."""
+"""The options that a table of `models` can set, by name."""
 
 
 def settings_of(settings: Settings, alias: str) -> Settings:
@@ -492,13 +492,13 @@ def settings_of(settings: Settings, alias: str) -> Settings:
 
 
 ONE_MODEL: Mapping[str, Any] = {"adapter_path": None, "adapters": {}, "chat_template": None, "draft_model": None}
-"""Options that are not for all models of a server: outside of a table they are the first model's."""
+"""Options of single models: outside of a table they apply to the first model."""
 
 _OF_SERVERS = ("warm_file", "memory")
-"""`memory` bounds the whole process, which may be another program's."""
+"""`memory` limits the whole process, which may belong to another program."""
 ENGINE_OPTIONS: Mapping[str, Option] = {
     name: option
     for name, option in OPTIONS.items()
     if option.group is not OptionGroup.SERVER and name not in _OF_SERVERS
 }
-"""The options that are not about HTTP or the process."""
+"""The options that do not concern HTTP or the process."""

@@ -44,7 +44,7 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share of what there is; 1 is all of it."""
+    """A share of a total; 1 is all of it."""
 
     share: Fraction
 
@@ -64,7 +64,7 @@ Amount = Bytes | Share
 
 
 def parse_amount(text: str) -> Amount:
-    """The amount that the text names.
+    """Parse an amount.
 
     Bytes, with a decimal (kB, MB, GB) or binary (KiB, MiB, GiB) unit or none, or a percentage.
     Raises ValueError with a sentence.
