@@ -73,7 +73,7 @@ def test_a_rank_that_dies_is_noticed_while_nobody_sends(begin: Callable[..., Pai
     pair.accept()
     other.close()
     assert pair.failed.wait(30)
-    with pytest.raises(RanksFailed, match=r"^Rank 1 has ended\. The server has to start again\.$"):
+    with pytest.raises(RanksFailed, match=r"^Rank 1 has ended\. Restart the server\.$"):
         pair.links.send(["run"])
 
 
@@ -93,7 +93,7 @@ def test_what_went_wrong_elsewhere_is_told(begin: Callable[..., Pair]) -> None:
     pair.accept()
     send_message(other, ["failed", "MemoryError: no room"])
     assert pair.failed.wait(30)
-    assert str(pair.links.failure) == "Rank 1: MemoryError: no room. The server has to start again."
+    assert str(pair.links.failure) == "Rank 1: MemoryError: no room. Restart the server."
     other.close()
 
 
@@ -112,7 +112,7 @@ def test_what_the_others_have_of_memory_is_known(begin: Callable[..., Pair]) -> 
 def test_another_model_is_refused(begin: Callable[..., Pair]) -> None:
     pair = begin()
     other = pair.connect(facts={**_FACTS, "model": "another"})
-    with pytest.raises(LoadFailed, match="Rank 1 was started with another model than rank 0"):
+    with pytest.raises(LoadFailed, match="Rank 1 and rank 0 differ in model"):
         pair.accept()
     other.close()
 
@@ -140,7 +140,7 @@ def test_a_follower_hears_what_rank_0_says_and_that_it_has_gone(begin: Callable[
     link.send({"room": 5})
     assert pair.links.next_reports(within_s=30) == {1: {"room": 5}}
     pair.links.close()
-    # An end that is announced is none without a word.
+    # An announced end is not an unexpected one.
     assert link.receive() == ["end"] and not gone.is_set()
 
 
@@ -175,5 +175,5 @@ def test_a_rank_that_takes_nothing_is_noticed(begin: Callable[..., Pair]) -> Non
     with suppress(RanksFailed):
         while time.monotonic() < due_s:
             pair.links.send(["run", "x" * 1_000_000])
-    assert str(pair.links.failure).startswith("Rank 1 takes no more messages")
+    assert str(pair.links.failure).startswith("Rank 1 no longer accepts messages")
     other.close()

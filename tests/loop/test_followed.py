@@ -150,5 +150,5 @@ def test_a_follower_notices_that_it_differs(start: Start) -> None:
         objects[min(objects)], objects[max(objects)] = objects[max(objects)], objects[min(objects)]
 
     engine.ask(spoil)
-    with pytest.raises(RuntimeError, match="not what rank 0 holds"):
+    with pytest.raises(RuntimeError, match="do not hold the same objects"):
         engine.ask(lambda worker: following.check())

@@ -1,4 +1,4 @@
-"""`reprise serve --tensor-parallel`: what it refuses, and what the ranks do that serve nothing themselves."""
+"""`reprise serve --tensor-parallel`: the settings it refuses, and the ranks other than 0."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _REFUSED = (
 
 
 def check_rank(settings: Settings, environment: Mapping[str, str]) -> None:
-    """Refuse what cannot be served over several ranks, and a process that no launcher has started."""
+    """Refuse settings that several ranks do not support, and a process that was not started by a launcher."""
     if not environment.get("MLX_RANK", "").isdecimal() or not environment.get("MLX_HOSTFILE"):
         refuse(f"--tensor-parallel needs the ranks of a launcher, with the ring backend. Start it with: {_LAUNCH}")
     plain = Settings(model=settings.model)
@@ -38,25 +38,25 @@ def check_rank(settings: Settings, environment: Mapping[str, str]) -> None:
 
 
 def least_nbytes_of_rank(nbytes: int, settings: Settings, environment: Mapping[str, str]) -> int:
-    """How much of weights of so many bytes this process holds at least."""
+    """The least that this process holds of weights of `nbytes`."""
     if not settings.is_tensor_parallel:
         return nbytes
     try:
         hosts = json.loads(Path(environment["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
         return nbytes // max(1, len(hosts))
     except (KeyError, OSError, ValueError, TypeError):
-        return 0  # Joining the group says what is wrong with it.
+        return 0  # Joining the group reports what is wrong with it.
 
 
 def follow_rank_0(settings: Settings) -> None:
-    """Run what rank 0 says until it ends. Ends the process where rank 0 has gone."""
+    """Follow rank 0 until it stops this rank. Exits the process if rank 0 is gone."""
     with refusals():
         from reprise.cli.assemble import write_log  # noqa: PLC0415 (imports MLX)
         from reprise.engine.ranks import follow  # noqa: PLC0415
 
         write_log(settings)
         try:
-            follow(settings, on_ready=_leave_signals_to_rank_0, on_end=lambda: _end("rank 0 has ended without a word"))
+            follow(settings, on_ready=_leave_signals_to_rank_0, on_end=lambda: _end("rank 0 has ended unexpectedly"))
         except RepriseError:
             raise
         except Exception as error:
@@ -64,12 +64,12 @@ def follow_rank_0(settings: Settings) -> None:
 
 
 def _leave_signals_to_rank_0() -> None:
-    # Ctrl-C and the launcher's signal reach all ranks: rank 0 lets answers finish first, which takes the others.
+    # Ctrl-C and the launcher's signal reach all ranks: rank 0 lets answers finish first, for which it needs the others.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
 
 
 def _end(why: str) -> None:
-    sys.stderr.write(f"reprise: {why}, so this rank ends.\n")
+    sys.stderr.write(f"reprise: {why}, so this rank exits.\n")
     sys.stderr.flush()
     os._exit(RANKS_FAILED)

@@ -1,4 +1,4 @@
-"""A sequence of a draft model: it follows an answer, guesses how that goes on, and takes back what was wrong."""
+"""A sequence of a draft model: follows an answer, predicts its next tokens, and undoes wrong ones."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from reprise.engine.token_sampler import TokenSampler
 
 
 class DraftSequence:
-    """Stands behind `position` tokens of a text, and perhaps behind some more that it has guessed."""
+    """Has been fed `position` tokens of a text, and possibly some predicted tokens after them."""
 
     def __init__(self, runner: Runner, live: LiveSequence) -> None:
-        """`live` is alone in its batch."""
+        """`live` is the only sequence in its batch."""
         self.live = live
         self._runner = runner
         self._guessed: tuple[int, ...] = ()
-        """What was fed behind `position`."""
+        """The predicted tokens that were fed after `position`."""
 
     @property
     def position(self) -> int:
-        """How many tokens of the text it has been fed."""
+        """How many tokens of the text it was fed."""
         return self.live.position - len(self._guessed)
 
     def growth(self, num: int) -> int:
-        """Bytes by which its buffers grow with `num` more tokens, guesses among them."""
+        """Bytes by which its buffers grow with `num` more tokens, including predicted ones."""
         return self._runner.growth([self.live], num) + self._runner.footprint.snapshot
 
     def keep(self, text: Sequence[int]) -> Sequence[int]:
-        """The text goes on with `text`: keep what was guessed of it, undo the rest. Gives what is still to be fed.
+        """The text continues with `text`: keep correct predictions, undo the rest. Returns what is still to be fed.
 
-        That is at least the last token. Recurrent layers go back to where they were before the first guess.
+        That is at least the last token. Recurrent layers can only return to the state before the first prediction.
         """
         rows, guessed = self.live.rows, self._guessed
         most = min(len(guessed), max(0, len(text) - 1))
@@ -45,7 +45,7 @@ class DraftSequence:
         return text[num:]
 
     def feed(self, text: Sequence[int]) -> int:
-        """Compute what the text goes on with behind `position`. Gives how many tokens the model was fed."""
+        """Feed the text after `position`. Returns how many tokens the model was fed."""
         rest, rows = self.keep(text), self.live.rows
         if len(rest) > 0:
             rows.forward(self._runner.loaded.model, mx.array([list(rest)]))
@@ -53,11 +53,11 @@ class DraftSequence:
         return len(rest)
 
     def guess(self, text: Sequence[int], num: int, *, sampler: TokenSampler, vocab_size: int) -> tuple[int, list[int]]:
-        """The text goes on with `text`, at least one token: guess `num` tokens behind that, in `num` passes.
+        """The text continues with `text` (at least one token): predict `num` tokens after it, in `num` passes.
 
-        They are chosen as `sampler` will choose from its own model, of a vocabulary of `vocab_size`: with the same
-        noise, so that two models that nearly agree choose the same token. Gives how many tokens of `text` the model
-        was fed, too.
+        They are sampled as `sampler` will sample for its own model, with a vocabulary of `vocab_size` and the same
+        noise, so that two models that nearly agree choose the same token. Returns how many tokens of `text` the model
+        was fed, and the predictions.
         """
         model, rows = self._runner.loaded.model, self.live.rows
         rest = self.keep(text)
@@ -79,7 +79,7 @@ class DraftSequence:
 
 
 def _of_size(logits: mx.array, vocab_size: int) -> mx.array:
-    """Logits over another number of tokens: vocabularies are padded to different lengths."""
+    """Logits for a vocabulary of this size: models pad theirs to different lengths."""
     if logits.shape[-1] >= vocab_size:
         return logits[:vocab_size]
     never = mx.full((vocab_size - logits.shape[-1],), -float("inf"), dtype=logits.dtype)

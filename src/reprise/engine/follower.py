@@ -1,4 +1,4 @@
-"""What a rank other than 0 does: the operations of rank 0, in its order, on its own shard. It decides nothing."""
+"""A rank other than 0: runs the operations of rank 0, in order, on its own shard. It takes no decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reprise.engine.runner import Runner
 
 
 class FollowingRank:
-    """The objects of one rank, by the numbers that rank 0 gave them."""
+    """The objects of one rank, by the numbers that rank 0 assigned."""
 
     def __init__(self, runner: Runner) -> None:
         self._decoder = Decoder(runner, self._object_of)
@@ -20,7 +20,7 @@ class FollowingRank:
         self.num_operations = 0
 
     def follow(self, message: Coded) -> None:
-        """Do what one message says. Whatever it raises, this rank is of no use to the others any more."""
+        """Run the operation in a message. After any exception this rank is out of step with the others."""
         match message:
             case ["run", dropped, number, name, coded, by_name]:
                 self._drop(dropped)
@@ -29,9 +29,9 @@ class FollowingRank:
                 self._drop(dropped)
                 held = {number: self._object_of(number) for number in cast("list[int]", numbers)}
                 if digest_of(held) != digest:
-                    raise RuntimeError("what this rank holds is not what rank 0 holds")
+                    raise RuntimeError("this rank and rank 0 do not hold the same objects")
             case _:
-                raise ValueError(f"rank 0 sent what is no operation: {str(message)[:80]}")
+                raise ValueError(f"rank 0 sent an unknown operation: {str(message)[:80]}")
 
     def _run(self, number: int, function: Callable[..., Any], coded: list[Coded], by_name: dict[str, Coded]) -> None:
         positional = [self._decoder.decode(value) for value in coded]
@@ -45,7 +45,7 @@ class FollowingRank:
 
     def _drop(self, numbers: list[int]) -> None:
         for number in numbers:
-            # What an operation failed to give at rank 0 was never named there.
+            # Results of an operation that failed on rank 0 never got a number there.
             self.objects.pop(number, None)
 
     def _object_of(self, number: int) -> Numbered:

@@ -1,8 +1,8 @@
-"""Rank 0's record of what it runs: each operation is told to the other ranks before it runs here.
+"""Broadcasts the operations of rank 0: each is sent to the other ranks before it runs here.
 
-Numbers name the objects that hold arrays. When nobody here holds one any more, the others are told with the next
-operation. A failure of an operation that copies is this rank's own: what it was about is dropped, here and there. One
-within a pass of the model leaves ranks waiting for each other, so it ends the group.
+Objects that hold arrays are identified by numbers. When rank 0 drops its last reference to one, the others are told
+with the next operation. If an operation that copies fails, only this rank is affected: its objects are dropped on all
+ranks. A failed pass leaves the other ranks waiting, so it ends the group.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from reprise.engine.rank_links import RanksFailed
 T = TypeVar("T")
 
 PASS = "Runner._feed"
-"""The operation in which ranks wait for each other."""
+"""The operation during which ranks wait for each other."""
 
 _CHECKED_EVERY = 512
-"""Operations after which the ranks compare what they hold."""
+"""How many operations pass between two comparisons of what the ranks hold."""
 
 
 class Leader:
-    """Tells the other ranks what runs here (`reprise.engine.operations.OperationRecorder`)."""
+    """Sends operations to the other ranks (`reprise.engine.operations.OperationRecorder`)."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Leader:
         fail: Callable[[str], RanksFailed] = RanksFailed,
         checked_every: int = _CHECKED_EVERY,
     ) -> None:
-        """`send` raises RanksFailed when the group is of no use any more; `fail` makes it so."""
+        """`send` raises RanksFailed once the group has failed; `fail` marks it as failed."""
         self._encoder = Encoder(kinds, self._number_of)
         self._send = send
         self._fail = fail
@@ -49,17 +49,17 @@ class Leader:
         self._next = 0
         self._dropped: deque[int] = deque()
         self._named: list[int] = []
-        """The numbers in the operation that is being written."""
+        """The numbers in the operation being encoded."""
         self._doubtful: set[int] = set()
-        """Objects of operations that failed here: they are about to be dropped."""
+        """Objects of operations that failed here, which are about to be dropped."""
         self._has_failed = False
         self.num_operations = 0
         self.spent_s = 0.0
-        """Of this thread's time: what telling the others took."""
+        """Time that this thread has spent on sending operations."""
 
     def run(self, name: str, function: Callable[..., T], positional: Sequence[Any], named: Mapping[str, Any]) -> T:
         if self._has_failed and name != PASS:
-            # Nobody follows any more, and what runs is given up: that takes no other rank.
+            # The group has failed: what remains is cleanup, which needs no other rank.
             with one_operation():
                 return function(*positional, **named)
         started_s = time.perf_counter()
@@ -91,13 +91,13 @@ class Leader:
         return result
 
     def check(self) -> None:
-        """Have the other ranks compare what they hold with what is held here."""
+        """Have the other ranks compare what they hold with what this rank holds."""
         held = {number: each for number, each in self.held.items() if number not in self._doubtful}
         self._send(["check", self._take_dropped(), sorted(held), digest_of(held)])
 
     @property
     def held(self) -> dict[int, Numbered]:
-        """The objects that are held here, by number."""
+        """The objects that exist here, by number."""
         held = [(number, each()) for each, number in list(self._numbers.items())]
         return {number: each for number, each in held if each is not None}
 
@@ -107,7 +107,7 @@ class Leader:
         return number
 
     def _forget(self, gone: ref[Numbered]) -> None:
-        # On whatever thread the last one lets it go.
+        # Runs on whichever thread drops the last reference.
         number = self._numbers.pop(gone)
         self._doubtful.discard(number)
         self._dropped.append(number)
@@ -117,7 +117,7 @@ class Leader:
 
 
 def digest_of(held: Mapping[int, Numbered]) -> str:
-    """A hash of the forms of these objects, by number: lengths and places. Entries are each rank's own."""
+    """A hash of the shapes and positions of these objects, by number. Their contents differ between ranks."""
     digest = hashlib.blake2b(digest_size=8)
     for number in sorted(held):
         digest.update(f"{number} {_form(held[number])};".encode())

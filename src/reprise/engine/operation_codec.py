@@ -1,4 +1,4 @@
-"""Operations as messages: plain data as JSON, and objects by the numbers that rank 0 gave them.
+"""Operations as messages: plain data as JSON, objects by the numbers that rank 0 assigned.
 
 Sequences, packed segments and snapshots hold arrays, so each rank has its own; they are named by a number. What is only
 a way of looking at them (a shared segment, a source, the rows of a sequence) is written out.
@@ -22,14 +22,14 @@ from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from reprise.engine.shared_segment import SharedSegment
 
 Numbered = LiveSequence | PackedSegment | Snapshot
-"""What holds arrays, and has a number."""
+"""Objects that hold arrays and are identified by a number."""
 
 Coded = Any
-"""What JSON can hold: a number, a text, a truth value, None, or a list that begins with the name of its form."""
+"""A JSON value: a number, text, boolean or null, or a list that starts with the name of its type."""
 
 
 def numbered_in(result: object) -> list[Numbered]:
-    """The objects in what an operation gave, in order: they get the next numbers."""
+    """The numbered objects in the result of an operation, in order; they get the next numbers."""
     if isinstance(result, Numbered):
         return [result]
     items = cast("Sequence[object]", result) if isinstance(result, list | tuple) else ()
@@ -37,14 +37,14 @@ def numbered_in(result: object) -> list[Numbered]:
 
 
 class Encoder:
-    """Writes what an operation is called with. `number_of` gives the number of an object."""
+    """Encodes the arguments of an operation. `number_of`: the number of an object."""
 
     def __init__(self, kinds: Sequence[KvKind], number_of: Callable[[Numbered], int]) -> None:
         self._kinds = list(kinds)
         self._number_of = number_of
 
     def encode(self, value: Any) -> Coded:
-        """This value as JSON has it. TypeError for what no other rank could be told."""
+        """The value as JSON. Raises TypeError for values that cannot be sent."""
         if isinstance(value, Restore):
             by_kind = [[self._kinds.index(kind), *map(self._slice, parts)] for kind, parts in value.slices.items()]
             return ["restore", value.position, by_kind, self.encode(value.snapshot)]
@@ -71,20 +71,20 @@ class Encoder:
             case _ if value in self._kinds:
                 return ["kind", self._kinds.index(value)]
             case _:
-                raise TypeError(f"no rank can be told of a {type(value).__name__}")
+                raise TypeError(f"cannot send a {type(value).__name__} to other ranks")
 
     def _slice(self, part: SegmentSlice) -> Coded:
         return [self.encode(part.payload), part.start, part.stop, part.span.start, part.span.stop]
 
 
 def _owner(rows: SequenceBatch, row: int | None) -> LiveSequence:
-    """A sequence of this batch: of a row, or any."""
+    """The sequence in a row of this batch; None: in any."""
     owners = rows.owners if row is None else [rows.owners[row]]
     return next(owner for owner in owners if isinstance(owner, LiveSequence))
 
 
 class Decoder:
-    """Reads on another rank what an operation is called with there. `object_of` gives the object of a number."""
+    """Decodes the arguments of an operation on another rank. `object_of`: the object with a number."""
 
     def __init__(self, runner: Runner, object_of: Callable[[int], Numbered]) -> None:
         self._runner = runner
@@ -92,7 +92,7 @@ class Decoder:
         self._object_of = object_of
 
     def decode(self, coded: Coded) -> Any:
-        """The value that was written. ValueError for a form that is not known."""
+        """The encoded value. Raises ValueError for an unknown type."""
         if not isinstance(coded, list):
             return coded
         form, *rest = cast("list[Any]", coded)
@@ -120,7 +120,7 @@ class Decoder:
             case "kind", [index]:
                 return self._kinds[cast(int, index)]
             case _:
-                raise ValueError(f"no form of an operation is called {form!r}")
+                raise ValueError(f"unknown type {form!r} in an operation")
 
     def _live(self, number: int) -> LiveSequence:
         live = self._object_of(number)

@@ -1,12 +1,12 @@
-"""What the ranks of a group do alike: the calls of the engine that touch layer states, recorded by rank 0.
+"""Operations: the engine calls that change layer states, which all ranks run in the same order.
 
-A model that is sharded over several processes (ranks) has its layer states in all of them. Rank 0 alone decides. What
-its loop asks of the engine comes down to a few functions, which are marked here with `on_all_ranks`. Where a recorder
-is set, each call of one is told to it first, and then runs; the other ranks run the same calls in the same order
-(`reprise.engine.follower`), each on its own shard. A marked function that another one calls is a part of that call.
+A model that is sharded over several processes (ranks) has its layer states in all of them, and rank 0 takes all
+decisions. Everything its loop does to layer states goes through a few functions, marked with `on_all_ranks`. If a
+recorder is set, each call is sent to it before it runs; the other ranks run the same calls in the same order
+(`reprise.engine.follower`), each on its own shard. Marked functions called by a marked function are part of its call.
 
-What it was called with must be plain data and objects that both sides know (`reprise.engine.operation_codec`), and what
-it does must follow from these alone.
+Arguments must be plain data or objects that both sides know (`reprise.engine.operation_codec`), and the result must
+depend on them alone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
-"""All marked functions, by name: what a rank may be asked to run."""
+"""All marked functions by name."""
 
 
 class OperationRecorder(Protocol):
-    """Who is told what runs."""
+    """Receives the calls of marked functions."""
 
     def run(self, name: str, function: Callable[..., T], positional: Sequence[Any], named: Mapping[str, Any]) -> T:
-        """Have the other ranks call the function of this name too, and give what it gives here."""
+        """Run the function here and, by its name, on the other ranks; returns the result here."""
         ...
 
 
@@ -38,7 +38,7 @@ _runs: ContextVar[bool] = ContextVar("runs", default=False)
 
 
 def on_all_ranks(function: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Mark a function whose calls every rank is to make."""
+    """Mark a function that every rank must call."""
     name = function.__qualname__
     assert name not in OPERATIONS, name
 
@@ -54,18 +54,18 @@ def on_all_ranks(function: Callable[Concatenate[S, P], T]) -> Callable[Concatena
 
 
 def set_recorder(recorder: OperationRecorder | None) -> None:
-    """Have a recorder told of all that this thread runs from now on; None: nobody."""
+    """Set the recorder of this thread's operations; None: no recorder."""
     _recorder.set(recorder)
 
 
 def is_recorded() -> bool:
-    """Whether other ranks run what this thread runs."""
+    """Whether other ranks run this thread's operations too."""
     return _recorder.get() is not None
 
 
 @contextmanager
 def one_operation() -> Generator[None]:
-    """Within it, marked functions are parts of one call."""
+    """In this block, marked functions are part of one operation."""
     before = _runs.set(True)
     try:
         yield
@@ -74,5 +74,5 @@ def one_operation() -> Generator[None]:
 
 
 def is_shared() -> bool:
-    """Whether this runs on several ranks: then what a pass computes is computed before it returns."""
+    """Whether an operation on several ranks is running: passes must then be evaluated before they return."""
     return _runs.get()

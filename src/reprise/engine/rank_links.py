@@ -1,10 +1,10 @@
-"""The connections between rank 0 and the other ranks, beside those of MLX: who decides tells, who follows reports.
+"""The connections between rank 0 and the other ranks, besides those of MLX.
 
-A collective operation of MLX that one rank does not enter hangs in all others for ever. A connection tells when the
-process at its other end dies, and that of a process that hangs stops answering.
+A collective operation of MLX hangs forever if one rank does not take part. A connection shows when the process at the
+other end exits, and pings show when it hangs.
 
-A message is its length in four bytes and then JSON. Rank 0 sends operations and pings; the others answer each ping, and
-say what went wrong before they end.
+A message is its length in four bytes, then JSON. Rank 0 sends operations and pings; the others answer pings, and report
+errors before they exit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reprise.core.errors import EngineFailed, LoadFailed
 log = logging.getLogger("reprise.engine")
 
 Message = Any
-"""What JSON can hold."""
+"""Any JSON value."""
 
 _LENGTH = struct.Struct("<I")
 _MOST_NBYTES = 1 << 28
@@ -35,28 +35,28 @@ _PING_S = 1.0
 
 
 class RanksFailed(EngineFailed):
-    """Another rank of the group died, hangs or went wrong: nothing runs any more, and the server has to start again."""
+    """Another rank exited, hangs or failed: nothing can run any more, and the server must be restarted."""
 
     status = 503
     code = "ranks_failed"
 
 
 def send_message(connection: socket.socket, message: Message) -> int:
-    """Send one message; gives its bytes. OSError where the other end is gone, or takes nothing."""
+    """Send one message; returns its size in bytes. Raises OSError if the other end is gone or does not read."""
     body = json.dumps(message, separators=(",", ":")).encode()
     connection.sendall(_LENGTH.pack(len(body)) + body)
     return len(body)
 
 
 def receive_message(connection: socket.socket) -> Message:
-    """The next message. OSError (also ConnectionError, TimeoutError) where there is none."""
+    """The next message. Raises OSError (including ConnectionError and TimeoutError) if there is none."""
     (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
     if length > _MOST_NBYTES:
-        raise ConnectionError("what came is no message")
+        raise ConnectionError("received an invalid message")
     try:
         return json.loads(_receive(connection, length))
     except ValueError as error:
-        raise ConnectionError("what came is no message") from error
+        raise ConnectionError("received an invalid message") from error
 
 
 def _receive(connection: socket.socket, num: int) -> bytes:
@@ -70,7 +70,7 @@ def _receive(connection: socket.socket, num: int) -> bytes:
 
 
 class Address:
-    """Where rank 0 listens for the others, with a secret that only they are told."""
+    """The address at which rank 0 listens, with a secret that only the other ranks know."""
 
     def __init__(self, host: str, port: int, secret: str) -> None:
         self.host, self.port, self.secret = host, port, secret
@@ -85,10 +85,10 @@ class Address:
 
 
 class LinksToFollowers:
-    """Rank 0's connections to all others."""
+    """The connections of rank 0 to all other ranks."""
 
     def __init__(self, host: str, num_ranks: int, *, silent_s: float) -> None:
-        """`host`: the address of this rank, as the others reach it. A rank that is silent for `silent_s` hangs."""
+        """`host`: the address by which the others reach this rank. One that is silent for `silent_s` counts as hung."""
         self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.address = Address(host, self._listener.getsockname()[1], secrets.token_hex(16))
         self._num_ranks = num_ranks
@@ -100,14 +100,14 @@ class LinksToFollowers:
         self._heard_s: dict[int, float] = {}
         self._is_closed = threading.Event()
         self.pongs: dict[int, list[Message]] = {}
-        """What each of the others said of its machine's memory last."""
+        """The last memory reading of each of the others."""
         self.failure: RanksFailed | None = None
-        """Why the group is of no use any more."""
+        """Why the group has failed; None while it works."""
         self.on_failure: Callable[[RanksFailed], None] = lambda failure: None
         """Called once, on a thread of these links."""
 
     def accept(self, facts: Message, *, within_s: float) -> None:
-        """Wait until all others are connected, whose facts have to be these. Raises LoadFailed."""
+        """Wait until all others are connected and have the same facts. Raises LoadFailed."""
         self._listener.settimeout(within_s)
         due_s = time.monotonic() + within_s
         try:
@@ -129,8 +129,8 @@ class LinksToFollowers:
                 if hello.get("facts") != facts:
                     differing = sorted(key for key in facts if hello.get("facts", {}).get(key) != facts[key])
                     raise LoadFailed(
-                        f"Rank {rank} was started with another {' and '.join(differing)} than rank 0. All ranks need "
-                        "the same model, options and versions."
+                        f"Rank {rank} and rank 0 differ in {' and '.join(differing)}. All ranks need the same model, "
+                        "options and versions."
                     )
         except TimeoutError as error:
             missing = sorted(set(range(1, self._num_ranks)) - set(self._connections))
@@ -146,7 +146,7 @@ class LinksToFollowers:
             threading.Thread(target=self._hear, args=(rank, connection), name=name, daemon=True).start()
 
     def begin_watch(self) -> None:
-        """From now on the others answer pings."""
+        """Start to ping the others."""
         for rank in self._heard_s:
             self._heard_s[rank] = time.monotonic()
         threading.Thread(target=self._watch, name="reprise-ranks", daemon=True).start()
@@ -162,10 +162,10 @@ class LinksToFollowers:
                 try:
                     connection.sendall(framed)
                 except OSError as error:
-                    raise self.fail(f"rank {rank} takes no more messages ({error})") from error
+                    raise self.fail(f"rank {rank} no longer accepts messages ({error})") from error
 
     def next_reports(self, *, within_s: float) -> dict[int, Message]:
-        """One report of each of the others, by rank. Raises RanksFailed."""
+        """The next report of each of the others, by rank. Raises RanksFailed."""
         reports: dict[int, Message] = {}
         due_s = time.monotonic() + within_s
         while len(reports) < self._num_ranks - 1:
@@ -180,18 +180,18 @@ class LinksToFollowers:
         return reports
 
     def fail(self, why: str) -> RanksFailed:
-        """The group is of no use any more; gives what everybody is told who wants something of it."""
+        """Mark the group as failed; returns the error to raise for every later use."""
         with self._failing:
             if self.failure is not None:
                 return self.failure
-            self.failure = failure = RanksFailed(f"{why[:1].upper()}{why[1:]}. The server has to start again.")
+            self.failure = failure = RanksFailed(f"{why[:1].upper()}{why[1:]}. Restart the server.")
         if not self._is_closed.is_set():
             log.critical("%s", failure)
             self.on_failure(failure)
         return failure
 
     def close(self) -> None:
-        """Let the others end: the server has."""
+        """Stop the other ranks."""
         self._is_closed.set()
         self._listener.close()
         for connection in self._connections.values():
@@ -205,7 +205,7 @@ class LinksToFollowers:
             try:
                 message = receive_message(connection)
             except TimeoutError:
-                continue  # `_watch` says when that is too long.
+                continue  # `_watch` decides when that is too long.
             except OSError:
                 if not self._is_closed.is_set():
                     self.fail(f"rank {rank} has ended")
@@ -226,7 +226,7 @@ class LinksToFollowers:
                 if time.monotonic() - heard_s >= self._silent_s:
                     self.fail(f"rank {rank} has not answered for {self._silent_s:.0f} s")
                     return
-            # Whoever sends at this moment says soon enough if nobody takes it.
+            # If another thread is sending, that will notice a dead connection.
             if self._sending.acquire(blocking=False):
                 self._sending.release()
                 with suppress(RanksFailed):
@@ -234,18 +234,18 @@ class LinksToFollowers:
 
 
 class LinkToLeader:
-    """Another rank's connection to rank 0, read on a thread, so that the end of rank 0 is noticed whatever we do."""
+    """The connection of another rank to rank 0, read on a thread so that the end of rank 0 is noticed at any time."""
 
     def __init__(
         self, address: Address, rank: int, facts: Message, *, silent_s: float, on_end: Callable[[], None]
     ) -> None:
-        """`on_end` is called, on that thread, when rank 0 has ended or is silent for `silent_s`. Raises LoadFailed."""
+        """`on_end` is called on that thread when rank 0 exits or is silent for `silent_s`. Raises LoadFailed."""
         try:
             self._connection = socket.create_connection((address.host, address.port), timeout=silent_s)
         except OSError as error:
             raise LoadFailed(f"Rank {rank} cannot reach rank 0 at {address.host}:{address.port}: {error}.") from error
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Rank 0 says nothing while the weights are read, and pings after that.
+        # Rank 0 is silent while weights are loaded, and pings afterwards.
         self._connection.settimeout(None)
         self._silent_s = silent_s
         self._on_end = on_end
@@ -254,7 +254,7 @@ class LinkToLeader:
         threading.Thread(target=self._read, name="reprise-rank-0", daemon=True).start()
 
     def receive(self) -> Message:
-        """The next message of rank 0; waits for it."""
+        """Wait for the next message of rank 0."""
         return self._messages.get()
 
     def send(self, message: Message) -> None:

@@ -1,7 +1,7 @@
-"""A model over several processes: how the ranks of a group find each other, load a shard each, and begin.
+"""Tensor parallelism: how the ranks of a group find each other, load their shards, and start.
 
-mlx-lm's own code shards a model (its `shard` method): each rank has some heads of every layer, and passes add up what
-the ranks have computed. All ranks load alike, up to the trial passes. From then on rank 0 decides
+mlx-lm shards the model (its `shard` method): each rank has some heads of every layer, and passes sum what the ranks
+compute. All ranks load in the same way, including the trial passes; then rank 0 takes all decisions
 (`reprise.engine.operations`).
 """
 
@@ -49,11 +49,11 @@ SHARDED = (
 
 _CONNECT_S = 60.0
 _ADDRESS = 256
-"""Bytes of the message in which rank 0 says where it listens."""
+"""Size in bytes of the message with the address of rank 0."""
 
 
 class LeadingRank:
-    """Rank 0, from its start on. `load` gives its model, on the thread that will run it."""
+    """Rank 0. `load` is called on the thread that will run the model."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -62,7 +62,7 @@ class LeadingRank:
         self.num_ranks = 0
 
     def load(self) -> LoadedModel:
-        """Find the other ranks, load this rank's shard, and have the others follow. Raises LoadFailed."""
+        """Connect to the other ranks and load a shard on each. Raises LoadFailed."""
         settings = self._settings
         facts = _facts(settings)
         group = _join()
@@ -82,7 +82,7 @@ class LeadingRank:
         own = _footprint(footprint_of(loaded.model, loaded.blueprint))
         for rank, report in reports.items():
             if report["footprint"] != own:
-                raise LoadFailed(f"The shard of rank {rank} has another size than that of rank 0.")
+                raise LoadFailed(f"The shard of rank {rank} differs in size from that of rank 0.")
         links.begin_watch()
         self.leader = Leader(loaded.blueprint.layout.kinds, links.send, fail=links.fail)
         set_recorder(self.leader)
@@ -91,29 +91,29 @@ class LeadingRank:
         return replace(loaded, room_elsewhere=room)
 
     def when_failed(self, tell: Callable[[RanksFailed], None]) -> None:
-        """Call `tell` as soon as another rank has gone, hangs or went wrong; at once, if that is so."""
-        assert self.links is not None, "the model was loaded"
+        """Call `tell` when another rank exits, hangs or fails; immediately if one already has."""
+        assert self.links is not None, "called after `load`"
         self.links.on_failure = tell
         if self.links.failure is not None:
             tell(self.links.failure)
 
     def read_machines(self) -> MemoryReading:
-        """The memory of the machine that has least to give."""
+        """The memory of the machine with the least available."""
         pongs = list(self.links.pongs.values()) if self.links is not None else []
         others = [MemoryReading(available=free, total=total, is_pressed=pressed) for free, total, pressed in pongs]
         return tightest(read_machine(), *others)
 
     def close(self) -> None:
-        """Have the other ranks end."""
+        """Stop the other ranks."""
         if self.links is not None:
             self.links.close()
 
 
 def follow(settings: Settings, *, on_ready: Callable[[], None], on_end: Callable[[], None]) -> None:
-    """Be a rank other than 0, on this thread, until rank 0 ends it.
+    """Run a rank other than 0 on this thread, until rank 0 stops it.
 
-    `on_ready` is called when the model is loaded; `on_end`, on another thread, when rank 0 has gone without a word.
-    Raises LoadFailed.
+    `on_ready` is called when the model is loaded; `on_end`, on another thread, when rank 0 exits without stopping this
+    rank. Raises LoadFailed.
     """
     facts = _facts(settings)
     group = _join()
@@ -126,7 +126,7 @@ def follow(settings: Settings, *, on_ready: Callable[[], None], on_end: Callable
         room = device_memory.cache_budget(settings, loaded, least=0)
         device_memory.bound_free_buffers(room)
         link.send({"footprint": _footprint(footprint_of(loaded.model, loaded.blueprint)), "room": room})
-        # Rank 0 tries this too, in which all ranks take part.
+        # Rank 0 runs this trial too, and its passes need all ranks.
         reason_to_run_alone(loaded)
         log.info("rank %d of %d follows rank 0 at %s", group.rank(), group.size(), address.host)
         on_ready()
@@ -139,20 +139,20 @@ def follow(settings: Settings, *, on_ready: Callable[[], None], on_end: Callable
             else:
                 follower.follow(message)
     except Exception as error:
-        log.critical("rank %d fails", group.rank(), exc_info=error)
+        log.critical("rank %d has failed", group.rank(), exc_info=error)
         link.send(["failed", f"{type(error).__name__}: {first_line(error)}"])
         raise
 
 
 def rank_here(environment: Mapping[str, str] = os.environ) -> int | None:
-    """The number that the launcher gave this process; None: it was not started by one."""
+    """The rank that the launcher gave this process; None if it was not started by a launcher."""
     text = environment.get("MLX_RANK", "")
     return int(text) if text.isdecimal() else None
 
 
 def _expect(message: Any, wanted: str) -> None:
     if message == ["end"]:
-        raise LoadFailed("Rank 0 did not start the model: see what it says.")
+        raise LoadFailed("Rank 0 could not start the model; see its log.")
     if message != [wanted]:
         raise LoadFailed(f"Rank 0 sent {str(message)[:40]} where {wanted!r} was expected.")
 
@@ -162,14 +162,14 @@ def _join() -> mx.distributed.Group:
     try:
         group = mx.distributed.init(strict=True, backend="ring")
     except Exception as error:
-        raise LoadFailed(f"The ranks did not find each other: {first_line(error)}") from error
+        raise LoadFailed(f"The ranks could not connect to each other: {first_line(error)}") from error
     if group.size() < 2:
-        raise LoadFailed("--tensor-parallel needs two ranks at least: start it with mlx.launch -n 2 --backend ring.")
+        raise LoadFailed("--tensor-parallel needs at least two ranks: start it with mlx.launch -n 2 --backend ring.")
     return group
 
 
 def _own_host() -> str:
-    """The address of rank 0 in the ring's hostfile: the others reach it there."""
+    """The address of rank 0 in the ring's hostfile, by which the others can reach it."""
     try:
         hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
         return str(hosts[0][0]).rpartition(":")[0].strip("[]")
@@ -178,7 +178,7 @@ def _own_host() -> str:
 
 
 def _tell_address(text: str) -> str:
-    """Rank 0's text, which all others get; they give "" themselves."""
+    """Broadcast the text of rank 0; the other ranks pass ""."""
     raw = text.encode().ljust(_ADDRESS, b"\0")
     assert len(raw) == _ADDRESS, text
     told = mx.distributed.all_sum(mx.array(np.frombuffer(raw, dtype=np.uint8).astype(np.int32)))
@@ -197,14 +197,14 @@ def _load_shard(settings: Settings, group: mx.distributed.Group) -> LoadedModel:
     )
     if any(isinstance(spec, OpaqueSpec) for spec in loaded.blueprint.leaves):
         raise LoadFailed(
-            f"{settings.model}: models of type {loaded.architecture} have a layer state that is not known, so they "
-            "cannot be split over ranks. Start it on one machine."
+            f"{settings.model}: models of type {loaded.architecture} have layer states of an unknown class, so they "
+            "cannot be split over ranks. Run it on one machine."
         )
     return loaded
 
 
 def _shard(model: nn.Module, source: str, group: mx.distributed.Group) -> None:
-    """Leave this rank its part of a model whose weights are not there yet."""
+    """Reduce a model, before its weights are loaded, to the shard of this rank."""
     shard = getattr(model, "shard", None)
     if shard is None:
         raise LoadFailed(
@@ -215,13 +215,13 @@ def _shard(model: nn.Module, source: str, group: mx.distributed.Group) -> None:
         shard(group)
     except Exception as error:
         raise LoadFailed(
-            f"{source} cannot be split over {group.size()} ranks: {first_line(error)} Its heads have to be divisible "
-            "by the number of ranks."
+            f"{source} cannot be split over {group.size()} ranks: {first_line(error)} The number of heads must be "
+            "divisible by the number of ranks."
         ) from error
 
 
 def _facts(settings: Settings) -> dict[str, str]:
-    """What has to be the same on all ranks. Raises LoadFailed."""
+    """What must be the same on all ranks. Raises LoadFailed."""
     config = read_config(model_directory(settings.model), settings.model)
     options = [settings.kv_bits, settings.kv_group_size, settings.chat_template]
     return {
@@ -235,5 +235,5 @@ def _facts(settings: Settings) -> dict[str, str]:
 
 
 def _footprint(footprint: Footprint) -> list[object]:
-    """As JSON gives it back."""
+    """The footprint as JSON would return it."""
     return [*([str(kind), nbytes] for kind, nbytes in footprint.by_kind.items()), footprint.snapshot]

@@ -1,4 +1,4 @@
-"""Whether a draft model has the vocabulary of the model that it drafts for, which is fed its tokens as they are."""
+"""Checks that a draft model has the same vocabulary as the model it drafts for: tokens are not translated."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from reprise.engine.load import LoadedModel
 
 
 def check_draft_model(draft: LoadedModel, target: LoadedModel) -> None:
-    """Raise LoadFailed with a sentence unless `draft` can draft for `target`. O(vocabulary)."""
+    """Raise LoadFailed if `draft` cannot draft for `target`. O(vocabulary)."""
     if not draft.blueprint.can_undo:
         raise LoadFailed(
-            f"{draft.name} cannot be a draft model: a layer of its type ({draft.architecture}) cannot take back tokens "
-            "that turned out wrong. Choose another --draft-model."
+            f"{draft.name} cannot be a draft model: a layer of its type ({draft.architecture}) cannot undo tokens that "
+            "turned out to be wrong. Choose another --draft-model."
         )
     drafts, wanted = vocabulary(draft.text), vocabulary(target.text)
     if drafts == wanted:
@@ -30,11 +30,11 @@ def check_draft_model(draft: LoadedModel, target: LoadedModel) -> None:
 
 
 def vocabulary(text: TextModel) -> Mapping[int, str]:
-    """The tokens by their ids, as the tokenizer writes them."""
+    """The tokens by id, as the tokenizer spells them."""
     if text.tokenizer_json is None:
-        # No file says what its tokens are: they are what they decode to.
+        # Without a tokenizer file, tokens are identified by what they decode to.
         decoded = {token: text.decode([token]) for token in range(text.vocab_size)}
-        # Those that only pad the vocabulary decode to nothing.
+        # Padding tokens decode to nothing.
         return {token: content for token, content in decoded.items() if content != ""}
     description = cast(dict[str, Any], json.loads(text.tokenizer_json()))
     listed = description.get("model", {}).get("vocab", {})
