@@ -1,8 +1,8 @@
-"""The one door to an object store: a few verbs over names below a prefix, all of which end in bounded time.
+"""The interface to object stores: a few operations on names below a prefix, all with bounded time.
 
-The client is `obstore` (S3, Google Cloud Storage, Azure, and whatever speaks their protocols). Credentials, region and
-endpoint are read from the environment variables that the vendors' own tools use. Every failure is an OSError whose
-`strerror` is a short phrase: FileNotFoundError where an object is not there, `BucketAway` for all else.
+The client is `obstore` (S3, Google Cloud Storage, Azure and compatible stores). Credentials, region and endpoint are
+read from the environment variables that the vendors' own tools use. Every failure is an OSError whose `strerror` is a
+short phrase: FileNotFoundError for a missing object, `BucketAway` for everything else.
 """
 
 import errno
@@ -16,17 +16,17 @@ from reprise.core.errors import DiskUnusable
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 REQUEST_S = 10.0
-"""A request that takes longer has failed; it is tried again once."""
+"""Timeout of a request, which is retried once."""
 
 _CONNECT_S = 3.0
 _PART_NBYTES = 4 << 20
-"""A larger object is read in parts of so many bytes at once."""
+"""Larger objects are read in parts of this size, in parallel."""
 
 _LISTED_AT_ONCE = 1000
 
 
 class BucketAway(OSError):
-    """The store did not do what it was asked: it is away, slow, denies access, or the bucket does not exist."""
+    """A failed request: the store is unreachable or slow, denies access, or the bucket does not exist."""
 
     def __init__(self, phrase: str) -> None:
         super().__init__(errno.EREMOTEIO if hasattr(errno, "EREMOTEIO") else errno.EHOSTUNREACH, phrase)
@@ -34,7 +34,7 @@ class BucketAway(OSError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """An object as a listing saw it."""
+    """An object in a listing."""
 
     name: str
     nbytes: int
@@ -43,10 +43,10 @@ class ObjectInfo:
 
 
 class ObjectBucket(Protocol):
-    """Objects by name, written whole or not at all. For any thread; every method raises OSError."""
+    """Objects by name, written completely or not at all. Thread-safe; every method raises OSError."""
 
     url: str
-    """What it is called in messages: without credentials."""
+    """Its URL in messages, without credentials."""
 
     def put(self, name: str, content: bytes) -> None: ...
 
@@ -55,25 +55,25 @@ class ObjectBucket(Protocol):
         ...
 
     def listing(self, prefix: str) -> Iterator[ObjectInfo]:
-        """All objects whose names begin with this path ("": all)."""
+        """All objects whose names start with this path ("": all)."""
         ...
 
     def delete(self, names: Sequence[str]) -> None:
-        """They are gone afterwards, whether they were there or not."""
+        """Delete these objects, if they exist."""
         ...
 
 
 def is_url(place: str) -> bool:
-    """Whether this names an object store, and not a directory."""
+    """Whether this is the URL of an object store and not a directory."""
     return "://" in place
 
 
 def open_bucket(url: str) -> ObjectBucket:
-    """The store of a URL such as ``s3://bucket/prefix``; nothing is asked of it yet. Raises DiskUnusable."""
+    """The store at a URL such as ``s3://bucket/prefix``, without contacting it. Raises DiskUnusable."""
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         raise DiskUnusable(
-            f"--disk-cache {scheme}://… is not an object store that can be used: choose from "
+            f"--disk-cache {scheme}://… is not a supported object store: choose from "
             f"{', '.join(f'{each}://' for each in SCHEMES)}, or give a directory."
         )
     if find_spec("obstore") is None:
@@ -82,7 +82,7 @@ def open_bucket(url: str) -> ObjectBucket:
 
 
 class ObstoreBucket:
-    """A bucket through obstore. Raises DiskUnusable where the URL or the environment is incomplete."""
+    """A bucket accessed with obstore. Raises DiskUnusable if the URL or the environment is incomplete."""
 
     def __init__(self, url: str) -> None:
         self._client = cast("Any", import_module("obstore"))
@@ -101,7 +101,7 @@ class ObstoreBucket:
                     client_options={
                         "timeout": f"{REQUEST_S:g}s",
                         "connect_timeout": f"{_CONNECT_S:g}s",
-                        # An endpoint is https:// unless it is written otherwise.
+                        # For endpoints that are given as http://.
                         "allow_http": True,
                     },
                     retry_config={"max_retries": 1},
@@ -110,7 +110,7 @@ class ObstoreBucket:
             raise DiskUnusable(f"--disk-cache {self.url} cannot be used: {_phrase(error)}.") from error
 
     def put(self, name: str, content: bytes) -> None:
-        # One request: an upload in parts that breaks off would leave parts, which cost and which no listing shows.
+        # One request: an interrupted multipart upload leaves parts, which cost money and are in no listing.
         self._ask(self._client.put, name, content, use_multipart=False, is_read=False)
 
     def get(self, name: str, nbytes: int) -> memoryview:
@@ -134,7 +134,7 @@ class ObstoreBucket:
             if left:
                 self._ask(self._client.delete, left)
         except FileNotFoundError:
-            # Which of them is not said. Only some stores mind, and those ask for each by itself anyway.
+            # The error does not say which one is missing. Only some stores raise it, and they delete one by one anyway.
             for name in left if len(left) > 1 else ():
                 self.delete([name])
 
@@ -158,7 +158,7 @@ class ObstoreBucket:
 
 
 def _phrase(error: Exception) -> str:
-    """What the client says, without what is meant for its own developers."""
+    """The client's message, without its debugging details."""
     text = str(error).partition("\n")[0].strip() or type(error).__name__
     if "404 Not Found" in text:
         return "the bucket does not exist"

@@ -100,7 +100,7 @@ class ModelBucket(NamedRecords):
         return False
 
     def note_servers(self, now_ns: int) -> bool:
-        del now_ns  # Ours: the store has its own.
+        del now_ns  # By this server's clock; the store has its own.
         leases = list(self._bucket.listing(f"{self._model}/{SERVERS}"))
         own = next((lease for lease in leases if lease.name == self._lease_name), None)
         if own is not None:

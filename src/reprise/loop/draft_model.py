@@ -1,8 +1,8 @@
-"""The draft model: a small model that computes drafts where no earlier text goes on like an answer.
+"""The draft model: a small model that drafts where no earlier text continues like the answer.
 
-It has sequences and a prefix cache of its own, in the memory that all share, so that what it computed once of a chat it
-does not compute again. What it holds is given up before any request has to wait: drafts are not made then, and answers
-go on. Everything happens on the engine thread, within the decode steps of the requests that it drafts for.
+It has its own sequences and prefix cache within the shared memory budget, so it does not compute a chat twice. Its
+memory is freed before any request has to wait; answers then continue without drafts. Everything runs on the engine
+thread, during the decode steps of the requests that it drafts for.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from reprise.plan.checkpoints import Plan, interval_tokens, make_plan
 log = logging.getLogger("reprise.loop")
 
 _AT_ONCE = 32
-"""So many tokens that it lacks are fed with the pass that guesses; more of them in passes before."""
+"""The number of missing tokens that are fed along with the drafting pass; more are fed in passes before it."""
 _CHUNK = 512
 _SHARE_OF_STALL = 0.25
-"""Of the longest gap between two tokens, what one step may compute of a prefix for the draft model."""
+"""The share of the largest inter-token gap that one step may spend on a prefix for the draft model."""
 _LEAST_S = 1e-9
-"""A token takes no less: clocks of some platforms stand still for a moment."""
+"""The least time of a token: some clocks have a coarse resolution."""
 _RETRY = 64
-"""Tokens of an answer after which it is tried again where there was no room."""
+"""Tokens of an answer after which it tries again for lack of memory."""
 
 
 class DraftModel:
-    """A loaded draft model, what it has stored, and the answers it follows."""
+    """A loaded draft model, its cache, and the answers it follows."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class DraftModel:
         is_on: bool,
         clock: Clock,
     ) -> None:
-        """`target`: the model that it drafts for, whose layer states are in the memory `beside`.
+        """`target`: the model that it drafts for; `beside`: that model's memory.
 
-        `chunk`: the most tokens of one pass. `max_stall_s`: the longest gap between two tokens of an answer. `is_on`:
-        without a prefix cache nothing is kept.
+        `chunk`: the most tokens per pass. `max_stall_s`: the largest inter-token gap. `is_on`: whether
+        there is a prefix cache; without one nothing is stored.
         """
         self.runner = Runner(loaded, can_batch=False, shares_from=shares_from)
         self.memory = Memory(shared=beside.shared, is_spare=True)
@@ -91,47 +91,47 @@ class DraftModel:
         return followed
 
     def leave(self, followed: FollowedAnswer) -> None:
-        """The answer is over, or the draft model has nothing of it any more."""
+        """Stop following an answer that has ended."""
         self._followed = [other for other in self._followed if other is not followed]
 
     # Memory.
 
     def make_room(self, nbytes: int) -> bool:
-        """Make `nbytes` more fit by evicting what is worth least, here or elsewhere. Nothing that runs has to go."""
+        """Make room for `nbytes` by evicting, here or elsewhere, but stop nothing that runs. False if that fails."""
         while not self.memory.fits(nbytes):
             if not self.memory.evict_from_others(None) and not self.cache.evict_one():
                 return False
         return True
 
     def give_up(self) -> bool:
-        """Give back what is held for running answers, for which nothing is drafted then. False if nothing is held."""
+        """Free what is held for running answers, which continue without drafts. False if nothing is held."""
         held = [followed for followed in self._followed if followed.is_running]
         for followed in held:
             followed.give_up()
         return len(held) > 0
 
     def clear(self, namespace: str | None = None, *, owner: str | None = None) -> None:
-        """Drop what no running answer uses: of one namespace, or of all."""
+        """Drop everything that no running answer uses, of one namespace or of all."""
         self.cache.clear(namespace, owner=owner)
 
     def reset(self) -> None:
-        """What is stored is not to be trusted any more."""
+        """Drop everything, when stored state can no longer be trusted."""
         self.give_up()
         self.cache.reset()
         self.sequences.reset()
 
     def load(self, loaded: LoadedModel) -> None:
-        """The weights are here again."""
-        assert loaded.fingerprint == self.runner.loaded.fingerprint, "what is stored is of another model"
+        """Use these weights, which were loaded again."""
+        assert loaded.fingerprint == self.runner.loaded.fingerprint, "the cache belongs to another model"
         self.runner.loaded, self.is_loaded = loaded, True
 
     @property
     def weights_nbytes(self) -> int:
-        """Of the weights that are here."""
+        """Bytes of its weights in memory."""
         return self.runner.loaded.nbytes if self.is_loaded else 0
 
     def unload(self) -> int:
-        """Give the weights up; what is stored stays. Gives their bytes."""
+        """Release the weights and keep the cache. Returns the bytes released."""
         nbytes = self.weights_nbytes
         self.give_up()
         self.is_loaded = False
@@ -139,7 +139,7 @@ class DraftModel:
         return nbytes
 
     def shutdown(self) -> None:
-        """Give everything back."""
+        """Free everything."""
         self.reset()
         self.memory.disconnect()
         self.memory.leave()
@@ -154,19 +154,19 @@ class DraftModel:
         )
 
     def check(self) -> None:
-        """AssertionError unless all books balance."""
+        """AssertionError unless all accounts are right."""
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
 
 
 def _nothing() -> bool:
-    """In the place of what other parts of the memory give up first."""
+    """Stands for the reclaimers that a model's memory has before the others."""
     return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Following:
-    """What there is of an answer that the draft model follows."""
+    """The state of an answer that the draft model follows."""
 
     sequence: DraftSequence
     lease: Lease
@@ -183,18 +183,18 @@ class FollowedAnswer:
         self._request = request
         self._following: _Following | None = None
         self._reusable: int | None = None
-        """Where it can resume, as far as it was looked up."""
+        """Where it can resume; None if it was not looked up yet."""
         self._again_at = 0
-        """The length of the answer from which on it is tried to start."""
+        """The length of the answer at which it next tries to start."""
 
     @property
     def is_running(self) -> bool:
-        """Whether it holds anything."""
+        """Whether it has a sequence."""
         return self._following is not None
 
     @property
     def match(self) -> int:
-        # What is sampled agrees less often than what is likeliest.
+        # Sampled tokens agree less often than greedy ones.
         live = self._request.live
         return 0 if live is None or live.ready.is_greedy else 1
 
@@ -244,11 +244,11 @@ class FollowedAnswer:
         if lacking * model.costs.token_s(model.drafts.costs) > saving_s:
             return False
         self._catch_up(self._following)
-        # Where memory is short, it has been given up meanwhile.
+        # It may have been given up for lack of memory.
         return self.is_running and self._length - sequence.position <= _AT_ONCE
 
     def _start(self, saving_s: float) -> bool:
-        """Start a sequence where the most is stored, if computing the rest pays and there is room."""
+        """Start a sequence at the best stored position, if computing the rest pays off and there is room."""
         model, request = self._model, self._request
         if self._reusable is None:
             match = model.cache.match(request.tokens, namespace=request.namespace)
@@ -297,12 +297,12 @@ class FollowedAnswer:
         return is_there and self.is_running
 
     def _catch_up(self, following: _Following) -> None:
-        """Compute a chunk of what the sequence lacks, up to the next checkpoint, and store it there."""
+        """Compute a chunk of the missing tokens, up to the next checkpoint, and store it there."""
         model, sequence = self._model, following.sequence
         start = sequence.position
         token_s = model.costs.token_s(model.drafts.costs)
         num = max(_AT_ONCE, min(model.chunk, int(_SHARE_OF_STALL * model.max_stall_s / max(token_s, _LEAST_S))))
-        # The last token is fed with the pass that guesses.
+        # The last token is fed by the drafting pass.
         stops = [position for position in following.plan.positions if position > start]
         stop = min([start + num, self._length - 1, *stops])
         if not model.make_room(sequence.growth(stop - start)):
@@ -333,7 +333,7 @@ class FollowedAnswer:
             self.give_up()
             return None
         if max(text) >= model.runner.loaded.vocab_size:
-            # One that pads the other model's vocabulary.
+            # A padding token of the other model's vocabulary.
             self.give_up()
             return None
         started_s = model.clock()
@@ -347,7 +347,7 @@ class FollowedAnswer:
     # Storing and ending.
 
     def _store(self, following: _Following, kind: BoundaryKind) -> Tokens:
-        """Put what the sequence has computed of the text into the cache, where it stands."""
+        """Store the state of the sequence at its position. Returns the tokens up to there."""
         model, request, sequence = self._model, self._request, following.sequence
         tokens = request.tokens_to(sequence.position)
         if model.is_on:
@@ -368,7 +368,7 @@ class FollowedAnswer:
             return
         try:
             if following.sequence.live.restoration is None:
-                # What it has guessed of the answer and was right is stored, too.
+                # Correct predictions are stored as well.
                 following.sequence.keep(self._text(following.sequence.position, self._length))
                 self._model.cache.note_answer(following.lease, len(self._request.generated))
                 tokens = self._store(following, BoundaryKind.GENERATION_END)
@@ -384,7 +384,7 @@ class FollowedAnswer:
             self._fail(error)
 
     def give_up(self) -> None:
-        """Give back what it holds. It may start anew, later in the answer."""
+        """Free its sequence. It may start again later in the answer."""
         following, self._following = self._following, None
         self._reusable = None
         self._again_at = len(self._request.generated) + _RETRY
@@ -396,13 +396,13 @@ class FollowedAnswer:
             model.sequences.discard(live, self._request.tokens, namespace=self._request.namespace)
             model.sequences.measure()
         except Exception:
-            log.exception("could not release what a draft model held; what it has stored is dropped")
+            log.exception("cannot release a sequence of the draft model, so the draft model's cache is dropped")
             model.sequences.drop(live)
             model.cache.reset()
             model.sequences.reset()
 
     def _fail(self, error: Exception) -> None:
-        """The draft model broke: the answer goes on without it."""
+        """The draft model failed: the answer continues without it."""
         log.error("drafting with a model failed for request %s", self._request.id, exc_info=error)
         self.give_up()
         self._again_at = self._request.job.max_tokens
