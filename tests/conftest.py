@@ -21,6 +21,8 @@ settings.register_profile("quick", settings.get_profile("thorough"), max_example
 settings.load_profile("quick")
 # A failing example is made smaller for so long, and not for five minutes.
 engine.MAX_SHRINKING_SECONDS = 20
+# Until all tests are collected: what is imported and collected stays.
+gc.disable()
 
 
 def pytest_configure() -> None:
@@ -57,5 +59,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[IMPORTED] = frozenset(NAMES) & sys.modules.keys()
     # Modules and tests stay: whoever looks for circles of references need not go through a million objects each time.
+    gc.enable()
     gc.collect()
     gc.freeze()

@@ -18,9 +18,29 @@ def rows_now_and_later(now: Iterable[tuple[Any, ...]], later: Iterable[tuple[Any
     return [*now, *(pytest.param(*row, marks=pytest.mark.matrix) for row in later)]
 
 
+def in_turn(values: Iterable[Any], others: Sequence[Any]) -> list[Any]:
+    """All pairs: in every run each of `values` with one of `others`, its neighbours with the next ones."""
+    pairs = [
+        (value, other, (at - number) % len(others))
+        for number, value in enumerate(values)
+        for at, other in enumerate(others)
+    ]
+    return rows_now_and_later(
+        [(value, other) for value, other, distance in pairs if distance == 0],
+        [(value, other) for value, other, distance in pairs if distance > 0],
+    )
+
+
 def examples(num: int) -> int:
     """So many examples of a law in `make test-all`; in `make test` the share of them that its profile has of 100."""
     return max(1, num * settings.default.max_examples // 100)
+
+
+def _is_of_models(value: object, names: frozenset[str]) -> bool:
+    """Whether it is the name of a model, or of several that run together."""
+    if isinstance(value, tuple):
+        return len(value) > 0 and all(_is_of_models(each, names) for each in value)
+    return isinstance(value, str) and value in names
 
 
 def take_models_in_turn(items: Sequence[pytest.Item], models: Iterable[str]) -> None:
@@ -34,7 +54,7 @@ def take_models_in_turn(items: Sequence[pytest.Item], models: Iterable[str]) -> 
         call = getattr(item, "callspec", None)
         if call is None or any(item.get_closest_marker(mark) for mark in ("every_model", "matrix", "soak", "agents")):
             continue
-        others = {name: value for name, value in call.params.items() if not (isinstance(value, str) and value in names)}
+        others = {name: value for name, value in call.params.items() if not _is_of_models(value, names)}
         if len(others) < len(call.params):
             alike[item.path, item.parent, getattr(item, "originalname", item.name), repr(others)].append(item)
     for number, group in enumerate(alike.values()):

@@ -29,6 +29,7 @@ from reprise.core.job import Constraint, ForcingConstraint, Thinking
 from tests.chat.pieces import WEATHER, tool, tool_fields
 from tests.chat.test_tool_formats import SAMPLES
 from tests.chat.text_models import backend_tokenizer, make_text_model, text_model
+from tests.matrix import now_and_later
 
 MODEL = replace(text_model(), tokenizer_json=backend_tokenizer().to_str)
 GRAMMARS = Grammars(MODEL)
@@ -114,7 +115,7 @@ def random_object(choose: random.Random, depth: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", now_and_later(range(3), range(3, 10)))
 def test_two_hundred_schemas(block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
         schema = random_object(random.Random(seed), depth=2)
@@ -397,7 +398,7 @@ FORCED = {
 
 
 @pytest.mark.parametrize("parser", sorted(FORCED))
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look-up"}}])
+@pytest.mark.parametrize("choice", now_and_later([{"type": "function", "function": {"name": "look-up"}}], ["required"]))
 def test_a_forced_call_is_one_that_the_parser_reads(parser: str, choice: Any) -> None:
     model = with_calls(tokenizer_with(*SAMPLES[parser][0]), parser)
     grammars = Grammars(model)

@@ -15,6 +15,7 @@ from tests.demo.damage import Damage, confuse, damage_all, falling_behind, lose,
 from tests.demo.recall_model import FULL, LOOKS_BACK, PERIOD, WINDOWED, continued, loaded, recall_model
 from tests.loop.driving import Engine, Running
 from tests.loop.restarts import Restarts
+from tests.matrix import in_turn, now_and_later
 
 NUM = 2 * max(LOOKS_BACK.values())
 """Tokens of an answer: what is wrong in the full layer is seen when the window has come to it."""
@@ -62,14 +63,13 @@ DAMAGED: dict[str, Callable[[], reprise.SequenceBatch]] = {
 """States of the same length, of which one layer's is taken."""
 
 
-@pytest.mark.parametrize("num", [PERIOD, 300, 1500])
+@pytest.mark.parametrize("num", now_and_later([PERIOD, 1500], [300]))
 def test_the_state_as_it_is_gives_right_answers(num: int) -> None:
     prompt = words(3, num)
     assert answer(after(prompt[:-1]), prompt[-1:]) == continued(prompt, NUM)
 
 
-@pytest.mark.parametrize("layer", [FULL, WINDOWED])
-@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize(("damage", "layer"), in_turn(DAMAGED, [FULL, WINDOWED]))
 def test_damage_to_one_layer_makes_answers_wrong(damage: str, layer: int) -> None:
     rows, damaged = after(PROMPT[:KNOWN]), DAMAGED[damage]()
     assert rows.lengths == damaged.lengths
@@ -80,8 +80,9 @@ def test_damage_to_one_layer_makes_answers_wrong(damage: str, layer: int) -> Non
 # The same through the engine: what the cache holds is damaged between two turns.
 
 
-@pytest.mark.parametrize("of_full", [True, False], ids=["full", "window"])
-@pytest.mark.parametrize("damage", [None, lose, confuse, shift, falling_behind(16)])
+@pytest.mark.parametrize(
+    ("damage", "of_full"), in_turn([lose, confuse, None, shift, falling_behind(16)], [True, False])
+)
 def test_damage_to_what_the_cache_holds_makes_the_next_answer_wrong(damage: Damage | None, of_full: bool) -> None:
     engine = Engine(recall_model())
     try:
@@ -108,8 +109,8 @@ def asked(engine: Engine, prompt: Sequence[int], *, num: int = 40, **options: ob
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"prefill_chunk": 32, "shares_from": 40}, {"cache_bytes": 900_000}, {"drafts": "auto"}],
-    ids=["plain", "shared buffers", "little memory", "drafts"],
+    now_and_later([{"prefill_chunk": 32, "shares_from": 40}, {"cache_bytes": 900_000}, {"drafts": "auto"}], [{}]),
+    ids=["shared buffers", "little memory", "drafts", "plain"],
 )
 def test_grown_cut_branched_edited_and_batched_chats_are_answered_right(settings: dict[str, object]) -> None:
     engine = Engine(recall_model(), max_batch=4, **settings)

@@ -84,7 +84,7 @@ def test_damage_to_the_recurrent_state_makes_answers_wrong(damage: Callable[[Cha
     assert state.num_right() == 0
 
 
-@pytest.mark.parametrize("line", ["tell Ben code F63", "tell Hugo pet Luna", "tell Ben food soup"])
+@pytest.mark.parametrize("line", now_and_later(["tell Hugo pet Luna"], ["tell Ben code F63", "tell Ben food soup"]))
 def test_a_recurrent_state_that_is_one_token_behind_takes_a_fact_in_wrong(line: str) -> None:
     (*before, told) = story.exchanges((*TOLD, line))
     prompt = prompt_of((*history_of(before), {"role": "user", "content": told.user}))
@@ -105,7 +105,7 @@ def free_text(seed: int) -> list[int]:
     return tokenizer().encode(text(Random(seed), 40), add_special_tokens=False)
 
 
-@pytest.mark.parametrize("damage", now_and_later([None, shift, falling_behind(128)], [lose, confuse]))
+@pytest.mark.parametrize("damage", now_and_later([None, falling_behind(128)], [shift, lose, confuse]))
 def test_damage_to_the_state_of_attention_is_found_by_the_audit(damage: Damage | None) -> None:
     engine = Engine(MODEL, load=loaded, is_audit_off=False, audit_rate=1.0)
     try:

@@ -103,6 +103,7 @@ def test_what_a_grammar_allows_is_all_that_comes(pair: tuple[Engine, Engine]) ->
     assert drafting.run(words(906, 30), num=len(text), constraint=lambda: OneText(text)).tokens == text
 
 
+@pytest.mark.every_model
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (1, 2))])
 def test_conversations_are_answered_as_without_and_computed_as_little(pair: tuple[Engine, Engine], seed: int) -> None:
     rng = random.Random(seed)
@@ -190,7 +191,7 @@ def test_the_draft_model_gives_way_to_requests_before_any_of_them_does() -> None
 def test_what_runs_for_the_draft_model_is_given_up_in_the_middle_of_an_answer() -> None:
     plain, engine = Engine("llama"), with_draft_model("llama", "gemma3_text")
     prompt = words(1020, 100)
-    expected = plain.cold(prompt, num=200)
+    expected = plain.cold(prompt, num=80)
     given_up: list[bool] = []
 
     def squeeze(worker: Worker) -> None:
@@ -199,7 +200,7 @@ def test_what_runs_for_the_draft_model_is_given_up_in_the_middle_of_an_answer() 
         assert worker.draft_model.runner.num_sequences == 0
         worker.check()
 
-    running = engine.submit(prompt, num=200)
+    running = engine.submit(prompt, num=80)
     while not any(given_up) and Finished not in running.kinds:
         engine.ask(squeeze)
     assert running.wait().tokens == expected
