@@ -1,7 +1,7 @@
 """A Ray cluster of one small machine with `reprise.deploy` on it: ``python -m tests.deploy.cluster PORT key=value…``
 
 A process of its own, since Ray's import and its threads are not what a test's process should have. Reads commands from
-standard input, and says `done` after each: `deploy key=value…` and `kill REPLICA`. Ends with its input.
+standard input, and says `done` after each: `deploy key=value…`, `kill REPLICA` and `delete`. Ends with its input.
 """
 
 import os
@@ -41,8 +41,10 @@ def main(port: int, arguments: list[str]) -> None:
             verb, *rest = line.split()
             if verb == "deploy":
                 deploy(rest)
-            else:
+            elif verb == "kill":
                 kill(*rest)
+            else:
+                serve.delete(APPLICATION)
             say("done")
     finally:
         serve.shutdown()

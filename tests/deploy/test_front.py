@@ -90,6 +90,11 @@ def test_when_all_are_lost_it_is_a_503() -> None:
     assert response.headers["retry-after"] == "1" and len(replicas.seen) == 3
 
 
+def test_a_replica_that_is_lost_after_its_answer_takes_nothing_from_it() -> None:
+    replicas = Replicas([*WHOLE, LOST], WHOLE)
+    assert replicas.ask().text == "data: a\n\n" and len(replicas.seen) == 1
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
 def test_a_stream_that_has_begun_ends_with_an_error_of_its_api(path: str) -> None:
     replicas = Replicas([start(), body("data: a\n\n"), LOST], WHOLE)

@@ -39,6 +39,11 @@ class DeployArguments(BaseModel):
     """Requests of a replica, running and waiting, beyond which another one is added."""
     target_memory: float = Field(default=0.8, gt=0, le=1)
     """The share of a replica's memory budget that running requests hold, beyond which another one is added."""
+    upscale_delay_s: float = Field(default=30, ge=0)
+    """For so long more replicas have to be wanted."""
+    downscale_delay_s: float = Field(default=600, ge=0)
+    """For so long fewer replicas have to be wanted. What the memory of one that is removed holds is lost to the others,
+    unless they share a `disk-cache`."""
     max_requests: int = Field(default=256, ge=1)
     """Of a replica at a time; more wait in front."""
     num_cpus: float = Field(default=1, ge=0)
@@ -95,6 +100,8 @@ def build(arguments: DeployArguments) -> Application:
                 min_replicas=arguments.replicas,
                 max_replicas=arguments.max_replicas,
                 target_ongoing_requests=arguments.target_requests,
+                upscale_delay_s=arguments.upscale_delay_s,
+                downscale_delay_s=arguments.downscale_delay_s,
                 policy=policy,
             )
         }
@@ -116,7 +123,8 @@ def build(arguments: DeployArguments) -> Application:
         name="Front",
         num_replicas=arguments.fronts,
         max_ongoing_requests=settings.max_connections,
-        ray_actor_options={"num_cpus": 0.1},
+        # It finds a place also where the replicas have taken all.
+        ray_actor_options={"num_cpus": 0},
         **stopping,
     )
     return front.bind(settings, engine.bind(settings))

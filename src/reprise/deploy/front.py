@@ -61,21 +61,20 @@ class Forwarding:
             await while_connected(receive, self._answer(scope, request, response))
 
     async def _answer(self, scope: Scope, request: ForwardedRequest, response: "_Response") -> None:
-        for number in range(_NUM_TRIES):
+        for number in range(1, _NUM_TRIES + 1):
             try:
                 async with contextlib.aclosing(self._respond(request)) as batches:
                     async for batch in batches:
                         for message in batch:
                             await response.send(message)
-                if response.is_whole:
-                    return
             except _Unlike:
                 break
             except Exception as error:
-                log.warning("%s %s: the replica was lost: %s", request.method, request.path, error)
+                log.warning("%s %s, try %d: the replica was lost: %s", request.method, request.path, number, error)
+            if response.is_whole:
+                return
             if response.has_content:
                 break
-            log.info("%s %s: try %d was lost", request.method, request.path, number + 1)
         shape = self._shapes.of({**scope, "path": request.path})
         if response.has_started:
             await response.break_off(shape(_LOST))
