@@ -159,7 +159,7 @@ CODEX_TOOLS: dict[str, dict[str, object]] = {
 def run_codex(server: Serving, programs: Path, folder: Path, home: Path, *options: str) -> str:
     (home / ".codex").mkdir()
     quiet = "check_for_update_on_startup = false\n[analytics]\nenabled = false\n"
-    (home / ".codex" / "config.toml").write_text(AGENTS["codex"].settings.edited(quiet, address(server)))
+    (home / ".codex" / "config.toml").write_text(AGENTS["codex"].edited(quiet, address(server)))
     codex = [str(programs / ".bin" / "codex"), "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access"]
     return run([*codex, *options, TASK], folder, home)
 

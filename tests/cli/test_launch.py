@@ -46,7 +46,7 @@ def here(home: Path, *words: str) -> int:
 
 
 def test_settings_have_the_server_and_keep_the_rest() -> None:
-    after = {name: AGENTS[name].settings.edited(text, SERVER) for name, text in FILES.items()}
+    after = {name: AGENTS[name].edited(text, SERVER) for name, text in FILES.items()}
     claude = json.loads(after["claude"])
     assert claude["theme"] == "dark" and claude["env"]["EDITOR"] == "vi"
     assert claude["env"]["ANTHROPIC_BASE_URL"] == SERVER.url
@@ -63,14 +63,14 @@ def test_settings_have_the_server_and_keep_the_rest() -> None:
     assert 'model: "openai/tiny"' in after["aider"]
     for name, agent in AGENTS.items():
         # From nothing, and once more: the same.
-        assert agent.settings.edited(agent.settings.edited("", SERVER), SERVER) == agent.settings.edited("", SERVER)
-        assert agent.settings.edited(after[name], SERVER) == after[name]
+        assert agent.edited(agent.edited("", SERVER), SERVER) == agent.edited("", SERVER)
+        assert agent.edited(after[name], SERVER) == after[name]
 
 
 @pytest.mark.parametrize("text", ["[1]", '{"env": 1}', "{not json", '// a comment\n{"a": 1}'])
 def test_what_cannot_be_read_is_not_changed(text: str) -> None:
     with pytest.raises(ValueError, match=r"it is not|unexpected form"):
-        AGENTS["claude"].settings.edited(text, SERVER)
+        AGENTS["claude"].edited(text, SERVER)
 
 
 def test_codex_gets_toml_on_its_command_line() -> None:
@@ -90,7 +90,7 @@ def test_running_printing_writing_and_undoing(tmp_path: Path) -> None:
     fake.chmod(0o755)
     for name, agent in AGENTS.items():
         if name != "qwen":
-            file = home / agent.settings.path
+            file = home / agent.settings_path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(FILES[name].encode())
             file.chmod(0o640)
@@ -114,13 +114,13 @@ def test_running_printing_writing_and_undoing(tmp_path: Path) -> None:
             "reprise: aider is not installed: uv tool install aider-chat\n",
         )
         for name, agent in AGENTS.items():
-            file = home / agent.settings.path
+            file = home / agent.settings_path
             for _ in range(2):
                 # Twice: what comes back is what the person had, not the first change.
                 assert here(home, "--url", url, name, "--write") == 0
             assert "127.0.0.1" in file.read_text()
     for name, agent in AGENTS.items():
-        file = home / agent.settings.path
+        file = home / agent.settings_path
         if name == "codex":
             ours = file.read_bytes()
             file.write_bytes(ours + b"# more\n")

@@ -54,30 +54,24 @@ class AgentCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
-    """An agent's settings file: where it is below the home directory, and what its text becomes.
-
-    `edited` gets "" for a file that is not there; it raises ValueError for a text that it cannot read.
-    """
-
-    path: str
-    edited: Callable[[str, ServerAddress], str]
-    variable: str | None = None
-    """Names the directory instead, where it is set."""
-
-    def file(self, environment: Mapping[str, str], home: Path) -> Path:
-        named = environment.get(self.variable, "") if self.variable is not None else ""
-        return Path(named) / Path(self.path).name if named else home / self.path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """An agent that can be launched, and how to get it."""
+    """An agent that can be launched, how to install it, and its settings file."""
 
     title: str
     install: str
     command: Callable[[ServerAddress], AgentCommand]
-    settings: AgentSettings
+    settings_path: str
+    """Relative to the home directory."""
+    edited: Callable[[str, ServerAddress], str]
+    """The content of the settings file with the server in it, from its content now ("" if it does not exist).
+
+    Raises ValueError for content that it cannot read."""
+    settings_variable: str | None = None
+    """An environment variable that overrides the directory of the settings file."""
+
+    def settings_file(self, environment: Mapping[str, str], home: Path) -> Path:
+        directory = environment.get(self.settings_variable, "") if self.settings_variable is not None else ""
+        return Path(directory) / Path(self.settings_path).name if directory else home / self.settings_path
 
 
 def _claude_variables(server: ServerAddress) -> dict[str, str]:
@@ -241,30 +235,37 @@ AGENTS: Mapping[str, Agent] = {
         command=lambda server: AgentCommand(
             words=("claude",), variables=_claude_variables(server), unset=("ANTHROPIC_API_KEY",)
         ),
-        settings=AgentSettings(path=".claude/settings.json", edited=_claude_settings, variable="CLAUDE_CONFIG_DIR"),
+        settings_path=".claude/settings.json",
+        edited=_claude_settings,
+        settings_variable="CLAUDE_CONFIG_DIR",
     ),
     "codex": Agent(
         title="Codex",
         install="npm install -g @openai/codex",
         command=_codex_command,
-        settings=AgentSettings(path=".codex/config.toml", edited=_codex_settings, variable="CODEX_HOME"),
+        settings_path=".codex/config.toml",
+        edited=_codex_settings,
+        settings_variable="CODEX_HOME",
     ),
     "opencode": Agent(
         title="OpenCode",
         install="npm install -g opencode-ai",
         command=_opencode_command,
-        settings=AgentSettings(path=".config/opencode/opencode.json", edited=_opencode_settings),
+        settings_path=".config/opencode/opencode.json",
+        edited=_opencode_settings,
     ),
     "qwen": Agent(
         title="Qwen Code",
         install="npm install -g @qwen-code/qwen-code",
         command=_qwen_command,
-        settings=AgentSettings(path=".qwen/settings.json", edited=_qwen_settings),
+        settings_path=".qwen/settings.json",
+        edited=_qwen_settings,
     ),
     "aider": Agent(
         title="aider",
         install="uv tool install aider-chat",
         command=_aider_command,
-        settings=AgentSettings(path=".aider.conf.yml", edited=_aider_settings),
+        settings_path=".aider.conf.yml",
+        edited=_aider_settings,
     ),
 }

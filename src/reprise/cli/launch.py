@@ -89,10 +89,10 @@ def _extended(command: AgentCommand, words: list[str]) -> AgentCommand:
 
 
 def _write(backups: SettingsBackups, name: str, agent: Agent, server: ServerAddress) -> None:
-    file = agent.settings.file(os.environ, Path.home())
+    file = agent.settings_file(os.environ, Path.home())
     try:
         text = file.read_text(encoding="utf-8") if file.exists() else ""
-        content = agent.settings.edited(text, server).encode()
+        content = agent.edited(text, server).encode()
     except (OSError, ValueError) as error:
         refuse(f"{file} cannot be changed: {error}. `reprise launch {name} --print` prints the settings instead.")
     target = backups.write(name, file, content)
