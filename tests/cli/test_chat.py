@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import reprise
-from reprise.cli.chat_model import LocalModel, Message, Spoken, TurnCounts, remote_model
+from reprise.cli.chat_model import AnswerPiece, LocalModel, Message, TurnCounts, remote_model
 from reprise.cli.chat_session import Session, counts_line
 from reprise.cli.chat_terminal import MarkdownView, Terminal, complete_blocks
 from reprise.cli.main import app
@@ -36,10 +36,10 @@ class Paper:
         self.reply: str | None = None
 
     @contextmanager
-    def answer(self) -> Generator[Callable[[Spoken], None]]:
+    def answer(self) -> Generator[Callable[[AnswerPiece], None]]:
         self.answers.append("")
 
-        def show(piece: Spoken) -> None:
+        def show(piece: AnswerPiece) -> None:
             self.answers[-1] += piece.text
 
         yield show
@@ -75,10 +75,10 @@ class Echo:
         self.error: Exception | None = None
         self.heard = threading.Event()
 
-    def stream(self, messages: Sequence[Message]) -> Generator[Spoken]:
+    def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
         self.asked.append([dict(message) for message in messages])
-        yield Spoken(reasoning="Hm.")
-        yield Spoken(text=messages[-1]["content"])
+        yield AnswerPiece(reasoning="Hm.")
+        yield AnswerPiece(text=messages[-1]["content"])
         if self.error is not None:
             raise self.error
 
@@ -229,7 +229,7 @@ def test_lines_history_and_what_is_typed(tmp_path: Path) -> None:
         assert screen.read("> ") is None
 
 
-def shown(pieces: Sequence[Spoken], *, folds: bool = True) -> str:
+def shown(pieces: Sequence[AnswerPiece], *, folds: bool = True) -> str:
     out = io.StringIO()
     view = MarkdownView(Console(file=out, force_terminal=False, width=40, height=6), folds=lambda: folds)
     with view.shown():
@@ -240,7 +240,7 @@ def shown(pieces: Sequence[Spoken], *, folds: bool = True) -> str:
 
 def test_markdown_is_shown_once_and_thoughts_are_folded() -> None:
     text = "# Title\n\nA *word*.\n\n```py\na = 1\n\nb = 2\n```\n\n1. one\n\n   more\n2. two\n\nend"
-    pieces = [Spoken(reasoning="Let me think."), *(Spoken(text=letter) for letter in text)]
+    pieces = [AnswerPiece(reasoning="Let me think."), *(AnswerPiece(text=letter) for letter in text)]
     page = shown(pieces)
     for word in ("Title", "A word", "a = 1", "b = 2", "one", "more", "two", "end"):
         assert page.count(word) == 1, page

@@ -27,7 +27,7 @@ class NoAnswer(RepriseError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
+class AnswerPiece:
     """A piece of an answer: of its text or of its reasoning."""
 
     text: str = ""
@@ -52,7 +52,7 @@ class ChatModel(Protocol):
     name: str
     last: TurnCounts | None
 
-    def stream(self, messages: Sequence[Message]) -> Generator[Spoken]:
+    def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
         """Answer the chat. Closing the generator cancels. Raises RepriseError."""
         ...
 
@@ -77,11 +77,11 @@ class LocalModel:
         self.name = engine.model
         self.last: TurnCounts | None = None
 
-    def stream(self, messages: Sequence[Message]) -> Generator[Spoken]:
+    def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
         chat = self._engine.chat(messages=messages)
         begun_s = time.monotonic()
         for piece in chat.stream():
-            yield Spoken(text=piece.text, reasoning=piece.reasoning)
+            yield AnswerPiece(text=piece.text, reasoning=piece.reasoning)
         self._answer, usage = chat.last, chat.last.usage
         self.last = TurnCounts(
             prompt_tokens=usage.prompt_tokens,
@@ -116,7 +116,7 @@ class RemoteModel:
         self.name = name
         self.last: TurnCounts | None = None
 
-    def stream(self, messages: Sequence[Message]) -> Generator[Spoken]:
+    def stream(self, messages: Sequence[Message]) -> Generator[AnswerPiece]:
         body = {"model": self.name, "messages": list(messages), "stream": True, **self._options}
         body["stream_options"] = {"include_usage": True}
         begun_s, ttft_s, usage, finish_reason = time.monotonic(), None, dict[str, Any](), None
@@ -126,13 +126,13 @@ class RemoteModel:
             for choice in chunk.get("choices") or ():
                 finish_reason = choice.get("finish_reason") or finish_reason
                 delta: dict[str, Any] = choice.get("delta") or {}
-                spoken = Spoken(
+                piece = AnswerPiece(
                     text=delta.get("content") or "",
                     reasoning=delta.get("reasoning_content") or delta.get("reasoning") or "",
                 )
-                if spoken.text or spoken.reasoning:
+                if piece.text or piece.reasoning:
                     ttft_s = time.monotonic() - begun_s if ttft_s is None else ttft_s
-                    yield spoken
+                    yield piece
         details: dict[str, Any] = usage.get("prompt_tokens_details") or {}
         self.last = TurnCounts(
             prompt_tokens=usage.get("prompt_tokens", 0),

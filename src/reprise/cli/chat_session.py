@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from reprise.cli.chat_model import ChatModel, Message, NoAnswer, Spoken, TurnCounts
+from reprise.cli.chat_model import AnswerPiece, ChatModel, Message, NoAnswer, TurnCounts
 from reprise.core.errors import RepriseError
 
 _MAIN = "main"
@@ -17,7 +17,7 @@ _ROLES = frozenset({"system", "developer", "user", "assistant"})
 class Screen(Protocol):
     """What the session shows, and asks."""
 
-    def answer(self) -> AbstractContextManager[Callable[[Spoken], None]]:
+    def answer(self) -> AbstractContextManager[Callable[[AnswerPiece], None]]:
         """Within the block, an answer is written: what it gives is called with each piece."""
         ...
 

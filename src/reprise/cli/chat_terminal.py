@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
-from reprise.cli.chat_model import Spoken
+from reprise.cli.chat_model import AnswerPiece
 from reprise.cli.chat_session import COMMANDS
 
 _PAUSE_S = 0.3
@@ -82,7 +82,7 @@ class Terminal:
     # A session's screen.
 
     @contextmanager
-    def answer(self) -> Generator[Callable[[Spoken], None]]:
+    def answer(self) -> Generator[Callable[[AnswerPiece], None]]:
         view = MarkdownView(self._console, folds=lambda: self._is_folded)
         with view.shown():
             yield view.add
@@ -132,7 +132,7 @@ class MarkdownView:
                 if self._text.strip():
                     self._console.print(Markdown(self._text))
 
-    def add(self, piece: Spoken) -> None:
+    def add(self, piece: AnswerPiece) -> None:
         if piece.reasoning:
             self._is_thinking = True
             self._reasoning += piece.reasoning
@@ -259,10 +259,10 @@ class PlainScreen:
     """Answers as plain text on standard output, for pipes; everything else on standard error."""
 
     @contextmanager
-    def answer(self) -> Generator[Callable[[Spoken], None]]:
+    def answer(self) -> Generator[Callable[[AnswerPiece], None]]:
         """Reasoning is left out."""
 
-        def show(piece: Spoken) -> None:
+        def show(piece: AnswerPiece) -> None:
             sys.stdout.write(piece.text)
             sys.stdout.flush()
 
