@@ -94,7 +94,7 @@ class EngineLoop:
         self._asking = threading.Lock()
         self.is_closed = False
         self._failure: RepriseError | None = None
-        """Why nothing will be computed any more."""
+        """Why the engine computes nothing any more; None while it works."""
 
     def start(self) -> LoadedModel:
         """Load the model and start serving. Raises LoadFailed."""
@@ -171,9 +171,9 @@ class EngineLoop:
         self._thread.join(timeout_s)
 
     def give_up(self, error: RepriseError, *, within_s: float) -> None:
-        """Nothing will be computed any more, and the process is about to end: whoever waits is told `error`.
+        """The engine has failed and the process is about to exit: fail everything that waits with `error`.
 
-        The engine's thread does it if it comes to it `within_s`. It may hang in MLX for ever; then this thread does.
+        The engine thread does this if it can `within_s`; if it hangs in MLX, this thread does.
         """
         self._failure = error
         self.call(lambda worker: worker.fail_all(error))
@@ -396,7 +396,7 @@ class EngineLoop:
 
     @property
     def fingerprint(self) -> str:
-        """What was loaded last; "" before that."""
+        """Of the model that was loaded last; "" before the first load."""
         return "" if self._loaded is None else self._loaded.fingerprint
 
     @property
@@ -465,9 +465,9 @@ class EngineLoop:
         self._weights.state, self._weights.began_s = WeightsState.LOADING, time.monotonic()
 
     def read_weights(self, *, downloads: bool = False) -> RepriseError | None:
-        """Load the model, on any one thread; gives what went wrong. `take_weights` is to follow.
+        """Load the model, on any thread; returns the error if that fails. `take_weights` follows.
 
-        `downloads`: it may be downloaded, whatever the settings say.
+        `downloads`: allow downloading it, even if the settings do not.
         """
         try:
             downloads = downloads or self._settings.downloads
@@ -553,7 +553,7 @@ class EngineLoop:
         worker.preemption.others = ()
 
     def unload(self) -> None:
-        """Give up the weights; what is stored stays. `note_unloaded` is to follow."""
+        """Release the weights and keep the cache. `note_unloaded` follows."""
         assert self._worker is not None and self._loaded is not None
         self._worker.unload()
         self._loaded = self._worker.runner.loaded
@@ -561,11 +561,11 @@ class EngineLoop:
         self.publish()
 
     def note_unloaded(self) -> None:
-        """The weights are gone, and their bytes are given back: who waits for that hears it."""
+        """Resolve the futures that wait for the weights' memory to be free, which it is now."""
         self._weights.end_dismissal()
 
     def release_draft_model(self) -> bool:
-        """Give up the draft model's weights. False if there are none, or that would make no room."""
+        """Release the draft model's weights. False if that frees nothing."""
         nbytes = 0 if self._worker is None else self._worker.release_draft_model()
         self.nbytes -= nbytes
         return nbytes > 0
@@ -600,7 +600,7 @@ class EngineLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Arriving:
-    """What was read. `runs_alone`: why its sequences run one at a time, None: they need not."""
+    """Weights that were read. `runs_alone`: why sequences must run one at a time; None if they may be batched."""
 
     loaded: LoadedModel
     runs_alone: str | None
@@ -624,9 +624,9 @@ class _Weights:
     """Requests since they were loaded."""
     num_loads: int = 0
     load_s: float = 0.0
-    """What loading took, all times together."""
+    """Total time spent loading them."""
     began_s: float = 0.0
-    """When they began to be loaded last."""
+    """When the last load began."""
     loaded_s: float = 0.0
     asked_s: float = 0.0
     last_step: int = 0
@@ -651,15 +651,15 @@ def _resolve(answer: Future[T], result: T) -> None:
 
 
 def _pass_on(removed: Future[None], done: Future[None]) -> None:
-    """What became of removing a cache's records from where they lie."""
+    """Pass the result of removing records from an object store on to the caller's future."""
     error = removed.exception()
     if error is None:
         done.set_result(None)
     elif isinstance(error, OSError):
         done.set_exception(
             CacheNotCleared(
-                f"The memory is cleared, but the object store does not remove its copies ({error.strerror}). They are "
-                "not used any more, and are removed when it answers; if this server is stopped before, clear again."
+                f"The memory is cleared, but the object store could not remove its copies ({error.strerror}). They are "
+                "no longer used and will be removed when it responds. If the server stops before that, clear again."
             )
         )
     else:

@@ -49,7 +49,7 @@ class EngineThread:
         self.bases = SharedBases()
         """The weights that models share with their adapters."""
         self.weights: Mapping[str, int] = {}
-        """The bytes of the weights that are here or on their way, by model. Replaced whole, so any thread may read."""
+        """Bytes of the weights in memory or being loaded, by model. Replaced as a whole, so any thread may read it."""
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._starting = threading.Lock()
@@ -224,7 +224,7 @@ class EngineThread:
         return True
 
     def lacks_room(self, loop: EngineLoop) -> LoadFailed | None:
-        """Why a model's weights do not fit beside those that are here or on their way; None: they do."""
+        """Why a model's weights do not fit beside those in memory or being loaded; None if they fit."""
         most_nbytes = self._limits.most_nbytes
         others = [other.state() for other in self._loops.values() if other is not loop]
         taken = weights_nbytes([*(each for each in others if each.is_loaded or each.is_loading), loop.state()])
@@ -267,7 +267,7 @@ class EngineThread:
         self._charge_weights()
 
     def _charge_weights(self) -> None:
-        """Count the weights that are here or on their way: what is left for layer states follows from it."""
+        """Charge the weights in memory or being loaded, which determines what is left for layer states."""
         states = [loop.state() for loop in self._loops.values()]
         self.weights = weights_nbytes([each for each in states if each.is_loaded or each.is_loading])
         if self.memory is not None:
@@ -333,7 +333,7 @@ def _limits_of(memory: SharedMemory | None) -> ModelLimits:
 
 
 def too_large(name: str, *, nbytes: int, room: int, pinned: Sequence[str] = ()) -> LoadFailed:
-    """A model that would not fit, whatever is unloaded but for those that are pinned."""
+    """The error for a model that does not fit beside the pinned models."""
     beside = f" beside {', '.join(pinned)}, which --pin keeps" if pinned else ""
     return LoadFailed(
         f"{name} does not fit: its weights are {nbytes_text(nbytes)}, and models may take {nbytes_text(max(0, room))} "
