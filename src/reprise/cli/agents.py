@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, cast
 
 _CONTEXT = 32768
-"""Stands for a context that the server does not know."""
+"""Used if the server does not know its context."""
 _PATIENCE_MS = 3_600_000
-"""How long an agent waits for a word: a long prefill on a small machine takes minutes."""
+"""How long an agent waits for output: a long prefill on a small machine takes minutes."""
 _ANSWER = 8192
-"""The longest answer that an agent should leave room for, where it wants to know."""
+"""The longest answer to leave room for, for agents that need to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +34,21 @@ class ServerAddress:
 
     @property
     def answer(self) -> int:
-        """Tokens of an answer that fit beside a prompt."""
+        """The longest answer, in tokens, that fits beside a prompt."""
         return min(_ANSWER, self.context // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCommand:
-    """How to start an agent: its program, the words behind it, and variables for this process only."""
+    """How to start an agent: its program, arguments, and variables for this process only."""
 
     words: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     unset: tuple[str, ...] = ()
-    """Variables of the user's that would send it elsewhere."""
+    """Variables of the user that would point it elsewhere."""
 
     def lines(self) -> list[str]:
-        """The same for a shell."""
+        """The same as shell commands."""
         exports = [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
         return [*(f"unset {name}" for name in self.unset), *exports, shlex.join(self.words)]
 
@@ -82,7 +82,7 @@ def _claude_variables(server: ServerAddress) -> dict[str, str]:
         "ANTHROPIC_MODEL": server.model,
         **{f"ANTHROPIC_DEFAULT_{role}_MODEL": server.model for role in roles},
         "CLAUDE_CODE_SUBAGENT_MODEL": server.model,
-        # A line that changes with every request would stand at the very beginning of the prompt.
+        # Otherwise the prompt would begin with a line that changes with every request.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
@@ -114,7 +114,7 @@ def _codex_command(server: ServerAddress) -> AgentCommand:
         "model_context_window": server.context,
         **{f"model_providers.reprise.{name}": value for name, value in _codex_provider(server).items()},
     }
-    # JSON's strings and numbers are TOML's; a table is written inline.
+    # JSON strings and numbers are valid TOML; a table is written inline.
     words = [word for name, value in values.items() for word in ("-c", f"{name}={_toml(value)}")]
     return AgentCommand(words=("codex", *words))
 
@@ -131,7 +131,7 @@ def _codex_settings(text: str, server: ServerAddress) -> str:
     from tomlkit.exceptions import TOMLKitError  # noqa: PLC0415
 
     try:
-        # Comments and order stay as they are.
+        # Keeps comments and order.
         body: Any = tomlkit.parse(text)
         body["model"] = server.model
         body["model_provider"] = "reprise"
@@ -147,7 +147,7 @@ def _opencode_body(server: ServerAddress) -> dict[str, Any]:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Reprise",
-        # `false` is its word for never.
+        # `false` means no timeout.
         "options": {"baseURL": server.openai_url, "apiKey": server.api_key, "timeout": False},
         "models": {server.model: {"name": server.model, "limit": {"context": server.context, "output": server.answer}}},
     }
@@ -203,7 +203,7 @@ def _aider_command(server: ServerAddress) -> AgentCommand:
 def _aider_settings(text: str, server: ServerAddress) -> str:
     options = _aider_options(server)
     kept = [line for line in text.splitlines() if line.split(":")[0].strip() not in options or line[:1] in (" ", "#")]
-    # JSON's strings are YAML's.
+    # JSON strings are valid YAML.
     lines = [f"{name}: {value if value == 'false' else json.dumps(value)}" for name, value in options.items()]
     return "\n".join([*kept, *lines, ""])
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MLX_LM = "mlx-lm"
 _BESIDE = 1.3
-"""A server holds so many times its weights, with what it computes and caches."""
+"""The memory of a server, as a multiple of its weights."""
 
 
 def bench(
@@ -220,7 +220,7 @@ def _fit_together(model: str, num: int) -> bool:
 
 
 def _head(about: Mapping[str, Any], command: str) -> dict[str, Any]:
-    """What was measured, where, and how to do it again."""
+    """What was measured, where, and how to repeat it."""
     import psutil  # noqa: PLC0415 (quick start)
 
     size = f"{psutil.cpu_count()} cores, {psutil.virtual_memory().total / 1e9:.0f} GB"
@@ -239,7 +239,7 @@ def _head(about: Mapping[str, Any], command: str) -> dict[str, Any]:
 
 
 def _device() -> str:
-    """What MLX computes on."""
+    """The device that MLX uses."""
     from reprise.engine.memory import computing_device  # noqa: PLC0415 (imports MLX)
 
     try:

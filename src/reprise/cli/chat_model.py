@@ -1,4 +1,4 @@
-"""What answers in `reprise chat`: a model in this process, or a server."""
+"""The models of `reprise chat`: one in this process, or one on a server."""
 
 import json
 import time
@@ -21,14 +21,14 @@ _CONNECT_S = 10.0
 
 
 class NoAnswer(RepriseError):
-    """The server did not answer, or not with an answer; the sentence says why."""
+    """There is no answer from the server; the message says why."""
 
     code = "no_answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPiece:
-    """A piece of an answer: of its text or of its reasoning."""
+    """A piece of an answer's text or reasoning."""
 
     text: str = ""
     reasoning: str = ""
@@ -36,7 +36,7 @@ class AnswerPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCounts:
-    """The tokens of a turn, and the seconds to the first one. None: the server doesn't say."""
+    """The tokens of a turn, and the seconds to the first one. None: not reported by the server."""
 
     prompt_tokens: int
     cached_tokens: int | None
@@ -47,7 +47,7 @@ class TurnCounts:
 
 
 class ChatModel(Protocol):
-    """Answers chats. `last` and `why` are about the latest answer that was read to its end."""
+    """Answers chats. `last` and `why` refer to the last complete answer."""
 
     name: str
     last: TurnCounts | None
@@ -57,7 +57,7 @@ class ChatModel(Protocol):
         ...
 
     def prefill(self, messages: Sequence[Message]) -> None:
-        """Compute the chat while its last message is being typed. Returns at once; the latest call counts."""
+        """Compute the chat while its last message is being typed. Returns at once; the last call counts."""
         ...
 
     def why(self) -> str:
@@ -105,7 +105,7 @@ class LocalModel:
 
 
 class RemoteModel:
-    """A server of OpenAI's chat completions; one that is Reprise also prefills what is typed and explains itself."""
+    """A server with OpenAI's chat completions; a Reprise server also prefills while typing and explains reuse."""
 
     def __init__(self, client: "httpx.Client", *, name: str, is_reprise: bool, options: Mapping[str, Any]) -> None:
         self._client = client
@@ -151,12 +151,12 @@ class RemoteModel:
                 if not response.is_success:
                     raise NoAnswer(_sentence(response.read().decode(errors="replace")))
                 for line in response.iter_lines():
-                    told = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-                    if told in ("", "[DONE]"):
+                    event = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                    if event in ("", "[DONE]"):
                         continue
-                    chunk: dict[str, Any] = json.loads(told)
+                    chunk: dict[str, Any] = json.loads(event)
                     if "error" in chunk:
-                        raise NoAnswer(_sentence(told))
+                        raise NoAnswer(_sentence(event))
                     yield chunk
         except httpx.HTTPError as error:
             raise NoAnswer(f"The connection to {self._client.base_url} failed: {error}.") from error
@@ -173,7 +173,7 @@ class RemoteModel:
     def _prefill(self, body: Mapping[str, Any]) -> None:
         import httpx  # noqa: PLC0415
 
-        # Whatever goes wrong is said when the message is sent.
+        # Errors are reported when the message is sent.
         try:
             self._client.post("/v1/prefill", json=body)
         except httpx.HTTPError:
@@ -192,7 +192,7 @@ class RemoteModel:
 
 
 def remote_model(url: str, *, api_key: str | None, model: str | None, options: Mapping[str, Any]) -> RemoteModel:
-    """The server there. `model`: as it names one; None: the first that it lists. Raises NoAnswer."""
+    """The server at `url`. `model`: its name there; None: the first one listed. Raises NoAnswer."""
     import httpx  # noqa: PLC0415
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -215,7 +215,7 @@ def remote_model(url: str, *, api_key: str | None, model: str | None, options: M
 
 
 def _sentence(body: str) -> str:
-    """What an error body says."""
+    """The message in the body of an error."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

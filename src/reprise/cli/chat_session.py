@@ -15,27 +15,27 @@ _ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
 class Screen(Protocol):
-    """What the session shows, and asks."""
+    """Shows the session and asks the user."""
 
     def answer(self) -> AbstractContextManager[Callable[[AnswerPiece], None]]:
-        """Within the block, an answer is written: what it gives is called with each piece."""
+        """A block in which an answer is shown; call the function it yields with each piece."""
         ...
 
     def say(self, text: str) -> None:
-        """What the user asked for."""
+        """Show output that the user requested."""
         ...
 
     def note(self, text: str) -> None:
-        """A dim line beside the chat."""
+        """Show a dim line beside the chat."""
         ...
 
     def complain(self, text: str) -> None: ...
     def ask(self, prompt: str, default: str) -> str | None:
-        """A text that the user changes; None: given up."""
+        """Have the user edit a text; None if cancelled."""
         ...
 
     def fold_reasoning(self, *, is_folded: bool) -> None:
-        """Whether reasoning leaves only a line behind."""
+        """Set whether reasoning is folded to one line."""
         ...
 
 
@@ -67,7 +67,7 @@ class Session:
         if text == "":
             return True
         if not text.startswith("/") or text.startswith("//"):
-            # Two slashes: a message that begins with one.
+            # Two slashes: a message that starts with a slash.
             self.say(text.removeprefix("/"))
             return True
         name, _, rest = text[1:].partition(" ")
@@ -86,15 +86,15 @@ class Session:
         return True
 
     def typed(self, text: str) -> None:
-        """The user has typed so much of the next message: have it computed."""
+        """Prefill what the user has typed of the next message."""
         if not text.startswith("/"):
             try:
                 self._model.prefill([*self.messages, {"role": "user", "content": text}])
             except RepriseError:
-                return  # Said when the message is sent.
+                return  # Reported when the message is sent.
 
     def say(self, text: str) -> bool:
-        """Send a message, whatever it begins with. False: there was no answer."""
+        """Send a message, even one that starts with a slash. False if there was no answer."""
         return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def _answer(self, messages: Sequence[Message]) -> bool:
@@ -205,7 +205,7 @@ class Session:
         self._screen.say("\n".join([*lines, "/quit        Leave (also Ctrl-D). Ctrl-C stops an answer."]))
 
     def _user_at(self, number: int) -> int:
-        """Where the user's message of this number stands, counted from the end if negative. Raises NoAnswer."""
+        """The index of the user's message with this number, counted from the end if negative. Raises NoAnswer."""
         at = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
         if not -len(at) <= number < len(at):
             raise NoAnswer("You have sent no messages yet." if not at else f"You have sent {len(at)} messages so far.")
@@ -226,11 +226,11 @@ COMMANDS: dict[str, tuple[str, Callable[[Session, str], None]]] = {
         "help": Session.help,
     }.items()
 }
-"""By name: what it does, and who does it. A beginning that only one name has will do."""
+"""Help and method by name. Any unambiguous prefix of a name works."""
 
 
 def counts_line(counts: TurnCounts) -> str:
-    """What a turn cost, in a line."""
+    """The cost of a turn in one line."""
     parts: list[str] = []
     if counts.cached_tokens is not None:
         computed = counts.prompt_tokens - counts.cached_tokens
@@ -246,7 +246,7 @@ def counts_line(counts: TurnCounts) -> str:
 
 
 def _branches_of(body: Any, path: Path) -> tuple[dict[str, list[Message]], str]:
-    """The branches in a file. Raises NoAnswer for what is no chat."""
+    """The branches in a file. Raises NoAnswer if it is not a chat."""
     found: Any = body
     if isinstance(body, dict):
         fields = cast(dict[str, Any], body)
@@ -268,7 +268,7 @@ def _messages_of(found: Any, path: Path) -> list[Message]:
 
 
 def _write(path: Path, body: object) -> None:
-    """Whole or not at all, and for its owner only."""
+    """Write the file atomically, readable only by its owner."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".reprise-", delete=False, encoding="utf-8") as file:
         try:
             json.dump(body, file, ensure_ascii=False, indent=1)

@@ -27,14 +27,14 @@ from reprise.cli.chat_model import AnswerPiece
 from reprise.cli.chat_session import COMMANDS
 
 _PAUSE_S = 0.3
-"""Nobody typed for so long: what stands there is worth computing."""
+"""After this pause in typing, the text so far is prefilled."""
 _FRAMES_PER_S = 12
 _THOUGHTS_SHOWN = 4
-"""Lines of reasoning that are seen while the model thinks."""
+"""Lines of reasoning shown while the model thinks."""
 
 
 class Terminal:
-    """Reads lines from a person, and shows answers as Markdown while they are written."""
+    """Reads lines from the user and shows answers as Markdown while they are generated."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class Terminal:
         source: Input | None = None,
         target: Output | None = None,
     ) -> None:
-        """`source`, `target`: in place of the terminal."""
+        """`source`, `target`: used instead of the terminal."""
         self._console = Console() if console is None else console
         self._typing = _Typing()
         self._is_folded = True
         history.parent.mkdir(parents=True, exist_ok=True)
-        # What people ask is theirs: the file is made before anything is written, for its owner alone.
+        # The history is private: create the file readable only by its owner before anything is written.
         os.close(os.open(history, os.O_CREAT | os.O_WRONLY, 0o600))
         self._session: PromptSession[str] = PromptSession(
             history=FileHistory(str(history)),
@@ -65,11 +65,11 @@ class Terminal:
         self._session.default_buffer.on_text_changed += self._typing.change
 
     def on_typed(self, typed: Callable[[str], None]) -> None:
-        """Have `typed` hear what stands there when the person pauses."""
+        """Call `typed` with the text so far when the user pauses."""
         self._typing.typed = typed
 
     def read(self, prompt: str) -> str | None:
-        """What the person enters; None: they are done (Ctrl-D). Ctrl-C gives up the line."""
+        """The line that the user enters; None at the end (Ctrl-D). Ctrl-C cancels the line."""
         try:
             return self._session.prompt(FormattedText([("bold", prompt)]))
         except KeyboardInterrupt:
@@ -109,7 +109,7 @@ class Terminal:
 
 
 class MarkdownView:
-    """One answer: blocks that are complete are printed for good, the last one is drawn anew as it grows."""
+    """One answer: complete blocks are printed once, the last one is redrawn as it grows."""
 
     def __init__(self, console: Console, *, folds: Callable[[], bool]) -> None:
         self._console = console
@@ -122,7 +122,7 @@ class MarkdownView:
 
     @contextmanager
     def shown(self) -> Generator[None]:
-        """Draw until the block is left; what is not complete then is printed as it is."""
+        """Draw until the block ends; what is incomplete then is printed as it is."""
         with self._live:
             try:
                 yield
@@ -165,7 +165,7 @@ class MarkdownView:
 
 
 class _Tail:
-    """The last lines of something that may be higher than the terminal. None: as many as fit."""
+    """The last lines of something that may not fit into the terminal. None: as many as fit."""
 
     def __init__(self, inner: Markdown | Text, num_lines: int | None) -> None:
         self._inner = inner
@@ -180,7 +180,7 @@ class _Tail:
 
 
 def complete_blocks(text: str) -> int:
-    """How many characters at the beginning are whole Markdown blocks, which what follows does not change."""
+    """How many leading characters are complete Markdown blocks, which later text cannot change."""
     end = at = 0
     fence = ""
     is_blank_before = False
@@ -188,7 +188,7 @@ def complete_blocks(text: str) -> int:
         stripped = line.strip()
         indent = len(line) - len(line.lstrip())
         if fence == "" and is_blank_before and stripped != "" and indent == 0:
-            # What is indented belongs to a list before it; what is not begins a block.
+            # Indented lines belong to the list before them; other lines start a block.
             end = at
         if stripped.startswith(("```", "~~~")):
             mark = stripped[:3]
@@ -202,7 +202,7 @@ def complete_blocks(text: str) -> int:
 
 
 class _Typing:
-    """Waits for a pause, and says what was typed once for every new whole word."""
+    """Waits for a pause and reports the text once for every new complete word."""
 
     def __init__(self) -> None:
         self.typed: Callable[[str], None] = lambda text: None
@@ -212,7 +212,7 @@ class _Typing:
     def change(self, buffer: Buffer) -> None:
         self.stop()
         text = buffer.text
-        # The rest of a word does not change what is known.
+        # An incomplete word changes nothing.
         words = text[: len(text) - len(text.split()[-1])].rstrip() if text.split() else ""
         if words not in (self._words, ""):
             self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._tell, text, words)
@@ -228,7 +228,7 @@ class _Typing:
 
 
 class _Commands(Completer):
-    """The commands, behind a slash."""
+    """The commands, after a slash."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         line = document.text_before_cursor
@@ -239,7 +239,7 @@ class _Commands(Completer):
 
 
 def _keys() -> KeyBindings:
-    """Enter sends; Alt-Enter and Ctrl-J begin a line."""
+    """Enter sends; Alt-Enter and Ctrl-J insert a line break."""
     keys = KeyBindings()
 
     def send(event: KeyPressEvent) -> None:

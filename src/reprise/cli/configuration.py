@@ -46,7 +46,7 @@ class ConfigurationFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What is in force: each field of Settings that the command has, and where its value comes from."""
+    """The effective options: each field of Settings that the command has, and the source of its value."""
 
     chosen: Mapping[str, Chosen]
     file: ConfigurationFile
@@ -56,7 +56,7 @@ class Configuration:
         return self.chosen[field].value
 
     def model(self) -> str:
-        """The model; ends the command where none is given."""
+        """The model; exits the command if none is given."""
         model: str | None = self["model"]
         if model is None:
             refuse(
@@ -66,7 +66,7 @@ class Configuration:
         return model
 
     def settings(self) -> Settings:
-        """The settings of a server. Ends the command where there is no model, or no key in the key file."""
+        """The settings of a server. Exits the command if there is no model, or no key in the key file."""
         values: dict[str, Any] = {name: chosen.value for name, chosen in self.chosen.items()}
         values["models"] = self._tables()
         if values["model"] is None and values["models"]:
@@ -122,7 +122,7 @@ def choose(
 
 
 def read_file(path: Path, *, is_required: bool) -> ConfigurationFile:
-    """Read a configuration file. Raises ValueError with a sentence."""
+    """Read a configuration file. Raises ValueError with a message."""
     if not is_required and not path.exists():
         return ConfigurationFile(path=path, is_found=False, values={})
     try:
@@ -144,14 +144,14 @@ def read_file(path: Path, *, is_required: bool) -> ConfigurationFile:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that looks like an option and is none."""
+    """A warning for each variable that looks like an option but is not one."""
     known = {option.variable for option in OPTIONS.values()} | {FILE_VARIABLE}
     strange = sorted(name for name in environment if name.startswith("REPRISE_") and name not in known)
     return [f"Ignoring the unknown environment variable {name}.{_suggestion(name, known)}" for name in strange]
 
 
 def default_of(field: str) -> Any:
-    """The default of a field of Settings; None for the model, which has none."""
+    """The default of a field of Settings; None for the model, which has no default."""
     return _DEFAULTS[field]
 
 
@@ -257,7 +257,7 @@ def _keys_in(file: Path) -> tuple[str, ...]:
 
 
 def _first_and_rest(models: Any, others: Any) -> tuple[str | None, list[str] | None]:
-    """The model that is loaded first, and the others: None for what was not given."""
+    """The model that is loaded first and the other models; None if not given."""
     given: list[str] = [*(models or ())]
     return given[0] if given else None, [*given[1:], *(others or ())] or None
 

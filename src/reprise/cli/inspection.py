@@ -19,14 +19,14 @@ from reprise.engine.runner import Footprint, Runner
 from reprise.plan.checkpoints import interval_tokens, make_plan
 
 CHAT_TOKENS = (8 * 1024, 32 * 1024, 128 * 1024)
-"""Lengths of the chats that are counted."""
+"""Chat lengths for which capacity is reported."""
 
 _SHOWN = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """So many layers of one kind."""
+    """The number of layers of one kind."""
 
     kind: str
     num: int
@@ -34,7 +34,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chats:
-    """How many idle chats of so many tokens the cache holds, each with `nbytes` bytes."""
+    """How many idle chats of `tokens` tokens, of `nbytes` bytes each, the cache holds."""
 
     tokens: int
     nbytes: int
@@ -52,7 +52,7 @@ class PlannedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A chat of two turns as this model gets it. No checkpoints: it resumes at every position without."""
+    """A chat of two turns for this model. No checkpoints if it can resume at every position."""
 
     tokens: int
     checkpoints: tuple[PlannedCheckpoint, ...]
@@ -129,7 +129,7 @@ def inspect_model(loaded: LoadedModel, *, budget: int) -> TemplateReport:
 
 
 def tool_calls_of(text_model: TextModel) -> ToolCalls:
-    """What is known of the model's tool calls."""
+    """What is known about the model's tool calls."""
     if is_harmony(text_model):
         return ToolCalls(is_understood=True, is_forcible=True, is_parallel=False, example="")
     calls = text_model.calls
@@ -190,14 +190,14 @@ def _describe(spec: Spec) -> str:
 
 
 def idle_chats(tokens: int, footprint: Footprint, budget: int) -> Chats:
-    """How many chats of so many tokens fit."""
+    """How many chats of this length fit."""
     # Under pressure an idle chat keeps the snapshots of two positions: its end, and what survives the next turn.
     nbytes = footprint.at(tokens) + footprint.snapshot
     return Chats(tokens=tokens, nbytes=nbytes, num=budget // nbytes)
 
 
 def sample_chat(text_model: TextModel, layout: Layout, interval: int) -> Sample:
-    """Render a chat of two turns and plan it. Raises BadRequest if the template takes no such chat."""
+    """Render a chat of two turns and plan it. Raises BadRequest if the template rejects it."""
     renderer = Renderer(text_model)
     try:
         prompt = renderer.render(ChatRequest(messages=(_SYSTEM, *_TURNS))).prompt

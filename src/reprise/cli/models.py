@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
-    """A model that is here: what it is, or why it cannot be served (`fault`)."""
+    """A local model: its outline, or why it cannot be served (`fault`)."""
 
     name: str
     nbytes: int
@@ -95,7 +95,7 @@ def describe(outline: "ModelOutline") -> str:
 
 
 def fit(outline: "ModelOutline") -> str:
-    """How long a chat this machine's memory holds beside the weights."""
+    """The longest chat that fits into this machine's memory beside the weights, as text."""
     tokens = tokens_that_fit(outline)
     if tokens == 0:
         return "none: the weights alone exceed this machine's memory"

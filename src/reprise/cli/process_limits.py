@@ -1,4 +1,4 @@
-"""What the system gives this process, checked before MLX is imported: below it nothing says what is missing."""
+"""Resource limits of the process, checked before MLX is imported: later failures do not name the limit."""
 
 import resource
 from pathlib import Path
@@ -10,7 +10,7 @@ LEAST_DESCRIPTORS = 4096
 """mlx-lm sets the hard limit of open files to this many when it is imported, and fails where that would raise it."""
 
 _LEAST_ADDRESS_SPACE = 2**30
-"""For Python, MLX and their libraries, beside the weights. Below it they abort without a word."""
+"""Address space for Python, MLX and their libraries, besides the weights. With less they abort silently."""
 
 
 def check_process_limits(model: str) -> None:
@@ -31,5 +31,5 @@ def check_process_limits(model: str) -> None:
 
 
 def weights_nbytes(directory: Path) -> int:
-    """What the weights of a model directory take on disk; 0 for what is none (a hub id)."""
+    """The size of the weights in a model directory; 0 for a hub id."""
     return sum(file.stat().st_size for file in directory.glob("*.safetensors")) if directory.is_dir() else 0

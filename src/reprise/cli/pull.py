@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LOOKS_EVERY_S = 0.2
 _INTERRUPTED = 130
-"""The exit status of a command that Ctrl-C ended, as shells have it."""
+"""The exit status of a command that was interrupted with Ctrl-C, by shell convention."""
 
 
 def pull(model: Annotated[str, typer.Argument(metavar="ID", help="A Hugging Face repository id: owner/name.")]) -> None:

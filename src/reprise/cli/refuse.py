@@ -9,18 +9,18 @@ import typer
 from reprise.core.errors import RepriseError
 
 USAGE = 2
-"""The exit status for what the user can put right."""
+"""The exit status for errors that the user can fix."""
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Print the sentence and end the command."""
+    """Print the message and exit the command."""
     typer.echo(f"reprise: {sentence}", err=True)
     raise typer.Exit(USAGE)
 
 
 @contextmanager
 def refusals() -> Generator[None]:
-    """Turn the errors that a user can meet into a refusal."""
+    """Turn errors meant for users into a refusal."""
     try:
         yield
     except RepriseError as error:

@@ -1,4 +1,4 @@
-"""Which models a server has: by name, with the settings of each, and which of them share an engine."""
+"""The models of a server by name, with their settings, and which of them share an engine."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class ModelEntry:
     id: str
     settings: Settings
     is_named: bool = True
-    """The user named it; else it was found in a directory or the hub's cache."""
+    """Whether the user named it; otherwise it was found in a directory or the hub's cache."""
     base: str | None = None
     """The id of the model that it is with an adapter; None: it is that model."""
     adapter: str | None = None
@@ -39,7 +39,7 @@ class ModelEntry:
 
     @property
     def directory(self) -> Path | None:
-        """Where its files are; None where they are not here."""
+        """The directory of its files; None if they are not local."""
         return _directory(self.settings.model)
 
 
@@ -64,13 +64,13 @@ class EngineGroup:
 
 
 def _directory(source: str) -> Path | None:
-    """Where the files of a path or a hub id are; None where they are not here."""
+    """The directory of a path's or hub id's files; None if they are not local."""
     path = Path(source).expanduser()
     return path if path.is_dir() else local_directory(source)
 
 
 def served_models(settings: Settings) -> tuple[ModelEntry, ...]:
-    """The models of a server, the one that is loaded first at first. Raises LoadFailed where two have one name."""
+    """The models of a server, starting with the one loaded first. Raises LoadFailed if two have the same name."""
     entries: dict[str, ModelEntry] = {}
     for entry in (*_named(settings), *_found(settings)):
         for each in (entry, *_with_adapters(entry)):
@@ -78,7 +78,7 @@ def served_models(settings: Settings) -> tuple[ModelEntry, ...]:
             if known is None:
                 entries[each.id] = each
             elif not _is_same(known, each) and (each.is_named or each.is_directory):
-                # What lies in the hub's cache gives way to what the user calls by its name.
+                # A name given by the user takes precedence over the same name in the hub's cache.
                 raise _same_name(known, each)
     return tuple(entries.values())
 
@@ -100,7 +100,7 @@ def engine_groups(entries: Sequence[ModelEntry]) -> tuple[EngineGroup, ...]:
 
 
 def _named(settings: Settings) -> Iterable[ModelEntry]:
-    """Those that the user named. Without one on the command line, all that have an alias."""
+    """The models that the user named; without one on the command line, all with an alias."""
     names = dict.fromkeys((settings.model, *settings.other_models, *settings.models))
     for name in names:
         if name in settings.models:
@@ -112,7 +112,7 @@ def _named(settings: Settings) -> Iterable[ModelEntry]:
 
 
 def _found(settings: Settings) -> Iterable[ModelEntry]:
-    """Those that lie in a directory or in the hub's cache, so far as they are models that can be loaded."""
+    """The loadable models in a directory or in the hub's cache."""
     below = () if settings.models_dir is None else model_directories(Path(settings.models_dir).expanduser())
     own = replace(settings, models={}, **ONE_MODEL)
     for directory in below:
@@ -153,7 +153,7 @@ def _joint(each: Sequence[Settings]) -> Settings:
     return replace(
         each[0],
         max_context=None if None in contexts else max(context for context in contexts if context is not None),
-        # Drafts change no answer, so one model drafts for all.
+        # Drafts do not change answers, so one draft model serves all.
         draft_model=next((settings.draft_model for settings in each if settings.draft_model is not None), None),
         keep_alive_s=None if None in times else max(time_s for time_s in times if time_s is not None),
         is_pinned=any(settings.is_pinned for settings in each),

@@ -13,11 +13,11 @@ _TIMEOUT_S = 30.0
 _HERE_S = 2.0
 _POLL_S = 0.2
 _LINE_S = 5.0
-"""Where no line can change in place there is one every so many seconds."""
+"""Seconds between progress lines where a line cannot be updated in place."""
 
 
 def server_url(text: str) -> str:
-    """The base URL that a person means: the scheme may be missing, `/v1` or a slash may stand at the end."""
+    """The base URL of an address as people write it: maybe without a scheme, or with `/v1` or a slash at the end."""
     text = text.strip()
     if "://" not in text:
         text = f"http://{text}"
@@ -38,12 +38,12 @@ def looks_like_url(text: str) -> bool:
 
 
 def is_reprise_at(url: str) -> bool:
-    """Whether a Reprise server answers there, or loads its model."""
+    """Whether a Reprise server runs there, ready or loading its model."""
     return (body := _health_at(url)) is not None and ("tokens_held" in body or "loading" in body)
 
 
 def loading_at(url: str) -> str | None:
-    """How far a Reprise server has loaded its model, in words; None where there is none, or it has loaded it."""
+    """The loading progress of a Reprise server as text; None if there is none, or loading is complete."""
     told = (_health_at(url) or {}).get("loading")
     if told is None:
         return None
@@ -52,7 +52,7 @@ def loading_at(url: str) -> str | None:
 
 
 def wait_while_loading(url: str) -> None:
-    """Say on stderr how far the server there has loaded its model, until it has or is gone."""
+    """Report a server's loading progress on stderr until it is loaded or gone."""
     if (told := loading_at(url)) is None:
         return
     from rich.console import Console  # noqa: PLC0415 (slow to import)

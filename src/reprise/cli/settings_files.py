@@ -1,4 +1,4 @@
-"""Changes other programs' settings files so that each change can be taken back, byte for byte.
+"""Changes other programs' settings files so that each change can be undone exactly.
 
 What stood there is kept in a file of its own per program, until it is restored. A second change keeps the first's
 original: what comes back is what the person had.
@@ -16,7 +16,7 @@ from reprise.core.errors import RepriseError
 
 
 class SettingsConflict(RepriseError):
-    """A settings file cannot be changed or restored as it is; the sentence says why."""
+    """A settings file cannot be changed or restored; the message says why."""
 
     code = "settings_conflict"
 
@@ -28,7 +28,7 @@ class SettingsBackups:
         self._directory = directory
 
     def write(self, name: str, file: Path, content: bytes) -> Path:
-        """Give the file this content, and keep what stood there. Returns where it really is, behind any link."""
+        """Write the file and keep its original. Returns its real path, with links resolved."""
         target = file.resolve()
         before = target.read_bytes() if target.exists() else None
         kept = self._read(name)
@@ -40,14 +40,14 @@ class SettingsBackups:
         if kept is None:
             original = None if before is None else base64.b64encode(before).decode()
             kept = {"path": str(target), "mode": mode, "before": original}
-        # The original first: whatever happens in between, it is not lost.
+        # The original first, so that it is never lost.
         body = {**kept, "after": hashlib.sha256(content).hexdigest(), "until": _digest(before)}
         _replace(self._place(name), json.dumps(body).encode(), mode=0o600)
         _replace(target, content, mode=mode)
         return target
 
     def restore(self, name: str, *, is_forced: bool = False) -> Path:
-        """Bring back what stood there. `is_forced`: even if the file was changed since. Raises SettingsConflict."""
+        """Restore the original. `is_forced`: even if the file was changed since. Raises SettingsConflict."""
         kept = self._read(name)
         if kept is None:
             raise SettingsConflict(f"There are no settings to restore for {name}.")
@@ -73,7 +73,7 @@ class SettingsBackups:
 
 
 def _is_ours(content: bytes | None, kept: dict[str, Any]) -> bool:
-    """Whether this is what was written, or (where writing was cut off) what stood there until then."""
+    """Whether this is what was written or, if writing was interrupted, the original."""
     return _digest(content) in (kept["after"], kept["until"])
 
 
@@ -82,7 +82,7 @@ def _digest(content: bytes | None) -> str | None:
 
 
 def _replace(target: Path, content: bytes, *, mode: int) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     try:

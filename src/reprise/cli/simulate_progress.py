@@ -1,4 +1,4 @@
-"""How far a simulation is: a line that changes in a terminal, a line every few seconds elsewhere."""
+"""The progress of a simulation: a line that is updated in a terminal, or a line every few seconds elsewhere."""
 
 import time
 from collections.abc import Generator
@@ -12,7 +12,7 @@ _FILE_S = 10.0
 
 
 class ProgressLine:
-    """Tells on `console` what is being done, and for how long."""
+    """Shows on `console` what is running, and for how long."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -33,7 +33,7 @@ class ProgressLine:
             yield
 
     def tell(self, text: str) -> None:
-        """What is being done now; said if it is time."""
+        """Set what is running now; shown if it is time."""
         now_s = time.monotonic()
         if now_s - self._told_s < self._every_s:
             return

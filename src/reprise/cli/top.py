@@ -69,7 +69,7 @@ def top(
 
 
 def _look(url: str, api_key: str | None, model: str | None) -> dict[str, Any]:
-    """All that one screen shows."""
+    """The content of one screen."""
     of_model = {} if model is None else {"model": model}
     return {
         "at": time.monotonic(),
@@ -85,7 +85,7 @@ def _screen(look: Mapping[str, Any], *, rows: int, before: Mapping[str, Any] | N
 
     told = look["overview"]
     side = Columns([_memory(told), _breakers(told["breakers"])], padding=(0, 4))
-    # What stands above the list and below it is about so many lines.
+    # About how many lines the rest of the screen takes.
     models: Sequence[Mapping[str, Any]] = told["models"]
     num_requests = max(5, min(20, rows - 34 - len(models)))
     return Group(
@@ -266,7 +266,7 @@ def _tree(tree: Mapping[str, Any], *, names_model: bool) -> "RenderableType":
 
 
 def _printable(text: object) -> str:
-    """Without what moves a cursor or turns text round: control and format characters."""
+    """The text without control and format characters, which could move the cursor or reverse text."""
     return "".join(character if character.isprintable() else "·" for character in str(text))
 
 
