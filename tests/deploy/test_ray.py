@@ -143,8 +143,8 @@ def test_two_replicas(tmp_path: Path) -> None:
             # So does the last one, when all is deleted.
             finish(pool, [streamed(served, left, max_tokens=300)], lambda: served.command("delete"))
     said = (tmp_path / "log").read_text()
-    # The one that was left has been replaced: `serve run` starts all anew.
-    assert len(re.findall(": draining", said)) >= 3
+    # At both stops; a replica that nobody uses is told only by a front that has used it.
+    assert len(re.findall(": draining", said)) >= 2
 
 
 def finish(pool: ThreadPoolExecutor, streams: list[Iterator[Any]], stop: Callable[[], None]) -> None:

@@ -8,7 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.deploy.forwarded import ForwardedRequest
-from reprise.deploy.routing import MAX_ASKED, ChatMemory, Offer, Sent, SentWork, chat_keys, ranked, to_ask
+from reprise.deploy.routing import (
+    MAX_ASKED,
+    REFUSED,
+    ChatMemory,
+    Offer,
+    Sent,
+    SentWork,
+    chat_keys,
+    ranked,
+    to_ask,
+    wait_s,
+)
 from reprise.deploy.scaling import replicas_wanted
 
 
@@ -50,6 +61,18 @@ def test_alike_means_alike_to_the_best_of_them() -> None:
 
 def test_whoever_says_nothing_is_tried_last() -> None:
     assert order({"a": None, "b": offer(60.0), "c": None}) in ([["b"], ["a", "c"]], [["b"], ["c", "a"]])
+
+
+def test_whoever_would_refuse_is_tried_after_those_that_say_nothing() -> None:
+    assert order({"a": REFUSED, "b": None, "c": offer(60.0)}) == [["c"], ["b"], ["a"]]
+    assert order({"a": REFUSED}) == [["a"]]
+
+
+def test_a_bad_offer_is_worth_waiting_for_a_better_one() -> None:
+    assert wait_s([offer(0.0)], 0.05, 2.0) == pytest.approx(0.15)
+    assert wait_s([offer(1.0), None], 0.05, 2.0) == pytest.approx(0.65)
+    # An error of one replica says nothing of the others.
+    assert wait_s([offer(15.0)], 0.05, 2.0) == wait_s([REFUSED], 0.05, 2.0) == wait_s([], 0.05, 2.0) == 1.95
 
 
 def test_without_offers_it_is_two_at_random() -> None:

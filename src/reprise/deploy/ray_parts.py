@@ -27,13 +27,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from reprise.core.settings import Settings
 from reprise.deploy.forwarded import REPLICA_HEADER, ForwardedRequest
 from reprise.deploy.front import front_app
-from reprise.deploy.routing import MAX_ASKED, ChatMemory, Offer, SentWork, chat_keys, ranked, to_ask
+from reprise.deploy.routing import MAX_ASKED, REFUSED, ChatMemory, Offer, SentWork, chat_keys, ranked, to_ask, wait_s
 from reprise.deploy.scaling import MEMORY, replicas_wanted
 
 _CLEARED_S = 60.0
 """For what all replicas are to do."""
-_LATE_S = 0.1
-"""Besides the time that the first replica took: so long the others are waited for."""
 _UNASKED_S = 5.0
 """A replica that did not answer in time is not asked for so long."""
 _OFFER_S = 1.0
@@ -192,9 +190,9 @@ class LookupRouter(RequestRouter):
         begun_s = time.monotonic()
         try:
             await asyncio.wait(asking, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            # The others are probably as fast, and one that hangs must not hold up everybody.
-            left_s = self._timeout_s - (time.monotonic() - begun_s)
-            late_s = min(left_s, time.monotonic() - begun_s + _LATE_S)
+            first_s = time.monotonic() - begun_s
+            answered = [task.result() for task in asking if task.done()]
+            late_s = wait_s(answered, first_s, self._timeout_s)
             done, late = await asyncio.wait(asking, timeout=max(0.0, late_s))
         finally:
             for task in asking:
@@ -205,7 +203,8 @@ class LookupRouter(RequestRouter):
 
     async def _offer(self, replica: RunningReplica, request: ForwardedRequest) -> Offer | None:
         try:
-            return await _call(replica, "lookup", request)
+            offer: Offer | None = await _call(replica, "lookup", request)
+            return REFUSED if offer is None else offer
         except ActorDiedError:
             self.on_replica_actor_died(replica.replica_id)
         except Exception:

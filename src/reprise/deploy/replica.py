@@ -16,11 +16,29 @@ from reprise.api.service import ChatService
 from reprise.cli.assemble import ServingEngines, write_log
 from reprise.core.errors import EngineFailed
 from reprise.core.settings import Settings
-from reprise.deploy.forwarded import REPLICA_HEADER, AsgiCall, ForwardedRequest, json_object, whole_response
+from reprise.deploy.forwarded import (
+    LOOKUP_PATH,
+    REPLICA_HEADER,
+    AsgiCall,
+    ForwardedRequest,
+    json_object,
+    whole_response,
+)
 from reprise.deploy.routing import Offer
 from reprise.deploy.scaling import MEMORY
 
 log = logging.getLogger(__name__)
+
+
+def _first_lookup(settings: Settings) -> ForwardedRequest:
+    keys = [(b"authorization", b"Bearer " + key.encode()) for key in settings.api_keys[:1]]
+    return ForwardedRequest(
+        method="POST",
+        path=LOOKUP_PATH,
+        query=b"",
+        headers=((b"content-type", b"application/json"), *keys),
+        body=b'{"messages": [{"role": "user", "content": "Hello."}]}',
+    )
 
 
 class ReplicaServer:
@@ -44,6 +62,8 @@ class ReplicaServer:
         try:
             service = await asyncio.to_thread(self._engines.load)
             await self.serve(service)
+            # The first one takes longer than a router waits.
+            await self.lookup(_first_lookup(self._settings))
         except BaseException:
             await asyncio.to_thread(self._engines.close)
             raise

@@ -6,6 +6,7 @@ taken; those that do not answer in time are what is left, two of them at random.
 
 import hashlib
 import json
+import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ _EVEN = 1
 _UNSEEN_S = 0.1
 """What was sent this long before a replica was asked may not have been in its queue yet."""
 _FORGOTTEN_S = 10.0
+
+_LATE_S = 0.1
+_WORTH = 0.5
+"""Of the time that the best offer until now would take."""
 _MAX_CHATS = 50_000
 
 
@@ -59,12 +64,26 @@ class Sent:
     num: int = 0
 
 
+REFUSED = Offer(ttft_s=math.inf, prefill_s=0.0, num_computed=0, num_requests=0)
+"""Of a replica that would answer with an error: the body is wrong, or goes on from what only another replica has."""
+
+
+def wait_s(offers: Sequence[Offer | None], first_s: float, timeout_s: float) -> float:
+    """How long to wait for the other replicas, when these have answered within the first `first_s` seconds.
+
+    As long again and a moment, since one that hangs must not hold up everybody; longer where what is offered until now
+    is so bad that waiting may be worth it.
+    """
+    best_s = min((offer.ttft_s for offer in offers if offer is not None), default=math.inf)
+    return min(timeout_s - first_s, first_s + _LATE_S + best_s * _WORTH)
+
+
 def ranked(offers: Mapping[R, Offer | None], sent: Mapping[R, Sent], random: Random) -> list[list[R]]:
     """The replicas in the order in which they are to be tried; in a group of several the shorter queue decides.
 
     By the expected time to the first token. Where that is alike, what would be reused decides as long as the replicas
-    are evenly busy. Replicas without an offer (None) are last, two at random: with no offer at all that is the power
-    of two choices.
+    are evenly busy. After these, two at random of the replicas that said nothing (None): with no offer at all that is
+    the power of two choices. Those that would refuse are last.
     """
     ready = {
         replica: _Candidate(
@@ -73,7 +92,7 @@ def ranked(offers: Mapping[R, Offer | None], sent: Mapping[R, Sent], random: Ran
             num_computed=offer.num_computed,
         )
         for replica, offer in offers.items()
-        if offer is not None
+        if offer is not None and offer is not REFUSED
     }
     order: list[list[R]] = []
     alike: dict[R, _Candidate] = {}
@@ -87,7 +106,9 @@ def ranked(offers: Mapping[R, Offer | None], sent: Mapping[R, Sent], random: Ran
         alike[replica] = candidate
     order += _by_load_and_reuse(alike)
     silent = [replica for replica, offer in offers.items() if offer is None]
-    return [*order, random.sample(silent, min(2, len(silent)))] if silent else order
+    refusing = [replica for replica, offer in offers.items() if offer is REFUSED]
+    rest = [random.sample(group, min(2, len(group))) for group in (silent, refusing) if group]
+    return [*order, *rest]
 
 
 _NOTHING = Sent()
