@@ -31,7 +31,6 @@ def test_it_needs_a_launcher(environment: dict[str, str], capsys: pytest.Capture
         ("--adapter", {"adapters": {"poet": "adapter"}}),
         ("[models]", {"models": {"m": {"model": "m"}}}),
         ("--adapter-path", {"adapter_path": "adapter"}),
-        ("--disk-cache", {"disk_directory": "disk"}),
         ("--draft-model", {"draft_model": "small"}),
     ],
 )
@@ -39,6 +38,13 @@ def test_what_it_does_not_do_is_refused(name: str, options: dict[str, Any], caps
     with pytest.raises(typer.Exit):
         check_rank(Settings(model="m", **options), _LAUNCHED)
     assert capsys.readouterr().err == f"reprise: {name} cannot be used with --tensor-parallel yet. Start it without.\n"
+
+
+def test_an_object_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    check_rank(Settings(model="m", disk_directory="disk"), _LAUNCHED)
+    with pytest.raises(typer.Exit):
+        check_rank(Settings(model="m", disk_directory="s3://bucket/prefix"), _LAUNCHED)
+    assert "keeps prefixes in directories only" in capsys.readouterr().err
 
 
 def test_a_rank_holds_its_share_of_the_weights(tmp_path: Path) -> None:

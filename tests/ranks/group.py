@@ -47,9 +47,9 @@ class Group:
             time.sleep(0.05)
         return written
 
-    def wait(self) -> list[int]:
+    def wait(self, patience_s: float = PATIENCE_S) -> list[int]:
         """The exit status of each rank, when all have ended."""
-        due_s = time.monotonic() + PATIENCE_S
+        due_s = time.monotonic() + patience_s
         try:
             return [process.wait(max(0.1, due_s - time.monotonic())) for process in self.processes]
         except subprocess.TimeoutExpired as error:

@@ -8,21 +8,34 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from reprise.core.settings import Settings
+from reprise.core.sizes import Bytes
+from reprise.disk import read_ahead, write_behind
 from reprise.engine.ranks import LeadingRank, follow, rank_here
 from tests.loop.driving import Engine
 from tests.loop.random_chats import RandomChats
 
 
-def main(model: str, seed: int, num_bursts: int, cache_bytes: int, drafts: str) -> None:
-    settings = Settings(model=model)
+def main(model: str, *, seed: int, num_bursts: int, cache_bytes: int, drafts: str, disk: str) -> None:
+    # Small, so that both ranks evict.
+    on_disk: dict[str, Any] = {"disk_directory": disk, "disk_bytes": Bytes(3_000_000)} if disk else {}
+    settings = Settings(model=model, **on_disk)
+    read_ahead.MIN_TOKENS = write_behind.SOON_S = 1
     if rank_here() != 0:
         follow(settings, on_ready=lambda: None, on_end=lambda: os._exit(75))
         return
     ranks = LeadingRank(settings)
     engine = Engine(
-        Path(model), load=ranks.load, shares_from=32, drafts=drafts, cache_bytes=cache_bytes or None, prefill_chunk=32
+        Path(model),
+        load=ranks.load,
+        shares_from=32,
+        drafts=drafts,
+        cache_bytes=cache_bytes or None,
+        prefill_chunk=32,
+        disk_block=16,
+        **on_disk,
     )
     oracle = Engine(Path(model), has_prefix_cache=False, max_batch=1)
     assert ranks.links is not None and ranks.leader is not None
@@ -31,6 +44,7 @@ def main(model: str, seed: int, num_bursts: int, cache_bytes: int, drafts: str) 
         leader = ranks.leader
         engine.ask(lambda worker: leader.check())
         told = {"num_operations": leader.num_operations, "microseconds": 1e6 * leader.spent_s / leader.num_operations}
+        told["loaded"] = engine.loop.status().counts.num_loaded
         sys.stdout.write(json.dumps({**dataclasses.asdict(seen), **told}) + "\n")
     finally:
         engine.close()
@@ -39,5 +53,4 @@ def main(model: str, seed: int, num_bursts: int, cache_bytes: int, drafts: str) 
 
 
 if __name__ == "__main__":
-    _, _model, _seed, _bursts, _bytes, _drafts = sys.argv
-    main(_model, int(_seed), int(_bursts), int(_bytes), _drafts)
+    main(sys.argv[1], **json.loads(sys.argv[2]))

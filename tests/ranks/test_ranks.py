@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from reprise.disk.format import read_header
 from tests.loop.driving import PATIENCE_S, Engine
 from tests.models.tiny import tiny_model
 from tests.ranks.group import Group
@@ -73,6 +75,50 @@ def test_two_processes_answer_as_one_and_end_when_one_dies(tmp_path: Path) -> No
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5"])
+def test_after_a_kill_of_all_ranks_only_what_is_new_is_computed(tmp_path: Path, architecture: str) -> None:
+    disk = tmp_path / "disk"
+    options = ("--disk-cache", str(disk), "--disk-bytes", "1GB")
+    prompt = [(7 * i + i // 9) % 300 for i in range(600)]
+    engine = Engine(architecture)
+    expected = engine.run(prompt, num=12).tokens
+    longer = [*prompt, *expected, 3, 4]
+    with serving(tmp_path, architecture, *options) as (group, client):
+        assert _complete(client, prompt, 12) == (_text(engine, expected), 0)
+        # The last token of an answer is not fed.
+        _wait_for_files(disk, len(longer) - 3, group)
+        for process in group.processes:
+            process.kill()
+        assert group.wait() == [-signal.SIGKILL, -signal.SIGKILL]
+    with serving(tmp_path, architecture, *options) as (group, client):
+        assert _complete(client, longer, 4) == (_text(engine, engine.cold(longer, num=4)), len(longer) - 3)
+        alone = Engine(architecture, disk_directory=str(disk))
+        assert alone.run(longer, num=1).computed == len(longer)
+        alone.close()
+        assert client.delete("/v1/cache").is_success
+        folders = [folder for folder in disk.iterdir() if (folder / "servers").is_dir()]
+        assert sorted(len(list(folder.rglob("*.kv"))) > 0 for folder in folders) == [False, False, True]
+        for process in group.processes:
+            process.send_signal(signal.SIGTERM)
+        assert group.wait() == [0, 0]
+    engine.close()
+
+
+def _wait_for_files(disk: Path, position: int, group: Group) -> None:
+    """Until each of two ranks has a record that ends there."""
+    due_s = time.monotonic() + PATIENCE_S
+    while len({file.parent.parent for file in disk.rglob("*.kv") if _end_of(file) == position}) < 2:
+        assert time.monotonic() < due_s, group.log(0) + group.log(1)
+        time.sleep(0.05)
+
+
+def _end_of(file: Path) -> int:
+    with file.open("rb") as opened:
+        header = read_header(opened, file.stat().st_size)
+    return header.start + len(header.tokens)
+
+
+@pytest.mark.matrix
 def test_a_rank_that_hangs_ends_the_server(tmp_path: Path) -> None:
     with serving(tmp_path, "qwen3_5", "--stall-after", "2") as (group, client):
         text, _ = _complete(client, [1, 2, 3], 4)
@@ -124,16 +170,39 @@ def test_random_chats_on_two_ranks(tmp_path: Path, architecture: str, cache_byte
     _chat(tmp_path, architecture, seed=1, num_bursts=10, cache_bytes=cache_bytes, drafts=drafts)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5"])
+def test_random_chats_on_two_ranks_with_a_disk(tmp_path: Path, architecture: str) -> None:
+    seen = _chat(tmp_path, architecture, seed=2, num_bursts=20, cache_bytes=300_000, drafts="off", has_disk=True)
+    assert seen["loaded"] > 0, seen
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5"])
 def test_no_operation_is_entered_by_some_ranks_only(tmp_path: Path, architecture: str) -> None:
-    """Cancels, failures and evictions, over about 10^5 operations with ``SOAK=10``."""
-    _chat(tmp_path, architecture, seed=5, num_bursts=times(400), cache_bytes=300_000, drafts="auto")
+    """Cancels, failures, evictions and reads from disk, over 10^5 operations with ``SOAK=10``."""
+    bursts = times(70)
+    seen = _chat(tmp_path, architecture, seed=5, num_bursts=bursts, cache_bytes=300_000, drafts="auto", has_disk=True)
+    assert seen["num_operations"] > 30 * bursts and seen["loaded"] > 0, seen
 
 
-def _chat(directory: Path, architecture: str, *, seed: int, num_bursts: int, cache_bytes: int, drafts: str) -> None:
+def _chat(
+    directory: Path,
+    architecture: str,
+    *,
+    seed: int,
+    num_bursts: int,
+    cache_bytes: int,
+    drafts: str,
+    has_disk: bool = False,
+) -> dict[str, Any]:
+    """What was seen, in at most ten seconds a burst."""
+    disk = str(directory / "disk") if has_disk else ""
+    given = {"seed": seed, "num_bursts": num_bursts, "cache_bytes": cache_bytes, "drafts": drafts, "disk": disk}
     program = [sys.executable, "-m", "tests.ranks.random_chats_on_ranks", str(tiny_model(architecture))]
-    with Group([*program, str(seed), str(num_bursts), str(cache_bytes), drafts], directory) as group:
-        assert group.wait() == [0, 0], (group.log(0)[-4000:], group.log(1)[-2000:])
+    with Group([*program, json.dumps(given)], directory) as group:
+        status = group.wait(max(PATIENCE_S, 10.0 * num_bursts))
+        assert status == [0, 0], (group.log(0)[-4000:], group.log(1)[-2000:])
         seen = json.loads(next(line for line in group.log(0).splitlines() if line.startswith("{")))
         assert seen["compared"] > 0 and seen["reused"] > 0, seen
+        return seen

@@ -391,7 +391,7 @@ DISK_MUTANTS = (
     ),
     _mutant("DiskCache.find", "a store that is away is asked for each prompt", "self._store.is_away", "False", _BUCKET),
     _mutant(
-        "DiskCache.clear",
+        "DiskCache.clear_root",
         "what is being cleared from a bucket is still found",
         "self._store.drop(root)",
         "",

@@ -3,6 +3,7 @@
 from tools.mutants.mutant import Mutant
 
 _FOLLOWED = ("tests/loop/test_followed.py",)
+_DISK = ("tests/loop/test_disk_on_ranks.py",)
 _LINKS = ("tests/engine/test_rank_links.py",)
 
 
@@ -66,5 +67,68 @@ RANK_MUTANTS = (
         "self._on_end()",
         "pass",
         _LINKS,
+    ),
+    _mutant(
+        "ShardsElsewhere.end_read",
+        "parts of a record that do not belong together are used",
+        "answer != form",
+        "answer is None",
+        _DISK,
+    ),
+    _mutant(
+        "ShardsElsewhere._wait",
+        "nobody waits until the other ranks have read their parts",
+        "len(asked.answers) < self._num_others",
+        "False",
+        _DISK,
+    ),
+    _mutant(
+        "SplitDirectory._tell_of",
+        "other ranks keep what rank 0 evicts",
+        "self._others.remove([key])",
+        "pass",
+        _DISK,
+    ),
+    _mutant(
+        "SplitDirectory.read",
+        "what another rank lacks stays on rank 0",
+        "self.remove(self.path_of(key))",
+        "pass",
+        _DISK,
+    ),
+    _mutant(
+        "DiskCache.agree",
+        "what another rank has lost is looked for again and again",
+        "self.remove(own - common)",
+        "pass",
+        _DISK,
+    ),
+    _mutant(
+        "ShardKeeper.clear",
+        "a clear leaves the parts of other ranks",
+        "self.disk.clear_root(root)",
+        "pass",
+        _DISK,
+    ),
+    _mutant(
+        "FollowingRank._drop",
+        "other ranks keep what was read for a request that has gone",
+        "self._kept.drop(number)",
+        "pass",
+        _DISK,
+    ),
+    _mutant(
+        "open_parts",
+        "ranks write into one folder",
+        'f"{fingerprint} rank {rank}"',
+        "fingerprint",
+        _DISK,
+    ),
+    _mutant(
+        "RecordEncoder.note_queued",
+        "other ranks write nothing",
+        "self._queue(record.root.hex(), record.parent.hex(), record.start, record.tokens, is_tail=record.is_tail)",
+        "pass",
+        _DISK,
     ),
 )

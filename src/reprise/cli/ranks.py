@@ -10,6 +10,7 @@ from pathlib import Path
 from reprise.cli.refuse import refusals, refuse
 from reprise.core.errors import RepriseError
 from reprise.core.settings import OPTIONS, Settings
+from reprise.disk.bucket import is_url
 
 RANKS_FAILED = 75
 """The exit status of a server whose group of ranks has failed (EX_TEMPFAIL): a supervisor starts it again."""
@@ -21,9 +22,9 @@ _REFUSED = (
     *("other_models", "models_dir", "has_hub_cache"),
     *("adapters", "adapter_path"),
     *("preloads", "is_pinned", "keep_alive_s"),
-    *("disk_directory", "draft_model"),
+    "draft_model",
 )
-"""Settings for several models, adapters, the disk, and a draft model, whose passes only rank 0 would run."""
+"""Settings for several models, adapters, and a draft model, whose passes only rank 0 would run."""
 
 
 def check_rank(settings: Settings, environment: Mapping[str, str]) -> None:
@@ -33,6 +34,8 @@ def check_rank(settings: Settings, environment: Mapping[str, str]) -> None:
     plain = Settings(model=settings.model)
     given = [f"--{OPTIONS[name].name}" for name in _REFUSED if getattr(settings, name) != getattr(plain, name)]
     given += ["[models]"] if len(settings.models) > 0 else []
+    if settings.disk_directory is not None and is_url(settings.disk_directory):
+        refuse("--tensor-parallel keeps prefixes in directories only: give one for --disk-cache, not an object store.")
     if given:
         refuse(f"{' and '.join(given)} cannot be used with --tensor-parallel yet. Start it without.")
 

@@ -23,6 +23,7 @@ from reprise.disk.index import DiskCursor
 from reprise.disk.model_bucket import ModelBucket
 from reprise.disk.reader import Fetch, RecordReader
 from reprise.disk.record import DiskMatch, DiskRecord, MissingRecords, root_key
+from reprise.disk.split_directory import OtherRanks, SplitDirectory
 from reprise.disk.store import RecordStore
 from reprise.disk.watcher import FolderWatcher
 from reprise.disk.writer import RecordWriter
@@ -54,15 +55,14 @@ class DiskCache:
         resumes_anywhere: bool,
         queue_bytes: int = 256 * MIB,
         read_ahead_bytes: int = 256 * MIB,
+        others: OtherRanks | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`others`: the ranks that have the other parts of each record; only with a directory."""
         assert min(max_bytes, block, queue_bytes, read_ahead_bytes) > 0
         self.block = block
-        self.directory: ModelFolder = (
-            ModelDirectory(directory, fingerprint=fingerprint)
-            if isinstance(directory, Path)
-            else ModelBucket(directory, fingerprint=fingerprint)
-        )
+        self.directory = _folder(directory, fingerprint, others)
+        self._others = others
         self._fingerprint = fingerprint
         self._store = RecordStore(
             self.directory, max_bytes=max_bytes, block=block, resumes_anywhere=resumes_anywhere, clock=clock
@@ -233,6 +233,47 @@ class DiskCache:
             store.index.use(parent, store.moment())
             return True
 
+    def read(self, key: bytes) -> DiskRecord | None:
+        """The record, verified, also if it is only queued; None if it is missing or damaged. Waits for a file."""
+        store = self._store
+        with store.changed:
+            queued, is_known = self._writer.queue.get(key), key in store.index.entries
+        if queued is not None:
+            return queued
+        if not is_known and store.is_shared:
+            store.scan()  # Another server may have written it.
+        record = store.read(key)
+        if record is not None:
+            with store.changed:
+                store.index.use(key, store.moment())
+                store.changed.notify_all()
+        return record
+
+    def remove(self, keys: Collection[bytes]) -> None:
+        """Remove these records, also from the queue. Waits for the files. Raises OSError."""
+        with self.directory.names:
+            with self._store.changed:
+                self._writer.drop(lambda record: record.key in keys)
+            self._store.remove(keys)
+            with self._store.changed:
+                # Parents have changed times of use, which the writer writes.
+                self._store.changed.notify_all()
+
+    def agree(self, elsewhere: Collection[Collection[bytes]]) -> None:
+        """Remove what not every rank has a part of; `elsewhere`: the keys that each of the others has."""
+        assert self._others is not None, "there are other ranks"
+        if self.is_shared:
+            return  # Another group may be writing what seems to be missing: it is found out when it is read.
+        own, theirs = self.all_keys(), [set(keys) for keys in elsewhere]
+        common = own.intersection(*theirs)
+        self.remove(own - common)
+        self._others.remove(set[bytes]().union(*theirs) - own)
+
+    def all_keys(self) -> set[bytes]:
+        """The keys of all records on disk."""
+        with self._store.changed:
+            return set(self._store.index.entries)
+
     def fetch(self, found: DiskMatch, wake: Callable[[], None]) -> Fetch:
         """Start reading the records of `found`. `wake` is called on another thread after each one."""
         fetch = Fetch(self._store, found.keys, wake)
@@ -258,6 +299,11 @@ class DiskCache:
         quarantined files and those of other versions.
         """
         root = self.root(namespace) if namespace is not None else None
+        cleared = self.clear_root(root)
+        return cleared if self._others is None else self._others.clear(root)
+
+    def clear_root(self, root: bytes | None) -> Future[None]:
+        """`clear` by the root key of a namespace."""
         if self.directory.is_remote:
             with self._store.changed:
                 self._writer.drop(lambda record: root in (None, record.root))
@@ -301,3 +347,12 @@ class DiskCache:
             assert not self._store.held, "records stay held though nothing fetches them"
             assert sum(record.nbytes for record in self._writer.queue.values()) == self._writer.queued_nbytes
         self._store.check()
+
+
+def _folder(directory: Path | ObjectBucket, fingerprint: str, others: OtherRanks | None) -> ModelFolder:
+    if not isinstance(directory, Path):
+        assert others is None, "ranks keep their parts in directories"
+        return ModelBucket(directory, fingerprint=fingerprint)
+    if others is None:
+        return ModelDirectory(directory, fingerprint=fingerprint)
+    return SplitDirectory(directory, fingerprint=fingerprint, others=others)

@@ -9,6 +9,7 @@ no server uses their model.
 import logging
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
@@ -334,6 +335,12 @@ class ModelDirectory(NamedRecords):
         for info in listing(self.quarantine_folder)[0]:
             if info.path.name.startswith(self.folder.name):
                 self.remove(info.path)
+
+
+def file_system_nbytes(directory: Path) -> int:
+    """The size of the file system that the directory is on, or will be."""
+    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).total
 
 
 def listing(folder: Path) -> tuple[tuple[FileInfo, ...], tuple[Path, ...]]:

@@ -75,6 +75,10 @@ class StateEncoder(Protocol):
 
     def add_snapshot(self, snapshot: Payload) -> None: ...
 
+    def note_queued(self, record: DiskRecord) -> None:
+        """The record with this content was queued for writing."""
+        ...
+
     @property
     def about(self) -> Mapping[str, Any]: ...
 

@@ -80,7 +80,7 @@ class Section:
 
 
 # Compared by identity: two records with one key are two writes.
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class DiskRecord:
     """A block (the entries of ``[start, start + len(tokens))``) or a tail record (what else position p needs).
 

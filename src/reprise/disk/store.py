@@ -544,6 +544,12 @@ class RecordStore:
         self.directory.remove(info.path)
         return info.nbytes
 
+    def remove(self, keys: Collection[bytes]) -> None:
+        """Remove these records, as far as they are known. The caller holds `directory.names`. Raises OSError."""
+        for key in keys:
+            if self._is_known(key):
+                self._remove_own(key)
+
     # Clearing.
 
     def clear(self, root: bytes | None) -> None:

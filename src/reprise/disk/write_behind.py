@@ -250,4 +250,7 @@ class WriteBehind:
             about=copy.encoder.about,
             sections=copy.encoder.sections,
         )
-        return self._disk.put(record)
+        if not self._disk.put(record):
+            return False
+        copy.encoder.note_queued(record)
+        return True

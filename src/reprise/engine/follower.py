@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+from reprise.disk.shards import ShardKeeper
 from reprise.engine.leader import digest_of
 from reprise.engine.operation_codec import Coded, Decoder, Numbered, numbered_in
 from reprise.engine.operations import OPERATIONS, one_operation
 from reprise.engine.runner import Runner
 
 
+class OpenShards(Protocol):
+    """Opens what is on disk of a model, with so many tokens per block, and tells rank 0; None if that fails."""
+
+    def __call__(self, fingerprint: str, *, block: int, resumes_anywhere: bool) -> ShardKeeper | None: ...
+
+
 class FollowingRank:
     """The objects of one rank, by the numbers that rank 0 assigned."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, open_shards: OpenShards | None = None) -> None:
+        """`open_shards` opens this rank's parts of records on disk; None: there are none."""
+        self._runner = runner
+        self._open_shards = open_shards
+        self.shards: ShardKeeper | None = None
         self._decoder = Decoder(runner, self._object_of)
         self.objects: dict[int, Numbered] = {}
         self.num_operations = 0
@@ -30,6 +41,18 @@ class FollowingRank:
                 held = {number: self._object_of(number) for number in cast("list[int]", numbers)}
                 if digest_of(held) != digest:
                     raise RuntimeError("this rank and rank 0 do not hold the same objects")
+            case ["shards", fingerprint, block, resumes_anywhere]:
+                assert self._open_shards is not None, "rank 0 has no disk cache without the others"
+                self.shards = self._open_shards(fingerprint, block=block, resumes_anywhere=resumes_anywhere)
+                self._runner.put_part = None if self.shards is None else self.shards.put
+            case ["read", number, key]:
+                self._kept.read(number, bytes.fromhex(key))
+            case ["forget", number]:
+                self._kept.forget(number)
+            case ["remove", keys]:
+                self._kept.remove(map(bytes.fromhex, cast("list[str]", keys)))
+            case ["clear", number, root]:
+                self._kept.clear(number, None if root is None else bytes.fromhex(root))
             case _:
                 raise ValueError(f"rank 0 sent an unknown operation: {str(message)[:80]}")
 
@@ -45,8 +68,15 @@ class FollowingRank:
 
     def _drop(self, numbers: list[int]) -> None:
         for number in numbers:
+            if number < 0:
+                self._kept.drop(number)
             # Results of an operation that failed on rank 0 never got a number there.
             self.objects.pop(number, None)
 
     def _object_of(self, number: int) -> Numbered:
-        return self.objects[number]
+        return self._kept.part(number) if number < 0 else self.objects[number]
+
+    @property
+    def _kept(self) -> ShardKeeper:
+        assert self.shards is not None, "rank 0 has the parts opened first"
+        return self.shards

@@ -15,10 +15,13 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from reprise.core.kinds import KvKind
+from reprise.disk.record import DiskRecord
+from reprise.disk.split_directory import form_of
 from reprise.engine.operation_codec import Coded, Encoder, Numbered, numbered_in
 from reprise.engine.operations import one_operation
 from reprise.engine.payloads import PackedSegment, Snapshot
 from reprise.engine.rank_links import RanksFailed
+from reprise.engine.records import RecordEncoder, RecordSource, RestoringSequence
 
 T = TypeVar("T")
 
@@ -90,6 +93,11 @@ class Leader:
             self._next += 1
         return result
 
+    def name_record(self, record: Numbered, number: int) -> None:
+        """The other ranks have read their parts of this record under a number of its own, below 0. Thread-safe."""
+        assert number < 0, number
+        self._numbers[ref(record, self._forget)] = number
+
     def check(self) -> None:
         """Have the other ranks compare what they hold with what this rank holds."""
         held = {number: each for number, each in self.held.items() if number not in self._doubtful}
@@ -102,7 +110,8 @@ class Leader:
         return {number: each for number, each in held if each is not None}
 
     def _number_of(self, each: Numbered) -> int:
-        number = self._numbers[ref(each)]
+        number = self._numbers.get(ref(each))
+        assert number is not None, f"the other ranks know nothing of this {type(each).__name__}"
         self._named.append(number)
         return number
 
@@ -129,5 +138,14 @@ def _form(each: Numbered) -> object:
         return [stack.shape for stack in each.stacks]
     if isinstance(each, Snapshot):
         return each.nbytes
+    match each:
+        case DiskRecord():
+            return form_of(each)
+        case RecordEncoder():
+            return [(section.dtype, section.shape) for section in each.sections]
+        case RecordSource() | RestoringSequence():
+            return each.stop, each.nbytes, each.buffer_nbytes
+        case _:
+            pass
     layers = [(layer.end, layer.held, layer.capacity, layer.lengths) for layer in each.rows.kv_layers()]
     return each.rows.lengths, layers, each.restoration is None, each.moving is None

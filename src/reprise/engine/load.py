@@ -27,6 +27,7 @@ from reprise.engine.blueprint import Blueprint, blueprint_of
 from reprise.engine.fingerprint import fingerprint_of
 from reprise.engine.hub import fetch
 from reprise.engine.model_files import WEIGHTS, check_quantisation, check_weights, quantisation_method, read_config
+from reprise.engine.rank_shards import ShardsElsewhere
 from reprise.engine.trial import check_quantised, vocabulary_size
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class LoadedModel:
     """Sampling defaults from `generation_config.json`, by the names of `Sampling`."""
     room_elsewhere: int | None = None
     """The least bytes that another rank of its group has for layer states; None: there is no other rank."""
+    shards: ShardsElsewhere | None = None
+    """What other ranks have on disk; None: there is no other rank."""
 
     def without_weights(self) -> LoadedModel:
         """A copy without weights, which cannot run."""

@@ -1,7 +1,7 @@
 """Operations as messages: plain data as JSON, objects by the numbers that rank 0 assigned.
 
-Sequences, packed segments and snapshots hold arrays, so each rank has its own; they are named by a number. What is only
-a way of looking at them (a shared segment, a source, the rows of a sequence) is written out.
+Sequences, packed segments, snapshots and the records of the disk hold a rank's own part of a state; they are named by a
+number. What is only a way of looking at them (a shared segment, a source, the rows of a sequence) is written out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import numpy.typing as npt
 from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import KvKind
 from reprise.core.tokens import Span
+from reprise.disk.record import DiskRecord
 from reprise.engine.payloads import PackedSegment, Snapshot
+from reprise.engine.records import RecordEncoder, RecordSource, RestoringSequence
 from reprise.engine.runner import LiveSequence, Runner
 from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from reprise.engine.shared_segment import SharedSegment
 
-Numbered = LiveSequence | PackedSegment | Snapshot
-"""Objects that hold arrays and are identified by a number."""
+Numbered = LiveSequence | PackedSegment | Snapshot | DiskRecord | RecordEncoder | RecordSource | RestoringSequence
+"""Objects that hold a part of a state and are identified by a number."""
 
 Coded = Any
 """A JSON value: a number, text, boolean or null, or a list that starts with the name of its type."""
@@ -60,8 +62,10 @@ class Encoder:
                 return ["span", start, stop]
             case Runner():
                 return ["runner"]
-            case LiveSequence() | PackedSegment() | Snapshot():
+            case _ if isinstance(value, Numbered):
                 return ["number", self._number_of(value)]
+            case SegmentSlice():
+                return ["slice", *self._slice(value)]
             case SequenceBatch():
                 return ["rows", self._number_of(_owner(value, None))]
             case SequenceSource(rows=rows, row=row):
@@ -117,6 +121,8 @@ class Decoder:
             case "restore", [position, by_kind, snapshot]:
                 slices = dict(map(self._slices, cast("list[list[Coded]]", by_kind)))
                 return Restore(position=cast(int, position), slices=slices, snapshot=self.decode(snapshot))
+            case "slice", _:
+                return self._slice(rest)
             case "kind", [index]:
                 return self._kinds[cast(int, index)]
             case _:

@@ -105,6 +105,8 @@ class LinksToFollowers:
         """Why the group has failed; None while it works."""
         self.on_failure: Callable[[RanksFailed], None] = lambda failure: None
         """Called once, on a thread of these links."""
+        self.on_answer: Callable[[int, int, Message], None] = lambda rank, number, answer: None
+        """Called, on a thread of these links, with what a rank answers to what was asked under a number."""
 
     def accept(self, facts: Message, *, within_s: float) -> None:
         """Wait until all others are connected and have the same facts. Raises LoadFailed."""
@@ -217,6 +219,8 @@ class LinksToFollowers:
                 case ["failed", why]:
                     self.fail(f"rank {rank}: {why}")
                     return
+                case ["answer", number, answer]:
+                    self.on_answer(rank, number, answer)
                 case _:
                     self._reports.put((rank, message))
 
@@ -250,6 +254,7 @@ class LinkToLeader:
         self._silent_s = silent_s
         self._on_end = on_end
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._sending = threading.Lock()
         send_message(self._connection, {"rank": rank, "secret": address.secret, "facts": facts})
         threading.Thread(target=self._read, name="reprise-rank-0", daemon=True).start()
 
@@ -258,8 +263,8 @@ class LinkToLeader:
         return self._messages.get()
 
     def send(self, message: Message) -> None:
-        """Tell rank 0."""
-        with suppress(OSError):
+        """Tell rank 0. Thread-safe."""
+        with self._sending, suppress(OSError):
             send_message(self._connection, message)
 
     def _read(self) -> None:

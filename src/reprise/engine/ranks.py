@@ -15,6 +15,7 @@ import platform
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,12 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from reprise.core.errors import LoadFailed, first_line
+from reprise.core.errors import DiskUnusable, LoadFailed, first_line
 from reprise.core.follow import MemoryReading, tightest
 from reprise.core.settings import Settings
+from reprise.disk.cache import DiskCache
+from reprise.disk.directory import file_system_nbytes
+from reprise.disk.shards import ShardKeeper
 from reprise.engine import memory as device_memory
 from reprise.engine.batching import reason_to_run_alone
 from reprise.engine.blueprint import OpaqueSpec
@@ -35,7 +39,8 @@ from reprise.engine.load import LoadedModel, load_model, model_directory
 from reprise.engine.machine import read_machine
 from reprise.engine.model_files import read_config
 from reprise.engine.operations import set_recorder
-from reprise.engine.rank_links import Address, LinksToFollowers, LinkToLeader, RanksFailed
+from reprise.engine.rank_links import Address, LinksToFollowers, LinkToLeader, Message, RanksFailed
+from reprise.engine.rank_shards import ShardsElsewhere
 from reprise.engine.runner import Footprint, Runner, footprint_of
 
 log = logging.getLogger("reprise.engine")
@@ -48,6 +53,8 @@ SHARDED = (
 """The modules of mlx-lm whose models have a `shard` method."""
 
 _CONNECT_S = 60.0
+_CLOSED_S = 20.0
+"""How long a rank writes its parts of records when it ends."""
 _ADDRESS = 256
 """Size in bytes of the message with the address of rank 0."""
 
@@ -84,11 +91,17 @@ class LeadingRank:
             if report["footprint"] != own:
                 raise LoadFailed(f"The shard of rank {rank} differs in size from that of rank 0.")
         links.begin_watch()
-        self.leader = Leader(loaded.blueprint.layout.kinds, links.send, fail=links.fail)
-        set_recorder(self.leader)
+        self.leader = leader = Leader(loaded.blueprint.layout.kinds, links.send, fail=links.fail)
+        set_recorder(leader)
         room = min(int(report["room"]) for report in reports.values())
         log.info("%d ranks hold %s", group.size(), loaded.name)
-        return replace(loaded, room_elsewhere=room)
+        shards = ShardsElsewhere(
+            links, group.size() - 1, name_record=leader.name_record, opened_within_s=settings.stall_after_s
+        )
+        # Of all weights: what is on disk is of no use if those of any rank have changed, or their number.
+        fingerprints = [loaded.fingerprint, *(str(reports[rank]["fingerprint"]) for rank in sorted(reports))]
+        fingerprint = hashlib.sha256(json.dumps(fingerprints).encode()).hexdigest()[:32]
+        return replace(loaded, room_elsewhere=room, shards=shards, fingerprint=fingerprint)
 
     def when_failed(self, tell: Callable[[RanksFailed], None]) -> None:
         """Call `tell` when another rank exits, hangs or fails; immediately if one already has."""
@@ -122,10 +135,11 @@ def follow(settings: Settings, *, on_ready: Callable[[], None], on_end: Callable
     try:
         _expect(link.receive(), "load")
         loaded = _load_shard(settings, group)
-        follower = FollowingRank(Runner(loaded, can_batch=True))
+        follower = FollowingRank(Runner(loaded, can_batch=True), partial(open_parts, settings, group.rank(), link.send))
         room = device_memory.cache_budget(settings, loaded, least=0)
         device_memory.bound_free_buffers(room)
-        link.send({"footprint": _footprint(footprint_of(loaded.model, loaded.blueprint)), "room": room})
+        footprint = _footprint(footprint_of(loaded.model, loaded.blueprint))
+        link.send({"footprint": footprint, "room": room, "fingerprint": loaded.fingerprint})
         # Rank 0 runs this trial too, and its passes need all ranks.
         reason_to_run_alone(loaded)
         log.info("rank %d of %d follows rank 0 at %s", group.rank(), group.size(), address.host)
@@ -138,10 +152,43 @@ def follow(settings: Settings, *, on_ready: Callable[[], None], on_end: Callable
                 link.send(["pong", reading.available, reading.total, reading.is_pressed])
             else:
                 follower.follow(message)
+        if follower.shards is not None:
+            follower.shards.close(_CLOSED_S)
     except Exception as error:
         log.critical("rank %d has failed", group.rank(), exc_info=error)
         link.send(["failed", f"{type(error).__name__}: {first_line(error)}"])
         raise
+
+
+def open_parts(
+    settings: Settings,
+    rank: int,
+    tell: Callable[[Message], None],
+    fingerprint: str,
+    *,
+    block: int,
+    resumes_anywhere: bool,
+) -> ShardKeeper | None:
+    """This rank's parts of records on disk, of which it will `tell` rank 0; None if they cannot be used."""
+    assert settings.disk_directory is not None, "rank 0 has one"
+    directory = Path(settings.disk_directory).expanduser()
+    max_bytes = settings.disk_bytes.of(file_system_nbytes(directory))
+    try:
+        if max_bytes == 0:
+            raise DiskUnusable("--disk-bytes is 0.")
+        disk = DiskCache(
+            directory,
+            # Another folder than that of other ranks, which may have the same directory.
+            fingerprint=f"{fingerprint} rank {rank}",
+            max_bytes=max_bytes,
+            block=block,
+            resumes_anywhere=resumes_anywhere,
+        )
+    except DiskUnusable as error:
+        tell({"unusable": str(error)})
+        return None
+    tell({"unusable": None, "max_bytes": max_bytes, "keys": [key.hex() for key in disk.all_keys()]})
+    return ShardKeeper(disk, lambda number, form: tell(["answer", number, form]))
 
 
 def rank_here(environment: Mapping[str, str] = os.environ) -> int | None:
@@ -223,10 +270,12 @@ def _shard(model: nn.Module, source: str, group: mx.distributed.Group) -> None:
 def _facts(settings: Settings) -> dict[str, str]:
     """What must be the same on all ranks. Raises LoadFailed."""
     config = read_config(model_directory(settings.model), settings.model)
+    keeps = settings.disk_directory is not None and settings.has_prefix_cache
     options = [settings.kv_bits, settings.kv_group_size, settings.chat_template]
     return {
         "model": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         "--kv-bits, --kv-group-size or --chat-template": hashlib.sha256(repr(options).encode()).hexdigest(),
+        "--disk-cache": str(keeps),
         "version of Reprise": version("mlx-reprise"),
         "version of MLX": version("mlx"),
         "version of mlx-lm": version("mlx-lm"),

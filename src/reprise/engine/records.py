@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,13 +20,14 @@ from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import Span
+from reprise.core.tokens import Span, Tokens
 from reprise.disk.record import DiskRecord, Section
 from reprise.engine.blueprint import Blueprint, OpaqueSpec
 from reprise.engine.columns import Planes, as_words, columns_of
 from reprise.engine.layers import KvLayer
+from reprise.engine.operations import on_all_ranks
 from reprise.engine.payloads import PackedSegment, Snapshot, count_bytes, pack
-from reprise.engine.runner import Runner
+from reprise.engine.runner import LiveSequence, Runner
 
 _DTYPES: Mapping[str, mx.Dtype] = {
     str(dtype).rsplit(".", 1)[-1]: dtype
@@ -65,12 +66,15 @@ class RecordEncoder:
     `kind`: the kind of boundary at the record's end, None for a block.
     """
 
-    def __init__(self, kind: BoundaryKind | None) -> None:
+    def __init__(self, kind: str | None, *, put: Callable[[DiskRecord], None] | None = None) -> None:
+        """`put`: on ranks other than 0, queues this rank's part of the record for writing."""
         self._kind = kind
+        self._put = put
         self._sections: list[Section] = []
         self._segments: list[dict[str, Any]] = []
         self._states: list[list[int | None]] | None = None
 
+    @on_all_ranks
     def add_entries(self, parts: Sequence[SegmentSlice], layers: KvKind, span: Span) -> None:
         """Copy the entries of `span`, all of which `parts` have."""
         segment = _packed(parts, span)
@@ -83,12 +87,31 @@ class RecordEncoder:
             }
         )
 
+    @on_all_ranks
     def add_snapshot(self, snapshot: Payload) -> None:
         assert isinstance(snapshot, Snapshot), snapshot
         self._states = [
             [None if array is None else self._add(array) for array in cast(Sequence[mx.array | None], arrays)]
             for arrays in snapshot.states
         ]
+
+    def note_queued(self, record: DiskRecord) -> None:
+        """The record with this content was queued for writing: have the other ranks queue their parts of it."""
+        self._queue(record.root.hex(), record.parent.hex(), record.start, record.tokens, is_tail=record.is_tail)
+
+    @on_all_ranks
+    def _queue(self, root: str, parent: str, start: int, tokens: Tokens, *, is_tail: bool) -> None:
+        if self._put is not None:
+            record = DiskRecord.of(
+                root=bytes.fromhex(root),
+                parent=bytes.fromhex(parent),
+                is_tail=is_tail,
+                start=start,
+                tokens=tokens,
+                about=self.about,
+                sections=self.sections,
+            )
+            self._put(record)
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -102,6 +125,12 @@ class RecordEncoder:
         """Add a section with a copy of the array; returns its number."""
         self._sections.append(_section(array))
         return len(self._sections) - 1
+
+
+@on_all_ranks
+def new_encoder(runner: Runner, kind: str | None) -> RecordEncoder:
+    """See `RecordEncoder`."""
+    return RecordEncoder(kind, put=runner.put_part)
 
 
 def _packed(parts: Sequence[SegmentSlice], span: Span) -> PackedSegment:
@@ -155,6 +184,19 @@ def _kind(described: Sequence[Any]) -> KvKind:
             raise ValueError(f"no kind of layer is called {described}")
 
 
+@on_all_ranks
+def restoring_sequence(runner: Runner, *, length: int) -> tuple[RestoringSequence, LiveSequence, RecordSource]:
+    """See `RestoringSequence`; and its parts, from which commits take payloads."""
+    target = RestoringSequence(runner, length=length)
+    return target, target.live, target.records
+
+
+@on_all_ranks
+def record_source(runner: Runner) -> RecordSource:
+    """See `RecordSource`."""
+    return RecordSource()
+
+
 class RestoringSequence:
     """A live sequence that is filled from records, a layer at a time, so that other streams are not stalled.
 
@@ -166,7 +208,7 @@ class RestoringSequence:
         self._runner = runner
         self.live = runner.begin()
         self._length = length
-        self._records = RecordSource(keeps_full=False)
+        self.records = RecordSource(keeps_full=False)
         self._work: deque[tuple[KvLayer, PackedSegment, int]] = deque()
         """(layer, segment to copy into it, index of the layer's first plane in the segment)."""
         self._restore: Restore | None = None
@@ -177,7 +219,7 @@ class RestoringSequence:
     @property
     def nbytes(self) -> int:
         """Bytes held besides the sequence's buffers."""
-        return self._records.nbytes
+        return self.records.nbytes
 
     @property
     def buffer_nbytes(self) -> int:
@@ -186,35 +228,41 @@ class RestoringSequence:
     @property
     def is_busy(self) -> bool:
         """Whether something is left to copy into the sequence."""
-        return len(self._work) > 0 or self._records.is_busy or self.live.restoration is not None
+        return len(self._work) > 0 or self.records.is_busy or self.live.restoration is not None
 
     @property
     def stop(self) -> int:
         """The position where the last added record ends."""
-        return self._records.stop
+        return self.records.stop
 
     @property
     def kind(self) -> BoundaryKind | None:
         """See `RecordSource.kind`."""
-        return self._records.kind
+        return self.records.kind
 
     @property
     def seams(self) -> Mapping[KvKind, Sequence[int]]:
         """See `RecordSource.seams`."""
-        return self._records.seams
+        return self.records.seams
 
     def add(self, record: DiskRecord) -> None:
         """See `RecordSource.add`."""
-        self._records.add(record)
+        parse(record)
+        self._add(record)
 
+    @on_all_ranks
+    def _add(self, record: DiskRecord) -> None:
+        self.records.add(record)
+
+    @on_all_ranks
     def work(self) -> int:
         """Copy the next part: of a record, of one layer, or of several small ones. Returns the bytes."""
         if self._work:
             return self._extend()
-        if self._records.is_busy:
-            nbytes = self._records.work()
+        if self.records.is_busy:
+            nbytes = self.records.work()
             layers = self.live.rows.layers(Full())
-            for segment in self._records.take_full():
+            for segment in self.records.take_full():
                 at = 0
                 for layer in layers:
                     self._work.append((layer, segment, at))
@@ -247,8 +295,14 @@ class RestoringSequence:
     def finish(self, position: int) -> None:
         """Have the next calls of `work` put the state at `position`. Raises LookupError if records are incomplete."""
         if position > 0:
-            self._restore = self._records.restore(self._runner.loaded.blueprint.layout, position)
-            self._runner.begin_restore(self.live, position, reserve=self._length, keeps_full=True)
+            # What is incomplete is refused before the other ranks are told.
+            self.records.restore(self._runner.loaded.blueprint.layout, position)
+            self._finish(position)
+
+    @on_all_ranks
+    def _finish(self, position: int) -> None:
+        self._restore = self.records.restore(self._runner.loaded.blueprint.layout, position)
+        self._runner.begin_restore(self.live, position, reserve=self._length, keeps_full=True)
 
     def source(self, position: int) -> Source:
         """The sequence, which is at `position`, and the decoded entries of other kinds, as a source for a commit."""
@@ -263,25 +317,26 @@ class RestoringSequence:
         return self._source_of(kind).segment_nbytes(kind, length)
 
     def snapshot_nbytes(self) -> int:
-        return self._records.snapshot_nbytes()
+        return self.records.snapshot_nbytes()
 
     def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
         return self._source_of(kind).segment(kind, span)
 
     def snapshot(self) -> Snapshot:
-        return self._records.snapshot()
+        return self.records.snapshot()
 
     def _source_of(self, kind: KvKind) -> Source:
         if not isinstance(kind, Full):
-            return self._records
+            return self.records
         assert self._filled is not None, "a source after `source`"
         return self._filled
 
+    @on_all_ranks
     def give_up(self) -> None:
         """Free everything."""
         self._work.clear()
         self._restore = None
-        self._records.give_up()
+        self.records.give_up()
         self._runner.drop(self.live)
 
 
@@ -302,6 +357,46 @@ class _EncodedState:
     layer: int
     index: int
     section: Section
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EncodedRecord:
+    """What a record describes. `states`: None without a snapshot; `nums_of_states`: arrays per layer of it."""
+
+    kind: BoundaryKind | None
+    segments: tuple[_EncodedSegment, ...]
+    states: tuple[_EncodedState, ...] | None
+    nums_of_states: tuple[int, ...]
+
+
+def parse(record: DiskRecord) -> _EncodedRecord:
+    """The content of a record. ValueError or KeyError if it is not what `RecordEncoder` writes."""
+    about = record.about
+    described: list[dict[str, Any]] = about["segments"]
+    layers: list[list[int | None]] | None = about["states"]
+    return _EncodedRecord(
+        kind=BoundaryKind(about["kind"]) if about["kind"] is not None else None,
+        segments=tuple(_segment(each, record.sections) for each in described),
+        states=None
+        if layers is None
+        else tuple(
+            _EncodedState(layer=layer, index=index, section=record.sections[number])
+            for layer, numbers in enumerate(layers)
+            for index, number in enumerate(numbers)
+            if number is not None
+        ),
+        nums_of_states=tuple(map(len, layers or ())),
+    )
+
+
+def _segment(described: Mapping[str, Any], sections: Sequence[Section]) -> _EncodedSegment:
+    places = tuple((int(stack), int(index)) for stack, index in described["places"])
+    stacks: list[int] = described["stacks"]
+    span, chosen = Span(*described["span"]), tuple(sections[i] for i in stacks)
+    length = chosen[0].shape[2] if chosen else 0
+    if length != len(span):
+        raise ValueError(f"{length} entries do not fill {span}")
+    return _EncodedSegment(kind=_kind(described["layers"]), span=span, places=places, sections=chosen)
 
 
 class RecordSource:
@@ -332,6 +427,7 @@ class RecordSource:
         assert position <= self.stop and not self.is_busy, (position, self.stop)
         return self
 
+    @on_all_ranks
     def give_up(self) -> None:
         """Free everything."""
         self._encoded.clear()
@@ -360,26 +456,20 @@ class RecordSource:
 
         Both raise ValueError or KeyError if its content is not what `RecordEncoder` writes.
         """
-        about = record.about
-        described: list[dict[str, Any]] = about["segments"]
-        for each in described:
-            places = tuple((int(stack), int(index)) for stack, index in each["places"])
-            stacks: list[int] = each["stacks"]
-            sections = tuple(record.sections[i] for i in stacks)
-            kind, span = _kind(each["layers"]), Span(*each["span"])
-            self._encoded.append(_EncodedSegment(kind=kind, span=span, places=places, sections=sections))
-        if about["states"] is not None:
-            layers: list[list[int | None]] = about["states"]
-            self._states = tuple([None] * len(numbers) for numbers in layers)
-            self._encoded += [
-                _EncodedState(layer=layer, index=index, section=record.sections[number])
-                for layer, numbers in enumerate(layers)
-                for index, number in enumerate(numbers)
-                if number is not None
-            ]
-        self.kind = BoundaryKind(about["kind"]) if about["kind"] is not None else None
-        self.stop = record.start + len(record.tokens)
+        parse(record)
+        self._add(record)
 
+    @on_all_ranks
+    def _add(self, record: DiskRecord) -> None:
+        content = parse(record)
+        self._encoded += content.segments
+        if content.states is not None:
+            self._states = tuple([None] * num for num in content.nums_of_states)
+            self._encoded += content.states
+        self.kind = content.kind
+        self.stop = record.position
+
+    @on_all_ranks
     def work(self) -> int:
         """Decode the next part: a segment, an array of a snapshot, or several small ones. Returns the bytes."""
         nbytes = 0
@@ -399,8 +489,6 @@ class RecordSource:
 
     def _keep(self, encoded: _EncodedSegment, segment: PackedSegment) -> None:
         kind, span = encoded.kind, encoded.span
-        if segment.length != len(span):
-            raise ValueError(f"{segment.length} entries do not fill {span}")
         if isinstance(kind, Full) and not self._keeps_full:
             self._full.append(segment)
             return
@@ -418,7 +506,7 @@ class RecordSource:
         for kind in layout.kinds:
             needs = () if isinstance(kind, Full) else kind.needs(position)
             slices[kind] = tuple(piece for span in needs for piece in self._slices(kind, span))
-        return Restore(position=position, slices=slices, snapshot=self.snapshot() if layout.has_snapshots else None)
+        return Restore(position=position, slices=slices, snapshot=self._snapshot() if layout.has_snapshots else None)
 
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
         return self._nbytes_each.get(kind, 0) * length
@@ -427,6 +515,12 @@ class RecordSource:
         return count_bytes(self._states) if self._states is not None else 0
 
     def segment(self, kind: KvKind, span: Span) -> PackedSegment:
+        # What is missing is refused before the other ranks are told.
+        self._slices(kind, span)
+        return self._take(kind, span)
+
+    @on_all_ranks
+    def _take(self, kind: KvKind, span: Span) -> PackedSegment:
         pieces = self._slices(kind, span)
         segments = self._segments[kind]
         while segments and segments[0][0].stop <= span.stop:
@@ -455,6 +549,15 @@ class RecordSource:
         return found
 
     def snapshot(self) -> Snapshot:
+        if self._states is None:
+            raise LookupError("the records lack a snapshot")
+        return self._take_snapshot()
+
+    @on_all_ranks
+    def _take_snapshot(self) -> Snapshot:
+        return self._snapshot()
+
+    def _snapshot(self) -> Snapshot:
         if self._states is None:
             raise LookupError("the records lack a snapshot")
         return Snapshot(states=self._states, nbytes=self.snapshot_nbytes())

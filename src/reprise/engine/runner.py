@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -17,6 +17,7 @@ from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job
 from reprise.core.kinds import Full, KvKind
 from reprise.core.tokens import Span, Tokens
+from reprise.disk.record import DiskRecord
 from reprise.engine.batching import TOKEN_BY_TOKEN
 from reprise.engine.blueprint import Blueprint
 from reprise.engine.growth import growth, most_entries
@@ -214,6 +215,8 @@ class Runner:
         self.can_batch = can_batch and loaded.blueprint.joins
         self.footprint = footprint_of(loaded.model, loaded.blueprint)
         self.shares_from = shares_from
+        self.put_part: Callable[[DiskRecord], None] | None = None
+        """On ranks other than 0: queues this rank's part of a record for writing."""
         self._resumes_anywhere = loaded.blueprint.layout.resumes_anywhere
         self._lives: list[LiveSequence] = []
 

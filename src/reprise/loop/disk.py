@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 
 from reprise.core.errors import DiskUnusable
@@ -11,6 +10,7 @@ from reprise.core.settings import Settings
 from reprise.core.sizes import Share
 from reprise.disk.bucket import is_url, open_bucket
 from reprise.disk.cache import DiskCache
+from reprise.disk.directory import file_system_nbytes
 from reprise.engine.load import LoadedModel
 from reprise.engine.records import runtime_id, why_not_persistable
 from reprise.engine.runner import Footprint
@@ -43,32 +43,38 @@ def open_disk(
         log.warning("Prefixes of %s are not stored on disk: %s.", loaded.name, reason)
         return None
     place = settings.disk_directory
+    if loaded.shards is not None and is_url(place):
+        raise DiskUnusable("An object store cannot be used with --tensor-parallel: give a directory for --disk-cache.")
     directory = open_bucket(place) if is_url(place) else Path(place).expanduser()
     if block is None:
         block = BLOCK
         while block > _LEAST_BLOCK and block * footprint.full > FILE_NBYTES:
             block //= 2
     if isinstance(directory, Path):
-        max_bytes = settings.disk_bytes.of(_disk_nbytes(directory))
+        max_bytes = settings.disk_bytes.of(file_system_nbytes(directory))
     elif isinstance(settings.disk_bytes, Share):
         raise DiskUnusable("--disk-bytes must be a size such as 500GB here: an object store has no size of its own.")
     else:
         max_bytes = settings.disk_bytes.nbytes
     least = 2 * (block * footprint.full + footprint.checkpoint)
+    # The same weights give different states with another version or device.
+    fingerprint = f"{loaded.fingerprint} {runtime_id()}"
+    resumes_anywhere = loaded.blueprint.layout.resumes_anywhere
+    parts = None
+    if loaded.shards is not None:
+        parts = loaded.shards.open(fingerprint=fingerprint, block=block, resumes_anywhere=resumes_anywhere)
+        max_bytes = min(max_bytes, parts.max_bytes)
     if max_bytes < least:
         raise DiskUnusable(f"--disk-bytes is {max_bytes:,}; this model needs at least {least:,}.")
-    return DiskCache(
+    disk = DiskCache(
         directory,
-        # The same weights give different states with another version or device.
-        fingerprint=f"{loaded.fingerprint} {runtime_id()}",
+        fingerprint=fingerprint,
         max_bytes=max_bytes,
         block=block,
-        resumes_anywhere=loaded.blueprint.layout.resumes_anywhere,
+        resumes_anywhere=resumes_anywhere,
         read_ahead_bytes=_READ_AHEAD_NBYTES,
+        others=loaded.shards,
     )
-
-
-def _disk_nbytes(directory: Path) -> int:
-    """The size of the file system that the directory is on, or will be."""
-    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).total
+    if parts is not None:
+        disk.agree(parts.keys)
+    return disk

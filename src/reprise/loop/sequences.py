@@ -20,7 +20,7 @@ from reprise.core.job import Job, Purpose
 from reprise.core.tokens import Tokens, own_tokens
 from reprise.disk.ports import RestoreTarget
 from reprise.engine.payloads import PackedSegment
-from reprise.engine.records import RecordSource, RestoringSequence
+from reprise.engine.records import RecordSource, RestoringSequence, record_source, restoring_sequence
 from reprise.engine.runner import LiveSequence, Runner
 from reprise.engine.shared_segment import SharedSegment, copy_out
 from reprise.loop.requests import RunningRequest
@@ -227,13 +227,13 @@ class SequencePool:
         """A target for the records of a path up to `position`; `is_whole`: the path is read from its beginning."""
         footprint = self.runner.footprint
         if not is_whole or footprint.full * position <= LARGE_NBYTES:
-            return RecordSource()
+            return record_source(self.runner)
         # No more spare capacity than an idle sequence may have.
         length = min(num_prompt + INITIAL_DECODE_SLOTS, position + max(INITIAL_DECODE_SLOTS, position // 16))
         if not self.memory.reserve(footprint.live(length, chunk=1) + footprint.checkpoint):
             # Holding it only in the cache until the request can start takes less memory.
-            return RecordSource()
-        return RestoringSequence(self.runner, length=length)
+            return record_source(self.runner)
+        return restoring_sequence(self.runner, length=length)[0]
 
     def keep_restored(self, target: RestoreTarget, tokens: Tokens, *, namespace: str) -> None:
         """Keep the target's sequence idle, for the request to reopen, after its content was committed."""

@@ -26,7 +26,7 @@ from reprise.core.tokens import as_tokens, join_tokens
 from reprise.disk.tier import DiskTier
 from reprise.engine import memory as device_memory
 from reprise.engine.load import LoadedModel
-from reprise.engine.records import RecordEncoder
+from reprise.engine.records import new_encoder
 from reprise.engine.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
 from reprise.loop.admission import Gate
 from reprise.loop.audit import Audit
@@ -131,7 +131,7 @@ class Worker:
             self.cache,
             sizes=footprint,
             sequences=self.sequences,
-            new_encoder=RecordEncoder,
+            new_encoder=partial(new_encoder, self.runner),
             allowance=self._allowance,
             prefill_s=self._prefill_s,
             wake=wake,

@@ -1,0 +1,238 @@
+"""The disk cache where each rank has its own part of each record: all have it, verified, or nobody reads it."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reprise.disk import write_behind
+from reprise.disk.format import encode, read_record
+from reprise.disk.shards import ShardKeeper
+from reprise.engine.operations import OPERATIONS
+from reprise.loop import sequences
+from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.following import Following
+from tests.loop.rank_restarts import RankRestarts
+from tests.loop.restarts import disk_cache, words
+
+ARCHITECTURES = ["llama", "gpt_oss", "qwen3_5"]
+
+Start = Callable[..., tuple[Engine, Following]]
+
+
+@pytest.fixture
+def restarts(tmp_path: Path) -> Iterator[RankRestarts]:
+    restarts = RankRestarts(tmp_path)
+    yield restarts
+    restarts.end()
+
+
+@pytest.fixture
+def start(restarts: RankRestarts) -> Start:
+    def begin(architecture: str = "llama", **options: Any) -> tuple[Engine, Following]:
+        engine = restarts(architecture, **options)
+        assert restarts.following is not None
+        return engine, restarts.following
+
+    return begin
+
+
+def _keeper(following: Following) -> ShardKeeper:
+    assert following.follower is not None and following.follower.shards is not None
+    return following.follower.shards
+
+
+def _keys(engine: Engine, following: Following) -> tuple[set[bytes], set[bytes]]:
+    """What each of the two has on disk, when all is written."""
+    keeper = _keeper(following)
+    assert engine.ask(lambda worker: disk_cache(worker).flush(PATIENCE_S)) and keeper.flush(PATIENCE_S)
+    return engine.ask(lambda worker: disk_cache(worker).all_keys()), keeper.disk.all_keys()
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    return {file.stem: file for file in directory.rglob("*.kv")}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("is_large", [True, False])
+def test_after_a_restart_of_all_ranks_only_what_is_new_is_computed(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, is_large: bool
+) -> None:
+    if is_large:
+        # What is read goes straight into sequences.
+        monkeypatch.setattr(sequences, "LARGE_NBYTES", 0)
+    prompt = words(1, 200)
+    engine, _ = start(architecture)
+    answer = engine.run(prompt, num=6).tokens
+    engine, following = start(architecture)
+    assert _files(tmp_path / "0").keys() == _files(tmp_path / "1").keys() != set()
+    longer = [*prompt, *answer, 1, 2, 3]
+    again = engine.run(longer, num=6)
+    # The last token of an answer is not fed.
+    assert again.computed == 4
+    assert again.tokens == engine.cold(longer, num=6)
+    engine.ask(lambda worker: following.check())
+    ours, theirs = _keys(engine, following)
+    assert ours == theirs
+    engine.ask(lambda worker: disk_cache(worker).check())
+    _keeper(following).disk.check()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "harm"),
+    [("llama", "it is missing"), ("qwen3_5", "it is damaged"), ("gpt_oss", "it is another one")],
+)
+def test_a_part_that_one_rank_cannot_use_is_used_by_none(
+    start: Start, tmp_path: Path, architecture: str, harm: str
+) -> None:
+    prompt = words(2, 200)
+    engine, _ = start(architecture)
+    turn = [*prompt, *engine.run(prompt, num=6).tokens, 3]
+    engine, following = start(architecture)
+    theirs = _files(tmp_path / "1")
+    assert theirs
+    # While the servers run: they know of all of it.
+    for key, file in theirs.items():
+        match harm:
+            case "it is missing":
+                file.unlink()
+            case "it is damaged":
+                content = bytearray(file.read_bytes())
+                content[-1] ^= 1
+                file.write_bytes(content)
+            case _:
+                _rewrite(file)
+        assert key in _files(tmp_path / "0")
+    again = engine.run(turn, num=6)
+    assert again.computed == len(turn) and again.tokens == engine.cold(turn, num=6)
+    engine.ask(lambda worker: following.check())
+    # It was removed everywhere, and is written again.
+    engine, following = start(architecture)
+    ours, mine = _keys(engine, following)
+    assert ours == mine
+    assert engine.run([*turn, *again.tokens, 4], num=1).computed == 2
+
+
+def _rewrite(file: Path) -> None:
+    """Verified, of the same tokens, and not of the same form."""
+    content = file.read_bytes()
+    record = read_record(BytesIO(content), len(content))
+    about = {**record.about, "segments": [*record.about["segments"], *record.about["segments"]]}
+    file.write_bytes(b"".join(encode(replace(record, about=about)).chunks))
+
+
+def test_every_operation_of_the_disk_is_run_by_a_follower(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: set[str] = set()
+    prompt = words(1, 100)
+    for is_large in (False, False, True):
+        monkeypatch.setattr(sequences, "LARGE_NBYTES", 0 if is_large else 1 << 30)
+        engine, following = start("qwen3_5")
+        prompt = [*prompt, *engine.run(prompt, num=2).tokens, 1]
+        engine.close()
+        names |= following.names
+    of_disk = {name for name, function in OPERATIONS.items() if function.__module__ == "reprise.engine.records"}
+    assert len(of_disk) > 8
+    assert of_disk - names <= {"RecordSource.give_up", "RestoringSequence.give_up"}
+
+
+def test_what_one_rank_lacks_at_the_start_goes_everywhere(start: Start, tmp_path: Path) -> None:
+    engine, _ = start()
+    prompts = [words(seed, 100) for seed in range(3)]
+    for prompt in prompts:
+        engine.run(prompt, num=2)
+    engine, following = start()
+    num = len(_keys(engine, following)[0])
+    engine.close()
+    following.end()
+    lost = sorted(_files(tmp_path / "0"))
+    for name in lost[:2]:
+        _files(tmp_path / "0")[name].unlink()
+    for name in lost[2:4]:
+        _files(tmp_path / "1")[name].unlink()
+    engine, following = start()
+    ours, theirs = _keys(engine, following)
+    assert ours == theirs and len(ours) == num - 4
+
+
+def test_clearing_removes_the_parts_of_all_ranks(start: Start, tmp_path: Path) -> None:
+    engine, following = start()
+    engine.run(words(1, 100), num=2)
+    engine.run(words(2, 100), num=2, namespace="other")
+    engine, following = start()
+    both = len(_files(tmp_path / "1"))
+    engine.loop.clear("other").result(PATIENCE_S)
+    assert 0 < len(_files(tmp_path / "1")) < both
+    assert _files(tmp_path / "0").keys() == _files(tmp_path / "1").keys()
+    # What is still to be written goes too.
+    engine.run(words(3, 100), num=2)
+    engine.loop.clear().result(PATIENCE_S)
+    assert _files(tmp_path / "0") == _files(tmp_path / "1") == {}
+    assert _keys(engine, following) == (set(), set())
+
+
+def test_the_least_limit_of_all_ranks_holds_on_each(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_behind, "SOON_S", 0.0)
+    most = 400_000
+    engine, following = start(their_bytes=most)
+    for seed in range(12):
+        engine.run(words(seed, 200), num=2)
+    due_s = time.monotonic() + PATIENCE_S
+    while engine.ask(lambda worker: worker.disk.num_unwritten) > 0:
+        assert time.monotonic() < due_s
+    ours, theirs = _keys(engine, following)
+    assert ours == theirs != set()
+    for rank in ("0", "1"):
+        assert sum(file.stat().st_size for file in (tmp_path / rank).rglob("*.kv")) <= most
+    engine.ask(lambda worker: disk_cache(worker).check())
+    assert engine.run([*words(11, 200), 1], num=1).computed < 20
+
+
+def test_a_rank_whose_disk_does_not_answer_is_not_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = words(1, 200)
+    engine, following = start()
+    engine.run(prompt, num=2)
+    engine, following = start()
+    monkeypatch.setattr(_keeper(following), "read", lambda *asked: None)
+    engine.ask(lambda worker: monkeypatch.setattr(following.shards, "answered_within_s", 0.1))
+    again = engine.run([*prompt, 3], num=4)
+    assert again.computed == len(prompt) + 1 and again.tokens == engine.cold([*prompt, 3], num=4)
+    monkeypatch.undo()
+    # Nothing was found to be missing.
+    engine, following = start()
+    assert engine.run([*prompt, 4], num=4).computed <= 2
+
+
+def test_what_was_read_for_nothing_is_dropped_on_all_ranks(start: Start) -> None:
+    prompt = words(1, 300)
+    engine, following = start()
+    engine.run(prompt, num=2)
+    engine, following = start()
+    running = engine.submit([*prompt, 3], num=2)
+    engine.loop.clear().result(PATIENCE_S)
+    running.wait()
+    engine.run(words(2, 20), num=2)
+    engine.ask(lambda worker: following.check())
+    assert _keeper(following).num_read == 0
+
+
+def test_ranks_may_have_one_directory(start: Start, tmp_path: Path) -> None:
+    prompt = words(1, 200)
+    options = {"disk_directory": str(tmp_path / "1")}
+    engine, _ = start(**options)
+    engine.run(prompt, num=2)
+    engine, following = start(**options)
+    assert sorted(len(list(folder.rglob("*.kv"))) > 0 for folder in (tmp_path / "1").glob("?*" * 8)) == [True, True]
+    assert engine.run([*prompt, 1], num=2).computed <= 2
+    engine.ask(lambda worker: following.check())
+
+
+def test_a_disk_that_a_rank_cannot_use_is_refused(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "1").write_text("a file")
+    with pytest.raises(Exception, match="Rank 1: Cannot use the cache directory"):
+        start()
