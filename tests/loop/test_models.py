@@ -263,7 +263,7 @@ def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: i
     limits = ModelLimits(most_nbytes=room, turn_s=0.05, arrival_s=0.1)
     with serving(*KINDS, nbytes=room + (1 << 20), limits=limits) as models:
         by_name = {model.name: model for model in models}
-        for _ in range(8 if seed == 1 else 20):
+        for _ in range(5 if seed == 1 else 20):
             running: list[tuple[tuple[str, int], Running]] = []
             for chat in source.sample(sorted(chats), 3):
                 model = by_name[chat[0]]
