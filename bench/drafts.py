@@ -5,14 +5,18 @@
 The model's weights are random, so a grammar that allows one text alone makes it write what an agent would: a file of
 200 lines with some edits, tool calls like those before, an answer once more, and chat that repeats nothing. Every token
 is sampled and verified as always. Both sides run in one process and take turns.
+
+Beside each ratio: the same by processor time, which other programs disturb less; and what drafts could bring at best
+with the pass costs measured here, if all text that was written before were drafted in passes of the best sizes.
 """
 
 import argparse
 import itertools
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +33,9 @@ from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
 from reprise.demo.tiny.build import build_model
+from reprise.drafts.benefit import PassCosts
 from reprise.loop import EngineLoop
+from reprise.loop.worker import Worker
 
 LEAST = {"edit": 2.0, "tools": 2.0, "again": 2.0, "chat": 0.98}
 """What the ratio is to reach."""
@@ -37,6 +43,12 @@ LEAST = {"edit": 2.0, "tools": 2.0, "again": 2.0, "chat": 0.98}
 _ids = itertools.count()
 _VOCABULARY = range(10, 500)
 _LINES = 200
+_HEAD = (501, 502, 503, 504)
+"""What a chat template writes before each answer."""
+_TAIL = (505, 506)
+"""What it writes behind it."""
+_REPEATED = 4
+"""So many tokens that were written before are text that repeats; fewer may be chance."""
 
 
 class Script:
@@ -74,17 +86,52 @@ def workloads(seed: int) -> Mapping[str, list[Turn]]:
     file = [token for line in lines for token in line]
     edited = [line if rng.random() > 0.04 else _words(rng, 8) for line in lines]
     ask = _words(rng, 40)
-    edit = Turn(prompt=[*ask, *file, *_words(rng, 30)], answer=[token for line in edited for token in line][:1000])
+    edit = Turn(
+        prompt=[*ask, *file, *_words(rng, 30), *_HEAD], answer=[token for line in edited for token in line][:1000]
+    )
 
     shape, prompt, tools = _words(rng, 24), _words(rng, 300), list[Turn]()
     for _ in range(6):
         call = [*shape, *_words(rng, 4), *shape[::-1], *_words(rng, 6), *shape[3:20]]
-        tools.append(Turn(prompt=prompt, answer=call))
-        prompt = [*prompt, *call, *_words(rng, 60)]
+        tools.append(Turn(prompt=[*prompt, *_HEAD], answer=call))
+        prompt = [*tools[-1].prompt, *call, *_TAIL, *_words(rng, 60)]
     said = _words(rng, 400)
-    again = Turn(prompt=_words(rng, 200), answer=said)
-    chat = Turn(prompt=_words(rng, 200), answer=_words(rng, 400))
+    again = Turn(prompt=[*_words(rng, 200), *_HEAD], answer=said)
+    chat = Turn(prompt=[*_words(rng, 200), *_HEAD], answer=_words(rng, 400))
     return {"edit": [edit], "tools": tools, "again": [again, again], "chat": [chat]}
+
+
+def is_repeated(turns: Sequence[Turn]) -> list[bool]:
+    """For each token of the last answer: whether it is part of text that was written before it."""
+    *earlier, last = turns
+    text = [token for turn in earlier for token in (*turn.prompt, *turn.answer, -1)]
+    start = len(text) + len(last.prompt)
+    text += [*last.prompt, *last.answer]
+    first: dict[tuple[int, ...], int] = {}
+    for at in range(len(text) - _REPEATED + 1):
+        first.setdefault(tuple(text[at : at + _REPEATED]), at)
+    found = [False] * len(text)
+    for at in range(start, len(text) - _REPEATED + 1):
+        if first[tuple(text[at : at + _REPEATED])] < at:
+            found[at : at + _REPEATED] = [True] * _REPEATED
+    return found[start:]
+
+
+def at_best(turns: Sequence[Turn], costs: Sequence[float]) -> float:
+    """The ratio of an oracle that drafts all repeated text and nothing else. `costs`: of passes over 1, 2, 3, … tokens,
+    as multiples of the first."""
+    repeated = is_repeated(turns)
+    num = len(repeated)
+    spent = [0.0] * (num + 1)
+    for at in reversed(range(num)):
+        options: list[float] = []
+        for size, cost in enumerate(costs, 1):
+            if at + size > num or not all(repeated[at : at + size - 1]):
+                break
+            # The last token of a pass is sampled, whatever it is.
+            options.append(cost + spent[at + size])
+        spent[at] = min(options)
+    return num / spent[0]
 
 
 class Side:
@@ -94,15 +141,17 @@ class Side:
         self.loop = EngineLoop(Settings(model=str(path), **options))
         self.vocab_size = self.loop.start().vocab_size
 
-    def run(self, turn: Turn) -> tuple[float, Finished]:
-        """Tokens per second behind the first one, and the end."""
+    def run(self, turn: Turn) -> tuple[float, float, Finished]:
+        """Tokens behind the first one per second and per second of the processor, and the end."""
         ended = threading.Event()
         times: list[float] = []
+        worked: list[float] = []
         ends: list[Finished] = []
 
         def hear(event: Event) -> None:
             if isinstance(event, Sampled):
                 times.append(time.perf_counter())
+                worked.append(time.process_time())
             if isinstance(event, Finished):
                 ends.append(event)
                 ended.set()
@@ -117,11 +166,23 @@ class Side:
         self.loop.submit(job, hear)
         ended.wait()
         assert ends[0].error is None, ends[0].error
-        return (len(times) - 1) / (times[-1] - times[0]), ends[0]
+        num = len(times) - 1
+        return num / (times[-1] - times[0]), num / (worked[-1] - worked[0]), ends[0]
+
+    def costs(self) -> PassCosts:
+        """The measured costs of passes."""
+        costs: list[PassCosts] = []
+
+        def read(worker: Worker) -> None:
+            assert worker.drafts is not None
+            costs.append(worker.drafts.costs)
+
+        self.loop._ask(read).result()  # pyright: ignore[reportPrivateUsage]
+        return costs[0]
 
 
 @contextmanager
-def sides(name: str, hidden: int) -> Iterator[tuple[Side, Side]]:
+def sides(name: str, hidden: int) -> Generator[tuple[Side, Side]]:
     with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
         config = dict(MODELS[name])
         sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": 4}
@@ -148,27 +209,34 @@ def main() -> None:
                     side.run(turn)
         for name, least in LEAST.items():
             ratios: list[float] = []
+            worked: list[float] = []
+            bests: list[float] = []
             counts = ""
             for seed in range(options.rounds):
-                speeds: list[float] = []
+                *before, last = turns = workloads(seed)[name]
+                speeds: dict[bool, float] = {}
+                works: dict[bool, float] = {}
                 for side in (drafting, plain) if seed % 2 == 0 else (plain, drafting):
-                    *before, last = workloads(seed)[name]
                     for turn in before:
                         side.run(turn)
-                    speed, end = side.run(last)
-                    speeds.append(speed)
-                    if side is drafting:
+                    is_drafting = side is drafting
+                    speeds[is_drafting], works[is_drafting], end = side.run(last)
+                    if is_drafting:
                         counts = f"{end.outcome.num_accepted:,} of {end.outcome.num_drafted:,} drafted tokens accepted"
-                first, second = speeds if seed % 2 == 0 else reversed(speeds)
-                ratios.append(first / second)
+                ratios.append(speeds[True] / speeds[False])
+                worked.append(works[True] / works[False])
+                costs = drafting.costs()
+                bests.append(at_best(turns, [costs.relative(size) for size in range(1, costs.largest + 1)]))
                 plain.loop.clear().result()
                 drafting.loop.clear().result()
             low = "" if median(ratios) >= least else f"  <- below {least}"
             print(
-                f"{name:6} {median(ratios):.2f} x ({min(ratios):.2f} to {max(ratios):.2f}), {counts}{low}", flush=True
+                f"{name:6} {median(ratios):.2f} x ({min(ratios):.2f} to {max(ratios):.2f}), by processor time "
+                f"{median(worked):.2f} x, of {median(bests):.2f} x at best; {counts}{low}",
+                flush=True,
             )
-        costs = drafting.loop._ask(lambda worker: worker.drafts.costs.table() if worker.drafts else {}).result()
-        print("pass, ms by tokens:", {size: round(ms, 2) for size, ms in costs.items()})
+        print("pass, ms by tokens:", {size: round(ms, 2) for size, ms in drafting.costs().table().items()})
+        print("load:", " ".join(f"{load:.1f}" for load in os.getloadavg()))
 
 
 if __name__ == "__main__":

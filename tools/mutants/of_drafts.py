@@ -68,6 +68,13 @@ DRAFTS_MUTANTS = (
         "        found = next(iter(self._namespaces.values()))",
         _DRAFTER,
     ),
+    _mutant(
+        "RequestDrafts.accept",
+        "a draft that was not worth a pass teaches nothing",
+        "untried is not None",
+        "False",
+        _DRAFTER,
+    ),
     _mutant("Worker.clear_cache", "what was cleared is drafted from", "self.drafts.clear(namespace)", "", _LOOP),
     _mutant(
         "TokenHistory.find",

@@ -46,8 +46,7 @@ _PRIOR_TRIALS = 4.0
 _MEMORY = 64.0
 """Trials that a rate remembers."""
 _FORGETTING = 0.98
-"""Decay of a rate's observations each time a draft was not worth a pass, so that one is tried again now and then."""
-
+"""Decay of a rate's observations each time a draft was not worth computing, so that one is tried again now and then."""
 
 _PRIOR = {
     DraftSource.ANSWER: 0.5,
@@ -304,7 +303,7 @@ class AcceptanceRates:
         self._rate(source, match).note(accepted, min(accepted + 1, drafted))
 
     def fade(self, source: DraftSource, match: int) -> None:
-        """Record that such a draft was not worth a pass."""
+        """Record that such a draft was not worth computing."""
         self._rate(source, match).fade()
 
 

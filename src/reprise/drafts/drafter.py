@@ -154,7 +154,7 @@ class Drafts:
         self, available: int, source: DraftSource, match: int, *, num_fed: int, step_s: float = 0.0
     ) -> BestLength:
         """How many of so many tokens of such a draft are worth a pass."""
-        best = best_length(
+        return best_length(
             available,
             self.rates.of(source, match),
             self.costs,
@@ -163,9 +163,6 @@ class Drafts:
             sizes=self.sizes,
             step=step_s / self.costs.one_s,
         )
-        if best.length == 0:
-            self.rates.fade(source, match)
-        return best
 
     def clear(self, namespace: str | None = None) -> None:
         """Drop the history of a namespace, or of all."""
@@ -216,6 +213,8 @@ class RequestDrafts:
         self.holds_back = False
         """A draft would have been computed, had the next token not been chosen ahead: it is not to be again."""
         self._computed = computed
+        self._untried: Draft | None = None
+        """What was found and is not verified: whether its first token is right is seen all the same."""
         self._drafts = drafts
         self._prompt = prompt
         self._namespace = namespace
@@ -249,6 +248,10 @@ class RequestDrafts:
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Append these tokens to the answer."""
+        untried, self._untried = self._untried, None
+        if untried is not None:
+            is_right = untried.tokens[0] == tokens[0]
+            self._drafts.rates.note(untried.source, untried.match, accepted=int(is_right), drafted=1)
         self._answer += tokens
         self._tail = [*self._tail, *tokens][-LONGEST_MATCH:]
 
@@ -271,7 +274,7 @@ class RequestDrafts:
         self.holds_back = costs.wants_single
         if most < 1 or not costs.is_known or costs.wants_single:
             return None
-        draft = self._find(most, forced)
+        draft = self._untried = self._find(most, forced)
         if draft is not None:
             best = self._drafts.best_length(len(draft.tokens), draft.source, draft.match, num_fed=num_fed)
             if best.length > 0:
@@ -285,6 +288,8 @@ class RequestDrafts:
             return None
         best = drafts.best_length(most, computed.source, computed.match, num_fed=num_fed, step_s=step_s)
         if best.length == 0:
+            # Nothing is learnt of a draft that is not computed, so one is tried again in time.
+            drafts.rates.fade(computed.source, computed.match)
             return None
         saving_s = drafts.costs.one_s * (1 - 1 / best.speed)
         num_left = min(most, round(drafts.answer_tokens))
@@ -303,6 +308,7 @@ class RequestDrafts:
         if draft is None:
             return
         accepted = num_tokens - 1
+        self._untried = None
         if self._computed is None or draft.source is not self._computed.source:
             self._num_in_vain = 0 if accepted > 0 else self._num_in_vain + 1
         saved_s = num_tokens * drafts.costs.one_s - seconds - draft.seconds
