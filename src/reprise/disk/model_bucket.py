@@ -3,6 +3,7 @@
     <16 hex of the model>/servers/<server>                written again every few seconds: the lease of a server
     <16 hex of the model>/<2 hex of the key>/<key>.kv
     <16 hex of the model>/notes/<key of a namespace's root>.json
+    <16 hex of the model>/uses/<key>                      written when the record was used, if it is old
 
 The size limit has no lock and needs none: writes are atomic, deletions idempotent, and all servers delete in nearly the
 same order (leaves first, by the objects' times), so two servers over the limit delete the same objects. A lock could be
@@ -16,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import cast
@@ -34,6 +36,11 @@ from reprise.disk.format import (
 )
 from reprise.disk.lease import EXPIRED_S, new_server_name
 from reprise.disk.record import DiskRecord, folder_name
+
+_USES = "uses"
+
+USE_SHOWN_S = 3600.0
+"""An object cannot be touched: a use is shown by another one, written where the last known use is older than this."""
 
 _HEAD_NBYTES = 8 << 10
 """How much of an unknown object is read first; most headers are shorter."""
@@ -133,6 +140,7 @@ class ModelBucket(NamedRecords):
         try:
             objects = list(self._bucket.listing(""))
             own = {Path(each.name): each for each in objects if self._is_ours(each)}
+            used_ns = self._uses(objects, own)
             unknown = [each for path, each in own.items() if not is_known(path, each.nbytes)]
             unknown.sort(key=lambda each: each.changed_ns, reverse=True)
             heads = self._read_heads(unknown[:MOST_HEADERS], is_closing)
@@ -140,7 +148,8 @@ class ModelBucket(NamedRecords):
                 # Removed since the listing, or beyond `MOST_HEADERS`.
                 if Path(each.name) not in heads and _is_record(each):
                     del own[Path(each.name)]
-            files = {path: _info_of(each) for path, each in own.items()}
+            infos = ((path, _info_of(each)) for path, each in own.items())
+            files = {path: replace(info, mtime_ns=max(info.mtime_ns, used_ns.get(path, 0))) for path, info in infos}
         except BaseException:
             with self._lock:
                 self._written_meanwhile = None
@@ -153,6 +162,18 @@ class ModelBucket(NamedRecords):
             self._files, self._heads, self._written_meanwhile = files, heads, None
             self.has_unread = len(unknown) > MOST_HEADERS
         self.around.note([each for each in objects if Path(each.name) not in own], self._model, self._now_ns())
+
+    def _uses(self, objects: Iterable[ObjectInfo], own: Mapping[Path, ObjectInfo]) -> dict[Path, int]:
+        """When records were used, as servers have shown; what shows the use of a record that is gone is removed."""
+        shown = [each for each in objects if each.name.startswith(f"{self._model}/{_USES}/")]
+        used_ns = {self.path_of(bytes.fromhex(_last(each.name))): each.changed_ns for each in shown}
+        gone = [path for path in used_ns if path not in own]
+        for at in range(0, len(gone), self.removed_at_once):
+            self._bucket.delete([self._use_name(path) for path in gone[at : at + self.removed_at_once]])
+        return used_ns
+
+    def _use_name(self, path: Path) -> str:
+        return f"{self._model}/{_USES}/{path.stem}"
 
     def _is_ours(self, each: ObjectInfo) -> bool:
         is_inside = each.name.startswith(f"{self._model}/") and RECORD_NAME.fullmatch(_last(each.name)) is not None
@@ -283,7 +304,13 @@ class ModelBucket(NamedRecords):
         self._note(path, FileInfo(path=path, nbytes=len(content), mtime_ns=self._now_ns()))
 
     def set_time(self, path: Path, at_ns: int) -> None:
-        """No-op: objects and their times never change, so uses are only known to this server."""
+        """Show the use of an old record to other servers, at the store's time."""
+        with self._lock:
+            info = self._files.get(path)
+        now_ns = self._now_ns()
+        if info is not None and now_ns - info.mtime_ns > USE_SHOWN_S * 1e9:
+            self._bucket.put(self._use_name(path), b"1")
+            self._note(path, replace(info, mtime_ns=now_ns))
 
     def _note(self, path: Path, info: FileInfo | None) -> None:
         with self._lock:
@@ -329,7 +356,7 @@ class ObjectsAround:
             model, _, rest = each.name.partition("/")
             if rest.startswith(f"{SERVERS}/"):
                 leases[model].append(each)
-            elif MODEL_NAME.fullmatch(model) and RECORD_NAME.fullmatch(_last(each.name)) and model != own:
+            elif MODEL_NAME.fullmatch(model) and model != own and _is_evictable(each):
                 records[model].append(_info_of(each))
         unserved = [info for model, infos in records.items() if not _living(leases[model], now_ns) for info in infos]
         with self._lock:
@@ -357,6 +384,10 @@ def _living(leases: Iterable[ObjectInfo], now_ns: int) -> list[ObjectInfo]:
 
 def _info_of(each: ObjectInfo) -> FileInfo:
     return FileInfo(path=Path(each.name), nbytes=each.nbytes, mtime_ns=each.changed_ns)
+
+
+def _is_evictable(each: ObjectInfo) -> bool:
+    return RECORD_NAME.fullmatch(_last(each.name)) is not None or f"/{_USES}/" in each.name
 
 
 def _is_record(each: ObjectInfo) -> bool:

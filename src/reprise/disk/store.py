@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE})
 """Errors of opening or reading a file that was removed, including over a network."""
 
+_RECENT_S = 60.0
+"""A use is shown in a remote store if it is not older."""
+
 _LAST_NS = 1 << 62
 """A time of last use after all others."""
 
@@ -455,12 +458,24 @@ class RecordStore:
 
     def show_uses(self, uses: Mapping[bytes, int]) -> None:
         """Write times of last use (ns) to the files, where a restart and other servers find them."""
+        if self.directory.is_remote:
+            uses = self._uses_to_show(uses)
         for key, at_ns in uses.items():
             try:
                 self.directory.set_time(self.directory.path_of(key), at_ns)
             except OSError as error:
                 # The file has gone, or will seem a little older after a restart.
                 log.debug("cannot set the time of a cache file: %s", error)
+
+    def _uses_to_show(self, uses: Mapping[bytes, int]) -> dict[bytes, int]:
+        """Those for which a remote store is asked: each takes a request, and it puts its own time of now on it."""
+        recent_ns = round((self.clock() - _RECENT_S) * 1e9)
+        with self.changed:
+            if self.is_away:
+                return {}
+            # What hangs on a record keeps it: the ends of paths are enough. Older times are those of evicted children.
+            parents = {self.index.entries[key].parent for key in uses if key in self.index.entries}
+            return {key: at_ns for key, at_ns in uses.items() if key not in parents and at_ns >= recent_ns}
 
     # Eviction.
 
