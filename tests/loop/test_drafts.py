@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from reprise.core.backend import DraftSource
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Sampling, Thinking
+from reprise.core.tokens import Tokens, join_tokens
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
+from reprise.engine.runner import LiveSequence, Runner
 from reprise.loop.worker import Worker
 from tests.loop.driving import GREEDY, Engine, Running
 from tests.loop.test_reuse import words
@@ -228,13 +231,39 @@ def test_no_draft_is_made_where_they_are_off() -> None:
     engine.close()
 
 
-def test_exact_drafts_use_passes_that_equal_single_steps() -> None:
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
+def test_exact_drafts_use_only_passes_that_equal_single_steps(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a draft has any length, and where tokens are fed again behind a rejected one."""
+    true_logits, fed = Runner.logits, set[int]()
+
+    def logits(self: Runner, live: LiveSequence, chunk: Tokens) -> mx.array:
+        return true_logits(self, live, chunk) + (1e-6 if len(chunk) == 5 else 0)
+
+    monkeypatch.setattr(Runner, "logits", logits)
+    engine = Engine(architecture, drafts="exact")
+
+    class Noted(FreePasses):
+        def note(self, num_tokens: int, seconds: float) -> None:
+            fed.add(num_tokens)
+
+    def note_passes(worker: Worker) -> None:
+        assert worker.drafts is not None and worker.drafts.sizes == (1, 2, 4)
+        worker.drafts.costs = Noted()
+
+    engine.ask(note_passes)
+    prompt = words(797, 60)
+    for _ in range(2):
+        engine.run(prompt, sampling=SAMPLED, num=24)
+        engine.run(join_tokens(prompt, words(798, 3)), sampling=SAMPLED, num=24)
+    assert max(fed) in (2, 3, 4), fed
+    engine.close()
+
+
+def test_where_no_pass_equals_single_steps_exact_drafts_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_logits = Runner.logits
+    monkeypatch.setattr(Runner, "logits", lambda self, live, chunk: true_logits(self, live, chunk) + len(chunk))
     engine = Engine("llama", drafts="exact")
-
-    def sizes(worker: Worker) -> tuple[int, ...]:
-        return worker.drafts.sizes if worker.drafts is not None else (1,)
-
-    found = engine.ask(sizes)
-    assert found[0] == 1
-    assert engine.ask(lambda worker: worker.runner.exact_sizes(PASS_SIZES)) == found
+    assert engine.loop.status().drafts is None
     engine.close()

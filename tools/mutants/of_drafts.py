@@ -8,6 +8,7 @@ _DRAFTER = ("tests/drafts/test_drafter.py",)
 _BENEFIT = ("tests/drafts/test_benefit.py",)
 _COSTS = ("tests/drafts/test_costs.py",)
 _LOOP = ("tests/loop/test_drafts.py",)
+_EXACT = (*_LOOP, "-k", "exact")
 _SEQUENCE = ("tests/engine/test_draft_sequence.py",)
 _LAYERS = ("tests/engine/test_layers.py",)
 _VOCABULARY = ("tests/engine/test_vocabulary.py",)
@@ -180,5 +181,12 @@ DRAFTS_MUTANTS = (
         "followed.give_up()",
         "",
         _MODEL,
+    ),
+    _mutant(
+        "Runner.exact_size",
+        "exact drafts use passes of sizes that were not tried",
+        "range(2, most + 1)",
+        "(2, 4, 8, 16, 32)",
+        _EXACT,
     ),
 )

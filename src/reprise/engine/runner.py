@@ -35,6 +35,8 @@ from reprise.engine.token_sampler import TokenSampler
 SHARES_FROM = 4096
 """Shorter sequences are copied: that is quick, and their spare capacity would outweigh what sharing saves."""
 
+_SHORT, _LONG = 64, 1100
+"""Lengths of the texts on which passes of several sizes are compared with single steps."""
 _SPARE = 512
 """Spare entries, besides a sixteenth of the length, with which a sequence is still worth keeping idle."""
 
@@ -480,22 +482,34 @@ class Runner:
         live.pending = taken[-1].token
         return TokenResult(live, tuple(taken), reason, num_fed=len(fed), num_drafted=len(draft))
 
-    def exact_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Those of these pass sizes whose logits equal those of single steps bit by bit, on a short sequence."""
-        tokens = np.arange(64 + max(sizes), dtype=np.int32) % self.loaded.vocab_size
+    def exact_size(self, most: int) -> int:
+        """The largest pass size up to `most` such that passes up to this size equal single steps bit by bit.
 
-        def logits(step: int) -> npt.NDArray[np.float32]:
-            live = self.begin()
-            try:
-                self.prefill([live], [tokens[:64]])
-                starts = range(64, len(tokens), step)
-                passes = [self.logits(live, tokens[at : at + step]) for at in starts]
-                return np.array(mx.concatenate(passes, axis=0).astype(mx.float32))
-            finally:
-                self.drop(live)
+        Compared are the logits of the next tokens of a made-up text, after so many passes of each size that their
+        effect on the layers shows as well. A short text is continued with every size, since a pass also takes tokens
+        again that a rejected draft left unfed; a long one with some, since devices have other kernels for it.
+        """
+        num = most
+        for start, sizes in ((_SHORT, range(2, most + 1)), (_LONG, (2, 3, 4, 8, 16, most))):
+            if self.loaded.context is not None and start + num > self.loaded.context:
+                break
+            single = self._logits_in_passes(1, start=start, num=num)
+            for size in sizes:
+                if size <= most and not np.array_equal(self._logits_in_passes(size, start=start, num=num), single):
+                    most = size - 1
+        return most
 
-        single = logits(1)
-        return tuple(size for size in sizes if size == 1 or np.array_equal(logits(size), single))
+    def _logits_in_passes(self, size: int, *, start: int, num: int) -> npt.NDArray[np.float32]:
+        """Logits after each of `num` tokens behind a text of `start` tokens, in passes over up to `size` tokens."""
+        tokens = np.arange(start + num, dtype=np.int32) % self.loaded.vocab_size
+        live = self.begin()
+        try:
+            for at in range(0, start, _SHORT):
+                self.prefill([live], [tokens[at : min(at + _SHORT, start)]])
+            passes = [self.logits(live, tokens[at : at + size]) for at in range(start, len(tokens), size)]
+            return np.array(mx.concatenate(passes, axis=0).astype(mx.float32))
+        finally:
+            self.drop(live)
 
     def catch_up(self, live: LiveSequence) -> None:
         """Feed the tokens that a rejected draft left unfed, so that the layers are at the answer's position."""

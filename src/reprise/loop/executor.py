@@ -126,13 +126,14 @@ def make_drafts(runner: Runner, mode: str) -> Drafts | None:
     """The drafts of a model; None if they are off or it cannot verify them."""
     if mode == "off" or not runner.can_verify:
         return None
-    sizes = PASS_SIZES if mode == "auto" else runner.exact_sizes(PASS_SIZES)
+    most = max(PASS_SIZES)
     if mode == "exact":
-        log.info(
-            "drafts are verified in passes of %s tokens, whose logits equal those of single steps",
-            ", ".join(map(str, sizes)),
-        )
-    if max(sizes, default=1) == 1:
-        log.warning("no pass over several tokens equals single steps on this device, so --drafts exact has no effect")
-        return None
+        most = runner.exact_size(most)
+        if most == 1:
+            log.warning(
+                "no pass over several tokens equals single steps on this device, so --drafts exact has no effect"
+            )
+            return None
+        log.info("drafts are verified in passes of up to %d tokens, whose logits equal those of single steps", most)
+    sizes = (*(size for size in PASS_SIZES if size < most), most)
     return Drafts(rewinds=runner.loaded.blueprint.rewinds, sizes=sizes)
