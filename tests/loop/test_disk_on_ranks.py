@@ -1,5 +1,6 @@
 """The disk cache where each rank has its own part of each record: all have it, verified, or nobody reads it."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from reprise.core.sizes import Bytes
 from reprise.disk import write_behind
 from reprise.disk.format import encode, read_record
 from reprise.disk.shards import ShardKeeper
@@ -76,6 +78,7 @@ def test_after_a_restart_of_all_ranks_only_what_is_new_is_computed(
     assert again.computed == 4
     assert again.tokens == engine.cold(longer, num=6)
     engine.ask(lambda worker: following.check())
+    _wait_until_nothing_is_kept(engine, following)
     ours, theirs = _keys(engine, following)
     assert ours == theirs
     engine.ask(lambda worker: disk_cache(worker).check())
@@ -174,19 +177,24 @@ def test_clearing_removes_the_parts_of_all_ranks(start: Start, tmp_path: Path) -
     assert _keys(engine, following) == (set(), set())
 
 
+@pytest.mark.parametrize("which", ["ours", "theirs"])
 def test_the_least_limit_of_all_ranks_holds_on_each(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     monkeypatch.setattr(write_behind, "SOON_S", 0.0)
     most = 400_000
-    engine, following = start(their_bytes=most)
+    limits: dict[str, Any] = {"disk_bytes": Bytes(most)} if which == "ours" else {"their_bytes": most}
+    engine, following = start(**limits)
     for seed in range(12):
         engine.run(words(seed, 200), num=2)
     due_s = time.monotonic() + PATIENCE_S
     while engine.ask(lambda worker: worker.disk.num_unwritten) > 0:
         assert time.monotonic() < due_s
     ours, theirs = _keys(engine, following)
-    assert ours == theirs != set()
+    if which == "ours":
+        # The other rank has room, and removes what it is told to.
+        assert ours == theirs
+    assert ours & theirs
     for rank in ("0", "1"):
         assert sum(file.stat().st_size for file in (tmp_path / rank).rglob("*.kv")) <= most
     engine.ask(lambda worker: disk_cache(worker).check())
@@ -208,17 +216,68 @@ def test_a_rank_whose_disk_does_not_answer_is_not_waited_for(start: Start, monke
     assert engine.run([*prompt, 4], num=4).computed <= 2
 
 
-def test_what_was_read_for_nothing_is_dropped_on_all_ranks(start: Start) -> None:
-    prompt = words(1, 300)
+class HeldReads:
+    """What rank 0 asks the other rank to read, which waits until it is let go."""
+
+    def __init__(self, keeper: ShardKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._really = keeper.read
+        self._held: list[tuple[int, bytes]] = []
+        self._asked = threading.Event()
+        self._is_held = True
+        monkeypatch.setattr(keeper, "read", self._read)
+
+    def _read(self, number: int, key: bytes) -> None:
+        if not self._is_held:
+            self._really(number, key)
+            return
+        self._held.append((number, key))
+        self._asked.set()
+
+    def wait(self) -> None:
+        assert self._asked.wait(PATIENCE_S)
+
+    def let_go(self) -> None:
+        self._is_held = False
+        for number, key in self._held:
+            self._really(number, key)
+
+
+def test_nothing_is_restored_before_all_ranks_have_read_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = start()
+    prompt = [*words(1, 200)]
+    prompt += [*engine.run(prompt, num=2).tokens, 1]
     engine, following = start()
+    held = HeldReads(_keeper(following), monkeypatch)
+    running = engine.submit(prompt, num=2)
+    held.wait()
+    # Others go on meanwhile.
+    assert engine.run(words(2, 20), num=4).computed == 20
+    assert running.events == []
+    held.let_go()
+    assert running.wait().computed == 2
+    engine.ask(lambda worker: following.check())
+
+
+def test_what_was_read_for_nothing_is_dropped_on_all_ranks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = words(1, 300)
+    engine, _ = start()
     engine.run(prompt, num=2)
     engine, following = start()
+    held = HeldReads(_keeper(following), monkeypatch)
     running = engine.submit([*prompt, 3], num=2)
-    engine.loop.clear().result(PATIENCE_S)
+    held.wait()
+    engine.loop.cancel(running.job.id)
     running.wait()
-    engine.run(words(2, 20), num=2)
-    engine.ask(lambda worker: following.check())
-    assert _keeper(following).num_read == 0
+    held.let_go()
+    _wait_until_nothing_is_kept(engine, following)
+
+
+def _wait_until_nothing_is_kept(engine: Engine, following: Following) -> None:
+    """Each check tells the other rank what nobody holds any more."""
+    due_s = time.monotonic() + PATIENCE_S
+    while not _keeper(following).flush(PATIENCE_S) or _keeper(following).num_read > 0:
+        assert time.monotonic() < due_s
+        engine.ask(lambda worker: following.check())
 
 
 def test_ranks_may_have_one_directory(start: Start, tmp_path: Path) -> None:

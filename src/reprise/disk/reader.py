@@ -210,6 +210,8 @@ class RecordReader:
                 self._read(fetch, read)
             else:
                 Thread(target=self._read, args=(fetch, read), name="reprise-disk-read", daemon=True).start()
+            # What was read last is not kept until something else is.
+            del chosen, fetch, read
 
     def _read(self, fetch: Fetch | None, read: _Read) -> None:
         store = self._store
