@@ -1,18 +1,21 @@
-"""Shepherd Model Gateway before two real servers: chats outlive a replica that is killed, and move with their cache."""
+"""Shepherd Model Gateway before real servers: chats outlive a replica that is killed, and move with their cache."""
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.resources import as_file, files
 from pathlib import Path
+from random import Random
 
 import httpx
 import pytest
 
 from reprise.benchmark.server_process import ServerProcess
 from reprise.demo.cluster import hold_all, replica_command, start_gateway
+from reprise.demo.facts import FactExchange, random_chat
 from reprise.disk.read_ahead import MIN_TOKENS
 from tests.agents.packages import python_with
 
@@ -90,13 +93,14 @@ def test_one_of_three_dies_under_load_and_no_answer_is_wrong_or_stuck(tmp_path: 
             replicas[-1].kill()
 
         _hold(chats, meanwhile=kill_one)
+        assert len({answer for chat in expected for answer in chat.answers}) > NUM_CHATS * 4, "a mix-up would show"
         assert [chat.answers for chat in chats] == [chat.answers for chat in expected]
         assert sum(len(chat.failures) for chat in chats) <= NUM_CHATS, "no more than the answers under way"
         assert max(chat.longest_s for chat in chats) < MOST_S
 
 
 def _chats(url: str, *, num_tries: int = 1) -> list["_Client"]:
-    return [_Client(url, seed, num_turns=NUM_TURNS, num_tries=num_tries) for seed in range(NUM_CHATS)]
+    return [_Client(url, seed, most_turns=NUM_TURNS, num_tries=num_tries) for seed in range(NUM_CHATS)]
 
 
 def _hold(chats: Sequence["_Client"], *, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -123,12 +127,12 @@ def _num_running(replica: ServerProcess) -> int:
 
 
 class _Client:
-    """Asks one chat's next turn again and again, streamed, and writes down whatever is not a whole answer."""
+    """Holds one chat of `NUM_TURNS` turns after the other, streamed, and notes whatever is not a whole answer."""
 
-    def __init__(self, url: str, seed: int, *, num_turns: int = 30, num_tries: int = 1) -> None:
+    def __init__(self, url: str, seed: int, *, most_turns: float = math.inf, num_tries: int = 1) -> None:
         """`num_tries`: how often a question is asked, each half a second after the last."""
         self._url, self._seed = url, seed
-        self._num_turns, self._num_tries = num_turns, num_tries
+        self._most_turns, self._num_tries = most_turns, num_tries
         self._answered = threading.Condition()
         self.answers: list[str] = []
         self.failures: list[str] = []
@@ -141,10 +145,14 @@ class _Client:
             assert self._answered.wait_for(lambda: len(self.answers) >= wanted or self.failures, 180)
 
     def run(self, is_over: threading.Event) -> None:
-        messages = [{"role": "system", "content": f"You are assistant {self._seed}."}]
+        messages, asked = list[dict[str, str]](), list[FactExchange]()
         with httpx.Client(base_url=self._url, timeout=60) as client:
-            while not is_over.is_set() and len(self.answers) < self._num_turns:
-                messages.append({"role": "user", "content": f"What is {len(messages)}?"})
+            while not is_over.is_set() and len(self.answers) < self._most_turns:
+                if not asked:
+                    seed = self._seed + 1000 * len(self.answers)
+                    messages = [{"role": "system", "content": f"You are assistant {seed}."}]
+                    asked = random_chat(Random(seed), NUM_TURNS, has_tool=False)
+                messages.append({"role": "user", "content": asked.pop(0).user})
                 answer = self._ask_until_answered(client, messages)
                 messages.append({"role": "assistant", "content": answer})
                 with self._answered:
