@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -30,6 +31,10 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("REPRISE_")]:
         del os.environ[name]
     os.environ["REPRISE_CONFIG"] = os.devnull
+    # Nor is what nohup or a shell's background job ignores: servers would not end at these signals.
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGHUP else signal.default_int_handler)
     # On the CPU another thread of MLX runs each operation, and is woken for it by ours: where all cores are busy, it
     # would take the core from ours each time, which costs more than the operations of these tiny models.
     if hasattr(os, "SCHED_BATCH"):

@@ -23,8 +23,10 @@ _ZOO = ("llama4", "qwen3, kept beginning", "recurrent_gemma", "baichuan_m1")
 
 @pytest.fixture(autouse=True)
 def nothing_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few tokens are read as well, and what is stored is written at once or much later."""
+    """A few tokens are read as well, however slow the disk is beside other tests; what is stored is written at once or
+    much later."""
     monkeypatch.setattr(read_ahead, "MIN_TOKENS", 1)
+    monkeypatch.setattr(read_ahead, "LEAST_READ_S", float("inf"))
 
 
 def _given(name: str, folder: Path) -> tuple[str | Path, dict[str, Any]]:
