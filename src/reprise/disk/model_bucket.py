@@ -11,6 +11,7 @@ held by a dead server, and not every store has conditional writes. What others h
 not counted: until the next one, the limit can be exceeded by that much.
 """
 
+import re
 import threading
 import time
 from collections import defaultdict
@@ -38,6 +39,7 @@ from reprise.disk.lease import EXPIRED_S, new_server_name
 from reprise.disk.record import DiskRecord, folder_name
 
 _USES = "uses"
+_USE_NAME = re.compile(rf"[0-9a-f]{{16}}/{_USES}/[0-9a-f]{{64}}")
 
 USE_SHOWN_S = 3600.0
 """An object cannot be touched: a use is shown by another one, written where the last known use is older than this."""
@@ -165,7 +167,7 @@ class ModelBucket(NamedRecords):
 
     def _uses(self, objects: Iterable[ObjectInfo], own: Mapping[Path, ObjectInfo]) -> dict[Path, int]:
         """When records were used, as servers have shown; what shows the use of a record that is gone is removed."""
-        shown = [each for each in objects if each.name.startswith(f"{self._model}/{_USES}/")]
+        shown = [each for each in objects if each.name.startswith(f"{self._model}/") and _is_use(each)]
         used_ns = {self.path_of(bytes.fromhex(_last(each.name))): each.changed_ns for each in shown}
         gone = [path for path in used_ns if path not in own]
         for at in range(0, len(gone), self.removed_at_once):
@@ -387,7 +389,11 @@ def _info_of(each: ObjectInfo) -> FileInfo:
 
 
 def _is_evictable(each: ObjectInfo) -> bool:
-    return RECORD_NAME.fullmatch(_last(each.name)) is not None or f"/{_USES}/" in each.name
+    return RECORD_NAME.fullmatch(_last(each.name)) is not None or _is_use(each)
+
+
+def _is_use(each: ObjectInfo) -> bool:
+    return _USE_NAME.fullmatch(each.name) is not None
 
 
 def _is_record(each: ObjectInfo) -> bool:
