@@ -48,7 +48,7 @@ class PartsElsewhere:
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _ShardQuestion:
     """What was asked of all other ranks, and what they have answered."""
 
     answers: dict[int, Message] = field(default_factory=dict[int, Message])
@@ -74,7 +74,7 @@ class ShardsElsewhere:
         self._opened_within_s = opened_within_s
         self.answered_within_s = answered_within_s
         self._numbers = itertools.count(-1, -1)
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _ShardQuestion] = {}
         self._changed = threading.Condition()
         links.on_answer = self._hear
 
@@ -92,7 +92,7 @@ class ShardsElsewhere:
 
     def begin_read(self, key: bytes) -> int:
         """See `OtherRanks`."""
-        number = self._ask(_Asked())
+        number = self._ask(_ShardQuestion())
         try:
             self._links.send(["read", number, key.hex()])
         except RanksFailed as failure:
@@ -113,7 +113,7 @@ class ShardsElsewhere:
         self._name_record(record, number)
         return True
 
-    def _wait(self, asked: _Asked) -> bool:
+    def _wait(self, asked: _ShardQuestion) -> bool:
         """Wait until all have answered; returns whether they have."""
         due_s = time.monotonic() + self.answered_within_s
         with self._changed:
@@ -140,7 +140,7 @@ class ShardsElsewhere:
         """See `OtherRanks`."""
         cleared: Future[None] = Future()
         cleared.set_running_or_notify_cancel()
-        number = self._ask(_Asked(cleared=cleared))
+        number = self._ask(_ShardQuestion(cleared=cleared))
         try:
             self._links.send(["clear", number, None if root is None else root.hex()])
         except RanksFailed as failure:
@@ -148,7 +148,7 @@ class ShardsElsewhere:
             cleared.set_exception(failure)
         return cleared
 
-    def _ask(self, asked: _Asked) -> int:
+    def _ask(self, asked: _ShardQuestion) -> int:
         with self._changed:
             number = next(self._numbers)
             self._asked[number] = asked
