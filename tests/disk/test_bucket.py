@@ -183,20 +183,50 @@ def test_records_of_a_bucket_are_read_at_once_and_come_in_order(monkeypatch: pyt
         cache.check()
 
 
-def test_what_is_under_way_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+class Offered:
+    """Holds up each read until the reader has been asked for another one, and until all that it gave are under way."""
+
+    def __init__(self, bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._get, self._begin_next = bucket.get, reader.Fetch.begin_next
+        self._changed = threading.Condition()
+        self._num_asked = self._num_got = self._num_under_way = self.most = 0
+        self._begun: list[int] = []
+        """The number of the question to which each read was the answer."""
+        monkeypatch.setattr(bucket, "get", self.get)
+        # Not the method itself, which would be bound to this object and get no fetch.
+        monkeypatch.setattr(reader.Fetch, "begin_next", lambda *given: self.begin_next(*given))  # noqa: PLW0108
+
+    def begin_next(self, fetch: reader.Fetch, read_ahead_bytes: int, room: int | None) -> Any:
+        read = self._begin_next(fetch, read_ahead_bytes, room)
+        with self._changed:
+            self._num_asked += 1
+            self._begun += [self._num_asked] if read is not None else []
+            self._changed.notify_all()
+        return read
+
+    def get(self, name: str, nbytes: int) -> memoryview:
+        with self._changed:
+            number = self._num_got
+            self._num_got += 1
+            self._num_under_way += 1
+            self.most = max(self.most, self._num_under_way)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._num_asked > self._begun[number], PATIENCE_S)
+            assert self._changed.wait_for(lambda: self._num_got == len(self._begun), PATIENCE_S)
+            self._num_under_way -= 1
+        return self._get(name, nbytes)
+
+
+@pytest.mark.parametrize(("nbytes", "most"), [(3500, 3), (10, 1)], ids=["three", "larger than the bound"])
+def test_what_is_under_way_is_bounded_in_bytes(nbytes: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket, ids = FakeBucket(), list(range(40))
+    monkeypatch.setattr(reader, "UNDER_WAY_NBYTES", nbytes)
     with server(bucket) as cache:
         records = put_path(cache, ids, nbytes=1000)
-        gate = Gate(bucket, num=3)
-        monkeypatch.setattr(reader, "UNDER_WAY_NBYTES", 3500)
-        monkeypatch.setattr(bucket, "get", gate.get)
         found = find(cache, ids)
-        assert found is not None and len(read_all(cache, found)[0]) == len(records) and gate.most == 3
-        # Larger than the bound, each is read alone.
-        monkeypatch.setattr(reader, "UNDER_WAY_NBYTES", 10)
-        gate.release()
-        gate.most = 0
-        assert len(read_all(cache, found)[0]) == len(records) and gate.most == 1
+        assert found is not None
+        offered = Offered(bucket, monkeypatch)
+        assert len(read_all(cache, found)[0]) == len(records) and offered.most == most
 
 
 def test_what_comes_after_a_lost_record_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
