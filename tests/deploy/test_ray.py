@@ -59,6 +59,12 @@ class Cluster:
         assert response.status_code == 200, response.text
         return response.headers[REPLICA], response.json()
 
+    def wait_until_idle(self, replica: str) -> None:
+        """Until it computes nothing, ahead of requests either."""
+        until_s = time.monotonic() + 60
+        while not self.client.get("/health", headers={REPLICA: replica}).json()["idle"]:
+            assert time.monotonic() < until_s
+
     def replicas(self, num: int) -> list[str]:
         """The replicas, once there are so many."""
         until_s = time.monotonic() + 120
@@ -117,6 +123,9 @@ def test_two_replicas(tmp_path: Path) -> None:
             again = {"input": "And you?", "previous_response_id": response.json()["id"], "max_output_tokens": 4}
             followed = served.client.post("/v1/responses", json=again)
             assert followed.status_code == 200 and followed.headers[REPLICA] == response.headers[REPLICA]
+        # What is computed while nobody waits stays: that is running.
+        for replica in (first, second):
+            served.wait_until_idle(replica)
         assert served.client.delete("/v1/cache").json()["cleared"]
         for replica in (first, second):
             held = served.client.get("/health", headers={REPLICA: replica})
