@@ -48,6 +48,12 @@ class Context:
             return [self.of(self.models.of(model)).service]
         return [each.service for each in self.models.by_engine().values() if each.service is not None]
 
+    def services_beside(self, service: ChatService) -> list[ChatService]:
+        """Those with the same engine, and so the same prefix cache: this one and its aliases."""
+        if self.models is None:
+            return [service]
+        return [each for each in self.models.services if each.backend is service.backend]
+
     def model_id(self, name: str | None) -> str | None:
         """The id of the model that is named; None: none is, or the only one. Raises UnknownModel."""
         return None if self.models is None or name is None else self.models.of(name).id

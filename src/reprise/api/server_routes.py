@@ -175,5 +175,7 @@ async def clear_cache(context: OfServer, namespace: Namespace, model: ModelName 
     """
     services = context.services(model)
     for service in services:
+        for alias in context.services_beside(service):
+            alias.forget_settles(namespace)
         await asyncio.wrap_future(service.backend.clear(service.cache_namespace(namespace), owner=namespace))
     return {"object": "cache", "cleared": True, "models": [service.served.id for service in services]}

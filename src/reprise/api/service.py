@@ -389,12 +389,12 @@ class ChatService:
         await self.threads.run(Stage.END, lambda: renderer.learn(rendered, choice.tokens, answer))
 
     def _close_reply(self, reply: Reply) -> None:
-        reply.recording = self._in_background(self._settle_up(reply))
+        reply.recording = self._in_background(self._settle_up(reply, self._settling.num_forgotten))
 
-    async def _settle_up(self, reply: Reply) -> Record:
+    async def _settle_up(self, reply: Reply, as_of: int) -> Record:
         try:
             await reply.drain(_DRAIN_S)
-            await self._settle(reply)
+            await self._settle(reply, as_of)
             # First the record, which clients ask for at once, then what may be written to disk.
             record = await self._record(reply)
             namespace = self.cache_namespace(reply.request.namespace)
@@ -403,8 +403,12 @@ class ChatService:
         finally:
             self._open.pop(reply.request.id, None)
 
-    async def _settle(self, reply: Reply) -> None:
-        """Queue the next turn's known prefix, for when nothing else waits."""
+    def forget_settles(self, namespace: str) -> None:
+        """Compute nothing ahead any more of chats that callers of this namespace have had until now."""
+        self._settling.forget(self.cache_namespace(namespace))
+
+    async def _settle(self, reply: Reply, as_of: int) -> None:
+        """Queue the next turn's known prefix, for when nothing else waits. `as_of`: see `Settling.begin`."""
         rendered = reply.rendered
         if not self.settings.settles or rendered is None or self.is_closing or not reply.request.generates:
             return
@@ -426,6 +430,7 @@ class ChatService:
             namespace=self.cache_namespace(request.namespace),
             owner=request.namespace,
             chat=request.chat,
+            as_of=as_of,
         )
 
     async def _record(self, reply: Reply) -> Record:

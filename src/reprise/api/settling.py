@@ -50,16 +50,30 @@ class Settling:
         self._max_waiting = max_waiting
         self._lock = Lock()
         self._settles: list[_Settle] = []
+        self.num_forgotten = 0
+        """How often `forget` was called."""
 
     def __len__(self) -> int:
         return len(self._settles)
 
     def begin(
-        self, prompt: Prompt, *, request_id: str, namespace: str = "", owner: str = "", chat: str | None = None
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str,
+        namespace: str = "",
+        owner: str = "",
+        chat: str | None = None,
+        as_of: int | None = None,
     ) -> None:
-        """Queue a settle of `prompt`, which follows the answer to this request."""
+        """Queue a settle of `prompt`, which follows the answer to this request.
+
+        `as_of`: `num_forgotten` when the answer ended. If it has changed, nothing is queued.
+        """
         job = Job(id=request_id, prompt=prompt, purpose=Purpose.SETTLE, namespace=namespace, owner=owner, chat=chat)
         with self._lock:
+            if as_of not in (None, self.num_forgotten):
+                return
             if any(_begins_with(other.job, job) for other in self._settles):
                 return
             # What is settled as part of this one need not be settled by itself.
@@ -72,6 +86,12 @@ class Settling:
         """A request computes its prompt: settles of what that begins with are of no more use."""
         with self._lock:
             self._drop([settle for settle in self._settles if _begins_with(job, settle.job)])
+
+    def forget(self, namespace: str) -> None:
+        """The cache of this namespace is about to be cleared: nothing of it is to come back by a settle."""
+        with self._lock:
+            self.num_forgotten += 1
+            self._drop([settle for settle in self._settles if settle.job.namespace == namespace])
 
     # With the lock held, since a settle that is given up may be queued again at the same time.
 

@@ -133,6 +133,7 @@ class Engine:
 
     def clear(self) -> None:
         """Drop everything from the cache that no running turn uses, on disk too. Raises ShuttingDown when closed."""
+        self._replies.service.forget_settles("")
         self._loop.clear().result()
 
     def close(self) -> None:
