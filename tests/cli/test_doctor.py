@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reprise.cli.main import app
+from reprise.cli.process_limits import weights_nbytes
 from tests.models.tiny import tiny_model
 
 
@@ -43,6 +44,12 @@ def test_what_is_wrong_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pyt
     assert "--port" in told and "*.safetensors" in told
     gone = doctor(str(tmp_path / "nowhere"))
     assert gone[0] == 1 and "does not exist" in gone[1]
+    gone = doctor(str(tiny_model("llama")), "--draft-model", str(tmp_path / "nowhere"))
+    assert gone[0] == 1 and "draft model" in gone[1]
+    weights = weights_nbytes(tiny_model("llama"))
+    both = doctor(str(tiny_model("llama")), "--draft-model", str(tiny_model("llama")), "--memory", str(2 * weights - 1))
+    assert both[0] == 1 and "the weights alone take" in both[1]
+    assert "the weights alone" not in doctor(str(tiny_model("llama")), "--memory", str(2 * weights - 1))[1]
     small = doctor(str(tiny_model("llama")), "--memory", "1KB")
     assert small[0] == 1 and "the weights alone take" in small[1]
 

@@ -217,11 +217,20 @@ def test_its_weights_go_when_running_requests_have_no_room_otherwise() -> None:
     assert engine.run(prompt, num=60).tokens == expected
     drafted, weights = num_drafted(engine), status(engine).weights_nbytes
     assert drafted > 0 and weights > 0
+    assert engine.loop.status().weights_nbytes == loaded("llama").nbytes + weights
     needed = engine.ask(lambda worker: worker.runner.footprint.live(200, chunk=200))
     engine.ask(lambda worker: worker.set_budget(needed // 2))
     assert engine.run([*prompt, 7], num=60).tokens == plain.cold([*prompt, 7], num=60)
     assert status(engine).weights_nbytes == 0
+    assert engine.loop.status().weights_nbytes == loaded("llama").nbytes
+    assert engine.inspect().memory.weights_nbytes == loaded("llama").nbytes
     assert engine.ask(lambda worker: worker.memory.budget) == needed // 2 + weights
+    # They come back with the model's own, and take their room again.
+    engine.loop.dismiss().result(PATIENCE_S)
+    assert engine.loop.status().weights_nbytes == 0
+    engine.loop.ready().result(PATIENCE_S)
+    assert engine.loop.status().weights_nbytes == loaded("llama").nbytes + weights
+    assert engine.ask(lambda worker: worker.memory.budget) == needed // 2
     plain.close()
     engine.close()
 

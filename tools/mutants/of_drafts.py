@@ -183,6 +183,27 @@ DRAFTS_MUTANTS = (
         _MODEL,
     ),
     _mutant(
+        "Worker.release_draft_model",
+        "a draft model's weights count when they are gone",
+        "self._charge_draft_model()",
+        "",
+        _MODEL,
+    ),
+    _mutant(
+        "Worker.load",
+        "a draft model's weights come back uncounted",
+        "self._charge_draft_model()",
+        "",
+        _MODEL,
+    ),
+    _mutant(
+        "EngineThread.release_draft_model",
+        "a server reports a draft model's weights when they are gone",
+        "self._give_back()",
+        "",
+        _MODEL,
+    ),
+    _mutant(
         "Runner.exact_size",
         "exact drafts use passes of sizes that were not tried",
         "range(2, most + 1)",

@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -42,7 +42,7 @@ class DoctorFinding:
     mend: str = ""
 
 
-@with_options(["model", "host", "port", "memory", "disk_directory", "disk_bytes"])
+@with_options(["model", "host", "port", "memory", "disk_directory", "disk_bytes", "draft_model", "drafts"])
 def doctor(configuration: Configuration) -> None:
     """Show what is missing on this machine and how to fix it.
 
@@ -65,12 +65,15 @@ def examine(configuration: Configuration) -> Iterator[DoctorFinding]:
     yield _mlx_lm()
     yield _mlx()
     sources = _sources(configuration["model"], configuration["models"])
-    yield _memory(configuration["memory"], sources[0])
+    draft_model = None if configuration["drafts"] == "off" else configuration["draft_model"]
+    yield _memory(configuration["memory"], [source for source in (sources[0], draft_model) if source is not None])
     yield _descriptors()
     yield _port(configuration["host"], configuration["port"])
     yield _disk(configuration["disk_directory"], configuration["disk_bytes"])
     for source in sources:
         yield _model(source)
+    if draft_model is not None:
+        yield _model(draft_model, subject="draft model")
 
 
 def _python() -> DoctorFinding:
@@ -134,12 +137,13 @@ def _paging_hint(weights_nbytes: int) -> str:
     return paging_hint(weights_nbytes)
 
 
-def _memory(bound: Amount | None, model: str | None) -> DoctorFinding:
+def _memory(bound: Amount | None, models: Sequence[str]) -> DoctorFinding:
+    """`models`: those that are in memory together."""
     import psutil  # noqa: PLC0415
 
     memory = psutil.virtual_memory()
     text = f"{nbytes_text(memory.total)}, {nbytes_text(memory.available)} free"
-    weights = weights_nbytes(Path(model).expanduser()) if model is not None else 0
+    weights = sum(weights_nbytes(Path(model).expanduser()) for model in models)
     most = memory.total if bound is None else bound.of(memory.total)
     if weights > most:
         return DoctorFinding(
@@ -233,23 +237,23 @@ def _sources(named: str | None, tables: Mapping[str, Mapping[str, Any]]) -> list
     return [tables[named]["model"] if named is not None and named in tables else named]
 
 
-def _model(model: str | None) -> DoctorFinding:
+def _model(model: str | None, *, subject: str = "model") -> DoctorFinding:
     if model is None:
         return DoctorFinding(
-            subject="model", verdict=Severity.ODD, text="none named", mend="`reprise doctor MODEL` checks one."
+            subject=subject, verdict=Severity.ODD, text="none named", mend="`reprise doctor MODEL` checks one."
         )
     path = Path(model).expanduser()
     if not path.exists():
         is_path = model.startswith((".", "/", "~"))
         if is_path:
             mend = "Give the path of a model directory, or a hub id."
-            return DoctorFinding(subject="model", verdict=Severity.WRONG, text=f"{model} does not exist", mend=mend)
-        return DoctorFinding(subject="model", verdict=Severity.FINE, text=f"{model}, from the hub")
+            return DoctorFinding(subject=subject, verdict=Severity.WRONG, text=f"{model} does not exist", mend=mend)
+        return DoctorFinding(subject=subject, verdict=Severity.FINE, text=f"{model}, from the hub")
     missing: list[str] = [name for name in ("config.json", "tokenizer_config.json") if not (path / name).is_file()]
     if weights_nbytes(path) == 0:
         missing.append("*.safetensors")
     if missing:
         text = f"{model} is missing {', '.join(missing)}"
         mend = "Is the download complete? The hub has models for MLX; mlx_lm.convert converts others."
-        return DoctorFinding(subject="model", verdict=Severity.WRONG, text=text, mend=mend)
-    return DoctorFinding(subject="model", verdict=Severity.FINE, text=f"{model}, {nbytes_text(weights_nbytes(path))}")
+        return DoctorFinding(subject=subject, verdict=Severity.WRONG, text=text, mend=mend)
+    return DoctorFinding(subject=subject, verdict=Severity.FINE, text=f"{model}, {nbytes_text(weights_nbytes(path))}")

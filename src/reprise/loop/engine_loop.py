@@ -529,7 +529,7 @@ class EngineLoop:
     def _make_worker(self, arriving: _Arriving, memory: SharedMemory | None) -> Worker:
         if arriving.runs_alone is not None:
             log.info("%s runs one sequence at a time: %s", arriving.loaded.name, arriving.runs_alone)
-        return Worker(
+        worker = Worker(
             arriving.loaded,
             self._settings,
             self._gate,
@@ -541,6 +541,9 @@ class EngineLoop:
             # An empty command makes the loop run its next step.
             wake=lambda: self.call(lambda worker: None),
         )
+        if memory is None:
+            worker.memory.shared.unload_one = self._thread.release_draft_model
+        return worker
 
     def _drop_worker(self, why: str) -> None:
         """Drop worker and cache, whose state no longer matches the model."""

@@ -313,10 +313,16 @@ class EngineThread:
         self._charge_weights()
         device_memory.give_back()
 
+    def release_draft_model(self) -> bool:
+        """Release the weights of one draft model to make room for requests. False if that frees nothing."""
+        if not any(loop.release_draft_model() for loop in self._loops.values()):
+            return False
+        self._give_back()
+        return True
+
     def _unload_one(self) -> bool:
         """Unload a draft model, or the least recently used idle model, when nothing is left to evict. False if none."""
-        if any(loop.release_draft_model() for loop in self._loops.values()):
-            self._give_back()
+        if self.release_draft_model():
             return True
         states = [state for loop in self._loops.values() if not (state := loop.state()).is_pinned]
         idle = [s for s in states if s.is_loaded and not s.is_used and not s.has_requests]

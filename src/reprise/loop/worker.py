@@ -78,7 +78,8 @@ class Worker:
         wake: Callable[[], None] = lambda: None,
         clock: Clock = monotonic,
     ) -> None:
-        """`draft_model`: drafts for `loaded`. `shared`: the memory shared by all models; None: this is the only one.
+        """`draft_model`: drafts for `loaded`. `shared`: the memory shared by all models, whose owner charges weights to
+        it; None: this is the only one.
         `disk_block`: see `open_disk`. `wake`: makes the loop call `step`; thread-safe."""
         self._clock = clock
         self._gate = gate
@@ -97,6 +98,7 @@ class Worker:
         if self.drafts is None and draft_model is not None:
             log.warning("the draft model %s has no effect: nothing is drafted for %s", draft_model.name, loaded.name)
             draft_model = None
+        self._has_own_memory = shared is None
         if shared is None:
             self.memory = Memory(shared=self._own_memory(settings, loaded, draft_model, least=least))
         else:
@@ -162,15 +164,6 @@ class Worker:
         budget = device_memory.cache_budget(settings, loaded, least=least, beside=nbytes)
         memory = SharedMemory(budget + nbytes, max_state_nbytes=None if settings.cache_bytes is None else budget)
         memory.weights = {draft_model.name: nbytes}
-
-        def release() -> bool:
-            if self.release_draft_model() == 0:
-                return False
-            memory.weights = {}
-            device_memory.give_back()
-            return True
-
-        memory.unload_one = release
         return memory
 
     # A step: schedule, execute, store, finish.
@@ -511,8 +504,16 @@ class Worker:
             else:
                 self.draft_model.shutdown()
                 self.draft_model = self._make_draft_model(draft_model)
+            self._charge_draft_model()
+            self.memory.reserve(0)
         assert loaded.fingerprint == self.runner.loaded.fingerprint, "the cache is of another model"
         self.runner.loaded, self._is_loaded = loaded, True
+
+    def _charge_draft_model(self) -> None:
+        """Charge the draft model's weights, as far as they are in memory, to a memory that no one else charges."""
+        model = self.draft_model
+        if model is not None and self._has_own_memory:
+            self.memory.shared.weights = {model.runner.loaded.name: model.weights_nbytes}
 
     def release_draft_model(self) -> int:
         """Give the draft model's weights to who runs and has no room otherwise. Gives their bytes, 0: none are here."""
@@ -523,6 +524,7 @@ class Worker:
         weights = ref(model.runner.loaded.model)
         nbytes = model.unload()
         collect_all(weights)
+        self._charge_draft_model()
         return nbytes
 
     def unload(self) -> None:
@@ -536,6 +538,7 @@ class Worker:
         if self.draft_model is not None:
             weights.append(ref(self.draft_model.runner.loaded.model))
             self.draft_model.unload()
+            self._charge_draft_model()
         self._is_loaded = False
         self.runner.loaded = self.runner.loaded.without_weights()
         # The engine thread returns the freed memory to the system.
