@@ -13,6 +13,7 @@ _SEQUENCE = ("tests/engine/test_draft_sequence.py",)
 _LAYERS = ("tests/engine/test_layers.py",)
 _VOCABULARY = ("tests/engine/test_vocabulary.py",)
 _MODEL = ("tests/loop/test_draft_model.py",)
+_SETTLING = ("tests/loop/test_draft_settling.py",)
 
 
 def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -155,16 +156,16 @@ DRAFTS_MUTANTS = (
         _VOCABULARY,
     ),
     _mutant(
-        "FollowedAnswer._start",
+        "FollowedText._begin",
         "a draft model looks its prefixes up in the namespace of others",
-        "match = model.cache.match(tokens, namespace=request.namespace)",
-        'match = model.cache.match(tokens, namespace="")',
+        "match = model.cache.match(request.tokens, namespace=request.namespace)",
+        'match = model.cache.match(request.tokens, namespace="")',
         _MODEL,
     ),
     _mutant(
-        "FollowedAnswer.end",
+        "FollowedText._stop",
         "a draft model forgets what it computed of an answer",
-        "tokens = self._store(following, BoundaryKind.GENERATION_END)",
+        "tokens = self._store(following, self._end_kind(following))",
         "tokens = self._request.tokens_to(following.sequence.position)",
         _MODEL,
     ),
@@ -202,6 +203,55 @@ DRAFTS_MUTANTS = (
         "self._give_back()",
         "",
         _MODEL,
+    ),
+    _mutant(
+        "Worker._end_prompt",
+        "a draft model settles nothing",
+        "settle is None",
+        "True",
+        _SETTLING,
+    ),
+    _mutant(
+        "Worker.arrive",
+        "a draft model goes on settling when a request comes",
+        "other.phase.draft.pause()",
+        "pass",
+        _SETTLING,
+    ),
+    _mutant(
+        "SettledPrefix.pause",
+        "what a draft model has settled is lost when a request comes",
+        "self._stop()",
+        "super().give_up()",
+        _SETTLING,
+    ),
+    _mutant(
+        "SettledPrefix.give_up",
+        "a draft model settles on where others need the room",
+        "self._is_over = True",
+        "",
+        _SETTLING,
+    ),
+    _mutant(
+        "DraftModel.settle",
+        "a draft model settles what its drafts are not worth",
+        "self.is_on and self.is_loaded and self.has_context(len(request.job.prompt)) and self._pays",
+        "self.is_on and self.is_loaded and self.has_context(len(request.job.prompt))",
+        _SETTLING,
+    ),
+    _mutant(
+        "DraftModel.settle",
+        "a draft model settles without an end",
+        "0 < settled.lacking <= self.max_settle",
+        "0 < settled.lacking",
+        _SETTLING,
+    ),
+    _mutant(
+        "FollowedText._compute",
+        "a draft model stores no checkpoint of a next turn",
+        "stop in stops",
+        "False",
+        _SETTLING,
     ),
     _mutant(
         "Runner.exact_size",

@@ -90,6 +90,8 @@ class DraftModelStatus:
     """Tokens of prompts and answers that it reused from its cache."""
     num_prefilled: int = 0
     """Tokens that it computed, including those it undid and computed again."""
+    num_settled: int = 0
+    """Tokens that it computed of next turns while the server was idle; not part of `num_prefilled`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

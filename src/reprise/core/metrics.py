@@ -242,6 +242,13 @@ METRICS: Sequence[Metric] = (
         "Tokens of chats that the draft model computed.",
         _of_draft_model(lambda m: m.num_prefilled),
     ),
+    _counter(
+        "draft_model_settled",
+        "draft_model_settled_tokens",
+        "tokens",
+        "Tokens of next turns that the draft model computed while the server was idle.",
+        _of_draft_model(lambda m: m.num_settled),
+    ),
     _counter("evictions", None, "items", "Items evicted from the prefix cache.", lambda s: s.counts.num_evictions),
     Metric(
         kind="counter",

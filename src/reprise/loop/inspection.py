@@ -20,7 +20,7 @@ from reprise.core.job import Job
 from reprise.core.prompt import Prompt
 from reprise.engine import memory as device_memory
 from reprise.engine.runner import LiveSequence
-from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, Waiting
+from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, SettlingDraft, Waiting
 from reprise.loop.tree_inspection import inspect_tree
 from reprise.loop.worker import Worker
 from reprise.memory import Account
@@ -146,6 +146,8 @@ def _phase(request: RunningRequest) -> PhaseName:
             return PhaseName.PREFILLING
         case Decoding():
             return PhaseName.DECODING
+        case SettlingDraft():
+            return PhaseName.SETTLING_DRAFT
         case Ended():
             raise AssertionError(f"{request.id} has ended, and is among the requests")
 

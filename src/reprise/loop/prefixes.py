@@ -108,11 +108,15 @@ class RequestPrefixes:
         return match
 
     def present(self) -> list[RunningRequest]:
-        """The requests that run or could be admitted, except those waiting for the disk or for another's logits."""
+        """The requests that run or could be admitted.
+
+        Not those that wait for the disk or for another's logits, nor those that only the draft model still settles.
+        """
         for request in list(self._requests.values()):
             if isinstance(request.phase, Waiting) and not request.phase.is_matched:
                 self._requests.run_isolated(request, self.match)
-        return [r for r in self._requests.values() if not r.is_loading and not self._awaits_row(r)]
+        there = [r for r in self._requests.values() if r.is_running or (r.is_waiting and not r.is_loading)]
+        return [request for request in there if not self._awaits_row(request)]
 
     def _awaits_row(self, request: RunningRequest) -> bool:
         """Whether another request with the same prompt is computing its logits, for which this one waits."""

@@ -36,7 +36,7 @@ from reprise.loop.executor import Executor, make_drafts
 from reprise.loop.preemption import Preemption
 from reprise.loop.prefixes import RequestPrefixes
 from reprise.loop.request_table import RequestTable
-from reprise.loop.requests import Decoding, Prefilling, RunningRequest
+from reprise.loop.requests import Decoding, Prefilling, RunningRequest, SettlingDraft
 from reprise.loop.scheduler_state import scheduler_limits, scheduler_state
 from reprise.loop.sequences import SequencePool
 from reprise.memory import Account, Memory, SharedMemory
@@ -121,6 +121,7 @@ class Worker:
                 beside=self.memory,
                 sizes=sizes,
                 chunk=chunk,
+                max_settle=settings.max_settle,
                 max_stall_s=self.limits.max_stall_s,
                 shares_from=shares_from,
                 is_on=settings.has_prefix_cache,
@@ -236,7 +237,11 @@ class Worker:
                 raise error
 
     def _tidy(self) -> None:
-        """Idle work: compact the tree, then audit answers."""
+        """Idle work: have the draft model settle, compact the tree, then audit answers."""
+        for request in self.requests.values():
+            if isinstance(request.phase, SettlingDraft):
+                self.requests.run_isolated(request, self._settle_draft)
+                return
         if len(self.requests) > 0:
             return  # They wait for the disk.
         if self.cache.compact(max_entries=self._max_compacted) > 0:
@@ -251,11 +256,21 @@ class Worker:
             tokens = join_tokens(wrong.job.prompt.tokens, as_tokens(wrong.tokens))
             self.cache.drop_path(tokens, namespace=wrong.job.namespace)
 
+    def _settle_draft(self, request: RunningRequest) -> None:
+        """Have the draft model compute the next part of what a job settles."""
+        assert isinstance(request.phase, SettlingDraft), request.phase
+        if not request.phase.draft.advance():
+            self.requests.finish(request, FinishReason.DONE)
+
     # Requests arrive and are admitted.
 
     def arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
         """Queue a job."""
         request = RunningRequest(job=job, sink=sink, arrived_s=arrived_s)
+        if not request.is_settle:
+            for other in self.requests.values():
+                if isinstance(other.phase, SettlingDraft):
+                    other.phase.draft.pause()
         self.requests.add(request)
         if self.drafts is not None and job.purpose is Purpose.GENERATE:
             request.drafts = self.drafts.start(
@@ -272,7 +287,16 @@ class Worker:
         if request.position == len(request.job.prompt) and not request.samples:
             self._note_admission(request, request.position)
             self.prefixes.keep_pins(request)
+            self._end_prompt(request)
+
+    def _end_prompt(self, request: RunningRequest) -> None:
+        """All is stored that a request without an answer is for: finish it, if its draft model has that, too."""
+        model = self.draft_model
+        settle = model.settle(request) if model is not None and request.is_settle else None
+        if settle is None:
             self.requests.finish(request, FinishReason.DONE)
+        else:
+            self.requests.release(request, SettlingDraft(draft=settle))
 
     def _admit(self, request: RunningRequest) -> None:
         """Admit a waiting request at its resume position."""
@@ -296,7 +320,7 @@ class Worker:
             self._take(request, self.executor.sample_from(request, phase.row, is_audited=self.audit.draw()))
         elif request.position >= request.end:
             # A request without an answer gets here if another one computed all of it while it waited.
-            self._begin_decode(request) if request.samples else self.requests.finish(request, FinishReason.DONE)
+            self._begin_decode(request) if request.samples else self._end_prompt(request)
 
     def _note_admission(self, request: RunningRequest, resume_at: int) -> None:
         request.admission = self.prefixes.admission_of(request, resume_at, self.executor.speed)
@@ -346,7 +370,7 @@ class Worker:
             return
         self.prefixes.store(request, piece.stop, request.end_kind)
         self.prefixes.note_settled(request)
-        self.requests.finish(request, FinishReason.DONE)
+        self._end_prompt(request)
 
     # Decode.
 

@@ -1,0 +1,148 @@
+"""What is known of a next turn is computed ahead by the draft model, too: while idle, once, and not after a clear."""
+
+from contextlib import closing
+from functools import partial
+
+import pytest
+
+from reprise.core.events import FinishReason
+from reprise.core.job import Purpose
+from reprise.core.prompt import Boundary, BoundaryKind
+from reprise.drafts.benefit import DraftCosts
+from reprise.loop.worker import Worker
+from tests.loop.driving import Engine, Running
+from tests.loop.test_draft_model import draft_always, status, with_draft_model
+from tests.loop.test_drafts import FreePasses
+from tests.loop.test_reuse import words
+from tests.models.shared import loaded, nearly
+
+
+def next_turn(answer: list[int], prompt: list[int]) -> list[int]:
+    """The prompt with which the next turn will begin: the template writes half of the answer otherwise."""
+    return [*prompt[:-3], *answer[len(answer) // 2 :], *words(1120, 10)]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5", "mamba2"])
+def test_what_is_known_of_a_next_turn_is_computed_ahead(architecture: str) -> None:
+    with closing(Engine(architecture, load_draft_model=partial(loaded, architecture), drafts="auto")) as engine:
+        engine.ask(draft_always)
+        prompt = words(1121, 100)
+        # The template says where a next turn leaves this one.
+        answer = engine.run(prompt, num=40, boundaries=[Boundary(97, BoundaryKind.STABLE)])
+        known = next_turn(answer.tokens, prompt)
+        before = status(engine)
+        settle = engine.run(known, purpose=Purpose.SETTLE)
+        now = status(engine)
+        assert settle.end.reason is FinishReason.DONE
+        assert (now.num_settled, now.num_prefilled) == (len(known) - 97, before.num_prefilled)
+        prompt = [*known, *words(1122, 20)]
+        engine.run(prompt, num=30)
+        after = status(engine)
+        assert 20 <= after.num_prefilled - now.num_prefilled <= 26
+        assert after.num_reused - now.num_reused == len(known)
+        # There is nothing left to do for the same once more, and less for another that begins like it.
+        engine.run(known, purpose=Purpose.SETTLE)
+        assert status(engine).num_settled == now.num_settled
+        engine.run([*prompt, 5, 6, 7], purpose=Purpose.SETTLE)
+        assert status(engine).num_settled <= now.num_settled + 24
+        engine.check()
+
+
+def test_a_request_pauses_what_the_draft_model_settles_and_loses_nothing() -> None:
+    with closing(with_draft_model("llama", "qwen3_5", prefill_chunk=64)) as engine:
+        engine.run(words(1130, 40), num=20)
+        before = status(engine).num_settled
+        known = words(1131, 3000)
+        settle = engine.submit(known, purpose=Purpose.SETTLE)
+        seen: list[int] = []
+
+        def look(worker: Worker) -> None:
+            assert worker.draft_model is not None
+            if worker.draft_model.num_settled > before and not seen:
+                seen.append(worker.draft_model.num_settled)
+                others.append(engine.submit(words(1132, 50), num=10))
+
+        def has_paused(worker: Worker) -> bool:
+            assert worker.draft_model is not None
+            assert worker.draft_model.cache.stats.num_tokens >= seen[0] - before
+            return worker.draft_model.runner.num_sequences == worker.draft_model.sequences.num_idle
+
+        others: list[Running] = []
+        while not seen:
+            engine.ask(look)
+        assert engine.ask(has_paused)
+        assert len(others[0].wait().tokens) == 10
+        assert settle.wait().end.reason is FinishReason.DONE
+        assert status(engine).num_settled - before == len(known)
+        engine.check()
+
+
+def test_what_is_settled_is_gone_after_a_clear() -> None:
+    with closing(with_draft_model("llama", "qwen3_5", prefill_chunk=64)) as engine:
+        engine.run(words(1140, 40), num=20)
+        before = status(engine).num_settled
+        settle = engine.submit(words(1141, 3000), purpose=Purpose.SETTLE)
+        held: list[int] = []
+
+        def clear(worker: Worker) -> None:
+            assert worker.draft_model is not None
+            if worker.draft_model.num_settled > before and not held:
+                # As a server does it: what is settled ends first.
+                worker.cancel(settle.job.id)
+                assert worker.draft_model.cache.stats.num_tokens > 40
+                worker.clear_cache()
+                held.append(worker.draft_model.cache.stats.num_tokens)
+
+        while not held:
+            engine.ask(clear)
+        assert settle.wait().end.reason is FinishReason.CANCELLED
+        engine.run(words(1142, 4), num=1)
+        assert held == [0]
+        assert status(engine).num_settled < before + 3000
+        assert (
+            engine.ask(lambda worker: worker.draft_model is not None and worker.draft_model.cache.stats.num_tokens) == 0
+        )
+        engine.check()
+
+
+def test_nothing_is_computed_ahead_where_drafts_do_not_pay_or_there_is_too_much() -> None:
+    with closing(
+        Engine("llama", load_draft_model=partial(nearly, "llama", 0.05), drafts="auto", max_settle=100)
+    ) as engine:
+
+        def cost(worker: Worker, relative: float) -> None:
+            assert worker.drafts is not None and worker.draft_model is not None
+            worker.drafts.costs = FreePasses()
+            worker.draft_model.costs = DraftCosts(relative=relative)
+
+        engine.ask(lambda worker: cost(worker, 20.0))
+        engine.run(words(1150, 60), num=10)
+        for num in (50, 90):
+            engine.run(words(1151, num), purpose=Purpose.SETTLE)
+        assert status(engine).num_settled == 0
+        engine.ask(lambda worker: cost(worker, 0.0))
+        engine.run(words(1152, 101), purpose=Purpose.SETTLE)
+        assert status(engine).num_settled == 0
+        engine.run(words(1152, 100), purpose=Purpose.SETTLE)
+        assert status(engine).num_settled == 100
+
+
+def test_what_is_settled_gives_way_when_the_room_is_needed() -> None:
+    with closing(with_draft_model("llama", "qwen3_5", prefill_chunk=64)) as engine:
+        engine.run(words(1160, 40), num=20)
+        before = status(engine).num_settled
+        settle = engine.submit(words(1161, 3000), purpose=Purpose.SETTLE)
+        given_up: list[bool] = []
+
+        def squeeze(worker: Worker) -> None:
+            assert worker.draft_model is not None
+            if worker.draft_model.num_settled > before and not given_up:
+                given_up.append(worker.draft_model.give_up())
+                assert worker.draft_model.runner.num_sequences == 0
+
+        while not given_up:
+            engine.ask(squeeze)
+        assert given_up == [True]
+        assert settle.wait().end.reason is FinishReason.DONE
+        assert status(engine).num_settled < before + 3000
+        engine.check()
