@@ -19,10 +19,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from reprise.chat.answer import Answer, ToolCallDelta
-from reprise.chat.answer_grammar import answer_grammar
 from reprise.chat.grammar import Grammars, json_schema
 from reprise.chat.parse import AnswerParser
 from reprise.chat.text_model import TextModel
+from reprise.chat.tool_grammar import answer_grammar
 from reprise.core.errors import BadRequest
 from reprise.core.job import Constraint
 from reprise.engine.load import load_text_model

@@ -9,8 +9,8 @@ import pytest
 
 from reprise.chat.render import Renderer
 from reprise.chat.request import ChatRequest, Message
+from reprise.chat.system_placement import refused_message
 from reprise.chat.template import syntax_fault
-from reprise.chat.template_fault import refused_message
 from reprise.core.errors import TemplateFailed
 from tests.chat.text_models import fast_tokenizer, make_text_model, text_model
 

@@ -31,13 +31,13 @@ from reprise.api.renderers import Renderers
 from reprise.api.reply import PrefillProgress, Reply
 from reprise.api.served import Served
 from reprise.api.settling import Settling
-from reprise.chat.answer_grammar import answer_grammar
 from reprise.chat.explain import Explanation
-from reprise.chat.long_text import encode_long
+from reprise.chat.piecewise_tokenizer import encode_long
 from reprise.chat.render import Branch, Renderer
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest
 from reprise.chat.text_model import refuse_if_too_long
+from reprise.chat.tool_grammar import answer_grammar
 from reprise.core.backend import Backend, Lookup, Status, total_of
 from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, ShuttingDown
 from reprise.core.events import Finished, FinishReason, Progress

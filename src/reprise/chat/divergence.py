@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from reprise.chat.dates import moments_in, touches_clock, touches_date
 from reprise.chat.message_format import joined_text
-from reprise.chat.moments import moments_in, touches_clock, touches_date
 from reprise.chat.probe_turns import head_length, last_user_at
 from reprise.chat.rendered import PartKind, PromptPart, Rendered
 from reprise.chat.request import Message

@@ -1,15 +1,141 @@
-"""Tokenizing piece by piece: nothing is tokenized twice, and what was sampled keeps its tokens."""
+"""Tokenizing piece by piece: nothing is tokenized twice, and what was sampled keeps its tokens.
 
-from collections.abc import Callable, Iterator, Sequence
+A piece is a seam's token with the text that follows it, up to the next seam; the first piece has no seam. A seam is a
+place where the tokenizer cuts its input before anything else, so the tokens of a piece depend on its own text only. Not
+every added token is a seam (some swallow the spaces around them, some are found only between words), so each is tried
+out on the real tokenizer before a text is cut at it.
+
+A long piece is tokenized in stretches: the tokens are the same, but who has gone is noticed between two of them, other
+threads get their turn, and the tokenizer's own notes (some hundred bytes a token) are never those of the whole text.
+Where a tokenizer may be cut there cannot be known from outside, so each cut is tried: the text around it is tokenized
+whole and in two, and has to give the same tokens. Merges and splits look no further than the words they are in; a
+tokenizer that begins every text in its own way (a space put in front, say) never passes, and gets its texts whole.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
-from reprise.chat.long_text import encode_long
 from reprise.chat.memo import Memo
 from reprise.chat.text_model import TextModel
-from reprise.chat.token_seams import Seams
 from reprise.core.abandon import stop_if_abandoned
 from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens
+
+Encode = Callable[[str], list[int]]
+
+_STRETCH = 65_536
+"""Characters of one stretch: some tens of milliseconds."""
+_AROUND = 256
+"""Characters on each side of a cut that are tokenized to try it."""
+_MAX_TRIES = 8
+
+# Between a line's end, or a space, and what it separates: where all tokenizers split words, on one side or the other.
+_CUTS = re.compile(r"(?<=\n)(?=[A-Za-z])|(?<=[A-Za-z.,])(?= [A-Za-z])")
+
+
+def encode_long(encode: Encode, text: str) -> Tokens:
+    """`encode(text)` as a run: a list takes ten times as much. Raises Abandoned."""
+    runs: list[Tokens] = []
+    for stretch in stretches(encode, text):
+        stop_if_abandoned()
+        runs.append(as_tokens(encode(stretch)))
+    return runs[0] if len(runs) == 1 else join_tokens(*runs)
+
+
+def stretches(encode: Encode, text: str, *, length: int = _STRETCH) -> Iterator[str]:
+    """The text in pieces, most of about `length` characters, whose tokens joined are those of the text."""
+    start = 0
+    while len(text) - start > 2 * length:
+        cut = _cut_near(encode, text, start + length, start + 2 * length)
+        if cut is None:
+            break
+        yield text[start:cut]
+        start = cut
+    if start < len(text):
+        yield text[start:]
+
+
+def _cut_near(encode: Encode, text: str, first: int, last: int) -> int | None:
+    """A place in `[first, last)` at which the tokenizer can be cut, or None if none of the first few can."""
+    for tries, found in enumerate(_CUTS.finditer(text, first, last)):
+        if tries == _MAX_TRIES:
+            break
+        at = found.start()
+        left, right = text[at - _AROUND : at], text[at : at + _AROUND]
+        if encode(left + right) == encode(left) + encode(right):
+            return at
+    return None
+
+
+# Text on both sides of a seam: letters, spaces, line breaks, digits, and characters of several bytes.
+_PROBES = (
+    ("a", "b"),
+    ("a ", " b"),
+    ("a\n", "\nb"),
+    ("é \n\n", "\n\n  é"),
+    ("1", "2"),
+    ("世界", "界"),
+    ("", " "),
+    (" ", "\n"),
+)
+_NUM_TOGETHER = 16
+
+_VERDICTS: WeakKeyDictionary[Encode, dict[tuple[str, int], bool]] = WeakKeyDictionary()
+"""For each tokenizer that is in use, which splitters (text and token) separate: what was tried stays true."""
+
+
+class Seams:
+    """Cuts texts at those `splitters` (text → token) at which `encode` is shown to work piece by piece."""
+
+    def __init__(self, encode: Encode, splitters: Mapping[str, int]) -> None:
+        self._encode = encode
+        self._splitters = {text: token for text, token in splitters.items() if text != ""}
+        self._texts = {token: text for text, token in self._splitters.items()}
+        self._known = _VERDICTS.setdefault(encode, {})
+        # Leftmost, then longest, as tokenizers match their added tokens.
+        longest_first = sorted(self._splitters, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        if not self._works_together():
+            self._pattern = None
+
+    def is_seam(self, text: str) -> bool:
+        """Whether this splitter separates. The first answer costs some thirty short calls of the tokenizer."""
+        key = (text, self._splitters[text])
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = all(
+                self._separates(text, left, right) for left, right in (*_PROBES, (text, text))
+            )
+        return known
+
+    def is_seam_token(self, token: int) -> bool:
+        """The same for a token id. O(1) after the first call."""
+        text = self._texts.get(token)
+        return text is not None and self._pattern is not None and self.is_seam(text)
+
+    def cut(self, text: str) -> Iterator[str]:
+        """The pieces of `text`, in order, lazily. Joined they are `text`; an empty text has none."""
+        start = 0
+        if self._pattern is not None:
+            for found in self._pattern.finditer(text):
+                if found.start() > start and self.is_seam(found.group()):
+                    yield text[start : found.start()]
+                    start = found.start()
+        if start < len(text):
+            yield text[start:]
+
+    def _separates(self, seam: str, left: str, right: str) -> bool:
+        tail = self._encode(seam + right)
+        return tail[:1] == [self._splitters[seam]] and self._encode(left + seam + right) == self._encode(left) + tail
+
+    def _works_together(self) -> bool:
+        """Whether a text with several seams has the tokens of its pieces: what trying them singly could not show."""
+        chosen = [text for text in list(self._splitters)[:_NUM_TOGETHER] if self.is_seam(text)]
+        text = "Ab c\n" + "".join(seam + left + right for seam, (left, right) in zip(chosen, _PROBES * 2, strict=False))
+        return self._encode(text) == [token for piece in self.cut(text) for token in self._encode(piece)]
+
 
 _ENTRY_NBYTES = 300
 """What an entry of a memo costs beside its text and tokens."""

@@ -16,9 +16,8 @@ from reprise.chat.memo import Memo
 from reprise.chat.message_format import joined_text
 from reprise.chat.piecewise_tokenizer import PieceTokenizer, Spelled
 from reprise.chat.probe_turns import STAND_IN_WORDS, first_user_turns, head_length, known_results, known_turns
-from reprise.chat.prompt_parts import find_parts
 from reprise.chat.reasoning import ReasoningMemory, as_message
-from reprise.chat.rendered import Rendered
+from reprise.chat.rendered import Rendered, find_parts
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.system_placement import Placement
 from reprise.chat.template import ChatTemplate, RenderContext

@@ -1,4 +1,6 @@
-"""`tool_choice` as a grammar: the model's own tool-call format, and nothing else.
+"""The grammar of an answer with tools: a forced call, an output that was asked for, or either of both.
+
+`tool_choice` forces the model's own tool-call format, and nothing else.
 
 The format is the one that was learnt from the chat template (`call_learning`). Where none was, forcing is refused,
 since a call that is only asked for may not come.
@@ -15,6 +17,7 @@ from reprise.chat.grammar import (
     HARMONY_RULES,
     JSON_OPTIONS,
     Grammar,
+    either,
     harmony_lead,
     lark,
     lark_markup,
@@ -50,6 +53,38 @@ _QUOTED = {
 _FREE_KEY = "/[a-zA-Z_][a-zA-Z0-9_-]*/"
 _MAX_DEPTH = 6
 _MAX_ITEMS = 64
+
+
+def answer_grammar(
+    text_model: TextModel,
+    wanted: Grammar | None,
+    *,
+    tools: Sequence[Mapping[str, Any]],
+    tool_choice: ToolChoice,
+    parallel: bool = True,
+) -> Grammar | None:
+    """What the answer has to be: `wanted` is the output that was asked for. None: anything.
+
+    With tools that the model may call, the answer is the output or a call, from its first token on: words before a
+    call could go on for ever, where the model has neither in mind. A call that is forced comes first: the output is
+    for the answer to its result. Raises BadRequest for a choice that is none, and for calls whose format the model's
+    grammar cannot have.
+    """
+    forced = call_grammar(text_model, tools=tools, tool_choice=tool_choice, parallel=parallel)
+    if forced is not None:
+        return forced
+    if wanted is None or len(tools) == 0 or tool_choice == "none":
+        return wanted
+    try:
+        call = call_grammar(text_model, tools=tools, tool_choice="required", parallel=parallel)
+    except BadRequest as error:
+        raise BadRequest(
+            f"`{wanted.param}` with tools needs a grammar for this model's tool calls, but there is none ({error}) "
+            "Set tool_choice to 'none', or leave out the tools.",
+            param=wanted.param,
+        ) from error
+    assert call is not None, "'required' forces a call"
+    return either(wanted, call)
 
 
 def call_grammar(

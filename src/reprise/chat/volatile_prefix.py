@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from reprise.chat.dates import Moment, moments_in
 from reprise.chat.message_format import joined_text
-from reprise.chat.moments import Moment, moments_in
 from reprise.chat.probe_turns import head_length
 from reprise.chat.request import ChatRequest, Cut, Message
 

@@ -16,7 +16,7 @@ from reprise.api.openai.retention import Retention, retained_for_s
 from reprise.api.openai.sampling import SamplingFields, num_choices_of, sampling_of, stops_of
 from reprise.api.served import Served
 from reprise.chat.infill import InfillMarkers, infill_markers
-from reprise.chat.long_text import encode_long
+from reprise.chat.piecewise_tokenizer import encode_long
 from reprise.chat.text_model import refuse_if_too_long
 from reprise.core.errors import BadRequest
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
