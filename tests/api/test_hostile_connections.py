@@ -10,9 +10,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from reprise.api.connections import Unread
-from reprise.api.descriptors import connections_within
-from reprise.api.repeats import OncePerSecond
+from reprise.api.connections import Unread, connections_within
+from reprise.cli.log import OncePerSecond
 from reprise.core.backend import Status
 from reprise.core.settings import Settings
 from tests.api.real_server import real_server

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-import reprise.cli.assemble
+import reprise.cli.engines
 from reprise.cli.main import app
 from reprise.core.settings import OPTIONS, Settings
 from tools.options_page import PAGE, page
@@ -93,7 +93,7 @@ VALUES: dict[str, tuple[str, object, object]] = {
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     seen: list[Settings] = []
-    monkeypatch.setattr(reprise.cli.assemble, "run_server", lambda settings, *_: seen.append(settings))
+    monkeypatch.setattr(reprise.cli.engines, "run_server", lambda settings, *_: seen.append(settings))
     # What else a server is refused for is not of this file, and a launcher would say which rank it is.
     for name in ("listen", "FirstAnswers", "check_rank"):
         monkeypatch.setattr(f"reprise.cli.serve.{name}", lambda *_: None)

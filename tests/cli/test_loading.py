@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reprise.api.loading import LoadingClock
-from reprise.cli.assemble import reported_loading
+from reprise.cli.engines import reported_loading
 
 
 def test_loading_is_reported_until_it_is_over(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_loading_is_reported_until_it_is_over(caplog: pytest.LogCaptureFixture, 
                 said.set()
 
     listener = Listener()
-    logger = logging.getLogger("reprise.cli.assemble")
+    logger = logging.getLogger("reprise.cli.engines")
     logger.addHandler(listener)
     caplog.set_level(logging.INFO, logger=logger.name)
     with reported_loading(str(tmp_path), LoadingClock(10**8), every_s=0.001):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-import reprise.cli.assemble
+import reprise.cli.engines
 from reprise.cli.main import app
 from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
 from reprise.core.errors import LoadFailed
@@ -21,7 +21,7 @@ from tests.models.tiny import tiny_model
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     seen: list[Settings] = []
-    monkeypatch.setattr(reprise.cli.assemble, "run_server", lambda settings, *_: seen.append(settings))
+    monkeypatch.setattr(reprise.cli.engines, "run_server", lambda settings, *_: seen.append(settings))
     for name in ("listen", "FirstAnswers"):
         monkeypatch.setattr(f"reprise.cli.serve.{name}", lambda *_: None)
     return seen

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import reprise.cli.assemble
+import reprise.cli.engines
 from reprise.cli.main import app
 from reprise.core.settings import OPTIONS as DECLARED
 from reprise.core.settings import Settings
@@ -85,7 +85,7 @@ OPTIONS: dict[str, tuple[list[str], object]] = {
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """The settings that a server was asked to run with."""
     seen: list[Settings] = []
-    monkeypatch.setattr(reprise.cli.assemble, "run_server", lambda settings, *_: seen.append(settings))
+    monkeypatch.setattr(reprise.cli.engines, "run_server", lambda settings, *_: seen.append(settings))
     # As the launcher of --tensor-parallel does.
     monkeypatch.setenv("MLX_RANK", "0")
     monkeypatch.setenv("MLX_HOSTFILE", "hosts.json")

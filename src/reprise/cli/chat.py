@@ -72,7 +72,7 @@ def _model(configuration: Configuration, name: str | None, api_key: str | None) 
 
 
 def _engine(settings: Settings) -> "Engine":
-    from reprise.cli.assemble import reported_loading  # noqa: PLC0415 (imports MLX)
+    from reprise.cli.engines import reported_loading  # noqa: PLC0415 (imports MLX)
     from reprise.library.engine import Engine  # noqa: PLC0415
 
     with reported_loading(settings.model):

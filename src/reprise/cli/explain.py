@@ -60,8 +60,8 @@ def _record(url: str, request_id: str | None, api_key: str | None) -> dict[str, 
 
 
 def _foresight(model: str, first: Path, second: Path) -> dict[str, Any]:
+    from reprise.api.any_body import chat_in  # noqa: PLC0415
     from reprise.api.records import explanation_body  # noqa: PLC0415
-    from reprise.api.request_file import chat_in  # noqa: PLC0415
     from reprise.chat.compare_requests import compare_requests  # noqa: PLC0415
     from reprise.engine.load import load_text_model  # noqa: PLC0415 (imports MLX)
 

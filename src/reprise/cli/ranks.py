@@ -54,10 +54,10 @@ def least_nbytes_of_rank(nbytes: int, settings: Settings, environment: Mapping[s
 def follow_rank_0(settings: Settings) -> None:
     """Follow rank 0 until it stops this rank. Exits the process if rank 0 is gone."""
     with refusals():
-        from reprise.cli.assemble import write_log  # noqa: PLC0415 (imports MLX)
-        from reprise.engine.ranks import follow  # noqa: PLC0415
+        from reprise.cli.log import configure_logging  # noqa: PLC0415 (imports rich)
+        from reprise.engine.ranks import follow  # noqa: PLC0415 (imports MLX)
 
-        write_log(settings)
+        configure_logging(settings)
         try:
             follow(settings, on_ready=_leave_signals_to_rank_0, on_end=lambda: _end("rank 0 has ended unexpectedly"))
         except RepriseError:

@@ -29,6 +29,6 @@ def serve(configuration: Configuration) -> None:
         # Before the imports, which take seconds: who comes first is told to wait.
         listener = listen(settings.host, settings.port)
         first = FirstAnswers(listener)
-        from reprise.cli.assemble import run_server  # noqa: PLC0415 (imports MLX)
+        from reprise.cli.engines import run_server  # noqa: PLC0415 (imports MLX)
 
         run_server(settings, listener, first)

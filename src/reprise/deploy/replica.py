@@ -13,7 +13,8 @@ from reprise.api.app import create_app
 from reprise.api.ending import Ending
 from reprise.api.server_routes import Health, health_of, load_of
 from reprise.api.service import ChatService
-from reprise.cli.assemble import ServingEngines, write_log
+from reprise.cli.engines import ServingEngines
+from reprise.cli.log import configure_logging
 from reprise.core.errors import EngineFailed
 from reprise.core.settings import Settings
 from reprise.deploy.forwarded import (
@@ -57,7 +58,7 @@ class ReplicaServer:
 
     async def start(self) -> None:
         """Load the model. Raises LoadFailed."""
-        write_log(self._settings)
+        configure_logging(self._settings)
         self._engines = await asyncio.to_thread(ServingEngines, self._settings)
         try:
             service = await asyncio.to_thread(self._engines.load)

@@ -1,33 +1,27 @@
-"""Puts a server together: engine loop, renderer, grammars, service, HTTP."""
+"""The engines of a server: loaded, put together with what answers for their models, watched over, and closed."""
 
-import json
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
-
-from rich.console import Console
-from rich.logging import RichHandler
 
 from reprise.api.ending import Ending, end_at_once
 from reprise.api.listening import FirstAnswers, url_of
 from reprise.api.loading import LoadingClock
 from reprise.api.models import Models, ServedModel
-from reprise.api.repeats import OncePerSecond
 from reprise.api.run import run_while_loading
 from reprise.api.served import Served, served_model
 from reprise.api.service import ChatService
 from reprise.chat.template import syntax_fault
 from reprise.cli.agents import AGENTS
 from reprise.cli.inspection import CHAT_TOKENS, count_layers, idle_chats
+from reprise.cli.log import configure_logging
 from reprise.cli.process_limits import weights_nbytes
 from reprise.cli.ranks import RANKS_FAILED, least_nbytes_of_rank
 from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
@@ -68,7 +62,7 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
 
     Closes the listener. Raises LoadFailed.
     """
-    write_log(settings)
+    configure_logging(settings)
     engines = ServingEngines(settings)
     try:
         with Ending(settings.grace_s) as ending:
@@ -358,38 +352,6 @@ def reported_loading(
     with repeating(report, every_s=every_s, name="reprise-loading"):
         yield
     log.info("loaded %s in %.1f s", model, clock.progress().seconds)
-
-
-def write_log(settings: Settings) -> None:
-    """Log to standard error: standard output says where the server is, and nothing else."""
-    if settings.log_format == "json":
-        handler: logging.Handler = logging.StreamHandler()
-        handler.setFormatter(JsonLines())
-    elif sys.stderr.isatty():
-        handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
-    else:
-        # A file or a journal: one line for each record, whatever its length.
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handler.addFilter(OncePerSecond())
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
-    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
-    logging.getLogger("reprise").setLevel(max(level, logging.WARNING) if settings.is_quiet else level)
-
-
-class JsonLines(logging.Formatter):
-    """A record as a JSON object on a line: time (ISO 8601, UTC), level, logger, message, and a traceback if any."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        body = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info is not None:
-            body["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(body, ensure_ascii=False)
 
 
 def banner(served: Served, footprint: Footprint, *, budget: int, url: str) -> list[str]:

@@ -1,0 +1,78 @@
+"""The log of a server: lines for people, for files and for machines, and the same text at most once a second."""
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from reprise.core.settings import Settings
+
+
+def configure_logging(settings: Settings) -> None:
+    """Log to standard error: standard output says where the server is, and nothing else."""
+    if settings.log_format == "json":
+        handler: logging.Handler = logging.StreamHandler()
+        handler.setFormatter(JsonLines())
+    elif sys.stderr.isatty():
+        handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+    else:
+        # A file or a journal: one line for each record, whatever its length.
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(OncePerSecond())
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    logging.getLogger("reprise").setLevel(max(level, logging.WARNING) if settings.is_quiet else level)
+
+
+class JsonLines(logging.Formatter):
+    """A record as a JSON object on a line: time (ISO 8601, UTC), level, logger, message, and a traceback if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        body = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info is not None:
+            body["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(body, ensure_ascii=False)
+
+
+_MOST_KNOWN = 256
+
+
+class OncePerSecond(logging.Filter):
+    """Drops a record whose text was logged within the last second; the next one says how often. For a handler."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, int, str], tuple[float, int]] = OrderedDict()
+        """When each text was last logged, and how often it came since."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        key = (record.name, record.levelno, text)
+        now_s = self._clock()
+        with self._lock:
+            last_s, num_dropped = self._known.get(key, (None, 0))
+            if last_s is not None and now_s - last_s < 1.0:
+                self._known[key] = (last_s, num_dropped + 1)
+                return False
+            self._known[key] = (now_s, 0)
+            self._known.move_to_end(key)
+            while len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+        if num_dropped > 0:
+            record.msg, record.args = f"{text} (and {num_dropped} more times)", None
+        return True
