@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import httpx
 
 from reprise.api.app import create_app
-from reprise.api.inbox import Clock
 from reprise.api.limits import Limits
+from reprise.api.reply import LoopClock
 from reprise.api.run import ServerThread
 from reprise.api.served import Served, names_of_adapter
 from reprise.api.service import ChatService
@@ -50,7 +50,7 @@ def make_service(
     context: int | None = 4096,
     template: str | None = "strips_thinking",
     text: TextModel | None = None,
-    clock: Clock | None = None,
+    clock: LoopClock | None = None,
 ) -> ChatService:
     if text is None:
         text = replace(text_model(template), tokenizer_json=fast_tokenizer(template).backend_tokenizer.to_str)
@@ -86,7 +86,7 @@ async def api(
     template: str | None = "strips_thinking",
     text: TextModel | None = None,
     headers: dict[str, str] | None = None,
-    clock: Clock | None = None,
+    clock: LoopClock | None = None,
 ) -> AsyncGenerator[Api]:
     """The application in process, with the template of this name or another text model."""
     backend = FakeBackend(script=script)

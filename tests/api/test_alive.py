@@ -9,14 +9,14 @@ import httpx
 import pytest
 
 from reprise.api.exchange import StillWaiting
-from reprise.api.inbox import Clock
+from reprise.api.reply import LoopClock
 from tests.api.servers import Api, api
 from tests.api.test_controls import REQUESTS
 
 pytestmark = pytest.mark.anyio
 
 
-class StillClock(Clock):
+class StillClock(LoopClock):
     """Stands still until it is moved."""
 
     def __init__(self) -> None:

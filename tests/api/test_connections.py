@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.api.inbox import Inbox
 from reprise.api.limits import Limits
 from reprise.api.listening import CannotListen, listen
+from reprise.api.reply import Inbox
 from reprise.core.events import Finished, FinishReason, Progress, Sampled
 from reprise.core.record import Outcome
 from tests.api.leaving import asking

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
-from reprise.api import body_route
+from reprise.api import body_reading
 from reprise.api.app import create_app
-from reprise.api.body_limits import BodyLimits, max_body_nbytes
-from reprise.api.body_route import BodyRoute, parse_body
+from reprise.api.body_reading import BodyLimits, BodyRoute, max_body_nbytes, parse_body
 from reprise.api.errors import Shapes
 from reprise.api.limits import Limits
 from reprise.api.openai.chat_body import ChatBody
@@ -94,7 +93,7 @@ def test_counts_are_checked_before_anything_is_parsed(
     def unexpected(raw: bytes) -> Any:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr(body_route, "from_json", unexpected)
+    monkeypatch.setattr(body_reading, "from_json", unexpected)
     with pytest.raises(BadRequest, match=sentence):
         parsed(json.dumps(body).encode(), ChatBody, **limits)
 
@@ -141,7 +140,7 @@ async def test_a_large_body_is_parsed_on_another_thread(
         threads.append(threading.current_thread())
         return parse_body(*arguments, **named)
 
-    monkeypatch.setattr(body_route, "parse_body", noting)
+    monkeypatch.setattr(body_reading, "parse_body", noting)
     async with api() as a:
         body = {"messages": HI, "user": "x" * num_chars}
         assert (await a.client.post(CHAT, json=body)).status_code == 200

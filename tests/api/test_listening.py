@@ -8,7 +8,7 @@ from contextlib import closing
 import httpx
 import pytest
 
-from reprise.api.anthropic.errors import anthropic_shape
+from reprise.api.anthropic.routes import anthropic_shape
 from reprise.api.errors import Problem, openai_shape
 from reprise.api.listening import FirstAnswers, listen, url_of
 from reprise.api.ollama.reply import ollama_shape

@@ -6,10 +6,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from reprise.api.prefill import read_warm_file
 from reprise.api.run import ServerThread
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
-from reprise.api.warm import read_warm_file
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop

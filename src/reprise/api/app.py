@@ -1,7 +1,7 @@
 """The application: routes, and the layers around them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,15 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import reprise
 from reprise.api import lookup, overview, page, pins, prefill, server_routes, tokenize, tree
 from reprise.api.anthropic import routes as messages
-from reprise.api.anthropic.errors import anthropic_shape
+from reprise.api.anthropic.routes import anthropic_shape
 from reprise.api.auth import ApiKeys, Authentication
 from reprise.api.background import ADDRESS_HEADER, BackgroundAnswers
-from reprise.api.body_limits import BodyLimits, max_body_nbytes
+from reprise.api.body_reading import BodyLimits, max_body_nbytes
 from reprise.api.context import Context
 from reprise.api.errors import LastResort, Shapes, install_error_handlers
 from reprise.api.event_hub import EventHub
@@ -25,14 +25,13 @@ from reprise.api.ledger import Ledger
 from reprise.api.ollama import routes as ollama
 from reprise.api.ollama.reply import ollama_shape
 from reprise.api.openai import chat, completions, models
-from reprise.api.paths import CanonicalPaths
+from reprise.api.prefill import read_warm_file, warm_up
 from reprise.api.prometheus import Metrics
 from reprise.api.recording import RecordedCalls, Recorder
 from reprise.api.refusals import Refusals
 from reprise.api.responses import routes as responses
 from reprise.api.responses.store import ResponseStore
 from reprise.api.service import ChatService
-from reprise.api.warm import read_warm_file, warm_up
 from reprise.core.errors import RepriseError
 from reprise.core.settings import Settings
 
@@ -150,3 +149,38 @@ def _recorder(service: ChatService, settings: Settings) -> Recorder:
     service.watch(recorder)
     service.recorder = recorder
     return recorder
+
+
+_VERSION = "/v1"
+
+
+class CanonicalPaths:
+    """Serves `/chat/completions` and `/v1/v1/chat/completions` as `/v1/chat/completions`.
+
+    Clients write such addresses where a base URL was given in another form than they expect. `paths`: those that the
+    application serves. One that is served as it stands, or is not known either way, stays.
+    """
+
+    def __init__(self, app: ASGIApp, *, paths: Iterable[str]) -> None:
+        self._app = app
+        given = tuple(paths)
+        under_version = {_first(path.removeprefix(_VERSION)) for path in given if path.startswith(f"{_VERSION}/")}
+        self._short = under_version - {_first(path) for path in given}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = self.canonical(scope["path"])
+            if path != scope["path"]:
+                scope = {**scope, "path": path, "raw_path": path.encode()}
+        await self._app(scope, receive, send)
+
+    def canonical(self, path: str) -> str:
+        """The path under which the application serves this one."""
+        while path.startswith(f"{_VERSION}{_VERSION}/"):
+            path = path.removeprefix(_VERSION)
+        return f"{_VERSION}{path}" if _first(path) in self._short else path
+
+
+def _first(path: str) -> str:
+    """The first part of a path."""
+    return path.removeprefix("/").partition("/")[0]

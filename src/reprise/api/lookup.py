@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from reprise.api.any_body import prompt_in
 from reprise.api.body import Body, Needs
-from reprise.api.body_route import api_router
+from reprise.api.body_reading import api_router
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.exchange import RawPrompt
 from reprise.api.responses.items import Item

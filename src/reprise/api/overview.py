@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Header, Query
 from starlette.responses import Response
 
-from reprise.api.body_route import api_router
+from reprise.api.body_reading import api_router
 from reprise.api.context import InContext, Namespace, OfServer
 from reprise.api.errors import Problem, openai_shape
 from reprise.api.event_hub import decode_groups

@@ -9,11 +9,11 @@ from fastapi import Request
 from pydantic import Field
 
 from reprise.api.body import Needs
-from reprise.api.body_route import api_router
+from reprise.api.body_reading import api_router
 from reprise.api.context import InContext, ModelName, Namespace, OfServer
+from reprise.api.prefill import PrefillBody, prefix_of
 from reprise.api.service import ChatService, new_request_id
 from reprise.api.sse import while_connected
-from reprise.api.warm import PrefillBody, prefix_of
 from reprise.core.errors import BadRequest, NotFound, OutOfMemory
 from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt

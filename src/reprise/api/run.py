@@ -14,8 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from reprise.api.app import create_app
-from reprise.api.connections import ConnectionLimits, end_overdue, protocol_with
-from reprise.api.descriptors import raise_descriptor_limit
+from reprise.api.connections import ConnectionLimits, end_overdue, protocol_with, raise_descriptor_limit
 from reprise.api.ending import Ending
 from reprise.api.listening import FirstAnswers, listen, url_of
 from reprise.api.loading import LoadingApp, LoadingProgress

@@ -9,7 +9,7 @@ from fastapi import Header, Query
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from reprise.api.body_route import api_router
+from reprise.api.body_reading import api_router
 from reprise.api.context import Context, ModelName, Namespace, OfServer
 from reprise.api.encoding import JsonResponse
 from reprise.api.models import model_body

@@ -21,14 +21,12 @@ from uuid import uuid4
 
 from reprise.api.choice import Choice
 from reprise.api.exchange import EndReason, RawPrompt, ServiceRequest, used_of
-from reprise.api.inbox import Clock, Inbox
-from reprise.api.jobs import cut_at, job_of, running_of
+from reprise.api.jobs import Reading, cut_at, job_of, reading_of, running_of
 from reprise.api.limits import Limits
 from reprise.api.off_loop import OffLoop, Stage
-from reprise.api.reading import Reading, reading_of
 from reprise.api.records import Record, Records, log_line, record_of
 from reprise.api.renderers import Renderers
-from reprise.api.reply import PrefillProgress, Reply
+from reprise.api.reply import Inbox, LoopClock, PrefillProgress, Reply
 from reprise.api.served import Served
 from reprise.api.settling import Settling
 from reprise.chat.explain import Explanation
@@ -87,7 +85,7 @@ class ChatService:
         backend: Backend,
         settings: Settings,
         limits: Limits | None = None,
-        clock: Clock | None = None,
+        clock: LoopClock | None = None,
         beside: "ChatService | None" = None,
         renderers: Renderers | None = None,
     ) -> None:
@@ -99,7 +97,7 @@ class ChatService:
         self.backend = backend
         self.settings = settings
         self.limits = Limits() if limits is None else limits
-        self.clock = Clock() if clock is None else clock
+        self.clock = LoopClock() if clock is None else clock
         self.renderers = (
             Renderers(served.text, shared=served.renderer, stored=backend) if renderers is None else renderers
         )

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import Request
 
 from reprise.api.body import Body, Needs
-from reprise.api.body_route import api_router
+from reprise.api.body_reading import api_router
 from reprise.api.context import InContext, Namespace
 from reprise.api.openai.chat_body import ChatMessage, ToolSpec
 from reprise.api.openai.chat_request import chat_of

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Query
 from pydantic import StringConstraints
 
-from reprise.api.body_route import api_router
+from reprise.api.body_reading import api_router
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.off_loop import Stage
 from reprise.core.errors import BadRequest, NotFound

@@ -9,16 +9,33 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from reprise.api.anthropic.body import CountBody, MessagesBody
-from reprise.api.anthropic.errors import anthropic_shape
 from reprise.api.anthropic.reply import PING, Blocks, Event, message, message_delta, usage_body
 from reprise.api.anthropic.request import asked_of, service_request_of
 from reprise.api.background import refuse_unstreamed
-from reprise.api.body_route import api_router
+from reprise.api.body_reading import api_router
 from reprise.api.context import Context, GoesOn, InContext, Namespace
 from reprise.api.encoding import JsonResponse
+from reprise.api.errors import Problem
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
 from reprise.api.reply import Reply
 from reprise.api.sse import event_lines, while_connected
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_shape(problem: Problem) -> dict[str, Any]:
+    """Anthropic's error body, which is also the `error` event of a stream."""
+    kind = _TYPES.get(problem.status, "api_error" if problem.status >= 499 else "invalid_request_error")
+    details = {} if problem.details is None else {"details": dict(problem.details)}
+    return {"type": "error", "error": {"type": kind, "message": problem.message, **details}}
+
 
 PREFIX = "/v1/messages"
 

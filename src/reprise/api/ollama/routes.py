@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 import reprise
 from reprise.api.background import HEADER
-from reprise.api.body_route import BodyRoute, api_router
+from reprise.api.body_reading import BodyRoute, api_router
 from reprise.api.context import Context, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting

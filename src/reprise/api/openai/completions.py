@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from reprise.api.background import refuse_unstreamed
 from reprise.api.batch import Batch, start_batch
-from reprise.api.body_route import api_router
+from reprise.api.body_reading import api_router
 from reprise.api.context import Context, GoesOn, InContext, Namespace
 from reprise.api.encoding import JsonResponse
 from reprise.api.errors import openai_shape

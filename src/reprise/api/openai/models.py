@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import Request
 
-from reprise.api.body_route import api_router
+from reprise.api.body_reading import api_router
 from reprise.api.context import Context, InContext
 from reprise.api.models import Models, ServedModel
 from reprise.api.served import Served
