@@ -147,6 +147,20 @@ def test_what_one_writes_another_reads_and_does_not_write_again(tmp_path: Path) 
         b.check()
 
 
+def test_what_another_removes_leaves_nothing_that_nobody_writes(tmp_path: Path) -> None:
+    """Its parent takes over its time of use, which the writer has to write although nothing else wakes it."""
+    with opened(tmp_path) as a, opened(tmp_path):
+        _, block, tail = put_path(a, CHAT)
+        a.directory.path_of(tail.key).unlink()
+        assert a.read(bytes(32)) is None, "so it looks for what others have written"
+        assert a.stats().num_files == 2
+        assert a.flush(PATIENCE_S)
+        a.directory.path_of(block.key).unlink()
+        assert a.read(block.key) is None
+        assert a.flush(PATIENCE_S)
+        a.check()
+
+
 def test_two_that_write_the_same_at_once_leave_it_once(tmp_path: Path) -> None:
     with opened(tmp_path) as a, opened(tmp_path) as b:
         for cache in (a, b):

@@ -178,6 +178,20 @@ DISK_MUTANTS = (
         _SHARING,
     ),
     _mutant(
+        "RecordStore._rescan",
+        "nobody writes the time of use that a record takes over from one that others removed",
+        "self.changed.notify_all()",
+        "pass",
+        _SHARING,
+    ),
+    _mutant(
+        "RecordStore.forget_missing",
+        "nobody writes the time of use that a record takes over from one that is gone when it is read",
+        "self.changed.notify_all()",
+        "pass",
+        _SHARING,
+    ),
+    _mutant(
         "RecordStore._is_known_file",
         "a note that another server has written is taken for the one that is known",
         "unusable.info.nbytes == nbytes",

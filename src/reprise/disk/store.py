@@ -197,6 +197,8 @@ class RecordStore:
             unfinished_nbytes = self.directory.sweep()
         with self.changed:
             self._unfinished_nbytes = unfinished_nbytes
+            # What has gone has changed times of use, which the writer writes.
+            self.changed.notify_all()
 
     def _gone(self, listed: Mapping[Path, Collection[FileInfo]]) -> list[Path]:
         """The known files that these folders no longer have. O(records), without I/O for most of them."""
@@ -318,6 +320,8 @@ class RecordStore:
             # Unless it was evicted and rewritten since.
             elif key in self.index.entries and not self.directory.is_there(self.directory.path_of(key)):
                 self.index.remove(key)
+                # Its parent has another time of use, which the writer writes.
+                self.changed.notify_all()
 
     def _drop_damaged(self, key: bytes, reason: str) -> None:
         """Remove the record from the index and quarantine its file."""
