@@ -34,8 +34,8 @@ from mlx_lm.utils import _get_classes, save_config
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.events import Event, Finished
 from reprise.core.job import Job, Purpose, Sampling
+from reprise.core.outcome import Outcome
 from reprise.core.prompt import BoundaryKind, Prompt
-from reprise.core.record import Outcome
 from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.demo.tiny.build import thinking_template, write_tokenizer

@@ -11,8 +11,8 @@ from reprise.chat.answer import Answer
 from reprise.chat.render import Renderer
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest
+from reprise.core.outcome import Outcome, Reason
 from reprise.core.prompt import BoundaryKind, Prompt
-from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.demo.oracle import Oracle
 from reprise.plan.checkpoints import interval_tokens, make_plan

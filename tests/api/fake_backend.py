@@ -14,9 +14,9 @@ from reprise.core.errors import EngineFailed, RepriseError
 from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Scored, Started
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Constraint, Job, Purpose
+from reprise.core.outcome import Outcome, Reason
 from reprise.core.pin import Pin, PinList, pin_id
 from reprise.core.prompt import Prompt
-from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Span, Tokens, common_prefix
 
 Script = Callable[[Job], Sequence[int]]

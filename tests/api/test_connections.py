@@ -13,7 +13,7 @@ from reprise.api.limits import Limits
 from reprise.api.listening import CannotListen, listen
 from reprise.api.reply import Inbox
 from reprise.core.events import Finished, FinishReason, Progress, Sampled
-from reprise.core.record import Outcome
+from reprise.core.outcome import Outcome
 from tests.api.leaving import asking
 from tests.api.servers import api, running_server, says
 

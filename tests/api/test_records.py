@@ -11,7 +11,7 @@ from reprise.api.off_loop import Stage
 from reprise.api.records import Record, Records, log_line, record_body
 from reprise.api.reply import PrefillProgress
 from reprise.core.errors import QueueFull
-from reprise.core.record import Outcome, Reason
+from reprise.core.outcome import Outcome, Reason
 from reprise.core.settings import Settings
 from tests.api.servers import MODEL, api
 

@@ -9,9 +9,9 @@ from reprise.core.backend import Status
 from reprise.core.errors import ShuttingDown
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.job import Job
+from reprise.core.outcome import Outcome
 from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
-from reprise.core.record import Outcome
 from reprise.core.tokens import as_tokens
 
 

@@ -16,7 +16,7 @@ from reprise.api.records import Record, record_body
 from reprise.chat.explain import ComputedSpan, Explanation
 from reprise.cli.main import app
 from reprise.core.backend import Status
-from reprise.core.record import Outcome, Reason
+from reprise.core.outcome import Outcome, Reason
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span

@@ -11,7 +11,7 @@ from reprise.chat.reasoning import as_message
 from reprise.chat.render import Renderer
 from reprise.chat.rendered import PartKind, Rendered
 from reprise.chat.request import ChatRequest, Message
-from reprise.core.record import Outcome, Reason
+from reprise.core.outcome import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens
 from tests.chat.replay import spoken
 from tests.chat.shapes import (

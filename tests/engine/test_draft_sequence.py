@@ -13,7 +13,7 @@ from reprise.engine.blueprint import blueprint_of
 from reprise.engine.draft_sequence import DraftSequence
 from reprise.engine.load import LoadedModel
 from reprise.engine.runner import Runner
-from reprise.engine.token_sampler import TokenSampler
+from reprise.engine.sampler import TokenSampler
 from reprise.engine.trial import vocabulary_size
 from tests.engine.sequences import GREEDY, a_job
 from tests.matrix import now_and_later

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from reprise.core.errors import BadRequest
 from reprise.core.events import Sampled
 from reprise.core.job import Job, Sampling
-from reprise.engine.sample_batch import accept, sample_batch
-from reprise.engine.token_sampler import TokenSampler
+from reprise.engine.sampler import TokenSampler, accept, sample_batch
 from tests.engine.sequences import a_job
-from tests.engine.test_token_sampler import Only
+from tests.engine.test_sampler import Only
 
 VOCAB = 512
 PROMPT = list(range(1, 40))

@@ -10,8 +10,8 @@ import pytest
 
 from reprise.core.errors import DiskUnusable
 from reprise.core.job import Purpose
+from reprise.core.outcome import Reason
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.core.record import Reason
 from reprise.core.sizes import Bytes
 from reprise.demo.tiny.build import build_model
 from reprise.disk import write_behind

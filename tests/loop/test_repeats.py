@@ -8,7 +8,7 @@ import pytest
 
 from reprise.core.events import Sampled
 from reprise.core.job import Constraint, Sampling, Thinking
-from reprise.core.record import Reason
+from reprise.core.outcome import Reason
 from reprise.memory import Account
 from tests.loop.driving import GREEDY, Engine, Running
 from tests.matrix import now_and_later

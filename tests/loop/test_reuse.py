@@ -7,8 +7,8 @@ import pytest
 
 from reprise.core.events import FinishReason, Progress, Started
 from reprise.core.job import Purpose
+from reprise.core.outcome import Reason
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.core.record import Reason
 from reprise.engine.runner import SHARES_FROM
 from tests.loop.driving import Engine, Running
 from tests.matrix import now_and_later

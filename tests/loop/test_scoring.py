@@ -6,7 +6,7 @@ import pytest
 
 from reprise.core.events import FinishReason, Sampled, Scored
 from reprise.core.job import Purpose, Sampling
-from reprise.core.record import Reason
+from reprise.core.outcome import Reason
 from tests.loop.driving import Engine, Running
 from tests.loop.test_reuse import words
 

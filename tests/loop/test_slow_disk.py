@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from reprise.core.outcome import Reason
 from reprise.core.prompt import Prompt
-from reprise.core.record import Reason
 from reprise.core.tokens import as_tokens
 from reprise.disk import read_ahead
 from tests.loop.driving import Engine

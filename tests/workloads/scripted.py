@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from reprise.core.events import Event, Finished, FinishReason, Sampled
 from reprise.core.job import Constraint, Job, Purpose
-from reprise.core.record import Outcome
+from reprise.core.outcome import Outcome
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.demo.oracle import Oracle
 from tests.loop.passing import Passing

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reprise.core.job import Purpose
-from reprise.core.record import Reason
+from reprise.core.outcome import Reason
 from tests.models.tiny import tiny_model
 from tests.workloads.plays import chat, counts, unknown_tokens
 from tests.workloads.serving import serving

@@ -18,7 +18,7 @@ from reprise.chat.reasoning import as_message
 from reprise.chat.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.core.errors import BadRequest
-from reprise.core.record import Reason
+from reprise.core.outcome import Reason
 from tests.chat.replay import spoken
 from tests.chat.shapes import SEARCH, WEATHER, system, tool, user
 from tests.chat.test_explain import check_accounts as check_cover

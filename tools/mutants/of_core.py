@@ -3,7 +3,7 @@
 from tools.mutants.mutant import Mutant
 
 _CORE = ("tests/core/test_kinds.py", "tests/core/test_spans.py", "tests/core/test_tokens.py")
-_COLLECTOR = ("tests/core/test_collector.py",)
+_COLLECTOR = ("tests/engine/test_collector.py",)
 _PLAN = ("tests/plan/test_checkpoints.py",)
 
 

@@ -7,7 +7,7 @@ from reprise.chat.answer import Answer, Delta, ToolCallDelta
 from reprise.chat.parse import AnswerParser
 from reprise.core.errors import EngineFailed, RequestCancelled
 from reprise.core.events import Event, Finished, FinishReason, Progress, Sampled, Scored, Started
-from reprise.core.record import Outcome
+from reprise.core.outcome import Outcome
 
 
 class Choice:

@@ -11,8 +11,8 @@ from reprise.chat.request import ChatRequest
 from reprise.core.defaults import REPORTED, Origin
 from reprise.core.events import Sampled
 from reprise.core.job import Sampling
+from reprise.core.outcome import Outcome
 from reprise.core.prompt import BoundaryKind
-from reprise.core.record import Outcome
 from reprise.core.tokens import Tokens
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from reprise.api.records import Record, sources
 from reprise.chat.explain import ADVICE, Explanation
 from reprise.core.backend import Status
-from reprise.core.record import Outcome, Reason
+from reprise.core.outcome import Outcome, Reason
 
 _NOT_BROKEN = frozenset(
     {Reason.NOTHING_NEW, Reason.NEW_TOKENS, Reason.COLD, Reason.CACHE_OFF, Reason.PROMPT_LOGPROBS, Reason.BRANCHED}

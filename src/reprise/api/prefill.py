@@ -26,8 +26,8 @@ from reprise.api.service import ChatService, new_request_id
 from reprise.api.sse import while_connected
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest, LoadFailed, RepriseError
+from reprise.core.outcome import Outcome
 from reprise.core.prompt import BoundaryKind
-from reprise.core.record import Outcome
 
 
 class PrefillBody(Body):

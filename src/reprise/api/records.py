@@ -12,8 +12,8 @@ from reprise.api.reply import Reply
 from reprise.chat.explain import Explanation
 from reprise.core.backend import Verdict
 from reprise.core.errors import NotFound, RequestCancelled
+from reprise.core.outcome import Outcome
 from reprise.core.prompt import Prompt
-from reprise.core.record import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

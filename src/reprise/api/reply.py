@@ -20,7 +20,7 @@ from reprise.chat.rendered import Rendered
 from reprise.core.backend import Backend
 from reprise.core.errors import RepriseError, RequestCancelled
 from reprise.core.events import Event, Finished, Progress, Sampled, Started
-from reprise.core.record import Outcome
+from reprise.core.outcome import Outcome
 
 
 class LoopClock:

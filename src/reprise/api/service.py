@@ -41,8 +41,8 @@ from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, S
 from reprise.core.events import Finished, FinishReason, Progress
 from reprise.core.inspection import WHOLE_TREE, Inspection, TreePart
 from reprise.core.job import Constraint, Job, Purpose
+from reprise.core.outcome import Outcome
 from reprise.core.prompt import BoundaryKind, Prompt
-from reprise.core.record import Outcome
 from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens, as_tokens
 

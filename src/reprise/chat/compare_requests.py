@@ -6,7 +6,7 @@ from reprise.chat.explain import Explanation, explain
 from reprise.chat.render import Renderer
 from reprise.chat.request import ChatRequest
 from reprise.chat.text_model import TextModel
-from reprise.core.record import Outcome, Reason
+from reprise.core.outcome import Outcome, Reason
 from reprise.core.tokens import common_prefix
 
 _NUM_SHOWN = 32

@@ -11,7 +11,7 @@ from reprise.chat.probe_turns import head_length, last_user_at
 from reprise.chat.rendered import PartKind, PromptPart, Rendered
 from reprise.chat.request import Message
 from reprise.chat.text_model import TextModel
-from reprise.core.record import Reason
+from reprise.core.outcome import Reason
 
 _NUM_AROUND = 24
 """Characters before a divergence that are looked at for a date or a changing value."""

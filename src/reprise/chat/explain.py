@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from reprise.chat.divergence import Divergence, classify
 from reprise.chat.rendered import PromptPart, Rendered
 from reprise.chat.text_model import TextModel
-from reprise.core.record import Outcome, Reason
+from reprise.core.outcome import Outcome, Reason
 from reprise.core.tokens import Span, Tokens, common_prefix
 
 _NUM_SHOWN = 32

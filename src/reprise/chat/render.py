@@ -25,8 +25,8 @@ from reprise.chat.text_model import TextModel, refuse_if_parts_too_long, refuse_
 from reprise.chat.volatile_prefix import normalize, reordered_tools
 from reprise.core.backend import StoredRun
 from reprise.core.errors import BadRequest
+from reprise.core.outcome import Outcome
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
-from reprise.core.record import Outcome
 from reprise.core.tokens import common_prefix, own_tokens
 
 Branch = Literal["user", "tool"]

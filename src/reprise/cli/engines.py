@@ -27,17 +27,16 @@ from reprise.cli.ranks import RANKS_FAILED, least_nbytes_of_rank
 from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
 from reprise.cli.server_url import DEFAULT_URL
 from reprise.core.backend import Status, total_of
-from reprise.core.collector import freeze_heap
+from reprise.core.clock import repeating
 from reprise.core.errors import LoadFailed, RepriseError, ShuttingDown, memory_too_small
 from reprise.core.follow import bound_for
 from reprise.core.metrics import totals_line
-from reprise.core.repeating import repeating
 from reprise.core.settings import Settings
 from reprise.core.sizes import nbytes_text
 from reprise.engine.adapters import check_adapter
 from reprise.engine.load import LoadedModel, is_local, model_directory, with_template
 from reprise.engine.machine import read_machine
-from reprise.engine.memory import budget_of_all, leave_thread, max_state_nbytes, process_nbytes
+from reprise.engine.memory import budget_of_all, freeze_heap, leave_thread, max_state_nbytes, process_nbytes
 from reprise.engine.outline import ModelOutline, outline_of
 from reprise.engine.ranks import LeadingRank
 from reprise.engine.runner import Footprint

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from reprise.core.errors import RepriseError
-from reprise.core.record import Outcome
+from reprise.core.outcome import Outcome
 
 
 class FinishReason(StrEnum):

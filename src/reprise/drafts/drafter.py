@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from reprise.core.backend import DraftSource, DraftStatus
-from reprise.core.record import Drafted
+from reprise.core.outcome import Drafted
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, BestLength, PassCosts, best_length
 from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, TextEnd, TokenHistory

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from reprise.core.job import Job
-from reprise.core.record import Outcome
+from reprise.core.outcome import Outcome
 from reprise.core.tokens import as_tokens, join_tokens
 from reprise.engine.runner import Runner
-from reprise.engine.sample_batch import sample_batch
-from reprise.engine.token_sampler import TokenSampler
+from reprise.engine.sampler import TokenSampler, sample_batch
 
 _AT_ONCE = 32
 """Positions whose logits are in memory at a time."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from reprise.engine.runner import LiveSequence, Runner
-from reprise.engine.token_sampler import TokenSampler
+from reprise.engine.sampler import TokenSampler
 
 
 class DraftSequence:

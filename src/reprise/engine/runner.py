@@ -20,17 +20,15 @@ from reprise.core.tokens import Span, Tokens
 from reprise.disk.record import DiskRecord
 from reprise.engine.batching import TOKEN_BY_TOKEN
 from reprise.engine.blueprint import Blueprint
-from reprise.engine.growth import growth, most_entries
 from reprise.engine.layers import KvLayer
 from reprise.engine.load import LoadedModel
 from reprise.engine.operations import is_recorded, is_shared, on_all_ranks
 from reprise.engine.payloads import EntryTransfer, PackedSegment, pack
 from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
-from reprise.engine.sample_batch import Choices, accept, sample_along, sample_batch
+from reprise.engine.sampler import Choices, TokenSampler, accept, sample_along, sample_batch
 from reprise.engine.score import SCORED_AT_ONCE, PromptScorer
-from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
+from reprise.engine.sequence_batch import SequenceBatch, SequenceSource, growth, most_entries
 from reprise.engine.shared_segment import SharedSegment
-from reprise.engine.token_sampler import TokenSampler
 
 SHARES_FROM = 4096
 """Shorter sequences are copied: that is quick, and their spare capacity would outweigh what sharing saves."""

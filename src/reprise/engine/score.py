@@ -7,7 +7,7 @@ import numpy as np
 
 from reprise.core.events import Sampled, Scored
 from reprise.core.job import Job
-from reprise.engine.token_sampler import sampled_with
+from reprise.engine.sampler import sampled_with
 
 SCORED_AT_ONCE = 256
 """Positions whose logits are in memory at a time: with a large vocabulary, each takes a megabyte."""

@@ -12,7 +12,7 @@ from reprise.api.records import Record
 from reprise.api.service import ChatService
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
-from reprise.core.record import Outcome
+from reprise.core.outcome import Outcome
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from reprise.core.backend import Counts, Status
-from reprise.core.clock import Clock, monotonic
-from reprise.core.repeating import repeating
+from reprise.core.clock import Clock, monotonic, repeating
 
 if TYPE_CHECKING:
     from reprise.loop.engine_loop import EngineLoop

@@ -10,8 +10,8 @@ from reprise.cache.lookup import Match
 from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock
 from reprise.core.job import Purpose
+from reprise.core.outcome import Reason
 from reprise.core.prompt import BoundaryKind
-from reprise.core.record import Reason
 from reprise.core.tokens import Span, Tokens, union
 from reprise.disk.tier import DiskTier
 from reprise.engine.score import PromptScorer

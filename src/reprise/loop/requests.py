@@ -10,13 +10,13 @@ from reprise.cache.node import Lease
 from reprise.cache.payload import Payload
 from reprise.core.events import Event
 from reprise.core.job import Job, Purpose
+from reprise.core.outcome import Outcome, Reason
 from reprise.core.pin import Pin
 from reprise.core.prompt import BoundaryKind, Prompt
-from reprise.core.record import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.drafts.drafter import RequestDrafts
 from reprise.engine.runner import LiveSequence
-from reprise.engine.token_sampler import TokenSampler
+from reprise.engine.sampler import TokenSampler
 from reprise.plan.checkpoints import Plan
 
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
+from reprise.core.clock import repeating
 from reprise.core.follow import Budget, MemoryReading, within_bound
-from reprise.core.repeating import repeating
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import process_nbytes
 from reprise.loop.engine_loop import EngineLoop

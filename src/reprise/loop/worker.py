@@ -17,7 +17,6 @@ from reprise.cache.node import SegmentSizes
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.clock import Clock, monotonic
-from reprise.core.collector import collect_all
 from reprise.core.errors import OutOfMemory, RepriseError, no_room_for_requests
 from reprise.core.events import Event, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
@@ -26,6 +25,7 @@ from reprise.core.tokens import as_tokens, join_tokens
 from reprise.disk.tier import DiskTier
 from reprise.engine import memory as device_memory
 from reprise.engine.load import LoadedModel
+from reprise.engine.memory import collect_all
 from reprise.engine.records import new_encoder
 from reprise.engine.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
 from reprise.loop.admission import Gate

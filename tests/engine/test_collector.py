@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from reprise.core.collector import collect_all, freeze_heap
+from reprise.engine.memory import collect_all, freeze_heap
 
 
 class Knot:

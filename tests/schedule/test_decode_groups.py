@@ -6,8 +6,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.schedule.buckets import group_rows
 from reprise.schedule.limits import SchedulerLimits
+from reprise.schedule.passes import group_rows
 from reprise.schedule.state import DecodingJob, Group
 
 LIMITS = SchedulerLimits(max_batch=32, free_padding=100)
