@@ -29,7 +29,10 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm import load, stream_generate
-from mlx_lm.utils import _get_classes, save_config
+from mlx_lm.utils import (
+    _get_classes,  # pyright: ignore[reportPrivateUsage] -- the one way to a model without weights
+    save_config,
+)
 
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.events import Event, Finished
@@ -472,13 +475,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("device.json"))
     options = parser.parse_args()
     configs = {name: tiny_config(config) for name, config in MODELS.items()} if options.tiny else MODELS
-    head = {
-        "device": computing_device(),
-        "machine": platform.platform(),
-        "versions": {name: version(name) for name in ("mlx-reprise", "mlx", "mlx-lm")},
-        "tiny": options.tiny,
-    }
-    print(f"  {head['device']}, {head['machine']}, mlx {head['versions']['mlx']}, mlx-lm {head['versions']['mlx-lm']}")
+    device, machine = computing_device(), platform.platform()
+    versions = {name: version(name) for name in ("mlx-reprise", "mlx", "mlx-lm")}
+    head = {"device": device, "machine": machine, "versions": versions, "tiny": options.tiny}
+    print(f"  {device}, {machine}, mlx {versions['mlx']}, mlx-lm {versions['mlx-lm']}")
     chosen = {name: config for name, config in configs.items() if options.model in (None, name)}
     lines = run(chosen, TINY if options.tiny else Effort(), minutes=options.minutes)
     rows = [asdict(line) | {"ratio": line.ratio} for line in lines]
