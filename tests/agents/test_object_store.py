@@ -13,7 +13,7 @@ import pytest
 
 from reprise.benchmark.server_process import free_port
 from reprise.disk import watcher
-from reprise.disk.bucket import BucketAway, open_bucket
+from reprise.disk.bucket import BucketUnavailable, open_bucket
 from tests.agents.packages import python_with
 from tests.disk.chains import PATIENCE_S, find, look, opened, position, put_path, read_all, same
 
@@ -80,9 +80,9 @@ def test_servers_share_a_bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("s3")
 def test_what_a_store_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BucketAway, match="does not exist"):
+    with pytest.raises(BucketUnavailable, match="does not exist"):
         list(open_bucket("s3://nothing/here").listing(""))
-    with pytest.raises(BucketAway, match="does not exist"):
+    with pytest.raises(BucketUnavailable, match="does not exist"):
         open_bucket("s3://nothing/here").put("a", b"1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with opened(cast("Path", open_bucket("s3://bucket"))) as cache:

@@ -1,10 +1,10 @@
-"""An object store in memory that can be away, deny, lose and damage; several servers may use it at once."""
+"""An object store in memory that can be unavailable, deny, lose and damage; several servers may use it at once."""
 
 import errno
 import threading
 from collections.abc import Iterator, Sequence
 
-from reprise.disk.bucket import BucketAway, ObjectInfo
+from reprise.disk.bucket import BucketUnavailable, ObjectInfo
 
 
 class FakeBucket:
@@ -22,7 +22,7 @@ class FakeBucket:
     def _ask(self, verb: str, name: str) -> None:
         self.asked.append((verb, name))
         if verb in self.failing:
-            raise BucketAway(self.failing[verb])
+            raise BucketUnavailable(self.failing[verb])
 
     def put(self, name: str, content: bytes) -> None:
         self._ask("put", name)

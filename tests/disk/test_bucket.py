@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from reprise.core.errors import DiskUnusable
 from reprise.disk import model_bucket, reader, watcher
-from reprise.disk.bucket import BucketAway, ObjectInfo, open_bucket
+from reprise.disk.bucket import BucketUnavailable, ObjectInfo, open_bucket
 from reprise.disk.cache import DiskCache
 from reprise.disk.lease import EXPIRED_S
 from reprise.disk.model_bucket import ModelBucket
@@ -529,7 +529,7 @@ def test_what_could_not_be_cleared_is_not_found_and_goes_when_the_store_is_back(
         put_path(one, CHAT, namespace="a")
         put_path(other, [5, *CHAT], namespace="a")
         bucket.failing = {"delete": "timed out"}
-        with pytest.raises(BucketAway):
+        with pytest.raises(BucketUnavailable):
             cleared(one.clear("a"))
         assert find(one, CHAT, namespace="a") is None and find(one, [5, *CHAT], namespace="a") is None
         assert len(bucket.records()) == 6

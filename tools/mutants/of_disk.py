@@ -398,12 +398,18 @@ DISK_MUTANTS = (
     ),
     _mutant(
         "RecordReader._read",
-        "a store that is away is asked for each record",
-        "store.is_away and (not each.is_over)",
+        "a store that is unavailable is asked for each record",
+        "store.is_unavailable and (not each.is_over)",
         "False",
         _BUCKET,
     ),
-    _mutant("DiskCache.find", "a store that is away is asked for each prompt", "self._store.is_away", "False", _BUCKET),
+    _mutant(
+        "DiskCache.find",
+        "a store that is unavailable is asked for each prompt",
+        "self._store.is_unavailable",
+        "False",
+        _BUCKET,
+    ),
     _mutant(
         "DiskCache.clear_root",
         "what is being cleared from a bucket is still found",

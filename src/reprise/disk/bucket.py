@@ -2,7 +2,7 @@
 
 The client is `obstore` (S3, Google Cloud Storage, Azure and compatible stores). Credentials, region and endpoint are
 read from the environment variables that the vendors' own tools use. Every failure is an OSError whose `strerror` is a
-short phrase: FileNotFoundError for a missing object, `BucketAway` for everything else.
+short phrase: FileNotFoundError for a missing object, `BucketUnavailable` for everything else.
 """
 
 import errno
@@ -25,7 +25,7 @@ _PART_NBYTES = 4 << 20
 _LISTED_AT_ONCE = 1000
 
 
-class BucketAway(OSError):
+class BucketUnavailable(OSError):
     """A failed request: the store is unreachable or slow, denies access, or the bucket does not exist."""
 
     def __init__(self, phrase: str) -> None:
@@ -150,11 +150,11 @@ class ObstoreBucket:
         except FileNotFoundError as error:
             if is_read:
                 raise FileNotFoundError(errno.ENOENT, "there is no such object") from error
-            raise BucketAway("the bucket does not exist") from error
+            raise BucketUnavailable("the bucket does not exist") from error
         except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as error:
-            raise BucketAway("access is denied") from error
+            raise BucketUnavailable("access is denied") from error
         except (self._errors.BaseError, ValueError, OSError) as error:
-            raise BucketAway(_phrase(error)) from error
+            raise BucketUnavailable(_phrase(error)) from error
 
 
 def _phrase(error: Exception) -> str:

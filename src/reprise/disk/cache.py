@@ -121,7 +121,7 @@ class DiskCache:
     def find(self, tokens: Tokens, *, namespace: str, limit: int) -> DiskMatch | None:
         """The largest position ≤ `limit` that can be resumed from disk, or None."""
         with self._store.changed:
-            if self._store.is_away:
+            if self._store.is_unavailable:
                 return None
             return self._store.index.find(tokens, root=self.root(namespace), namespace=namespace, limit=limit)
 
@@ -200,12 +200,12 @@ class DiskCache:
 
     def read_note(self, namespace: str) -> str | None:
         """The text of the last `keep_note`, of this process or an earlier one, or None."""
-        # One of a store that is away would be waited for.
-        return None if self._store.is_away else self._store.read_note(self.root(namespace))
+        # A note in a store that is unavailable would be waited for.
+        return None if self._store.is_unavailable else self._store.read_note(self.root(namespace))
 
     def keep_note(self, namespace: str, text: str) -> None:
         """Store a text until the namespace is cleared. Logs a warning if it cannot be written."""
-        if self._store.is_away:
+        if self._store.is_unavailable:
             return
         try:
             self._store.write_note(self.root(namespace), text.encode())
@@ -338,7 +338,7 @@ class DiskCache:
             log.warning("The disk cache did not close in time; exiting without it.")
             return
         self._reader.close()
-        if not self._store.is_away:
+        if not self._store.is_unavailable:
             self.directory.release()
 
     def check(self) -> None:

@@ -224,11 +224,11 @@ class RecordReader:
             self._num_under_way -= 1
             self._nbytes_under_way -= read.nbytes
             # Each of those behind it would be waited for as long.
-            waiting = {each for each in self._fetches if store.is_away and not each.is_over}
+            waiting = {each for each in self._fetches if store.is_unavailable and not each.is_over}
             if fetch is not None:
                 fetch.deliver(read, record)
                 waiting.add(fetch)
-            if store.is_away:
+            if store.is_unavailable:
                 for each in waiting:
                     each.give_up()
             store.changed.notify_all()

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Condition
 
 from reprise.core.errors import DiskUnusable
-from reprise.disk.bucket import BucketAway
+from reprise.disk.bucket import BucketUnavailable
 from reprise.disk.folder import FileInfo, ModelFolder
 from reprise.disk.format import OtherVersion, RecordHeader, Unverified, encode
 from reprise.disk.index import DiskIndex, IndexEntry, UnusableFile, entry_of
@@ -113,11 +113,11 @@ class RecordStore:
                 del self.held[key]
 
     @property
-    def is_away(self) -> bool:
-        """Whether a store far away does not answer: nothing is asked of it, but now and then whether it does again."""
+    def is_unavailable(self) -> bool:
+        """Whether a remote store fails: until it is back, only `reconnect` sends it requests."""
         return self.trouble is not None
 
-    def note_away(self, error: OSError) -> None:
+    def note_unavailable(self, error: OSError) -> None:
         if self.trouble is None:
             self.trouble = (
                 f"The object store {self.directory.place} cannot be read ({error.strerror}): "
@@ -128,8 +128,8 @@ class RecordStore:
 
     # Files in the folder.
 
-    def meet(self) -> None:
-        """Ask a store far away whether it does what it should, and take up what is there. Raises OSError."""
+    def reconnect(self) -> None:
+        """Try a remote store again, and update the index with what is there. Raises OSError."""
         self.renew_lease()
         self.scan(is_first=True)
         with self.changed:
@@ -288,10 +288,10 @@ class RecordStore:
     def _read_verified(self, key: bytes) -> DiskRecord | None:
         try:
             return self.directory.read(key)
-        except BucketAway as error:
+        except BucketUnavailable as error:
             with self.changed:
                 self._unread = key
-                self.note_away(error)
+                self.note_unavailable(error)
             return None
         except OSError as error:
             if error.errno in GONE:
@@ -475,7 +475,7 @@ class RecordStore:
         """Those for which a remote store is asked: each takes a request, and it puts its own time of now on it."""
         recent_ns = round((self.clock() - _RECENT_S) * 1e9)
         with self.changed:
-            if self.is_away:
+            if self.is_unavailable:
                 return {}
             # What hangs on a record keeps it: the ends of paths are enough. Older times are those of evicted children.
             parents = {self.index.entries[key].parent for key in uses if key in self.index.entries}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from reprise.disk.bucket import BucketAway
+from reprise.disk.bucket import BucketUnavailable
 from reprise.disk.lease import BEAT_S
 from reprise.disk.store import RecordStore
 
@@ -40,7 +40,7 @@ class FolderWatcher:
         self._num_ended = 0
         self._scanned_s = self._beaten_s = self._listed_s = -float("inf")
         self._scan_took_s = 0.0
-        self._has_met = not self._is_remote
+        self._has_connected = not self._is_remote
 
     def ask(self, wake: Callable[[], None]) -> int:
         """Request a scan; `wake` is called after it. Returns the scan's number."""
@@ -55,7 +55,7 @@ class FolderWatcher:
             return self._num_ended >= number
 
     def clear(self, root: bytes | None) -> Future[None]:
-        """Remove what hangs on `root` (None: everything of this model) from a store far away, soon.
+        """Remove what hangs on `root` (None: everything of this model) from a remote store, soon.
 
         The caller holds `changed`. The future raises OSError if it could not be done, and then it is tried again.
         """
@@ -77,7 +77,7 @@ class FolderWatcher:
                     self._num_begun += 1
             if is_closing:
                 for _, cleared in clears:
-                    cleared.set_exception(BucketAway("the server is shutting down"))
+                    cleared.set_exception(BucketUnavailable("the server is shutting down"))
                 return
             for root, cleared in clears:
                 self._clear(root, cleared)
@@ -96,9 +96,9 @@ class FolderWatcher:
     def _next_s(self) -> float:
         if not self._is_remote:
             return SCAN_EVERY_S
-        if not self._has_met and self._scanned_s == -float("inf"):
+        if not self._has_connected and self._scanned_s == -float("inf"):
             return 0.0
-        if self._store.directory.has_unread and not self._store.is_away:
+        if self._store.directory.has_unread and not self._store.is_unavailable:
             return 0.0
         return max(REMOTE_EVERY_S * random.uniform(0.8, 1.2), self._scan_took_s / MAX_SCAN_SHARE)
 
@@ -114,12 +114,12 @@ class FolderWatcher:
         """Scan, unless that was just done; whatever fails is noted, once, until it goes well again."""
         store, now_s = self._store, time.monotonic()
         again_s = max(REMOTE_AGAIN_S, self._scan_took_s / MAX_SCAN_SHARE)
-        if is_asked and (now_s - self._scanned_s < again_s or store.is_away) and self._has_met:
+        if is_asked and (now_s - self._scanned_s < again_s or store.is_unavailable) and self._has_connected:
             return
         try:
-            if not self._has_met or store.is_away:
-                store.meet()
-                self._has_met, self._beaten_s, self._listed_s = True, now_s, now_s
+            if not self._has_connected or store.is_unavailable:
+                store.reconnect()
+                self._has_connected, self._beaten_s, self._listed_s = True, now_s, now_s
             else:
                 if now_s - self._beaten_s >= BEAT_S:
                     store.renew_lease()
@@ -130,7 +130,7 @@ class FolderWatcher:
                     self._listed_s = now_s
         except OSError as error:
             with store.changed:
-                store.note_away(error)
+                store.note_unavailable(error)
         finally:
             self._scanned_s = time.monotonic()
             self._scan_took_s = self._scanned_s - now_s
@@ -140,7 +140,7 @@ class FolderWatcher:
             self._store.clear(root)
         except OSError as error:
             with self._store.changed:
-                self._store.note_away(error)
+                self._store.note_unavailable(error)
             cleared.set_exception(error)
         except Exception as error:
             log.exception("cannot clear the disk cache")
