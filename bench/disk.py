@@ -28,7 +28,7 @@ from reprise.cache.lookup import SegmentSlice
 from reprise.core.allowance import TAKEN_AT_ONCE
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Purpose, Sampling
-from reprise.core.kinds import Full, KvKind
+from reprise.core.kinds import Footprint, Full, KvKind
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
@@ -41,7 +41,7 @@ from reprise.disk.write_behind import SECTION_NBYTES
 from reprise.engine.load import load_model
 from reprise.engine.payloads import PackedSegment, pack, save
 from reprise.engine.records import RecordEncoder
-from reprise.engine.runner import Footprint, LiveSequence, Runner
+from reprise.engine.runner import LiveSequence, Runner
 from reprise.loop import EngineLoop
 from reprise.loop.disk import open_disk
 from reprise.loop.sequences import SequencePool
@@ -152,10 +152,6 @@ class RecordMaker:
             sections=encoder.sections,
         )
         assert self._disk.put(record) and self._disk.flush(_PATIENCE_S)
-
-
-def _random_like(array: mx.array | None) -> mx.array | None:
-    return None if array is None else mx.random.normal(array.shape).astype(array.dtype)
 
 
 def put_on_disk(settings: Settings, num_megabytes: int, *, held: float) -> tuple[Tokens, int, Footprint]:

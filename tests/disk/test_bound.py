@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.disk.cache import DiskCache
-from reprise.disk.directory import OtherFiles
 from reprise.disk.format import encode
 from reprise.disk.index import DiskIndex, IndexEntry
+from reprise.disk.model_directory import OtherFiles
 from reprise.disk.record import DiskMatch, DiskRecord
 from tests.disk.chains import (
     PATIENCE_S,

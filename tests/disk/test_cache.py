@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from reprise.core.errors import DiskUnusable, RepriseError
 from reprise.disk.cache import DiskCache
-from reprise.disk.directory import ModelDirectory
+from reprise.disk.model_directory import ModelDirectory
 from reprise.disk.record import DiskMatch, DiskRecord
 from tests.disk.chains import (
     PATIENCE_S,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reprise.disk.directory import ModelDirectory
+from reprise.disk.model_directory import ModelDirectory
 from reprise.disk.record import DiskMatch
 from tests.disk.chains import (
     PATIENCE_S,

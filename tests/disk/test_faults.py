@@ -11,7 +11,7 @@ import pytest
 
 from reprise.core.errors import DiskUnusable
 from reprise.disk.cache import DiskCache
-from reprise.disk.directory import MAX_QUARANTINED, ModelDirectory
+from reprise.disk.model_directory import MAX_QUARANTINED, ModelDirectory
 from tests.disk.chains import (
     PATIENCE_S,
     Clock,

@@ -11,7 +11,7 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.disk import directory as directory_module
+from reprise.disk import model_directory as directory_module
 from reprise.disk.cache import DiskCache
 from reprise.disk.lease import EXPIRED_S
 from reprise.disk.record import DiskRecord

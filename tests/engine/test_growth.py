@@ -59,5 +59,5 @@ def test_a_sequence_alone_grows_as_said_and_stays_below_its_footprint(runner: Ru
         said = runner.growth([live], num)
         grew = _feed(runner, [live], num)
         assert grew == said or (num == 1 and grew <= said)
-        assert live.rows.nbytes <= runner.footprint.live(_LONGEST, chunk=300)
+        assert live.rows.nbytes <= runner.most_live_nbytes(_LONGEST, chunk=300)
     runner.stop(live)

@@ -15,7 +15,7 @@ from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
 from reprise.demo.tiny.build import build_model
 from reprise.disk import write_behind
-from reprise.disk.directory import ModelDirectory
+from reprise.disk.model_directory import ModelDirectory
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop import sequences
 from tests.loop.driving import PATIENCE_S, Engine
@@ -162,7 +162,7 @@ def test_a_small_budget_takes_what_fits(start: Restarts, model: str) -> None:
     engine = start(model)
     prompts = [words(100 + i, 250) for i in range(4)]
     prompts = [[*prompt, *engine.run(prompt).tokens, 1, 2] for prompt in prompts]
-    need = engine.ask(lambda worker: worker.runner.footprint.live(600, chunk=256))
+    need = engine.ask(lambda worker: worker.runner.most_live_nbytes(600, chunk=256))
     engine = start(model, cache_bytes=2 * need)
     jobs = [engine.submit(prompt) for prompt in prompts * 2]
     for job in jobs:

@@ -218,7 +218,7 @@ def test_its_weights_go_when_running_requests_have_no_room_otherwise() -> None:
     drafted, weights = num_drafted(engine), status(engine).weights_nbytes
     assert drafted > 0 and weights > 0
     assert engine.loop.status().weights_nbytes == loaded("llama").nbytes + weights
-    needed = engine.ask(lambda worker: worker.runner.footprint.live(200, chunk=200))
+    needed = engine.ask(lambda worker: worker.runner.most_live_nbytes(200, chunk=200))
     engine.ask(lambda worker: worker.set_budget(needed // 2))
     assert engine.run([*prompt, 7], num=60).tokens == plain.cold([*prompt, 7], num=60)
     assert status(engine).weights_nbytes == 0

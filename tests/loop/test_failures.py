@@ -135,8 +135,8 @@ def test_a_small_budget_is_kept_and_changes_no_answer(architecture: str) -> None
     engine = Engine(architecture)
     try:
         # For the chat as it is in the end, once as it runs and once as it is stored, and not for the turns before it.
-        footprint = engine.ask(lambda worker: worker.runner.footprint)
-        budget = footprint.live(800, chunk=256) + footprint.at(500)
+        runner = engine.ask(lambda worker: worker.runner)
+        budget = runner.most_live_nbytes(800, chunk=256) + runner.footprint.at(500)
         engine.ask(lambda worker: worker.set_budget(budget))
         prompt = words(310, 200)
         for turn in range(8):

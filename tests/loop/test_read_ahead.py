@@ -13,7 +13,7 @@ from reprise.core.kinds import KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.tokens import Span
 from reprise.disk import read_ahead, tier
-from reprise.disk.directory import ModelDirectory
+from reprise.disk.model_directory import ModelDirectory
 from reprise.disk.read_ahead import ReadAhead
 from reprise.engine import records
 from reprise.engine.records import RestoringSequence
@@ -71,7 +71,7 @@ def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
 ) -> None:
     engine = start(model)
     turns = [next_turn(engine, words(100 + i, 400)) for i in range(4)]
-    live = engine.ask(lambda worker: worker.runner.footprint.live(len(turns[0]) + 256, chunk=256))
+    live = engine.ask(lambda worker: worker.runner.most_live_nbytes(len(turns[0]) + 256, chunk=256))
     path = engine.ask(lambda worker: worker.runner.footprint.at(len(turns[0])))
     engine = start(model, cache_bytes=live + path + path // 2, shares_from=shares_from)
     over: list[int] = []

@@ -217,8 +217,8 @@ def test_what_a_client_marked_stays(architecture: str, kinds: tuple[BoundaryKind
     engine = Engine(architecture)
     try:
         # For about four of the prompts that follow, and the buffers of one that runs.
-        footprint = engine.ask(lambda worker: worker.runner.footprint)
-        budget = footprint.live(700, chunk=256) + 4 * footprint.at(420)
+        runner = engine.ask(lambda worker: worker.runner)
+        budget = runner.most_live_nbytes(700, chunk=256) + 4 * runner.footprint.at(420)
         engine.ask(lambda worker: worker.set_budget(budget))
         shared = words(600, 200)
         marks = [Boundary(200, kind) for kind in kinds]

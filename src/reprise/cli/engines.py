@@ -30,6 +30,7 @@ from reprise.core.backend import Status, total_of
 from reprise.core.clock import repeating
 from reprise.core.errors import LoadFailed, RepriseError, ShuttingDown, memory_too_small
 from reprise.core.follow import bound_for
+from reprise.core.kinds import Footprint
 from reprise.core.metrics import totals_line
 from reprise.core.settings import Settings
 from reprise.core.sizes import nbytes_text
@@ -39,7 +40,6 @@ from reprise.engine.machine import read_machine
 from reprise.engine.memory import budget_of_all, freeze_heap, leave_thread, max_state_nbytes, process_nbytes
 from reprise.engine.outline import ModelOutline, outline_of
 from reprise.engine.ranks import LeadingRank
-from reprise.engine.runner import Footprint
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.heartbeat import watchdog

@@ -1,9 +1,10 @@
-"""Layer kinds: what each kind of layer needs to resume at a position.
+"""Layer kinds: what each kind of layer needs to resume at a position, and how many bytes that takes.
 
 The one rule of the project: a model resumes at position p if and only if every layer can. A layer's kind answers with
 the entries it needs at p; kinds that cannot be cut into entries need a snapshot taken at exactly p.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from reprise.core.tokens import Span, covers
@@ -91,3 +92,30 @@ def best_position(kind: KvKind, runs: tuple[Span, ...], limit: int) -> int:
     if isinstance(kind, Chunk):
         candidates.add(kind.size * (limit // kind.size))
     return next(p for p in sorted(candidates, reverse=True) if covers(runs, kind.needs(p)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """The bytes of a model's layer state: of one position by kind, of a snapshot, and of a row of logits."""
+
+    by_kind: Mapping[KvKind, int]
+    each: Mapping[KvKind, int]
+    """`by_kind` per layer, on average."""
+    snapshot: int
+    logits: int
+
+    @property
+    def full(self) -> int:
+        """Bytes per further position of a long sequence."""
+        return sum(nbytes for kind, nbytes in self.by_kind.items() if isinstance(kind, Full))
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of a further checkpoint, far from any other."""
+        windows = sum(nbytes * kind.size for kind, nbytes in self.by_kind.items() if not isinstance(kind, Full))
+        return windows + self.snapshot
+
+    def at(self, position: int) -> int:
+        """Bytes of a sequence at `position`."""
+        entries = sum(nbytes * sum(map(len, kind.needs(position))) for kind, nbytes in self.by_kind.items())
+        return entries + self.snapshot

@@ -16,11 +16,11 @@ import numpy as np
 from reprise.core.inspection import DiskTree, OnDisk
 from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.disk.bucket import ObjectBucket
-from reprise.disk.directory import ModelDirectory
 from reprise.disk.edges import disk_tree
-from reprise.disk.folder import ModelFolder
 from reprise.disk.index import DiskCursor
 from reprise.disk.model_bucket import ModelBucket
+from reprise.disk.model_directory import ModelDirectory
+from reprise.disk.model_folder import ModelFolder
 from reprise.disk.reader import Fetch, RecordReader
 from reprise.disk.record import DiskMatch, DiskRecord, MissingRecords, root_key
 from reprise.disk.split_directory import OtherRanks, SplitDirectory

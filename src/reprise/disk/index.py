@@ -12,8 +12,8 @@ import numpy as np
 from sortedcontainers import SortedList
 
 from reprise.core.tokens import Span, Tokens, common_prefix
-from reprise.disk.folder import FileInfo
 from reprise.disk.format import RecordHeader
+from reprise.disk.model_folder import FileInfo
 from reprise.disk.record import DiskMatch, DiskRecord, MissingRecords, block_key, tail_key, token_bytes
 
 TOKEN_NBYTES = 4

@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import cast
 
 from reprise.disk.bucket import ObjectBucket, ObjectInfo
-from reprise.disk.directory import MODEL_NAME, NOTES, RECORD_NAME, SERVERS, NamedRecords
-from reprise.disk.folder import FileInfo
 from reprise.disk.format import (
     LENGTH,
     MAX_HEADER_NBYTES,
@@ -36,6 +34,8 @@ from reprise.disk.format import (
     read_record,
 )
 from reprise.disk.lease import EXPIRED_S, new_server_name
+from reprise.disk.model_directory import MODEL_NAME, NOTES, RECORD_NAME, SERVERS, NamedRecords
+from reprise.disk.model_folder import FileInfo
 from reprise.disk.record import DiskRecord, folder_name
 
 _USES = "uses"

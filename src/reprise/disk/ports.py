@@ -168,26 +168,3 @@ class TierSequences(Protocol):
     def measure(self) -> None:
         """Recount the bytes of all buffers."""
         ...
-
-
-class StateSizes(Protocol):
-    """Bytes of a model's layer state."""
-
-    @property
-    def by_kind(self) -> Mapping[KvKind, int]:
-        """Bytes per position, by layer kind."""
-        ...
-
-    @property
-    def full(self) -> int:
-        """Bytes per further position of a long sequence."""
-        ...
-
-    @property
-    def checkpoint(self) -> int:
-        """Bytes per checkpoint."""
-        ...
-
-    def at(self, position: int) -> int:
-        """Bytes of a sequence at `position`."""
-        ...

@@ -19,11 +19,11 @@ from reprise.cache.lookup import Match
 from reprise.cache.prefix_cache import Committed, PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.inspection import InspectedRead
-from reprise.core.kinds import Full
+from reprise.core.kinds import Footprint, Full
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 from reprise.disk.cache import DiskCache, Fetch
-from reprise.disk.ports import RestoreTarget, StateSizes, TierRequest, TierSequences
+from reprise.disk.ports import RestoreTarget, TierRequest, TierSequences
 from reprise.disk.record import DiskMatch
 from reprise.memory import Account
 
@@ -95,7 +95,7 @@ class ReadAhead:
         disk: DiskCache,
         cache: PrefixCache,
         *,
-        sizes: StateSizes,
+        footprint: Footprint,
         sequences: TierSequences,
         allowance: StepAllowance,
         prefill_s: Callable[[int, int], float | None],
@@ -107,7 +107,7 @@ class ReadAhead:
         """
         self._disk = disk
         self._cache = cache
-        self._sizes = sizes
+        self._footprint = footprint
         self._sequences = sequences
         self._allowance = allowance
         self._prefill_s = prefill_s
@@ -224,7 +224,7 @@ class ReadAhead:
         room = free + self._cache.memory.nbytes(Account.INCOMING) + self._cache.nbytes - self._cache.protected_nbytes()
         room += sum(read.target.buffer_nbytes for read in self._reads) + self._cache.memory.evictable_from_others
         if not self._reads:
-            return self._sizes.at(position) <= room
+            return self._footprint.at(position) <= room
         return sum(read.needed for read in self._reads) + needed <= room
 
     @property

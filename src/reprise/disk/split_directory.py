@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
-from reprise.disk.directory import ModelDirectory
+from reprise.disk.model_directory import ModelDirectory
 from reprise.disk.record import DiskRecord
 
 

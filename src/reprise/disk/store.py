@@ -12,10 +12,10 @@ from threading import Condition
 
 from reprise.core.errors import DiskUnusable
 from reprise.disk.bucket import BucketUnavailable
-from reprise.disk.folder import FileInfo, ModelFolder
 from reprise.disk.format import OtherVersion, RecordHeader, Unverified, encode
 from reprise.disk.index import DiskIndex, IndexEntry, UnusableFile, entry_of
 from reprise.disk.link import LinkSpeed
+from reprise.disk.model_folder import FileInfo, ModelFolder
 from reprise.disk.record import DiskRecord
 
 log = logging.getLogger(__name__)

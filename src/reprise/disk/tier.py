@@ -10,10 +10,11 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
 from reprise.core.backend import StoredRun
 from reprise.core.inspection import DiskTree, InspectedRead, OnDisk
+from reprise.core.kinds import Footprint
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens
 from reprise.disk.cache import DiskCache
-from reprise.disk.ports import NewEncoder, StateSizes, TierRequest, TierSequences
+from reprise.disk.ports import NewEncoder, TierRequest, TierSequences
 from reprise.disk.read_ahead import ReadAhead
 from reprise.disk.write_behind import WriteBehind
 
@@ -36,7 +37,7 @@ class DiskTier:
         disk: DiskCache | None,
         cache: PrefixCache,
         *,
-        sizes: StateSizes,
+        footprint: Footprint,
         sequences: TierSequences,
         new_encoder: NewEncoder,
         allowance: StepAllowance,
@@ -52,9 +53,15 @@ class DiskTier:
         self._write_behind: WriteBehind | None = None
         if disk is not None:
             self._read_ahead = ReadAhead(
-                disk, cache, sizes=sizes, sequences=sequences, allowance=allowance, prefill_s=prefill_s, wake=wake
+                disk,
+                cache,
+                footprint=footprint,
+                sequences=sequences,
+                allowance=allowance,
+                prefill_s=prefill_s,
+                wake=wake,
             )
-            self._write_behind = WriteBehind(disk, cache, sizes=sizes, new_encoder=new_encoder)
+            self._write_behind = WriteBehind(disk, cache, footprint=footprint, new_encoder=new_encoder)
 
     # Reading.
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from reprise.cache.lookup import Match
 from reprise.cache.node import Checkpoint, subtree
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.core.kinds import Full, KvKind
+from reprise.core.kinds import Footprint, Full, KvKind
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens
 from reprise.disk.cache import DiskCache
-from reprise.disk.ports import NewEncoder, StateEncoder, StateSizes, TierRequest
+from reprise.disk.ports import NewEncoder, StateEncoder, TierRequest
 from reprise.disk.record import DiskRecord
 
 log = logging.getLogger(__name__)
@@ -92,12 +92,12 @@ def _is_last_superseded(checkpoint: Checkpoint) -> bool:
 class WriteBehind:
     """The paths to be written. Used on the engine thread; never waits for a file."""
 
-    def __init__(self, disk: DiskCache, cache: PrefixCache, *, sizes: StateSizes, new_encoder: NewEncoder) -> None:
+    def __init__(self, disk: DiskCache, cache: PrefixCache, *, footprint: Footprint, new_encoder: NewEncoder) -> None:
         self._disk = disk
         self._cache = cache
-        self._sizes = sizes
+        self._footprint = footprint
         self._new_encoder = new_encoder
-        self._largest = sizes.full * disk.block + sizes.checkpoint
+        self._largest = footprint.full * disk.block + footprint.checkpoint
         """Estimated bytes of the largest record."""
         self._due: OrderedDict[str, _DuePath] = OrderedDict()
         self.is_hurried = False
@@ -212,7 +212,7 @@ class WriteBehind:
                 spans = (own,) if len(own) > 0 else ()
             else:
                 spans = layers.needs(position) if plan.is_tail else ()
-            most = max(1, SECTION_NBYTES // self._sizes.by_kind[layers])
+            most = max(1, SECTION_NBYTES // self._footprint.by_kind[layers])
             for span in spans:
                 cuts = range(span.start, span.stop, most)
                 left += [(layers, Span(start, min(span.stop, start + most))) for start in cuts]
@@ -233,7 +233,7 @@ class WriteBehind:
         while copy.left and copied < COPIED_AT_ONCE:
             layers, span = copy.left.popleft()
             copy.encoder.add_entries(restore.slices[layers], layers, span)
-            copied += self._sizes.by_kind[layers] * len(span)
+            copied += self._footprint.by_kind[layers] * len(span)
         if copy.plan.is_tail and not copy.left and restore.snapshot is not None:
             copy.encoder.add_snapshot(restore.snapshot)
         return True

@@ -13,10 +13,11 @@ from mlx_lm.utils import (
 )
 
 from reprise.core.errors import LoadFailed, first_line
+from reprise.core.kinds import Footprint
 from reprise.engine.blueprint import Blueprint, blueprint_of
 from reprise.engine.load import check_config, context_of
 from reprise.engine.model_files import check_weights, quantisation, read_config
-from reprise.engine.runner import Footprint, footprint_of
+from reprise.engine.runner import footprint_of
 
 _FLOATS = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
 

@@ -26,9 +26,10 @@ from mlx import nn
 
 from reprise.core.errors import DiskUnusable, LoadFailed, first_line
 from reprise.core.follow import MemoryReading, tightest
+from reprise.core.kinds import Footprint
 from reprise.core.settings import Settings
 from reprise.disk.cache import DiskCache
-from reprise.disk.directory import file_system_nbytes
+from reprise.disk.model_directory import file_system_nbytes
 from reprise.disk.shards import ShardKeeper
 from reprise.engine import memory as device_memory
 from reprise.engine.batching import reason_to_run_alone
@@ -41,7 +42,7 @@ from reprise.engine.model_files import read_config
 from reprise.engine.operations import set_recorder
 from reprise.engine.rank_links import Address, LinksToFollowers, LinkToLeader, Message, RanksFailed
 from reprise.engine.rank_shards import ShardsElsewhere
-from reprise.engine.runner import Footprint, Runner, footprint_of
+from reprise.engine.runner import Runner, footprint_of
 
 log = logging.getLogger("reprise.engine")
 

@@ -15,7 +15,7 @@ from reprise.cache.lookup import Restore
 from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job
-from reprise.core.kinds import Full, KvKind
+from reprise.core.kinds import Footprint, Full, KvKind
 from reprise.core.tokens import Span, Tokens
 from reprise.disk.record import DiskRecord
 from reprise.engine.batching import TOKEN_BY_TOKEN
@@ -171,41 +171,6 @@ class TokenFailure:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """The bytes of a model's layer state: of one position by kind, of a snapshot, and of a row of logits."""
-
-    by_kind: dict[KvKind, int]
-    each: dict[KvKind, int]
-    """`by_kind` per layer, on average."""
-    snapshot: int
-    logits: int
-
-    @property
-    def full(self) -> int:
-        """Bytes per further position of a long sequence."""
-        return sum(nbytes for kind, nbytes in self.by_kind.items() if isinstance(kind, Full))
-
-    def at(self, position: int) -> int:
-        """Bytes of a sequence at `position`."""
-        entries = sum(nbytes * sum(map(len, kind.needs(position))) for kind, nbytes in self.by_kind.items())
-        return entries + self.snapshot
-
-    def live(self, position: int, *, chunk: int) -> int:
-        """The most bytes of the buffers of a running sequence that has reached `position` in chunks of `chunk`.
-
-        Includes the states saved before a pass that was run ahead.
-        """
-        entries = sum(nbytes * most_entries(kind, position, chunk) for kind, nbytes in self.by_kind.items())
-        return entries + 2 * self.snapshot
-
-    @property
-    def checkpoint(self) -> int:
-        """Bytes of a further checkpoint, far from any other."""
-        windows = sum(nbytes * kind.size for kind, nbytes in self.by_kind.items() if not isinstance(kind, Full))
-        return windows + self.snapshot
-
-
 class Runner:
     """A loaded model and the sequences that run on it."""
 
@@ -224,6 +189,15 @@ class Runner:
     def num_sequences(self) -> int:
         """Number of running and idle sequences."""
         return len(self._lives)
+
+    def most_live_nbytes(self, position: int, *, chunk: int) -> int:
+        """The most bytes of the buffers of a running sequence that has reached `position` in chunks of `chunk`.
+
+        Includes the states saved before a pass that was run ahead.
+        """
+        each = self.footprint.by_kind.items()
+        entries = sum(nbytes * most_entries(kind, position, chunk) for kind, nbytes in each)
+        return entries + 2 * self.footprint.snapshot
 
     @property
     def can_verify(self) -> bool:

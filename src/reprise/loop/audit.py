@@ -151,7 +151,7 @@ class Audit:
 
     def _begin(self, answer: GivenAnswer, *, chunk: int) -> bool:
         length = len(answer.job.prompt) + len(answer.tokens)
-        if not self._memory.fits(self._runner.footprint.live(length, chunk=chunk)):
+        if not self._memory.fits(self._runner.most_live_nbytes(length, chunk=chunk)):
             return False
         self._run = ColdRun(self._runner, answer, chunk=chunk)
         return True

@@ -6,14 +6,14 @@ import logging
 from pathlib import Path
 
 from reprise.core.errors import DiskUnusable
+from reprise.core.kinds import Footprint
 from reprise.core.settings import Settings
 from reprise.core.sizes import Share
 from reprise.disk.bucket import is_url, open_bucket
 from reprise.disk.cache import DiskCache
-from reprise.disk.directory import file_system_nbytes
+from reprise.disk.model_directory import file_system_nbytes
 from reprise.engine.load import LoadedModel
 from reprise.engine.records import runtime_id, why_not_persistable
-from reprise.engine.runner import Footprint
 
 log = logging.getLogger("reprise.loop")
 

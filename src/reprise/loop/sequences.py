@@ -95,7 +95,7 @@ class SequencePool:
 
     def estimate(self, num_prompt: int) -> int:
         """Upper bound of the live state of a request with `num_prompt` tokens, including the start of its answer."""
-        return self.runner.footprint.live(num_prompt + INITIAL_DECODE_SLOTS, chunk=self._chunk)
+        return self.runner.most_live_nbytes(num_prompt + INITIAL_DECODE_SLOTS, chunk=self._chunk)
 
     def estimate_to_admit(self, num_prompt: int, resume_at: int) -> int:
         """Like `estimate`, plus what the request copies from the cache and cannot share."""
@@ -177,7 +177,7 @@ class SequencePool:
         if live is not None:
             return live
         path = _Path(match.tokens[:position], match.namespace)
-        needed = self.runner.footprint.live(reserve, chunk=self._chunk)
+        needed = self.runner.most_live_nbytes(reserve, chunk=self._chunk)
         is_long = position >= self.runner.shares_from
         if self.memory.fits(needed) or (not is_long and self.memory.reserve(needed)):
             live = self.runner.begin()
@@ -230,7 +230,7 @@ class SequencePool:
             return record_source(self.runner)
         # No more spare capacity than an idle sequence may have.
         length = min(num_prompt + INITIAL_DECODE_SLOTS, position + max(INITIAL_DECODE_SLOTS, position // 16))
-        if not self.memory.reserve(footprint.live(length, chunk=1) + footprint.checkpoint):
+        if not self.memory.reserve(self.runner.most_live_nbytes(length, chunk=1) + footprint.checkpoint):
             # Holding it only in the cache until the request can start takes less memory.
             return record_source(self.runner)
         return restoring_sequence(self.runner, length=length)[0]

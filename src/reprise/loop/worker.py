@@ -91,7 +91,7 @@ class Worker:
         context = min((c for c in (settings.max_context, loaded.context) if c is not None), default=None)
         self.limits = scheduler_limits(self.runner, settings)
         chunk = self.limits.prefill_chunk
-        least = footprint.live(_LEAST_TOKENS, chunk=min(chunk, _LEAST_TOKENS))
+        least = self.runner.most_live_nbytes(_LEAST_TOKENS, chunk=min(chunk, _LEAST_TOKENS))
         self.drafts = make_drafts(self.runner, settings.draft_mode)
         """None: nothing is drafted."""
         self.draft_model: DraftModel | None = None
@@ -132,7 +132,7 @@ class Worker:
         self.disk = DiskTier(
             open_disk(settings, loaded, footprint, block=disk_block),
             self.cache,
-            sizes=footprint,
+            footprint=footprint,
             sequences=self.sequences,
             new_encoder=partial(new_encoder, self.runner),
             allowance=self._allowance,
@@ -152,7 +152,7 @@ class Worker:
             self.limits,
             context=context,
             budget=self.memory.budget,
-            needed=lambda position: footprint.live(position, chunk=1),
+            needed=lambda position: self.runner.most_live_nbytes(position, chunk=1),
         )
 
     def _own_memory(

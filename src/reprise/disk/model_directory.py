@@ -20,9 +20,9 @@ from pathlib import Path
 from filelock import Timeout
 
 from reprise.core.errors import DiskUnusable
-from reprise.disk.folder import TEMPORARY_ENDING, FileInfo
 from reprise.disk.format import EncodedFile, RecordHeader, Unverified, read_header, read_record
 from reprise.disk.lease import PRIVATE_FILE, PRIVATE_FOLDER, ServerLease, file_lock, living_servers, make_private
+from reprise.disk.model_folder import TEMPORARY_ENDING, FileInfo
 from reprise.disk.record import DiskRecord, folder_name
 
 log = logging.getLogger(__name__)

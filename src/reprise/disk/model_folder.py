@@ -1,4 +1,4 @@
-"""The storage of a model's records: a directory (`directory.py`) or a bucket (`model_bucket.py`).
+"""The storage of a model's records: a directory (`model_directory.py`) or a bucket (`model_bucket.py`).
 
 Files appear complete or not at all, never change, and may disappear at any time, since other servers use the folder
 too. Files in a bucket also have paths as names.
