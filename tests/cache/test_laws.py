@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.cache.policy import Facts
+from reprise.cache.policy import EvictionCandidate
 from reprise.core.kinds import Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
@@ -22,8 +22,8 @@ BASE = tuple(i % 3 for i in range(37))
 class LargestFirst(Lru):
     """Evicts what frees most, so that a path's end goes before what hangs on it."""
 
-    def score(self, facts: Facts) -> float:
-        return -float(facts.nbytes)
+    def score(self, candidate: EvictionCandidate) -> float:
+        return -float(candidate.nbytes)
 
 
 def by_name(layout: Layout) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from reprise.cache.node import SegmentSizes, subtree
-from reprise.cache.policy import ExpectedSaving, Facts
+from reprise.cache.policy import EvictionCandidate, ExpectedSaving
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
@@ -15,7 +15,7 @@ from tests.cache.test_reuse_rate import run_of
 HYBRID = Sizes(full=1, snapshot=100)
 
 
-def facts(**changes: object) -> Facts:
+def candidate(**changes: object) -> EvictionCandidate:
     known: dict[str, object] = {
         "kind": BoundaryKind.STABLE,
         "cost": 100,
@@ -27,7 +27,7 @@ def facts(**changes: object) -> Facts:
         "is_superseded": False,
         "is_auxiliary": False,
     }
-    return Facts(**(known | changes))  # type: ignore[arg-type]
+    return EvictionCandidate(**(known | changes))  # type: ignore[arg-type]
 
 
 def store(policy: str, sizes: Sizes, budget: int | None) -> PrefixCache:
@@ -73,19 +73,19 @@ def resumes_at(cache: PrefixCache, tokens: Tokens) -> int:
 
 
 def test_lru_orders_by_last_use() -> None:
-    assert Lru().score(facts(last_use=3)) < Lru().score(facts(last_use=4))
-    assert Lru().admits(facts(), 1e9)
+    assert Lru().score(candidate(last_use=3)) < Lru().score(candidate(last_use=4))
+    assert Lru().admits(candidate(), 1e9)
 
 
 def test_greedy_dual_ages_by_what_it_gave_up() -> None:
     policy = GreedyDual()
-    assert policy.score(facts(cost=200)) > policy.score(facts(cost=100))
-    assert policy.score(facts(num_uses=1)) == 2 * policy.score(facts())
-    policy.evicted(facts(now=7), 5.0)
-    policy.evicted(facts(now=8), 3.0)
-    assert policy.score(facts(last_use=7, nbytes=0)) == 0.0
-    assert policy.score(facts(last_use=8, nbytes=0)) == policy.score(facts(last_use=9, nbytes=0)) == 5.0
-    assert policy.score(facts(last_use=9)) > policy.score(facts(num_uses=3))
+    assert policy.score(candidate(cost=200)) > policy.score(candidate(cost=100))
+    assert policy.score(candidate(num_uses=1)) == 2 * policy.score(candidate())
+    policy.evicted(candidate(now=7), 5.0)
+    policy.evicted(candidate(now=8), 3.0)
+    assert policy.score(candidate(last_use=7, nbytes=0)) == 0.0
+    assert policy.score(candidate(last_use=8, nbytes=0)) == policy.score(candidate(last_use=9, nbytes=0)) == 5.0
+    assert policy.score(candidate(last_use=9)) > policy.score(candidate(num_uses=3))
 
 
 @pytest.mark.parametrize(
@@ -104,18 +104,18 @@ def test_greedy_dual_ages_by_what_it_gave_up() -> None:
 def test_what_saves_less_is_worth_less(worse: dict[str, object], better: dict[str, object]) -> None:
     policy = ExpectedSaving()
     policy.arrive(run_of(0, 50), known=0, namespace="")
-    assert policy.score(facts(last_visit=1, **worse)) < policy.score(facts(last_visit=1, **better))
+    assert policy.score(candidate(last_visit=1, **worse)) < policy.score(candidate(last_visit=1, **better))
 
 
 def test_the_end_that_a_chat_went_on_from_is_left_behind() -> None:
     policy = ExpectedSaving()
     first = run_of(0, 100)
     policy.arrive(first, known=0, namespace="")
-    assert policy.score(facts(last_visit=1)) > 0
+    assert policy.score(candidate(last_visit=1)) > 0
     policy.arrive(join_tokens(first, run_of(1, 50)), known=100, namespace="")
-    assert policy.score(facts(last_visit=1)) < 0
-    assert policy.score(facts(last_visit=1, kind=BoundaryKind.SYSTEM)) > 0
-    assert policy.score(facts(last_visit=2)) > 0
+    assert policy.score(candidate(last_visit=1)) < 0
+    assert policy.score(candidate(last_visit=1, kind=BoundaryKind.SYSTEM)) > 0
+    assert policy.score(candidate(last_visit=2)) > 0
 
 
 def test_the_same_prompts_give_the_same_order() -> None:
@@ -124,7 +124,7 @@ def test_the_same_prompts_give_the_same_order() -> None:
         policy = ExpectedSaving()
         for seed in range(200):
             policy.arrive(run_of(seed % 17, 40 + seed % 5), known=0, namespace="")
-        scores.append([policy.score(facts(last_visit=n, first_visit=n)) for n in range(1, 201)])
+        scores.append([policy.score(candidate(last_visit=n, first_visit=n)) for n in range(1, 201)])
     assert scores[0] == scores[1]
 
 
@@ -257,7 +257,7 @@ def test_an_end_is_cut_at_the_stable_boundary_and_the_rest_is_worth_what_it_was(
     for end in ends:
         assert resumes_at(cache, tokens) == end
         leaf = next(iter(next(iter(cache.tree.roots.values())).children.values()))
-        scores.append(cache.order.policy.score(cache.order.facts(leaf.checkpoints[end])))
+        scores.append(cache.order.policy.score(cache.order.candidate(leaf.checkpoints[end])))
         cache.evict_one()
         cache.check()
     assert scores[0] == scores[1] < scores[2] == scores[3]
@@ -276,7 +276,7 @@ def test_answers_tell_who_comes_back() -> None:
     scores: list[float] = []
     for seed, num_answered in ((5000, 2), (5001, 300), (5002, None)):
         serve(cache, run_of(seed, 100), sizes, num_answered=num_answered)
-        scores.append(policy.score(facts(last_visit=301 + len(scores))))
+        scores.append(policy.score(candidate(last_visit=301 + len(scores))))
     word, page, unknown = scores
     assert word < unknown < page
 
@@ -300,7 +300,7 @@ def test_nothing_is_learned_from_work_that_nobody_asked_for() -> None:
     lease = cache.lease(cache.match(longer), 50, is_request=False)
     cache.release(lease)
     mark = next(iter(next(iter(cache.tree.roots.values())).children.values())).checkpoints[50]
-    assert cache.order.policy.score(cache.order.facts(mark)) > 0, "the chat has not gone on yet"
+    assert cache.order.policy.score(cache.order.candidate(mark)) > 0, "the chat has not gone on yet"
 
 
 def test_what_a_client_wants_kept_takes_the_place_of_what_is_worth_more() -> None:

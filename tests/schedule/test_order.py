@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from reprise.schedule.decide import decide, is_auxiliary_request, rank
+from reprise.schedule.decide import decide, is_auxiliary_request, priority_of
 from reprise.schedule.limits import LONGEST_RETRY_S, SchedulerLimits, Speed, retry_after_s
 from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
 
@@ -21,7 +21,7 @@ def job(
 
 def order(*jobs: WaitingJob, now_s: float = 0.0) -> list[str]:
     state = SchedulerState(now_s=now_s, waiting=jobs, speed=SPEED)
-    return [one.id for one in sorted(jobs, key=lambda one: rank(one, state, SchedulerLimits()))]
+    return [one.id for one in sorted(jobs, key=lambda one: priority_of(one, state, SchedulerLimits()))]
 
 
 def decoding(num: int) -> tuple[DecodingJob, ...]:

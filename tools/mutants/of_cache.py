@@ -428,7 +428,7 @@ WORTH = (
         _POLICY,
     ),
     _mutant(
-        "EvictionOrder.facts",
+        "EvictionOrder.candidate",
         "the cost of a checkpoint is counted from the beginning",
         "checkpoint.position - resume_at",
         "checkpoint.position",

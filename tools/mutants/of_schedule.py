@@ -95,7 +95,7 @@ SCHEDULE_MUTANTS = (
         "",
     ),
     _mutant(
-        "rank",
+        "priority_of",
         "what takes long starves among short jobs",
         "job.arrived_s + grace + limits.patience * left / state.speed.prefill_tokens_per_s",
         "left / state.speed.prefill_tokens_per_s",

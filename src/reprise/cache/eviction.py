@@ -1,4 +1,4 @@
-"""The eviction order: a heap of checkpoints by score, lazily re-evaluated, and the facts that the policy gets.
+"""The eviction order: a heap of checkpoints by score, lazily re-evaluated, and what the policy is told of each.
 
 An entry is stale when its checkpoint was dropped or placed again. A popped checkpoint whose score has risen since it
 was pushed is pushed back, so changes elsewhere (a neighbour evicted, a branch added) need no bookkeeping here. A score
@@ -13,7 +13,7 @@ from itertools import count, islice
 
 from reprise.cache.node import Checkpoint, Node, Segment, Walk
 from reprise.cache.pins import Pins
-from reprise.cache.policy import Facts, Policy
+from reprise.cache.policy import EvictionCandidate, Policy
 from reprise.cache.retention import evicted_from, is_tail, superseded_kinds
 from reprise.cache.tree import RadixTree
 from reprise.core.kinds import Full
@@ -50,9 +50,9 @@ class EvictionOrder:
     def place(self, checkpoint: Checkpoint) -> None:
         """Insert a checkpoint, or re-evaluate it after it was used or changed."""
         self._placed[checkpoint] = next(self._numbers)
-        facts = self.facts(checkpoint)
-        self._push(self.policy.score(facts), checkpoint)
-        review_at = self.policy.review_at(facts)
+        candidate = self.candidate(checkpoint)
+        self._push(self.policy.score(candidate), checkpoint)
+        review_at = self.policy.review_at(candidate)
         if review_at is not None:
             heapq.heappush(self._reviews, (review_at, self._placed[checkpoint], checkpoint))
 
@@ -72,7 +72,9 @@ class EvictionOrder:
             if self._placed.get(checkpoint) == place:
                 self.place(checkpoint)
 
-    def pop(self, *, may_evict: Callable[[Checkpoint], bool], new: Facts | None = None) -> Checkpoint | None:
+    def pop(
+        self, *, may_evict: Callable[[Checkpoint], bool], new: EvictionCandidate | None = None
+    ) -> Checkpoint | None:
         """Remove and return the checkpoint with the lowest score that may be evicted, or None.
 
         `new`: the item to be stored instead; returns None if the policy does not admit it.
@@ -86,15 +88,15 @@ class EvictionOrder:
             if not may_evict(checkpoint):
                 put_back.append((score, checkpoint))
                 continue
-            facts = self.facts(checkpoint)
-            new_score = self.policy.score(facts)
+            candidate = self.candidate(checkpoint)
+            new_score = self.policy.score(candidate)
             if new_score > score and self._heap and new_score > self._heap[0][0]:
                 self._push(new_score, checkpoint)
                 continue
             if new is not None and not self.policy.admits(new, new_score):
                 put_back.append((new_score, checkpoint))
                 break
-            self.policy.evicted(facts, new_score)
+            self.policy.evicted(candidate, new_score)
             self.remove(checkpoint)
             found = checkpoint
             break
@@ -102,16 +104,16 @@ class EvictionOrder:
             self._push(score, checkpoint)
         return found
 
-    def first(self, num: int, *, may_evict: Callable[[Checkpoint], bool]) -> list[tuple[Checkpoint, Facts]]:
+    def first(self, num: int, *, may_evict: Callable[[Checkpoint], bool]) -> list[tuple[Checkpoint, EvictionCandidate]]:
         """The `num` checkpoints with the lowest scores that may be evicted, lowest first. Changes nothing.
 
         O(n log n), where n includes the stale and protected entries that are skipped.
         """
         there = (c for _, place, c in self._ascending() if self._placed.get(c) == place and may_evict(c))
         # Some scores may have risen: re-evaluate twice as many.
-        facts = {checkpoint: self.facts(checkpoint) for checkpoint in islice(there, 2 * num)}
-        order = sorted(facts, key=lambda checkpoint: self.policy.score(facts[checkpoint]))
-        return [(checkpoint, facts[checkpoint]) for checkpoint in order[:num]]
+        candidates = {checkpoint: self.candidate(checkpoint) for checkpoint in islice(there, 2 * num)}
+        order = sorted(candidates, key=lambda checkpoint: self.policy.score(candidates[checkpoint]))
+        return [(checkpoint, candidates[checkpoint]) for checkpoint in order[:num]]
 
     def _ascending(self) -> Iterator[tuple[float, int, Checkpoint]]:
         """The heap's entries in order, without changing it."""
@@ -136,10 +138,10 @@ class EvictionOrder:
     def _push(self, score: float, checkpoint: Checkpoint) -> None:
         heapq.heappush(self._heap, (score, self._placed[checkpoint], checkpoint))
 
-    # Facts for the policy.
+    # What the policy is told.
 
-    def facts(self, checkpoint: Checkpoint) -> Facts:
-        """The facts about a checkpoint in the tree. O(depth) at worst."""
+    def candidate(self, checkpoint: Checkpoint) -> EvictionCandidate:
+        """What is known about a checkpoint in the tree. O(depth) at worst."""
         node, layout = checkpoint.node, self._tree.layout
         is_end = not node.children and checkpoint.position == node.stop
         if is_end and layout.resumes_anywhere:
@@ -150,7 +152,7 @@ class EvictionOrder:
         if not layout.resumes_anywhere and not checkpoint.is_superseded:
             # Superseded checkpoints are evicted first, so they cannot be counted on.
             resume_at = _current_below(node, checkpoint.position - 1)
-        return Facts(
+        return EvictionCandidate(
             kind=checkpoint.kind,
             cost=checkpoint.position - resume_at,
             nbytes=_freed_nbytes(checkpoint, lower, is_end=is_end),
@@ -166,15 +168,15 @@ class EvictionOrder:
             is_tail=is_end and layout.resumes_anywhere and is_tail(checkpoint),
         )
 
-    def facts_of_new(
+    def new_candidate(
         self, walk: Walk, position: int, nbytes: int, *, kind: BoundaryKind, visit: int | None, is_auxiliary: bool
-    ) -> Facts:
-        """The facts about a checkpoint of `nbytes` that a commit would add at `position`, past the walked path."""
+    ) -> EvictionCandidate:
+        """What is known about a checkpoint of `nbytes` that a commit would add at `position`, past the walked path."""
         below = walk.length
         if not self._tree.layout.resumes_anywhere:
             below = _current_below(walk.last, min(walk.length, position - 1), leaving=superseded_kinds(kind))
         now = self._tree.clock + 1
-        return Facts(
+        return EvictionCandidate(
             kind=kind,
             cost=position - below,
             nbytes=nbytes,

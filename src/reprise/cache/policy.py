@@ -1,4 +1,4 @@
-"""Eviction policies: facts about an item in, a score out; the item with the lowest score is evicted first.
+"""Eviction policies: what is known about an item in, a score out; the item with the lowest score is evicted first.
 
 A policy does not see the tree. It learns from the prompts (`arrive`) alone, without I/O, clock or randomness, so the
 same prompts give the same order.
@@ -24,7 +24,7 @@ _ANSWERED = (16, 64, 256, 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class EvictionCandidate:
     """What is known about one item that could be evicted.
 
     `cost`: the tokens to recompute for a request at its position if it were gone. `nbytes`: what evicting it frees.
@@ -70,17 +70,17 @@ class Policy(Protocol):
         """Record that prompt `number` and its answer are stored as `tokens`, stable up to `stable_at`."""
         ...
 
-    def score(self, facts: Facts) -> float: ...
+    def score(self, candidate: EvictionCandidate) -> float: ...
 
-    def admits(self, new: Facts, than: float) -> bool:
+    def admits(self, new: EvictionCandidate, than: float) -> bool:
         """Whether a new item may replace one with the score `than`."""
         ...
 
-    def review_at(self, facts: Facts) -> int | None:
+    def review_at(self, candidate: EvictionCandidate) -> int | None:
         """The number of the prompt at which this item's score will have changed with time, or None."""
         ...
 
-    def evicted(self, facts: Facts, score: float) -> None:
+    def evicted(self, candidate: EvictionCandidate, score: float) -> None:
         """Record that an item with this score was evicted."""
         ...
 
@@ -136,46 +136,48 @@ class ExpectedSaving:
     def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
         self._history.leave_tail(tokens, stable_at, number=number, namespace=namespace)
 
-    def score(self, facts: Facts) -> float:
-        if facts.nbytes == 0:
+    def score(self, candidate: EvictionCandidate) -> float:
+        if candidate.nbytes == 0:
             return 0.0
-        saved = facts.cost / facts.nbytes
-        rate = self._turns.rate(facts.last_visit)
-        branched_at = self._history.last_continuation(facts.first_visit)
+        saved = candidate.cost / candidate.nbytes
+        rate = self._turns.rate(candidate.last_visit)
+        branched_at = self._history.last_continuation(candidate.first_visit)
         if branched_at is not None:
             rate += self._branches.rate(branched_at)
-        if facts.num_branches > 1:
-            rate = max(rate, self._rate_of_passes(facts))
-        if facts.is_auxiliary:
+        if candidate.num_branches > 1:
+            rate = max(rate, self._rate_of_passes(candidate))
+        if candidate.is_auxiliary:
             rate *= 0.1
-        if facts.is_tail:
+        if candidate.is_tail:
             rate *= self._tails_met / (self._tails_met + self._tails_missed)
         score = saved * rate
-        return score if not self._is_left_behind(facts) else -1.0 / (1.0 + score)
+        return score if not self._is_left_behind(candidate) else -1.0 / (1.0 + score)
 
-    def admits(self, new: Facts, than: float) -> bool:
+    def admits(self, new: EvictionCandidate, than: float) -> bool:
         return self.score(new) >= than
 
-    def review_at(self, facts: Facts) -> int | None:
-        return self._turns.next_step_at(facts.last_visit)
+    def review_at(self, candidate: EvictionCandidate) -> int | None:
+        return self._turns.next_step_at(candidate.last_visit)
 
-    def evicted(self, facts: Facts, score: float) -> None:
+    def evicted(self, candidate: EvictionCandidate, score: float) -> None:
         pass
 
-    def _is_left_behind(self, facts: Facts) -> bool:
+    def _is_left_behind(self, candidate: EvictionCandidate) -> bool:
         """Whether its chat has continued elsewhere. What two requests resumed from is shared, so it is not."""
-        if facts.num_branches > 1 or facts.num_uses > 1:
+        if candidate.num_branches > 1 or candidate.num_uses > 1:
             return False
-        return facts.is_superseded or (facts.kind not in _SHARED and self._history.is_continued(facts.last_visit))
+        return candidate.is_superseded or (
+            candidate.kind not in _SHARED and self._history.is_continued(candidate.last_visit)
+        )
 
-    def _rate_of_passes(self, facts: Facts) -> float:
+    def _rate_of_passes(self, candidate: EvictionCandidate) -> float:
         """Requests on this path, per prompt: any of them resumes here if what it had further on is evicted.
 
         When none has come for longer than usual, the rate falls with the time since the last.
         """
         # Unknown prompts count as the oldest.
-        first, last = (0 if number is None else number for number in (facts.first_visit, facts.last_visit))
-        rate = facts.num_passes / max(1, self._history.now - first)
+        first, last = (0 if number is None else number for number in (candidate.first_visit, candidate.last_visit))
+        rate = candidate.num_passes / max(1, self._history.now - first)
         silence = max(1, self._history.now - last)
         return min(rate, 1 / silence)
 

@@ -26,7 +26,7 @@ from reprise.cache.lookup import (
 from reprise.cache.node import Checkpoint, Lease, Node, Segment, SegmentRef, SegmentSizes, Walk, path_to, subtree
 from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.cache.pins import Pins
-from reprise.cache.policy import ExpectedSaving, Facts, Policy
+from reprise.cache.policy import EvictionCandidate, ExpectedSaving, Policy
 from reprise.cache.retention import end_of_use, evicted_from, superseded_beside, superseded_on, trimmed
 from reprise.cache.tree import RadixTree
 from reprise.core.clock import Clock, monotonic
@@ -135,7 +135,7 @@ class PrefixCache:
             return None
         return self.rows.at(checkpoint_at(match.walk, match.length))
 
-    def would_evict(self, num: int) -> list[tuple[Checkpoint, Facts]]:
+    def would_evict(self, num: int) -> list[tuple[Checkpoint, EvictionCandidate]]:
         """The first `num` items that `evict_one` would evict now."""
         return self.order.first(num, may_evict=self._may_evict)
 
@@ -242,7 +242,7 @@ class PrefixCache:
             visit = self.order.policy.number_of(tokens, namespace=namespace)
             if stable_at is not None and stable_at < position:
                 self.order.policy.leave_tail(tokens, stable_at, number=visit, namespace=namespace)
-            new = self.order.facts_of_new(walk, position, nbytes, kind=kind, visit=visit, is_auxiliary=is_auxiliary)
+            new = self.order.new_candidate(walk, position, nbytes, kind=kind, visit=visit, is_auxiliary=is_auxiliary)
             is_whole = nbytes == 0 or self._admit(nbytes, None if overrides_admission else new)
             if not is_whole:
                 position = self._stop_that_fits(walk, position, nbytes)
@@ -269,7 +269,7 @@ class PrefixCache:
         self.is_compact = False
         return Committed(num_tokens=position - walk.length, nbytes=added, is_resumable=is_whole)
 
-    def _admit(self, nbytes: int, new: Facts | None) -> bool:
+    def _admit(self, nbytes: int, new: EvictionCandidate | None) -> bool:
         """Make room for `nbytes` by evicting what scores lower than `new` (None: anything); False if impossible.
 
         If it cannot succeed, it evicts nothing.
@@ -490,7 +490,7 @@ class PrefixCache:
         self.order.clear()
         self.tree.reset()
 
-    def _evict_for(self, nbytes: int, new: Facts | None) -> bool:
+    def _evict_for(self, nbytes: int, new: EvictionCandidate | None) -> bool:
         """Evict until `nbytes` fit, but nothing that scores higher than `new`. False if they do not fit."""
         score = None if new is None else self.order.policy.score(new)
         while not self.memory.fits(nbytes):
@@ -498,7 +498,7 @@ class PrefixCache:
                 return False
         return True
 
-    def _evict_least(self, new: Facts | None) -> bool:
+    def _evict_least(self, new: EvictionCandidate | None) -> bool:
         if self._evict_row():
             return True
         checkpoint = self.order.pop(may_evict=self._may_evict, new=new)

@@ -16,7 +16,7 @@ from reprise.core.tokens import Span
 _WORDS = ((8, mx.uint64), (4, mx.uint32), (2, mx.uint16), (1, mx.uint8))
 
 
-class Planes(Protocol):
+class EntryPlanes(Protocol):
     """Entries of one layer kind that a restore can read: a packed or a shared segment."""
 
     @property
@@ -88,7 +88,7 @@ def clip(parts: Sequence[SegmentSlice], start: int, stop: int) -> list[SegmentSl
 
 def columns_of(parts: Sequence[SegmentSlice], planes: range) -> list[Column]:
     """One column for each of these planes of the parts."""
-    payloads = [cast(Planes, part.payload) for part in parts]
+    payloads = [cast(EntryPlanes, part.payload) for part in parts]
     read = [payload.words(part.start, part.stop, planes) for payload, part in zip(payloads, parts, strict=True)]
     dtypes = [payloads[0].dtypes[plane] for plane in planes]
     return [Column(parts=words, dtype=dtype) for words, dtype in zip(zip(*read, strict=True), dtypes, strict=True)]

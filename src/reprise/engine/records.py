@@ -23,7 +23,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens
 from reprise.disk.record import DiskRecord, Section
 from reprise.engine.blueprint import Blueprint, OpaqueSpec
-from reprise.engine.columns import Planes, as_words, columns_of
+from reprise.engine.columns import EntryPlanes, as_words, columns_of
 from reprise.engine.layers import KvLayer
 from reprise.engine.operations import on_all_ranks
 from reprise.engine.payloads import PackedSegment, Snapshot, count_bytes, pack
@@ -142,7 +142,7 @@ def _packed(parts: Sequence[SegmentSlice], span: Span) -> PackedSegment:
             low = part.start + both.start - part.span.start
             clipped.append(replace(part, start=low, stop=low + len(both), span=both))
     assert sum(len(part.span) for part in clipped) == len(span), (span, [part.span for part in clipped])
-    num_planes = len(cast(Planes, clipped[0].payload).dtypes)
+    num_planes = len(cast(EntryPlanes, clipped[0].payload).dtypes)
     return pack([column.joined(room=0) for column in columns_of(clipped, range(num_planes))])
 
 

@@ -25,7 +25,7 @@ from reprise.engine.load import LoadedModel
 from reprise.engine.operations import is_recorded, is_shared, on_all_ranks
 from reprise.engine.payloads import EntryTransfer, PackedSegment, pack
 from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
-from reprise.engine.sampler import Choices, TokenSampler, accept, sample_along, sample_batch
+from reprise.engine.sampler import SampledBatch, TokenSampler, accept, sample_along, sample_batch
 from reprise.engine.score import SCORED_AT_ONCE, PromptScorer
 from reprise.engine.sequence_batch import SequenceBatch, SequenceSource, growth, most_entries
 from reprise.engine.shared_segment import SharedSegment
@@ -551,7 +551,7 @@ class Runner:
         return base
 
 
-def _results(lives: Sequence[LiveSequence], choices: Choices) -> list[TokenResult | TokenFailure]:
+def _results(lives: Sequence[LiveSequence], choices: SampledBatch) -> list[TokenResult | TokenFailure]:
     """Give each sequence its token, which is fed next."""
     results: list[TokenResult | TokenFailure] = []
     for live, taken in zip(lives, accept([live.ready for live in lives], choices), strict=True):

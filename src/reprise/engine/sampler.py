@@ -282,7 +282,7 @@ def sampled_with(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choices:
+class SampledBatch:
     """One token per row, shape ``(rows,)``, lazy. `broken`: errors of rows whose token is invalid.
 
     `logprobs`: of the rows that want them, shape ``(vocabulary,)``, lazy.
@@ -329,7 +329,7 @@ def sample_along(
 
 def sample_batch(
     samplers: Sequence[TokenSampler], logits: mx.array, *, num_pending: int | Sequence[int] = 0
-) -> Choices:
+) -> SampledBatch:
     """The next token of each row of `logits`, shape ``(rows, vocabulary)``.
 
     `num_pending`: how many tokens before this one were sampled and not accepted yet; one number, or one per row.
@@ -364,7 +364,7 @@ def sample_batch(
             broken |= dict.fromkeys(rows, error)
             continue
         own |= {row: tokens[i] for i, row in enumerate(rows)}
-    return Choices(_joined(logits, own), logprobs, broken)
+    return SampledBatch(_joined(logits, own), logprobs, broken)
 
 
 def _sample(sampling: Sampling, logits: Sequence[mx.array], keys: Sequence[mx.array]) -> mx.array:
@@ -394,7 +394,9 @@ def _joined(logits: mx.array, own: Mapping[int, mx.array]) -> mx.array:
     return mx.stack(tokens)
 
 
-def accept(samplers: Sequence[TokenSampler], choices: Choices) -> list[tuple[Sampled, FinishReason | None] | Exception]:
+def accept(
+    samplers: Sequence[TokenSampler], choices: SampledBatch
+) -> list[tuple[Sampled, FinishReason | None] | Exception]:
     """Wait for the tokens and give each to its sampler; an error concerns only its own row."""
     tokens: list[int] = np.array(choices.tokens).tolist()
     accepted: list[tuple[Sampled, FinishReason | None] | Exception] = []

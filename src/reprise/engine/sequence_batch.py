@@ -24,14 +24,14 @@ from reprise.engine.opaque import look_into
 from reprise.engine.operations import on_all_ranks
 from reprise.engine.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, pack, save
 from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
-from reprise.engine.sampler import Choices
+from reprise.engine.sampler import SampledBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingStep:
     """A pass that was run ahead: its choices, and the recurrent states before it, by layer."""
 
-    choices: Choices
+    choices: SampledBatch
     before: Mapping[int, list[mx.array | None]]
 
 
@@ -108,7 +108,7 @@ class SequenceBatch:
 
     # Running ahead.
 
-    def run_ahead(self, model: nn.Module, tokens: mx.array, sample_batch: Callable[[mx.array], Choices]) -> None:
+    def run_ahead(self, model: nn.Module, tokens: mx.array, sample_batch: Callable[[mx.array], SampledBatch]) -> None:
         """Run the next pass ahead, on `tokens` of shape ``(rows, 1)`` that are not computed yet.
 
         `lengths` do not change. `take_ahead` accepts the pass, `step_back` undoes it: entries are dropped, and
@@ -120,7 +120,7 @@ class SequenceBatch:
         self.lengths = lengths
         self.ahead = PendingStep(sample_batch(logits[:, -1, :]), before)
 
-    def take_ahead(self) -> Choices | None:
+    def take_ahead(self) -> SampledBatch | None:
         """Accept the pass that was run ahead; returns its choices, or None if there is none."""
         if self.ahead is None:
             return None

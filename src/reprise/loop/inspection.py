@@ -191,18 +191,18 @@ def inspect_evictions(cache: PrefixCache, *, nbytes: int, most: int, now_s: floa
     """
     found: list[InspectedEviction] = []
     freed = 0
-    for checkpoint, facts in cache.would_evict(most):
+    for checkpoint, candidate in cache.would_evict(most):
         if freed >= nbytes:
             break
-        freed += facts.nbytes
+        freed += candidate.nbytes
         found.append(
             InspectedEviction(
                 node=checkpoint.node.serial,
                 namespace=cache.tree.namespace_of(checkpoint),
                 position=checkpoint.position,
                 kind=checkpoint.kind,
-                nbytes=facts.nbytes,
-                num_cost=facts.cost,
+                nbytes=candidate.nbytes,
+                num_cost=candidate.cost,
                 age_s=max(0.0, now_s - checkpoint.node.used_at_s),
             )
         )

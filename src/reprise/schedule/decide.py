@@ -21,7 +21,7 @@ from reprise.schedule.state import PrefillingJob, SchedulerState, Slice, Step, W
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Rank:
+class Priority:
     """The order of jobs, lowest first: first come first served, weighted so that short jobs do not wait for long.
 
     Each job has a due time: its arrival plus `patience` times its remaining prefill time. So jobs of equal size run in
@@ -42,11 +42,11 @@ def num_left(job: WaitingJob | PrefillingJob) -> int:
     return job.end - job.position if isinstance(job, PrefillingJob) else job.prompt_len - job.resume_at
 
 
-def rank(job: WaitingJob | PrefillingJob, state: SchedulerState, limits: SchedulerLimits) -> Rank:
-    """The job's rank among all that wait for prefill."""
+def priority_of(job: WaitingJob | PrefillingJob, state: SchedulerState, limits: SchedulerLimits) -> Priority:
+    """The job's place among all that wait for prefill."""
     left = num_left(job)
     grace = limits.side_grace_s if job.is_auxiliary else 0.0
-    return Rank(
+    return Priority(
         job.is_auxiliary and state.now_s < job.arrived_s + grace,
         job.arrived_s + grace + limits.patience * left / state.speed.prefill_tokens_per_s,
         left,
@@ -92,10 +92,10 @@ def _requests(state: SchedulerState) -> SchedulerState:
 def _settle(state: SchedulerState, limits: SchedulerLimits) -> Step:
     """One job at a time, in chunks short enough not to delay a request that arrives."""
     if state.prefilling:
-        job = min(state.prefilling, key=lambda job: rank(job, state, limits))
+        job = min(state.prefilling, key=lambda job: priority_of(job, state, limits))
         return Step() if job.is_restoring else Step(prefill=_slices((job,), {}, state, limits, must_be_short=True))
     if state.waiting:
-        job = min(state.waiting, key=lambda job: rank(job, state, limits))
+        job = min(state.waiting, key=lambda job: priority_of(job, state, limits))
         return Step(admit=(job.id,))
     return Step()
 
@@ -105,14 +105,14 @@ def _serve(state: SchedulerState, limits: SchedulerLimits) -> Step:
     num_free = limits.max_batch - len(state.prefilling) - len(state.decoding)
     if num_free <= 0 and not state.prefilling:
         return Step(decode=decode)
-    ranks = {job.id: rank(job, state, limits) for job in (*state.waiting, *state.prefilling)}
-    waiting = sorted(state.waiting, key=lambda job: ranks[job.id])
+    priorities = {job.id: priority_of(job, state, limits) for job in (*state.waiting, *state.prefilling)}
+    waiting = sorted(state.waiting, key=lambda job: priorities[job.id])
     sharing = share(waiting, state.prefilling, state.decoding, limits)
     if sharing.commit:
         return Step(commit=sharing.commit)
-    admissible = _admissible(sharing.ready, ranks, num_free, state, limits)
+    admissible = _admissible(sharing.ready, priorities, num_free, state, limits)
     runnable = [job for job in state.prefilling if not job.is_restoring]
-    candidates = _in_order((*runnable, *(_admitted(job) for job in admissible)), ranks, sharing.waits)
+    candidates = _in_order((*runnable, *(_admitted(job) for job in admissible)), priorities, sharing.waits)
     if not candidates:
         return Step(decode=decode)
     # A model that resumes anywhere need not pause where others diverge.
@@ -127,7 +127,11 @@ def _serve(state: SchedulerState, limits: SchedulerLimits) -> Step:
 
 
 def _admissible(
-    ready: Sequence[WaitingJob], ranks: dict[str, Rank], num_free: int, state: SchedulerState, limits: SchedulerLimits
+    ready: Sequence[WaitingJob],
+    priorities: dict[str, Priority],
+    num_free: int,
+    state: SchedulerState,
+    limits: SchedulerLimits,
 ) -> list[WaitingJob]:
     """The ready jobs that fit, in order, without those that should rather wait for another of them."""
     chosen: list[WaitingJob] = []
@@ -136,7 +140,7 @@ def _admissible(
     for job in ready:
         # Within its grace period, an auxiliary request leaves one row free.
         is_first = is_alone and len(chosen) == 0
-        rows = 1 if is_first or not ranks[job.id].gives_way else 2
+        rows = 1 if is_first or not priorities[job.id].gives_way else 2
         if num_free - len(chosen) < rows:
             break
         if room is not None:
@@ -157,11 +161,13 @@ def _admitted(job: WaitingJob) -> PrefillingJob:
     )
 
 
-def _in_order(jobs: Sequence[PrefillingJob], ranks: dict[str, Rank], waits: Sequence[Wait]) -> list[PrefillingJob]:
-    """The jobs in order of rank; a leader gets the rank of its first follower if that is lower."""
-    first = dict(ranks)
+def _in_order(
+    jobs: Sequence[PrefillingJob], priorities: dict[str, Priority], waits: Sequence[Wait]
+) -> list[PrefillingJob]:
+    """The jobs in order of priority; a leader gets the priority of its first follower if that is lower."""
+    first = dict(priorities)
     for wait in waits:
-        first[wait.leader] = min(first[wait.leader], ranks[wait.follower])
+        first[wait.leader] = min(first[wait.leader], priorities[wait.follower])
     return sorted(jobs, key=lambda job: first[job.id])
 
 

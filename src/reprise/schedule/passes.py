@@ -57,8 +57,8 @@ def plan_pass(
 ) -> Pass:
     """The next pass: a slice of the first job, and slices of others if that saves passes.
 
-    `jobs` in order of rank, at least one. A long slice runs alone. Short ones of equal length run together; ragged ones
-    are cut into powers of two if that takes far fewer passes than one per job.
+    `jobs` in order of priority, at least one. A long slice runs alone. Short ones of equal length run together; ragged
+    ones are cut into powers of two if that takes far fewer passes than one per job.
     """
     head = jobs[0]
     to_stop = {job.id: next_stop(job, divergence_points) - job.position for job in jobs}

@@ -68,7 +68,7 @@ def share(
     decoding: Iterable[DecodingJob],
     limits: SchedulerLimits,
 ) -> Sharing:
-    """Sort the waiting jobs (given in order of rank) into those that can start and those that wait for a leader.
+    """Sort the waiting jobs (given in order of priority) into those that can start and those that wait for a leader.
 
     If the model resumes anywhere, a follower starts as soon as its leader has passed the divergence point and
     committed. Otherwise the leader must pause exactly there, and one that has passed it is of no use. O(waiting ×

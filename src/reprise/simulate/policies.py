@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable
 
-from reprise.cache.policy import ExpectedSaving, Facts, Policy
+from reprise.cache.policy import EvictionCandidate, ExpectedSaving, Policy
 from reprise.core.tokens import Tokens
 
 
@@ -26,21 +26,21 @@ class _Unlearned:
     def leave_tail(self, tokens: Tokens, stable_at: int, *, number: int | None, namespace: str) -> None:
         pass
 
-    def admits(self, new: Facts, than: float) -> bool:
+    def admits(self, new: EvictionCandidate, than: float) -> bool:
         return True
 
-    def review_at(self, facts: Facts) -> int | None:
+    def review_at(self, candidate: EvictionCandidate) -> int | None:
         return None
 
-    def evicted(self, facts: Facts, score: float) -> None:
+    def evicted(self, candidate: EvictionCandidate, score: float) -> None:
         pass
 
 
 class Lru(_Unlearned):
     """Least recently used first."""
 
-    def score(self, facts: Facts) -> float:
-        return float(facts.last_use)
+    def score(self, candidate: EvictionCandidate) -> float:
+        return float(candidate.last_use)
 
 
 class GreedyDual(_Unlearned):
@@ -55,20 +55,20 @@ class GreedyDual(_Unlearned):
         self._raised_at: list[int] = []
         self._floors: list[float] = [0.0]
 
-    def score(self, facts: Facts) -> float:
-        floor = self._floors[bisect_right(self._raised_at, facts.last_use)]
-        if facts.nbytes == 0:
+    def score(self, candidate: EvictionCandidate) -> float:
+        floor = self._floors[bisect_right(self._raised_at, candidate.last_use)]
+        if candidate.nbytes == 0:
             return floor
-        uses = 1 + facts.num_uses + max(0, facts.num_branches - 1)
-        gain = uses * facts.cost / facts.nbytes
-        if facts.is_superseded or facts.is_auxiliary:
+        uses = 1 + candidate.num_uses + max(0, candidate.num_branches - 1)
+        gain = uses * candidate.cost / candidate.nbytes
+        if candidate.is_superseded or candidate.is_auxiliary:
             gain *= 0.1
         return floor + gain
 
-    def evicted(self, facts: Facts, score: float) -> None:
+    def evicted(self, candidate: EvictionCandidate, score: float) -> None:
         if score > self._floors[-1]:
             # Whoever is used from the next tick of the cache's clock on starts from here.
-            self._raised_at.append(facts.now + 1)
+            self._raised_at.append(candidate.now + 1)
             self._floors.append(score)
 
 
