@@ -13,6 +13,7 @@ _SEQUENCE = ("tests/engine/test_draft_sequence.py",)
 _LAYERS = ("tests/engine/test_layers.py",)
 _VOCABULARY = ("tests/engine/test_vocabulary.py",)
 _MODEL = ("tests/loop/test_draft_model.py",)
+_ON_DISK = ("tests/loop/test_draft_on_disk.py",)
 _SETTLING = ("tests/loop/test_draft_settling.py",)
 
 
@@ -252,6 +253,48 @@ DRAFTS_MUTANTS = (
         "stop in stops",
         "False",
         _SETTLING,
+    ),
+    _mutant(
+        "FollowedText._store",
+        "a draft model writes nothing to disk",
+        "model.disk.note(self._on_disk, sequence.position, kind)",
+        "",
+        _ON_DISK,
+    ),
+    _mutant(
+        "DraftModel.clear",
+        "a draft model's disk keeps what was cleared",
+        "self.disk.clear(namespace)",
+        "None",
+        _ON_DISK,
+    ),
+    _mutant(
+        "DraftModel.give_up",
+        "a draft model reads on where others need the room",
+        "self.disk.give_up_reads() or len(held) > 0",
+        "len(held) > 0",
+        _ON_DISK,
+    ),
+    _mutant(
+        "stats_of",
+        "the files of a draft model are somebody else's",
+        "[each for tier in tiers if (each := tier.stats()) is not None]",
+        "[each for tier in tiers[:1] if (each := tier.stats()) is not None]",
+        _ON_DISK,
+    ),
+    _mutant(
+        "SettledPrefix._advance",
+        "a draft model computes ahead what is on disk",
+        "self._load(reusable)",
+        "False",
+        _ON_DISK,
+    ),
+    _mutant(
+        "FollowedAnswer._start",
+        "a draft model computes what is on disk",
+        "self._load(reusable)",
+        "False",
+        _ON_DISK,
     ),
     _mutant(
         "Runner.exact_size",

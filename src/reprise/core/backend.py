@@ -88,6 +88,8 @@ class DraftModelStatus:
     """Layer states, stored and running."""
     num_reused: int = 0
     """Tokens of prompts and answers that it reused from its cache."""
+    num_loaded: int = 0
+    """Of these, the tokens that were read from disk for it."""
     num_prefilled: int = 0
     """Tokens that it computed, including those it undid and computed again."""
     num_settled: int = 0
@@ -207,7 +209,7 @@ def total_of(statuses: Sequence[Status]) -> Status:
         counts=_sum(Counts, [status.counts for status in statuses]),
         held=_sum(Held, [status.held for status in statuses], budget_nbytes=first.held.budget_nbytes),
         drafts=_drafts_of(drafts) if drafts else None,
-        disk=_disk_of(on_disk) if on_disk else None,
+        disk=disk_of(on_disk) if on_disk else None,
         audit=_sum(AuditTotals, [s.audit for s in statuses], worst=max(s.audit.worst for s in statuses)),
         num_inspections=max(status.num_inspections for status in statuses),
         inspection_s=max(status.inspection_s for status in statuses),
@@ -256,8 +258,8 @@ def _drafts_of(drafts: Sequence[DraftStatus]) -> DraftStatus:
     return _sum(DraftStatus, drafts, model=_sum(DraftModelStatus, models, name=name) if models else None)
 
 
-def _disk_of(models: Sequence[OnDisk]) -> OnDisk:
-    """Models that share a directory: to each, the files of the other models are foreign."""
+def disk_of(models: Sequence[OnDisk]) -> OnDisk:
+    """The sum of models that share a directory: to each, the files of the other models are foreign."""
     everything = max(disk.nbytes + disk.others_nbytes for disk in models)
     own = sum(disk.nbytes for disk in models)
     return _sum(

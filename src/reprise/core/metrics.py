@@ -236,6 +236,13 @@ METRICS: Sequence[Metric] = (
         _of_draft_model(lambda m: m.num_reused),
     ),
     _counter(
+        "draft_model_loaded",
+        "draft_model_loaded_tokens",
+        "tokens",
+        "Tokens of chats that the draft model read from disk.",
+        _of_draft_model(lambda m: m.num_loaded),
+    ),
+    _counter(
         "draft_model_prefilled",
         "draft_model_prefilled_tokens",
         "tokens",

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from reprise.cache.node import Lease
 from reprise.core.allowance import StepAllowance
 from reprise.core.backend import DraftSource
-from reprise.core.prompt import BoundaryKind
+from reprise.core.job import Job
+from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.drafts.drafter import Draft
 from reprise.engine import memory as device_memory
@@ -43,6 +44,58 @@ class _Following:
     plan: Plan
 
 
+class _ReadableText:
+    """A text as its disk tier sees it (`reprise.disk.ports.TierRequest`): as a request that waits until it runs."""
+
+    def __init__(self, text: FollowedText, request: RunningRequest) -> None:
+        self._text = text
+        self._request = request
+        self.num_loads = 0
+        self.not_read_to = 0
+        self.has_awaited_scan = False
+        self.loaded = 0
+        self.is_loading = False
+        """Whether what memory lacks of its prompt is being read."""
+
+    @property
+    def id(self) -> str:
+        return self._request.id
+
+    @property
+    def job(self) -> Job:
+        return self._request.job
+
+    @property
+    def namespace(self) -> str:
+        return self._request.namespace
+
+    @property
+    def prompt(self) -> Prompt:
+        return self._request.job.prompt
+
+    @property
+    def end(self) -> int:
+        return min(self._text.limit, len(self.prompt))
+
+    @property
+    def is_auxiliary(self) -> bool:
+        return self._request.is_auxiliary
+
+    @property
+    def is_waiting(self) -> bool:
+        return not self._text.is_running and not self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        return self._text.has_ended
+
+    def set_loading(self, *, is_loading: bool) -> None:
+        self.is_loading = is_loading
+
+    def tokens_to(self, position: int) -> Tokens:
+        return self._request.tokens_to(position)
+
+
 class FollowedText:
     """The text of a request in the draft model: its sequence, where that resumed, and what is stored of it."""
 
@@ -50,6 +103,8 @@ class FollowedText:
         self._model = model
         self._request = request
         self._following: _Following | None = None
+        self._on_disk = _ReadableText(self, request)
+        self.has_ended = False
 
     @property
     def is_running(self) -> bool:
@@ -61,7 +116,7 @@ class FollowedText:
         return len(self._request.job.prompt) + len(self._request.generated)
 
     @property
-    def _limit(self) -> int:
+    def limit(self) -> int:
         """Where its prefill ends."""
         raise NotImplementedError
 
@@ -78,7 +133,23 @@ class FollowedText:
     def _look_up(self) -> int:
         """The position at which it could resume."""
         match = self._model.cache.match(self._request.tokens, namespace=self._request.namespace)
-        return self._model.cache.resume_at(match, limit=self._limit)
+        return self._model.cache.resume_at(match, limit=self.limit)
+
+    def _load(self, reusable: int) -> bool:
+        """Have more than ``[0, reusable)`` read from disk, if that is quicker than to compute it.
+
+        Returns whether to wait for that. Nothing that runs is stopped for it.
+        """
+        disk, sequences = self._model.disk, self._model.sequences
+        position, num_prompt = disk.would_read_to(self._on_disk, held=reusable), len(self._request.job.prompt)
+        if position > 0 and not self._model.make_room(sequences.estimate_to_admit(num_prompt, position)):
+            return False
+        return disk.begin(self._on_disk)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether what memory lacks of its prompt is being read from disk."""
+        return self._on_disk.is_loading
 
     def _begin(self, *, reusable: int, is_request: bool) -> bool:
         """Start a sequence at the best stored position, `reusable` when last looked up. False if there is no room."""
@@ -87,7 +158,7 @@ class FollowedText:
         if not model.make_room(model.sequences.estimate_to_admit(reserve, reusable)):
             return False
         match = model.cache.match(request.tokens, namespace=request.namespace)
-        resume_at = model.cache.resume_at(match, limit=self._limit)
+        resume_at = model.cache.resume_at(match, limit=self.limit)
         lease = model.cache.lease(match, resume_at, is_request=is_request)
         try:
             live = model.sequences.start(match, resume_at, reserve=reserve)
@@ -97,6 +168,8 @@ class FollowedText:
         if is_request:
             model.memory.note_use()
             model.num_reused += resume_at
+        model.num_loaded += min(self._on_disk.loaded, resume_at)
+        self._on_disk.loaded = 0
         plan = self._plan(resume_at, match.length)
         self._following = _Following(sequence=DraftSequence(model.runner, live), lease=lease, plan=plan)
         model.sequences.measure()
@@ -139,7 +212,7 @@ class FollowedText:
         token_s = model.costs.token_s(model.drafts.costs)
         num = max(_AT_ONCE, min(model.chunk, int(_SHARE_OF_STALL * model.max_stall_s / max(token_s, _LEAST_S))))
         stops = [position for position in following.plan.positions if position > start]
-        stop = min([start + num, self._limit, *stops])
+        stop = min([start + num, self.limit, *stops])
         if not model.make_room(sequence.growth(stop - start)):
             self.give_up()
             return 0, 0.0
@@ -167,6 +240,7 @@ class FollowedText:
                 is_auxiliary=request.is_auxiliary,
                 stable_at=request.job.prompt.stable_at,
             )
+            model.disk.note(self._on_disk, sequence.position, kind)
         return tokens
 
     def _end_kind(self, following: _Following) -> BoundaryKind:
@@ -177,6 +251,7 @@ class FollowedText:
         """The request has ended: store what was computed, and free the sequence."""
         self._model.leave(self)
         self._stop()
+        self.has_ended = True
 
     def _stop(self) -> None:
         following = self._following
@@ -236,7 +311,7 @@ class FollowedAnswer(FollowedText):
         """The length of the answer at which it next tries to start."""
 
     @property
-    def _limit(self) -> int:
+    def limit(self) -> int:
         # The last token is fed by the drafting pass.
         return self._length - 1
 
@@ -287,8 +362,13 @@ class FollowedAnswer(FollowedText):
     def _start(self, saving_s: float) -> bool:
         """Start a sequence, if computing what is not stored pays off and there is room."""
         model = self._model
+        if self.is_loading:
+            return False
         if self._reusable is None:
-            self._reusable = self._look_up()
+            reusable = self._look_up()
+            if self._load(reusable):
+                return False
+            self._reusable = reusable
         lacking = self._length - self._reusable
         if lacking * model.costs.token_s(model.drafts.costs) > saving_s:
             return False
@@ -352,13 +432,13 @@ class SettledPrefix(FollowedText):
         self._is_over = False
 
     @property
-    def _limit(self) -> int:
+    def limit(self) -> int:
         return len(self._request.job.prompt)
 
     @property
     def lacking(self) -> int:
-        """How many of its tokens are not stored."""
-        return self._limit - self._look_up()
+        """How many of its tokens are not stored, in memory or on disk."""
+        return self.limit - max(self._look_up(), self._model.disk.reach(self._on_disk))
 
     def advance(self) -> bool:
         """Compute the next part. Returns whether anything is left to do."""
@@ -372,16 +452,20 @@ class SettledPrefix(FollowedText):
         model = self._model
         if self._is_over or not model.is_loaded or model.sequences.is_broken:
             return False
-        if self._following is None and not self._begin(reusable=self._look_up(), is_request=False):
-            return False
+        if self._following is None:
+            reusable = self._look_up()
+            if self._load(reusable):
+                return True
+            if not self._begin(reusable=reusable, is_request=False):
+                return False
         following = self._following
         assert following is not None
         if not self._restore(following):
             return self.is_running
-        if following.sequence.position < self._limit:
+        if following.sequence.position < self.limit:
             num_fed, _ = self._compute(following)
             model.num_settled += num_fed
-        return self.is_running and following.sequence.position < self._limit
+        return self.is_running and following.sequence.position < self.limit
 
     def pause(self) -> None:
         """Store what was computed, and free the sequence until there is time again."""
@@ -393,5 +477,5 @@ class SettledPrefix(FollowedText):
         super().give_up()
 
     def _end_kind(self, following: _Following) -> BoundaryKind:
-        is_whole = following.sequence.position >= self._limit
+        is_whole = following.sequence.position >= self.limit
         return self._request.end_kind if is_whole else BoundaryKind.INTERVAL

@@ -8,19 +8,33 @@ server is idle.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
 from reprise.cache.node import SegmentSizes
 from reprise.cache.prefix_cache import PrefixCache
+from reprise.core.allowance import StepAllowance
 from reprise.core.backend import DraftModelStatus, DraftSource
 from reprise.core.clock import Clock
+from reprise.core.errors import DiskUnusable
+from reprise.core.kinds import Footprint
+from reprise.disk.cache import DiskCache
+from reprise.disk.ports import RestoreTarget
+from reprise.disk.tier import DiskTier
 from reprise.drafts.benefit import DraftCosts
 from reprise.drafts.drafter import Drafts
 from reprise.engine.load import LoadedModel
+from reprise.engine.records import new_encoder
 from reprise.engine.runner import Runner
 from reprise.loop.draft_following import FollowedAnswer, FollowedText, SettledPrefix
 from reprise.loop.requests import RunningRequest
 from reprise.loop.sequences import SequencePool
 from reprise.memory import Account, Memory
 from reprise.plan.checkpoints import interval_tokens
+
+log = logging.getLogger("reprise.loop")
 
 _CHUNK = 512
 
@@ -41,12 +55,17 @@ class DraftModel:
         max_stall_s: float,
         shares_from: int,
         is_on: bool,
+        open_disk: Callable[[LoadedModel, Footprint], DiskCache | None],
+        allowance: StepAllowance,
+        wake: Callable[[], None],
         clock: Clock,
     ) -> None:
         """`target`: the model that it drafts for; `beside`: that model's memory.
 
         `chunk`: the most tokens per pass; `max_settle`: of a next turn's prefix to compute while idle. `max_stall_s`:
         the largest inter-token gap. `is_on`: whether there is a prefix cache; without one nothing is stored.
+        `open_disk`: opens the disk cache of a model. `allowance`: for what a step decodes of its records. `wake`: see
+        `Worker`.
         """
         self.runner = Runner(loaded, can_batch=False, shares_from=shares_from)
         self.memory = Memory(shared=beside.shared, is_spare=True)
@@ -64,10 +83,20 @@ class DraftModel:
         self.context = loaded.context
         self.is_loaded = True
         self.is_on = is_on
-        self.num_reused = self.num_prefilled = self.num_settled = 0
+        self.num_reused = self.num_loaded = self.num_prefilled = self.num_settled = 0
         self._followed: list[FollowedText] = []
         footprint = self.runner.footprint
         self.interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
+        self.disk = DiskTier(
+            _opened(open_disk, loaded, footprint),
+            self.cache,
+            footprint=footprint,
+            sequences=_SparingSequences(self),
+            new_encoder=partial(new_encoder, self.runner),
+            allowance=allowance,
+            prefill_s=self._prefill_s,
+            wake=wake,
+        )
 
     def follow(self, request: RunningRequest) -> FollowedAnswer:
         """Draft for the answer to this request."""
@@ -106,6 +135,10 @@ class DraftModel:
         best = (drafts.best_length(most, DraftSource.DRAFT_MODEL, m, num_fed=1, step_s=step_s) for m in (0, 1))
         return any(each.length > 0 for each in best)
 
+    def _prefill_s(self, start: int, stop: int) -> float | None:
+        passes = self.drafts.costs
+        return (stop - start) * self.costs.token_s(passes) if passes.is_known else None
+
     # Memory.
 
     def make_room(self, nbytes: int) -> bool:
@@ -120,11 +153,16 @@ class DraftModel:
         held = [followed for followed in self._followed if followed.is_running]
         for followed in held:
             followed.give_up()
-        return len(held) > 0
+        return self.disk.give_up_reads() or len(held) > 0
 
-    def clear(self, namespace: str | None = None, *, owner: str | None = None) -> None:
-        """Drop everything that no running answer uses, of one namespace or of all."""
+    def clear(self, namespace: str | None = None, *, owner: str | None = None) -> Future[None] | None:
+        """Drop everything that no running answer uses, of one namespace or of all.
+
+        Gives when all of it has gone from the disk; None: there is no disk.
+        """
+        cleared = self.disk.clear(namespace)
         self.cache.clear(namespace, owner=owner)
+        return cleared
 
     def reset(self) -> None:
         """Drop everything, when stored state can no longer be trusted."""
@@ -152,6 +190,7 @@ class DraftModel:
 
     def shutdown(self) -> None:
         """Free everything."""
+        self.disk.close()
         self.reset()
         self.memory.disconnect()
         self.memory.leave()
@@ -162,6 +201,7 @@ class DraftModel:
             weights_nbytes=self.weights_nbytes,
             state_nbytes=self.memory.held,
             num_reused=self.num_reused,
+            num_loaded=self.num_loaded,
             num_prefilled=self.num_prefilled,
             num_settled=self.num_settled,
         )
@@ -170,6 +210,33 @@ class DraftModel:
         """AssertionError unless all accounts are right."""
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
+
+
+class _SparingSequences:
+    """The draft model's sequences for its disk tier: nothing that runs is stopped for what is read."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+        self.estimate_to_admit = model.sequences.estimate_to_admit
+        self.keep_restored = model.sequences.keep_restored
+        self.measure = model.sequences.measure
+
+    def restore_target(self, position: int, num_prompt: int, *, is_whole: bool) -> RestoreTarget:
+        """See `SequencePool.restore_target`."""
+        model = self._model
+        nbytes = model.sequences.estimate(num_prompt) + model.runner.footprint.checkpoint
+        is_whole = is_whole and model.make_room(nbytes)
+        return model.sequences.restore_target(position, num_prompt, is_whole=is_whole)
+
+
+def _opened(
+    open_disk: Callable[[LoadedModel, Footprint], DiskCache | None], loaded: LoadedModel, footprint: Footprint
+) -> DiskCache | None:
+    try:
+        return open_disk(loaded, footprint)
+    except DiskUnusable as error:
+        log.warning("prefixes of the draft model %s are not stored on disk: %s", loaded.name, error)
+        return None
 
 
 def _nothing() -> bool:

@@ -31,7 +31,7 @@ from reprise.engine.runner import SHARES_FROM
 from reprise.engine.vocabulary import check_draft_model
 from reprise.loop.admission import Gate
 from reprise.loop.engine_thread import EngineThread
-from reprise.loop.inspection import inspect, inspect_evictions, lookup, status_of
+from reprise.loop.inspection import inspect, inspect_evictions, lookup, stats_of, status_of
 from reprise.loop.preemption import Preemption
 from reprise.loop.tree_inspection import edge_tokens
 from reprise.loop.worker import Worker
@@ -86,6 +86,8 @@ class EngineLoop:
         self._loaded: LoadedModel | None = None
         """Without weights while it is unloaded."""
         self._disk: DiskTier | None = None
+        self._tiers: tuple[DiskTier, ...] = ()
+        """The disk tiers of the model and its draft model."""
         self._gate = Gate()
         self.published = Status()
         """Set by the engine thread after each command and step."""
@@ -207,7 +209,7 @@ class EngineLoop:
 
     def status(self) -> Status:
         # Read here: the disk writer runs while the loop sleeps, and does not publish.
-        on_disk = self._disk.stats() if self._disk is not None else None
+        on_disk = stats_of(self._tiers)
         has_died = self._loaded is not None and not self.is_closed and not self._thread.is_alive
         has_died = has_died or self._failure is not None
         stalled_s = self._thread.heartbeat.stalled_s
@@ -284,7 +286,11 @@ class EngineLoop:
             self._disk.keep_note(namespace, text)
 
     def hurry(self) -> None:
-        self.call(lambda worker: worker.disk.hurry())
+        def hurry(worker: Worker) -> None:
+            for tier in worker.tiers:
+                tier.hurry()
+
+        self.call(hurry)
 
     def lookup(self, prompt: Prompt, *, namespace: str) -> Future[Lookup]:
         return self._ask(lambda worker: lookup(worker, prompt, namespace=namespace))
@@ -458,8 +464,8 @@ class EngineLoop:
 
     def write_to_disk(self) -> None:
         """Write what is due while other models run steps."""
-        if self._worker is not None and self._worker.disk.due_in_s == 0:
-            self._worker.disk.write()
+        if self._worker is not None:
+            self._worker.write_to_disk()
 
     def begin_load(self) -> None:
         self._weights.state, self._weights.began_s = WeightsState.LOADING, time.monotonic()
@@ -509,6 +515,7 @@ class EngineLoop:
                 self._disk = self._worker.disk
             else:
                 self._worker.load(loaded, arriving.draft_model)
+            self._tiers = self._worker.tiers
         except RepriseError as error:
             return error
         except Exception as error:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.core.backend import Counts, DraftStatus, Held, Lookup, Status
+from reprise.core.backend import Counts, DraftStatus, Held, Lookup, Status, disk_of
 from reprise.core.inspection import (
     InspectedEviction,
     InspectedMemory,
     InspectedRequest,
     InspectedSequence,
     Inspection,
+    OnDisk,
     PhaseName,
     TreePart,
 )
 from reprise.core.job import Job
 from reprise.core.prompt import Prompt
+from reprise.disk.tier import DiskTier
 from reprise.engine import memory as device_memory
 from reprise.engine.runner import LiveSequence
 from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, SettlingDraft, Waiting
@@ -92,6 +95,12 @@ def lookup(worker: Worker, prompt: Prompt, *, namespace: str) -> Lookup:
     )
 
 
+def stats_of(tiers: Sequence[DiskTier]) -> OnDisk | None:
+    """What these tiers, of one directory, have on disk together; None: nothing is stored there. Thread-safe."""
+    stats = [each for tier in tiers if (each := tier.stats()) is not None]
+    return disk_of(stats) if stats else None
+
+
 def inspect(
     worker: Worker, *, max_nodes: int, part: TreePart, num_inside: int, weights_nbytes: int, now_s: float
 ) -> Inspection:
@@ -107,9 +116,9 @@ def inspect(
         num_sequences=worker.runner.num_sequences,
         tree=inspect_tree(worker.cache, worker.disk.cache, requests, max_nodes=max_nodes, now_s=now_s, part=part),
         memory=_inspect_memory(worker, weights_nbytes=weights_nbytes),
-        disk=worker.disk.stats(),
+        disk=stats_of(worker.tiers),
         reads=worker.disk.reads(),
-        num_unwritten=worker.disk.num_unwritten,
+        num_unwritten=sum(tier.num_unwritten for tier in worker.tiers),
     )
 
 

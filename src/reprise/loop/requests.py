@@ -73,6 +73,11 @@ class Decoding(_Running):
 class DraftSettle(Protocol):
     """The part of a settling job that its draft model computes."""
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether it waits for the disk."""
+        ...
+
     def advance(self) -> bool:
         """Compute the next part. Returns whether anything is left to do."""
         ...
@@ -223,7 +228,14 @@ class RunningRequest:
 
     @property
     def is_loading(self) -> bool:
-        return isinstance(self.phase, Waiting) and self.phase.is_loading
+        """Whether nothing can be done for it before something is read from disk."""
+        match self.phase:
+            case Waiting(is_loading=is_loading):
+                return is_loading
+            case SettlingDraft(draft=draft):
+                return draft.is_loading
+            case _:
+                return False
 
     def set_loading(self, *, is_loading: bool) -> None:
         """Set whether it waits for the disk."""

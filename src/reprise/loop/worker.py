@@ -30,7 +30,7 @@ from reprise.engine.records import new_encoder
 from reprise.engine.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
 from reprise.loop.admission import Gate
 from reprise.loop.audit import Audit
-from reprise.loop.disk import open_disk
+from reprise.loop.disk import all_cleared, open_disk
 from reprise.loop.draft_model import DraftModel
 from reprise.loop.executor import Executor, make_drafts
 from reprise.loop.preemption import Preemption
@@ -113,6 +113,7 @@ class Worker:
         self.sequences = SequencePool(self.runner, self.cache, self.memory, chunk=chunk)
         self.requests = RequestTable(self.sequences, gate, clock=clock)
         self.executor = Executor(self.sequences, context=context, clock=clock)
+        self._allowance = StepAllowance(self.limits.max_stall_s, clock=clock)
         if draft_model is not None and self.drafts is not None:
             self._make_draft_model = partial(
                 DraftModel,
@@ -125,10 +126,12 @@ class Worker:
                 max_stall_s=self.limits.max_stall_s,
                 shares_from=shares_from,
                 is_on=settings.has_prefix_cache,
+                open_disk=partial(open_disk, settings, block=disk_block),
+                allowance=self._allowance,
+                wake=wake,
                 clock=clock,
             )
             self.draft_model = self._make_draft_model(draft_model)
-        self._allowance = StepAllowance(self.limits.max_stall_s, clock=clock)
         self.disk = DiskTier(
             open_disk(settings, loaded, footprint, block=disk_block),
             self.cache,
@@ -179,6 +182,8 @@ class Worker:
         )
         for request, seconds in self.prefixes.take_loaded():
             self.executor.note_load(request.loaded, seconds)
+        if self.draft_model is not None:
+            self.draft_model.disk.advance()
         for request in [request for request in self.requests.values() if request.is_restoring]:
             self.requests.run_isolated(request, self._restore)
         step = self._schedule()
@@ -188,7 +193,22 @@ class Worker:
             self._apply_changes(step)
             for request, result in self._execute(step):
                 self.requests.run_isolated(request, lambda request, result=result: self._take(request, result))
-        self.disk.write()
+        self.write_to_disk()
+
+    @property
+    def tiers(self) -> tuple[DiskTier, ...]:
+        """What is on disk of the model, and of its draft model."""
+        return (self.disk,) if self.draft_model is None else (self.disk, self.draft_model.disk)
+
+    def write_to_disk(self) -> None:
+        """Copy the next part of what is due, of one of them."""
+        any(tier.write() for tier in self.tiers)
+
+    @property
+    def _disk_due_in_s(self) -> float | None:
+        """See `DiskTier.due_in_s`."""
+        dues = [tier.due_in_s for tier in self.tiers]
+        return min((due_s for due_s in dues if due_s is not None), default=None)
 
     def _schedule(self) -> Step | None:
         """The scheduler's decision; None if there is no request that could run."""
@@ -239,7 +259,7 @@ class Worker:
     def _tidy(self) -> None:
         """Idle work: have the draft model settle, compact the tree, then audit answers."""
         for request in self.requests.values():
-            if isinstance(request.phase, SettlingDraft):
+            if isinstance(request.phase, SettlingDraft) and not request.is_loading:
                 self.requests.run_isolated(request, self._settle_draft)
                 return
         if len(self.requests) > 0:
@@ -489,14 +509,14 @@ class Worker:
         runs = any(not request.is_loading for request in self.requests.values())
         # Idle work needs an empty table: a job that waits for the disk prevents it.
         idles = len(self.requests) == 0 and (not self.cache.is_compact or self.audit.due_in_s == 0)
-        return runs or idles or self.disk.due_in_s == 0
+        return runs or idles or self._disk_due_in_s == 0
 
     @property
     def wakes_in_s(self) -> float | None:
         """Seconds until there is something to do without a command (a write, a pin that expires); None: never."""
         until = self.cache.pins.total().until
         audits = self._is_loaded and len(self.requests) == 0
-        dues = [self.disk.due_in_s, self.audit.due_in_s if audits else None]
+        dues = [self._disk_due_in_s, self.audit.due_in_s if audits else None]
         dues += [max(0.0, until - self._clock()) if until != float("inf") else None]
         naps = [due_s for due_s in dues if due_s is not None]
         return min([_LONGEST_NAP_S, *naps]) if naps else None
@@ -511,14 +531,14 @@ class Worker:
 
         Where an `owner` is named, what others have pinned stays in memory. Gives when all of it has gone from the disk.
         """
-        cleared = self.disk.clear(namespace)
+        cleared = [self.disk.clear(namespace)]
         if self.drafts is not None:
             self.drafts.clear(namespace)
         if self.draft_model is not None:
-            self.draft_model.clear(namespace, owner=owner)
+            cleared.append(self.draft_model.clear(namespace, owner=owner))
         self.cache.clear(namespace, owner=owner)
         device_memory.give_back()
-        return cleared
+        return all_cleared([each for each in cleared if each is not None])
 
     def load(self, loaded: LoadedModel, draft_model: LoadedModel | None = None) -> None:
         """Use these weights, after an `unload`."""
