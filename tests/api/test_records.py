@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from httpx import Response
 
 from reprise.api.off_loop import Stage
 from reprise.api.records import Record, Records, log_line, record_body
-from reprise.api.reply import PrefillProgress
+from reprise.api.reply import PrefillProgress, Reply
 from reprise.core.errors import QueueFull
 from reprise.core.outcome import Outcome, Reason
 from reprise.core.settings import Settings
@@ -142,3 +143,21 @@ async def test_who_asks_right_after_an_answer_finds_its_record() -> None:
         await asyncio.gather(*busy)
         listed, alone = [(await asked).json() for asked in asking]
         assert listed["data"][0]["id"] == alone["id"] == answer["id"]
+
+
+@pytest.mark.anyio
+async def test_who_asks_before_the_answer_is_put_away_finds_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client has the last byte before the server knows that it was sent."""
+    asking: list[asyncio.Task[Response]] = []
+    leave = Reply.__aexit__
+    async with api() as a:
+
+        async def leave_late(reply: Reply, *error: Any) -> None:
+            asking.append(asyncio.create_task(a.client.get(f"/v1/cache/requests/{reply.request.id}")))
+            done, _ = await asyncio.wait(asking, timeout=0.05)
+            assert not done
+            await leave(reply, *error)
+
+        monkeypatch.setattr(Reply, "__aexit__", leave_late)
+        answer = (await a.client.post("/v1/chat/completions", json={"model": MODEL, "messages": HI})).json()
+        assert (await asking[0]).json()["id"] == answer["id"]

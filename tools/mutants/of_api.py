@@ -213,4 +213,11 @@ API_MUTANTS = (
         "_sum(Held, [status.held for status in statuses])",
         ("tests/api/test_metrics.py",),
     ),
+    _mutant(
+        "ChatService.recorded_as",
+        "who asks right after an answer is told that there is no record of it",
+        "reply is None or not reply.is_over",
+        "reply is None or reply.recording is None",
+        ("tests/api/test_records.py",),
+    ),
 )

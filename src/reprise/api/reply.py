@@ -172,6 +172,8 @@ class Reply:
         self.created = time.time()
         self.ended: list[AnswerEnd] = []
         self.error: Exception | None = None
+        self.closed = asyncio.Event()
+        """Set at the end of the block, which a client that has heard the whole answer may be ahead of."""
         self.recording: asyncio.Task[Record] | None = None
         """Writes the request's record, from the end of the block on."""
         self._backend = backend
@@ -195,6 +197,7 @@ class Reply:
             error.has_record = True
         self.cancel()
         self._on_close(self)
+        self.closed.set()
 
     @property
     def is_over(self) -> bool:

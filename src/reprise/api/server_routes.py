@@ -133,7 +133,7 @@ async def list_requests(
 @router.get("/v1/cache/requests/{request_id}")
 async def get_request(request_id: str, context: OfServer, namespace: Namespace) -> dict[str, Any]:
     """What happened to one request."""
-    await context.service.recorded()
+    await context.service.recorded_as(request_id)
     verdicts = context.service.status().audit.verdicts
     return record_body(context.service.records.get(request_id, namespace=namespace), verdicts)
 

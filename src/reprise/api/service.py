@@ -55,8 +55,10 @@ T = TypeVar("T")
 
 # How long a cancelled job may take to say so, before its record is written without its counts.
 _DRAIN_S = 5.0
-# How long a client that asks for records right after its answer may wait for that one.
-_RECORD_S = 1.0
+# How long a client that asks for the latest records waits for those of answers that are just over,
+_RECORDS_S = 1.0
+# and one that asks for that of its own answer, which it knows to be over.
+_OWN_RECORD_S = 30.0
 
 
 class Watcher(Protocol):
@@ -449,7 +451,18 @@ class ChatService:
         """Wait a moment for the records of answers that are over."""
         ending = [reply.recording for reply in self._open.values() if reply.recording is not None]
         if ending:
-            await asyncio.wait(ending, timeout=_RECORD_S)
+            await asyncio.wait(ending, timeout=_RECORDS_S)
+
+    async def recorded_as(self, request_id: str) -> None:
+        """Wait for this request's record if its answer is over: a client may ask as soon as it has its last byte."""
+        reply = self._open.get(request_id)
+        if reply is None or not reply.is_over:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OWN_RECORD_S):
+                await reply.closed.wait()
+                assert reply.recording is not None, "made when the reply is closed"
+                await asyncio.wait([reply.recording])
 
     def note_refusal(self, record: Record) -> None:
         """Keep the record of a request that never began."""
