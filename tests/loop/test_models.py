@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,7 +22,9 @@ from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
 from reprise.disk import read_ahead
-from reprise.loop import EngineLoop
+from reprise.engine.load import LoadedModel
+from reprise.engine.memory import collect_all, freeze_heap
+from reprise.loop import EngineLoop, engine_loop
 from reprise.loop.engine_thread import EngineThread
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits
@@ -105,6 +108,40 @@ def test_weights_are_given_back_to_the_system() -> None:
         freed = both - mx.get_active_memory()
         assert freed > 0.9 * weights("qwen3_5")
         assert second.ready().submit(words(1, 50), num=1).wait().computed <= 2, "what is stored stays"
+
+
+def test_weights_that_go_have_no_frozen_object_searched() -> None:
+    """A search of the whole heap stops every stream for a tenth of a second or more."""
+
+    class Knot:
+        def __init__(self) -> None:
+            self.self = self
+
+    knot = Knot()
+    gone = weakref.ref(knot)
+    with serving("llama", "qwen3_5") as (_, second):
+        freeze_heap()
+        del knot
+        second.ready()
+        second.loop.dismiss().result(PATIENCE_S)
+        assert gone() is not None
+    collect_all()
+    assert gone() is None
+
+
+def test_weights_that_come_back_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def reason(loaded: LoadedModel) -> None:
+        tried.append(loaded.name)
+
+    monkeypatch.setattr(engine_loop, "reason_to_run_alone", reason)
+    with serving("llama", "qwen3_5") as (_, second):
+        for name in ("qwen3_5", "qwen3_5", "gemma3_text"):
+            second.settings = Settings(model=str(tiny_model(name)))
+            second.ready()
+            second.loop.dismiss().result(PATIENCE_S)
+    assert tried == ["llama", "qwen3_5", "gemma3_text"]
 
 
 def test_others_go_on_while_a_model_is_loaded() -> None:

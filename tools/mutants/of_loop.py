@@ -313,4 +313,11 @@ LOOP_MUTANTS = (
         "cache.tree.totals",
         _OWN,
     ),
+    _mutant(
+        "EngineLoop.unload",
+        "the whole heap is searched for weights that something still refers to",
+        "self._loaded = self._loaded.without_weights()",
+        "pass",
+        ("tests/loop/test_models.py", "-k", "frozen or given_back"),
+    ),
 )

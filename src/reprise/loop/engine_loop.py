@@ -85,6 +85,8 @@ class EngineLoop:
         self._weights = _Weights(is_pinned=is_pinned, keep_alive_s=keep_alive_s)
         self._loaded: LoadedModel | None = None
         """Without weights while it is unloaded."""
+        self._tried: tuple[str, str | None] = ("", None)
+        """The fingerprint of the weights that were read last, and why their sequences run one at a time."""
         self._disk: DiskTier | None = None
         self._tiers: tuple[DiskTier, ...] = ()
         """The disk tiers of the model and its draft model."""
@@ -480,9 +482,10 @@ class EngineLoop:
             loaded, draft_model = self._read(downloads=downloads), self._read_draft_model(downloads=downloads)
             if draft_model is not None:
                 check_draft_model(draft_model, loaded)
-            self._weights.arriving = _Arriving(
-                loaded=loaded, runs_alone=reason_to_run_alone(loaded), draft_model=draft_model
-            )
+            if loaded.fingerprint != self._tried[0]:
+                # Not for weights that come back: it takes some twenty passes.
+                self._tried = loaded.fingerprint, reason_to_run_alone(loaded)
+            self._weights.arriving = _Arriving(loaded=loaded, runs_alone=self._tried[1], draft_model=draft_model)
         except RepriseError as error:
             return error
         except Exception as error:
@@ -565,8 +568,9 @@ class EngineLoop:
     def unload(self) -> None:
         """Release the weights and keep the cache. `note_unloaded` follows."""
         assert self._worker is not None and self._loaded is not None
+        # Before the worker collects what is unreachable: nothing may refer to the weights any more.
+        self._loaded = self._loaded.without_weights()
         self._worker.unload()
-        self._loaded = self._worker.runner.loaded
         self._weights.state = WeightsState.UNLOADED
         self.publish()
 
