@@ -9,7 +9,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from reprise.api.anthropic.body import CountBody
-from reprise.api.anthropic.request import asked_of
+from reprise.api.anthropic.request import prompt_of
 from reprise.api.exchange import RawPrompt
 from reprise.api.limits import Limits
 from reprise.api.ollama.body import GenerateBody, OllamaChatBody
@@ -49,7 +49,7 @@ def prompt_in(
             known(ResponsesBody), tuple(earlier), request_id="", namespace=namespace, served=served, limits=limits
         )
     elif _is_anthropic(body):
-        return asked_of(known(CountBody), served=served, limits=limits, namespace=namespace).chat
+        return prompt_of(known(CountBody), served=served, limits=limits, namespace=namespace).chat
     elif _OLLAMA_FIELDS.intersection(body):
         ollama = known(OllamaChatBody if "messages" in body else GenerateBody)
         request = ollama_request_of(ollama, request_id="", namespace=namespace, served=served, limits=limits)

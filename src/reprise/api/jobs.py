@@ -22,8 +22,8 @@ _NUM_CONTEXT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reading:
-    """Facts about how the answer is written, from which parsers and watches are made, one of each for a choice."""
+class AnswerFormat:
+    """How the answer is written, from which parsers and watches are made, one of each for a choice."""
 
     text: TextModel
     stops: tuple[str, ...]
@@ -66,15 +66,15 @@ class Reading:
         )
 
 
-def reading_of(
+def answer_format_of(
     request: ServiceRequest, text: TextModel, tokens: Tokens, *, is_thinking_open: bool, default_budget: int | None
-) -> Reading:
+) -> AnswerFormat:
     """How the answer to this request, whose prompt is `tokens`, is to be read."""
     context = tuple(int(token) for token in tokens[-_NUM_CONTEXT:])
     if request.stop_tokens:
         text = replace(text, eos=text.eos | request.stop_tokens)
     if not isinstance(request.prompt, ChatRequest):
-        return Reading(
+        return AnswerFormat(
             text=without_markup(text),
             stops=request.stops,
             is_thinking_open=False,
@@ -86,7 +86,7 @@ def reading_of(
             min_tokens=request.min_tokens,
             holds_calls=True,
         )
-    return Reading(
+    return AnswerFormat(
         text=text,
         stops=request.stops,
         is_thinking_open=is_thinking_open,
@@ -130,11 +130,11 @@ _NEVER = -1000.0
 """A bias that leaves a token without any chance beside others."""
 
 
-def running_of(request: ServiceRequest, reading: Reading, index: int) -> AnswerJob:
+def running_of(request: ServiceRequest, answer_format: AnswerFormat, index: int) -> AnswerJob:
     """The answer number `index` before its first token."""
     choice = Choice(
         index,
-        reading.parser(),
+        answer_format.parser(),
         wants_logprobs=request.sampling.logprobs is not None,
         allows_parallel_calls=request.allows_parallel_calls,
         tells_end=request.prompt_logprobs is not None,
@@ -145,7 +145,7 @@ def running_of(request: ServiceRequest, reading: Reading, index: int) -> AnswerJ
 
 def job_of(
     request: ServiceRequest,
-    reading: Reading,
+    answer_format: AnswerFormat,
     prompt: Prompt,
     run: AnswerJob,
     *,
@@ -177,8 +177,8 @@ def job_of(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop_tokens=stop_tokens | request.stop_tokens,
-        thinking=reading.thinking,
-        watch=reading.watch(),
+        thinking=answer_format.thinking,
+        watch=answer_format.watch(),
         constraint=constraint,
         prediction=prediction,
         chat=request.chat,

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from reprise.api.choice import Choice
 from reprise.api.exchange import EndReason, RawPrompt, ServiceRequest, used_of
-from reprise.api.jobs import Reading, cut_at, job_of, reading_of, running_of
+from reprise.api.jobs import AnswerFormat, answer_format_of, cut_at, job_of, running_of
 from reprise.api.limits import Limits
 from reprise.api.off_loop import OffLoop, Stage
 from reprise.api.records import Record, Records, log_line, record_of
@@ -185,14 +185,14 @@ class ChatService:
         room = self.served.answer_room(len(prompt), bound) if request.generates else 0
         if not request.generates:
             self.served.answer_room(len(prompt), 1)
-        reading = reading_of(
+        answer_format = answer_format_of(
             request,
             self.served.text,
             prompt.tokens,
             is_thinking_open=rendered is not None and rendered.is_thinking_open,
             default_budget=self.settings.thinking_budget,
         )
-        constraint = await self._constraint(request, reading)
+        constraint = await self._constraint(request, answer_format)
         prediction = await self._predicted(request)
         reply = Reply(
             request,
@@ -200,7 +200,7 @@ class ChatService:
             num_prompt=len(prompt),
             render_s=time.monotonic() - arrived_s,
             used=used_of(request, max_tokens=room, has_flag=self.settings.max_tokens is not None),
-            running=[running_of(request, reading, index) for index in range(request.num_choices)],
+            running=[running_of(request, answer_format, index) for index in range(request.num_choices)],
             backend=self.backend,
             limits=self.limits,
             clock=self.clock,
@@ -212,7 +212,7 @@ class ChatService:
             for run in reply.running:
                 job = job_of(
                     request,
-                    reading,
+                    answer_format,
                     prompt,
                     run,
                     max_tokens=room,
@@ -348,7 +348,9 @@ class ChatService:
         refuse_if_too_long(request.prediction, text, context=self.served.context, param="prediction")
         return as_tokens(await self.off_loop(lambda: encode_long(text.encode, request.prediction)))
 
-    async def _constraint(self, request: ServiceRequest, reading: Reading) -> Callable[[], Constraint] | None:
+    async def _constraint(
+        self, request: ServiceRequest, answer_format: AnswerFormat
+    ) -> Callable[[], Constraint] | None:
         """The grammar of the answer: of a tool call, of what the request asked for, or both.
 
         Compiled on threads that nothing else waits for, and waited for within bounds.
@@ -359,13 +361,13 @@ class ChatService:
             chosen = answer_grammar(
                 served.text,
                 grammar,
-                tools=reading.tools,
-                tool_choice=reading.tool_choice,
+                tools=answer_format.tools,
+                tool_choice=answer_format.tool_choice,
                 parallel=request.allows_parallel_calls,
             )
-            return None if chosen is None else served.grammars.begin(chosen, thinking=reading.thinking)
+            return None if chosen is None else served.grammars.begin(chosen, thinking=answer_format.thinking)
 
-        if grammar is None and reading.tool_choice in ("auto", "none"):
+        if grammar is None and answer_format.tool_choice in ("auto", "none"):
             return None
         making = await self.off_loop(begin)
         if making is None:

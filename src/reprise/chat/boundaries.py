@@ -22,7 +22,7 @@ from reprise.core.prompt import Boundary, BoundaryKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundBoundaries:
     """The boundaries of a prompt, sorted, and what could not be found."""
 
     boundaries: tuple[Boundary, ...]
@@ -31,7 +31,7 @@ class Found:
 
 def find_boundaries(
     placement: Placement, context: RenderContext, tokenizer: PieceTokenizer, prompt: TokenizedText
-) -> Found:
+) -> FoundBoundaries:
     """The stable, last-user, system and explicit boundaries of `prompt`, which is the context's own rendering.
 
     Renders two whole stand-in chats, one that ends before the last user message, and one that is short. A boundary is
@@ -54,7 +54,7 @@ def find_boundaries(
     # Nothing can be kept for position 0.
     boundaries = {Boundary(position, kind) for kind, position in positions if position is not None and position > 0}
     notes = () if stable else ("no stable boundary: the chat template refuses every stand-in for the next turn",)
-    return Found(boundaries=tuple(sorted(boundaries)), notes=notes)
+    return FoundBoundaries(boundaries=tuple(sorted(boundaries)), notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,25 +26,25 @@ _MAX_UNCOUNTED = 2 * _MAX_CONTAINERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mended:
+class CompletedHistory:
     """The messages, as many as there were; `notes` say what was done to them."""
 
     messages: tuple[Message, ...]
     notes: tuple[str, ...] = ()
 
 
-def mended(messages: Sequence[Message]) -> Mended:
+def completed(messages: Sequence[Message]) -> CompletedHistory:
     """The messages with whole tool calls and results. O(messages).
 
     Raises BadRequest where the arguments of the calls hold more values than are read.
     """
-    mender = _Mender()
-    out = tuple(mender.mend(index, message) for index, message in enumerate(messages))
-    return Mended(messages=out, notes=mender.notes())
+    completion = _HistoryCompletion()
+    out = tuple(completion.complete(index, message) for index, message in enumerate(messages))
+    return CompletedHistory(messages=out, notes=completion.notes())
 
 
 def argument_texts(messages: Sequence[Message]) -> Iterator[str]:
-    """Every text in the arguments of the calls of mended messages: a prompt has all of each."""
+    """Every text in the arguments of the calls of completed messages: a prompt has all of each."""
     for message in messages:
         for call in cast(Sequence[Any], message.get("tool_calls") or ()):
             function: object = cast(Any, call).get("function") if isinstance(call, Mapping) else None
@@ -64,7 +64,7 @@ def _texts_in(value: object) -> Iterator[str]:
             left += cast(list[Any], part)
 
 
-class _Mender:
+class _HistoryCompletion:
     """Goes through a chat and remembers which calls still want their result."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _Mender:
         self._orphans: list[int] = []
         self._num_characters = self._num_containers = self._num_commas = 0
 
-    def mend(self, index: int, message: Message) -> Message:
+    def complete(self, index: int, message: Message) -> Message:
         match message.get("role"):
             case "assistant" if message.get("tool_calls"):
                 return self._called(index, message)

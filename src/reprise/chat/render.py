@@ -10,7 +10,7 @@ from reprise.chat.answer import Answer
 from reprise.chat.boundaries import find_boundaries
 from reprise.chat.compaction import Answered, Compactions
 from reprise.chat.explain import Explanation, explain
-from reprise.chat.history import argument_texts, mended
+from reprise.chat.history import argument_texts, completed
 from reprise.chat.markup import is_harmony
 from reprise.chat.memo import Memo
 from reprise.chat.message_format import joined_text
@@ -90,7 +90,7 @@ class Renderer:
         Raises BadRequest (nothing to render, no template), ContextTooLong, and TemplateFailed with the template's own
         sentence.
         """
-        whole = mended(request.messages)
+        whole = completed(request.messages)
         request = replace(request, messages=whole.messages)
         # Now: a call is written several times on the way to a prompt.
         refuse_if_parts_too_long(argument_texts(request.messages), self._text_model, context=self.settings.context)

@@ -13,7 +13,7 @@ Event = dict[str, Any]
 PING: Event = {"type": "ping"}
 
 
-class Blocks:
+class ContentBlocks:
     """The content blocks of one answer as they grow, and the stream events that tell of it.
 
     A whole answer is made of the same blocks, in the order in which they came.

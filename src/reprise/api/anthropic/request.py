@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reprise.api.anthropic.body import IGNORED, REFUSED, AnthropicTool, CountBody, MessagesBody
-from reprise.api.anthropic.transcript import Transcript, Writer, speaker_of
+from reprise.api.anthropic.transcript import Transcript, TranscriptWriter, speaker_of
 from reprise.api.body import answer_bound, unknown_fields
 from reprise.api.controls import grammar_of, refuse_foreign, stop_tokens_of, thinking_options
 from reprise.api.exchange import ServiceRequest
@@ -20,7 +20,7 @@ from reprise.core.job import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Asked:
+class AnthropicPrompt:
     """The prompt that a body describes. `pin_for_s` is how long its marks keep their places in the cache."""
 
     chat: ChatRequest
@@ -29,7 +29,7 @@ class Asked:
     notes: tuple[str, ...]
 
 
-def asked_of(body: CountBody, *, served: Served, limits: Limits, namespace: str = "") -> Asked:
+def prompt_of(body: CountBody, *, served: Served, limits: Limits, namespace: str = "") -> AnthropicPrompt:
     """The prompt of a body. Raises BadRequest naming the field, or UnknownModel."""
     served.check_name(body.model)
     notes = unknown_fields(body, ignored=IGNORED, refused=REFUSED)
@@ -58,7 +58,7 @@ def asked_of(body: CountBody, *, served: Served, limits: Limits, namespace: str 
     transcript = _transcript(body, own, unread)
     tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(given) if tool.type in (None, "custom"))
     last = transcript.messages[-1]
-    return Asked(
+    return AnthropicPrompt(
         chat=ChatRequest(
             messages=transcript.messages,
             tools=tools,
@@ -82,7 +82,7 @@ def service_request_of(
     body: MessagesBody, *, request_id: str, namespace: str, served: Served, limits: Limits
 ) -> ServiceRequest:
     """The request that a body asks for. Raises BadRequest naming the field, or UnknownModel."""
-    common = asked_of(body, namespace=namespace, served=served, limits=limits)
+    common = prompt_of(body, namespace=namespace, served=served, limits=limits)
     last = common.chat.messages[-1]
     if "tool_calls" in last:
         raise BadRequest("The chat ends with a tool use. Send its tool result.", param="messages")
@@ -113,7 +113,7 @@ def service_request_of(
 
 
 def _transcript(body: CountBody, tools: list[AnthropicTool], unread: UnreadParts) -> Transcript:
-    writer = Writer(unread)
+    writer = TranscriptWriter(unread)
     writer.add_tool_marks([tool.cache_control for tool in tools])
     if body.system is not None and len(body.system) > 0:
         writer.add_system(body.system)

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from reprise.api.anthropic.body import CountBody, MessagesBody
-from reprise.api.anthropic.reply import PING, Blocks, Event, message, message_delta, usage_body
-from reprise.api.anthropic.request import asked_of, service_request_of
+from reprise.api.anthropic.reply import PING, ContentBlocks, Event, message, message_delta, usage_body
+from reprise.api.anthropic.request import prompt_of, service_request_of
 from reprise.api.background import refuse_unstreamed
 from reprise.api.body_reading import api_router
 from reprise.api.context import Context, GoesOn, InContext, Namespace
@@ -99,7 +99,7 @@ async def count_tokens(body: CountBody, request: Request, context: InContext, na
 
     async def count() -> int:
         service_request = await service.off_loop(
-            lambda: asked_of(body, served=service.served, limits=service.limits, namespace=namespace)
+            lambda: prompt_of(body, served=service.served, limits=service.limits, namespace=namespace)
         )
         return len((await service.render(service_request.chat, namespace=namespace, is_final=False)).prompt)
 
@@ -108,7 +108,7 @@ async def count_tokens(body: CountBody, request: Request, context: InContext, na
 
 async def _whole(context: Context, body: MessagesBody, namespace: str) -> dict[str, Any]:
     reply = await _start_reply(context, body, namespace)
-    blocks = Blocks()
+    blocks = ContentBlocks()
     async with reply:
         async for event in reply.events():
             if isinstance(event, AnswerDelta):
@@ -120,7 +120,7 @@ async def _whole(context: Context, body: MessagesBody, namespace: str) -> dict[s
 
 
 async def _tell(context: Context, reply: Reply) -> AsyncGenerator[str, None]:
-    blocks = Blocks()
+    blocks = ContentBlocks()
     has_begun = False
     async for event in reply.events():
         if not has_begun:

@@ -87,7 +87,7 @@ class _Mark:
     num_chars: int
 
 
-class Writer:
+class TranscriptWriter:
     """Writes a transcript, message by message. Raises BadRequest for what a text model cannot read."""
 
     def __init__(self, unread: UnreadParts) -> None:

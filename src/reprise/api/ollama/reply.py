@@ -17,39 +17,39 @@ _NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speech:
-    """What a piece of an answer says."""
+class OllamaDelta:
+    """The text of a piece of an answer, in the parts of Ollama's messages."""
 
     content: str = ""
     thinking: str = ""
     calls: tuple[ToolCall, ...] = ()
 
     @property
-    def is_silent(self) -> bool:
-        return self == Speech()
+    def is_empty(self) -> bool:
+        return self == OllamaDelta()
 
 
-def speech_of(deltas: Sequence[Delta]) -> Speech:
+def delta_of(deltas: Sequence[Delta]) -> OllamaDelta:
     """The texts of deltas; calls are given whole, when they are over."""
-    return Speech(
+    return OllamaDelta(
         content="".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)),
         thinking="".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
     )
 
 
-def piece(kind: Kind, model: str, speech: Speech) -> dict[str, Any]:
+def piece(kind: Kind, model: str, delta: OllamaDelta) -> dict[str, Any]:
     """A line of a stream, or the beginning of the only object."""
-    return {"model": model, "created_at": now_text(), **_said(kind, speech), "done": False}
+    return {"model": model, "created_at": now_text(), **_said(kind, delta), "done": False}
 
 
-def last(kind: Kind, model: str, ended: AnswerEnd, usage: Usage, speech: Speech) -> dict[str, Any]:
+def last(kind: Kind, model: str, ended: AnswerEnd, usage: Usage, delta: OllamaDelta) -> dict[str, Any]:
     """The last line: why it ended, the counts in tokens, the durations in nanoseconds.
 
     `prompt_eval_count` is the whole prompt, `prompt_cached_count` (our own) what of it was not computed.
     """
     outcome = ended.outcome
     decode_s = 0.0 if outcome.ttft_s is None else outcome.total_s - outcome.ttft_s
-    return piece(kind, model, speech) | {
+    return piece(kind, model, delta) | {
         "done": True,
         # A call is a stop to Ollama's clients.
         "done_reason": "length" if ended.reason is EndReason.LENGTH else "stop",
@@ -65,7 +65,7 @@ def last(kind: Kind, model: str, ended: AnswerEnd, usage: Usage, speech: Speech)
 
 def loaded(kind: Kind, model: str, *, is_unload: bool) -> dict[str, Any]:
     """The answer to a request that has nothing to answer."""
-    body = piece(kind, model, Speech())
+    body = piece(kind, model, OllamaDelta())
     return body | {"done": True, "done_reason": "unload" if is_unload else "load"}
 
 
@@ -88,15 +88,15 @@ def now_text() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _said(kind: Kind, speech: Speech) -> dict[str, Any]:
-    thinking = {"thinking": speech.thinking} if speech.thinking != "" else {}
+def _said(kind: Kind, delta: OllamaDelta) -> dict[str, Any]:
+    thinking = {"thinking": delta.thinking} if delta.thinking != "" else {}
     if kind == "generate":
-        return {"response": speech.content, **thinking}
-    message: dict[str, Any] = {"role": "assistant", "content": speech.content, **thinking}
-    if speech.calls:
+        return {"response": delta.content, **thinking}
+    message: dict[str, Any] = {"role": "assistant", "content": delta.content, **thinking}
+    if delta.calls:
         message["tool_calls"] = [
             {"id": call.id, "function": {"index": at, "name": call.name, "arguments": _arguments(call)}}
-            for at, call in enumerate(speech.calls)
+            for at, call in enumerate(delta.calls)
         ]
     return {"message": message}
 

@@ -19,13 +19,13 @@ from reprise.api.models import ServedModel
 from reprise.api.ollama.body import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
 from reprise.api.ollama.reply import (
     Kind,
-    Speech,
+    OllamaDelta,
+    delta_of,
     last,
     line,
     loaded,
     ollama_shape,
     piece,
-    speech_of,
     with_logprobs,
 )
 from reprise.api.ollama.request import model_name, request_of
@@ -175,8 +175,8 @@ async def _whole(kind: Kind, context: Context, body: OllamaChatBody | GenerateBo
         tokens = [token async for event in reply.events() if isinstance(event, AnswerDelta) for token in event.tokens]
     (ended,) = reply.ended
     answer, served = ended.answer, context.service.served
-    speech = Speech(content=answer.content or "", thinking=answer.reasoning or "", calls=answer.tool_calls)
-    return with_logprobs(last(kind, served.id, ended, reply.usage, speech), tokens, served.text.decode)
+    delta = OllamaDelta(content=answer.content or "", thinking=answer.reasoning or "", calls=answer.tool_calls)
+    return with_logprobs(last(kind, served.id, ended, reply.usage, delta), tokens, served.text.decode)
 
 
 async def _tell(kind: Kind, context: Context, reply: Reply) -> AsyncGenerator[str, None]:
@@ -187,15 +187,15 @@ async def _tell(kind: Kind, context: Context, reply: Reply) -> AsyncGenerator[st
                 pass
             case StillWaiting():
                 # Lines of JSON have no comments: a piece that says nothing.
-                yield line(piece(kind, served.id, Speech()))
+                yield line(piece(kind, served.id, OllamaDelta()))
             case AnswerDelta():
-                speech = speech_of(event.deltas)
-                if not speech.is_silent or event.tokens:
-                    yield line(with_logprobs(piece(kind, served.id, speech), event.tokens, served.text.decode))
+                delta = delta_of(event.deltas)
+                if not delta.is_empty or event.tokens:
+                    yield line(with_logprobs(piece(kind, served.id, delta), event.tokens, served.text.decode))
             case AnswerEnd():
                 if event.answer.tool_calls:
-                    yield line(piece(kind, served.id, Speech(calls=event.answer.tool_calls)))
-                yield line(last(kind, served.id, event, reply.usage, Speech()))
+                    yield line(piece(kind, served.id, OllamaDelta(calls=event.answer.tool_calls)))
+                yield line(last(kind, served.id, event, reply.usage, OllamaDelta()))
 
 
 def _running(served: Served) -> dict[str, Any]:

@@ -14,7 +14,7 @@ ItemStatus = Literal["completed", "incomplete"]
 _CLOSED = ""
 
 
-class Output:
+class OutputItems:
     """The output items of one answer as they grow. A whole answer has the same items, in the order in which they came.
 
     `callees` are the client's tools by the model's names. With `has_summary` reasoning is told as its summary, which is

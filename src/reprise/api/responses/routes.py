@@ -17,7 +17,7 @@ from reprise.api.errors import Problem, openai_shape, problem_of
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
 from reprise.api.reply import Reply
 from reprise.api.responses.body import Item, ResponsesBody
-from reprise.api.responses.output import Event, Output
+from reprise.api.responses.output import Event, OutputItems
 from reprise.api.responses.request import input_items, service_request_of, with_referenced_items
 from reprise.api.responses.response import response_body, status_of
 from reprise.api.responses.store import Stored, stored
@@ -38,7 +38,7 @@ class _Exchange:
     body: ResponsesBody
     request: ServiceRequest
     previous: Stored | None
-    output: Output
+    output: OutputItems
     created: int
 
     def response(self, status: str, *, reply: Reply | None = None, problem: Problem | None = None) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _exchange(body: ResponsesBody, context: Context, previous: Stored | None, na
         body=body,
         request=request,
         previous=previous,
-        output=Output(
+        output=OutputItems(
             callees=callees(body.tools or ()),
             has_summary=wants_summary,
             has_seals=_SEALED in (body.include or ()),
