@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from reprise.core.events import Finished, Sampled
 from reprise.core.job import Thinking
 from reprise.core.settings import Settings
 from reprise.drafts.benefit import DraftCosts, PassCosts
+from reprise.loop.draft_following import DraftAccount
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
@@ -265,6 +267,56 @@ def test_nothing_is_drafted_where_the_model_costs_more_than_it_saves() -> None:
     assert num_drafted(engine) == 0
     assert status(engine).num_prefilled == 0
     engine.close()
+
+
+class Quarter(DraftCosts):
+    """As a model of a quarter of the size: a token takes a quarter of a pass, and an eighth of that in a long one."""
+
+    def step_s(self, passes: PassCosts) -> float:
+        return passes.one_s / 4
+
+    def token_s(self, passes: PassCosts) -> float:
+        return passes.one_s / 32
+
+
+def test_a_draft_model_that_is_never_right_costs_next_to_nothing() -> None:
+    with closing(Engine("llama", load_draft_model=partial(loaded, "qwen3_5"), drafts="auto")) as engine:
+
+        def cost_a_quarter(worker: Worker) -> None:
+            assert worker.drafts is not None and worker.draft_model is not None
+            worker.drafts.costs, worker.draft_model.costs = FreePasses(), Quarter(relative=0.25)
+
+        engine.ask(cost_a_quarter)
+        for seed in range(2):
+            before, drafted = status(engine), num_drafted(engine)
+            answer = engine.run(words(1170 + seed, 100), num=1000, sampling=SAMPLED)
+            num_passes = 1000 - answer.end.outcome.num_accepted
+            cost = (num_drafted(engine) - drafted) / 4 + (status(engine).num_prefilled - before.num_prefilled) / 32
+            assert 1000 / (num_passes + cost) >= 0.98
+        # It was tried, and rested from then on.
+        assert 0 < num_drafted(engine) <= 60
+
+
+def test_a_draft_model_that_lost_is_tried_again_in_time() -> None:
+    account = DraftAccount()
+    assert account.allows(100)
+    account.add(-5)
+    assert not account.is_overdrawn and account.allows(3) and not account.allows(4)
+    account.add(-5)
+    assert account.is_overdrawn
+    account.note_answered(790)
+    assert account.is_overdrawn
+    account.note_answered(20)
+    assert not account.is_overdrawn
+    # However much it has lost or brought, that is soon made good again.
+    account.add(-1000)
+    account.note_answered(1210)
+    assert not account.is_overdrawn
+    account.note_answered(10**6)
+    assert account.balance == 0
+    account.add(1000)
+    account.add(-41)
+    assert account.is_overdrawn
 
 
 def test_a_prefix_that_takes_longer_than_the_answer_is_not_computed() -> None:

@@ -13,6 +13,7 @@ _SEQUENCE = ("tests/engine/test_draft_sequence.py",)
 _LAYERS = ("tests/engine/test_layers.py",)
 _VOCABULARY = ("tests/engine/test_vocabulary.py",)
 _MODEL = ("tests/loop/test_draft_model.py",)
+_NEVER_RIGHT = (*_MODEL, "-k", "never_right or tried_again")
 _ON_DISK = ("tests/loop/test_draft_on_disk.py",)
 _SETTLING = ("tests/loop/test_draft_settling.py",)
 
@@ -295,6 +296,20 @@ DRAFTS_MUTANTS = (
         "self._load(reusable)",
         "False",
         _ON_DISK,
+    ),
+    _mutant(
+        "FollowedAnswer._prepare",
+        "a draft model that is never right goes on",
+        "model.account.is_overdrawn",
+        "False",
+        _NEVER_RIGHT,
+    ),
+    _mutant(
+        "DraftAccount.note_answered",
+        "a draft model that lost never comes back",
+        "self.balance = min(0.0, self.balance + _SHARE_OF_TRIALS * num_tokens)",
+        "pass",
+        _NEVER_RIGHT,
     ),
     _mutant(
         "Runner.exact_size",

@@ -35,6 +35,41 @@ _RETRY = 64
 """Tokens of an answer after which it tries again for lack of memory."""
 
 
+_TRIAL = 6.0
+"""What its drafts may lose until it rests, in passes over one token: enough to learn how often they are right."""
+_MOST_CREDIT = 32.0
+"""What it may at most have saved, in the same unit: what was earned long ago is no reason to lose it."""
+_SHARE_OF_TRIALS = 0.005
+"""The share of the time that answers take which it may lose on trials after that."""
+
+
+class DraftAccount:
+    """What drafts have brought so far, less what they cost, in passes of the other model over one token.
+
+    Where they lose, their model rests: what it may lose from then on is a small share of the time that answers take.
+    """
+
+    def __init__(self) -> None:
+        self.balance = 0.0
+
+    @property
+    def is_overdrawn(self) -> bool:
+        return self.balance < -_TRIAL
+
+    def allows(self, num_passes: float) -> bool:
+        """Whether so much may be spent on a text before it is seen what that brings."""
+        return self.balance >= 0 or num_passes <= _TRIAL / 2
+
+    def add(self, num_passes: float) -> None:
+        """Drafts have saved so many passes; less than 0: they have cost them."""
+        self.balance = max(-2 * _TRIAL, min(_MOST_CREDIT, self.balance + num_passes))
+
+    def note_answered(self, num_tokens: int) -> None:
+        """So many tokens of answers were decoded."""
+        if self.balance < 0:
+            self.balance = min(0.0, self.balance + _SHARE_OF_TRIALS * num_tokens)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Following:
     """The state of a text that the draft model follows."""
@@ -309,6 +344,13 @@ class FollowedAnswer(FollowedText):
         """Where it can resume; None if it was not looked up yet."""
         self._again_at = 0
         """The length of the answer at which it next tries to start."""
+        self._num_answered = 0
+        """Tokens of the answer that the account knows of."""
+        self._invested = 0.0
+        """What computing its prefix has cost, in passes: counted at the end, after what it brought."""
+        self._has_drafted = False
+        self._guessed: tuple[int, tuple[int, ...]] | None = None
+        """The length of the answer at the last draft, and its tokens."""
 
     @property
     def limit(self) -> int:
@@ -339,6 +381,9 @@ class FollowedAnswer(FollowedText):
 
     def _prepare(self, saving_s: float) -> bool:
         model = self._model
+        self._settle_account()
+        if model.account.is_overdrawn:
+            return False
         if model.sequences.is_broken:
             model.reset()
         if self._following is None and not self._start(saving_s):
@@ -351,17 +396,20 @@ class FollowedAnswer(FollowedText):
         lacking = self._length - sequence.position
         if lacking <= _AT_ONCE:
             return True
-        if lacking * model.costs.token_s(model.drafts.costs) > saving_s:
+        if not self._is_worth(lacking, saving_s):
             return False
         num_fed, seconds = self._compute(following)
         model.num_prefilled += num_fed
         model.drafts.saved_s -= seconds
+        if self._has_drafted:
+            model.account.add(-self._passes(num_fed))
+        else:
+            self._invested += self._passes(num_fed)
         # It may have been given up for lack of memory.
         return self.is_running and self._length - sequence.position <= _AT_ONCE
 
     def _start(self, saving_s: float) -> bool:
         """Start a sequence, if computing what is not stored pays off and there is room."""
-        model = self._model
         if self.is_loading:
             return False
         if self._reusable is None:
@@ -369,8 +417,7 @@ class FollowedAnswer(FollowedText):
             if self._load(reusable):
                 return False
             self._reusable = reusable
-        lacking = self._length - self._reusable
-        if lacking * model.costs.token_s(model.drafts.costs) > saving_s:
+        if not self._is_worth(self._length - self._reusable, saving_s):
             return False
         if self._begin(reusable=self._reusable, is_request=True):
             return True
@@ -401,10 +448,42 @@ class FollowedAnswer(FollowedText):
         seconds = model.clock() - started_s
         model.num_prefilled += num_fed
         model.costs.note_steps(num, seconds)
+        passes = model.drafts.costs
+        cost = self._passes(num_fed - 1) + num * model.costs.step_s(passes) / passes.one_s
+        model.account.add(1 - passes.relative(1 + len(live.unfed) + num) - cost)
+        self._guessed, self._has_drafted = (len(self._request.generated), tuple(tokens)), True
         model.sequences.measure()
         return Draft(as_tokens(tokens), self.source, self.match, seconds)
 
+    # What it costs and brings.
+
+    def _passes(self, num_tokens: int) -> float:
+        """What computing so many tokens costs the draft model, in passes of the other model."""
+        passes = self._model.drafts.costs
+        return num_tokens * self._model.costs.token_s(passes) / passes.one_s
+
+    def _is_worth(self, lacking: int, saving_s: float) -> bool:
+        """Whether to compute so many tokens for a saving of so many seconds in the rest of the answer."""
+        cost, one_s = self._passes(lacking), self._model.drafts.costs.one_s
+        return cost * one_s <= saving_s and self._model.account.allows(cost)
+
+    def _settle_account(self) -> None:
+        """Note what the last draft has brought, and how far the answer is."""
+        generated, account = self._request.generated, self._model.account
+        if self._guessed is not None:
+            (at, guessed), self._guessed = self._guessed, None
+            pairs = list(zip(guessed, generated[at:], strict=False))
+            account.add(next((i for i, (guess, token) in enumerate(pairs) if guess != token), len(pairs)))
+        account.note_answered(len(generated) - self._num_answered)
+        self._num_answered = len(generated)
+
     # Ending.
+
+    def end(self) -> None:
+        """The answer has ended: store what was computed, and free the sequence."""
+        self._settle_account()
+        self._model.account.add(-self._invested)
+        super().end()
 
     def _end_kind(self, following: _Following) -> BoundaryKind:
         self._model.cache.note_answer(following.lease, len(self._request.generated))

@@ -28,7 +28,7 @@ from reprise.drafts.drafter import Drafts
 from reprise.engine.load import LoadedModel
 from reprise.engine.records import new_encoder
 from reprise.engine.runner import Runner
-from reprise.loop.draft_following import FollowedAnswer, FollowedText, SettledPrefix
+from reprise.loop.draft_following import DraftAccount, FollowedAnswer, FollowedText, SettledPrefix
 from reprise.loop.requests import RunningRequest
 from reprise.loop.sequences import SequencePool
 from reprise.memory import Account, Memory
@@ -86,6 +86,7 @@ class DraftModel:
         self.num_reused = self.num_loaded = self.num_prefilled = self.num_settled = 0
         self._followed: list[FollowedText] = []
         footprint = self.runner.footprint
+        self.account = DraftAccount()
         self.interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
         self.disk = DiskTier(
             _opened(open_disk, loaded, footprint),
@@ -129,7 +130,7 @@ class DraftModel:
     def _pays(self) -> bool:
         """Whether its drafts are worth their passes, for greedy or sampled answers, as far as that was measured."""
         drafts = self.drafts
-        if not drafts.costs.is_known:
+        if not drafts.costs.is_known or self.account.is_overdrawn:
             return False
         step_s, most = self.costs.step_s(drafts.costs), max(drafts.sizes)
         best = (drafts.best_length(most, DraftSource.DRAFT_MODEL, m, num_fed=1, step_s=step_s) for m in (0, 1))
