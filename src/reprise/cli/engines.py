@@ -303,7 +303,7 @@ def _look(served: _ServingEngine, models: Sequence[ServedModel]) -> None:
     except LoadFailed as error:
         fault = str(error)
     if fault is not None:
-        log.warning("%s cannot be loaded as it is: %s", group.name, fault)
+        log.warning("%s cannot be loaded: %s", group.name, fault)
     for model in models:
         model.layers, model.fault = layers or "", fault
 
@@ -318,7 +318,7 @@ def _preload(served: _ServingEngine, is_over: threading.Event) -> None:
         if ready.done():
             ready.result()
     except LoadFailed as error:
-        log.warning("%s is not preloaded, but when it is asked for: %s", engine.name, error)
+        log.warning("%s was not preloaded; the first request for it loads it: %s", engine.name, error)
 
 
 def _close(engines: Sequence[EngineLoop], *, timeout_s: float) -> None:

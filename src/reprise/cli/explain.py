@@ -55,7 +55,7 @@ def _record(url: str, request_id: str | None, api_key: str | None) -> dict[str, 
         return asked(url, f"/v1/cache/requests/{quote(request_id, safe='')}", api_key=api_key)
     latest: list[dict[str, Any]] = asked(url, "/v1/cache/requests", api_key=api_key, limit=1)["data"]
     if not latest:
-        refuse("The server has answered no request yet.")
+        refuse("The server has not answered any requests yet.")
     return latest[0]
 
 

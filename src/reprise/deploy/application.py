@@ -68,7 +68,7 @@ class DeployArguments(BaseModel):
         for name, value in (self.model_extra or {}).items():
             option = name.replace("_", "-")
             if option not in _FIELDS:
-                raise ValueError(f"Unknown argument {name!r}: it is no option of `reprise serve`.")
+                raise ValueError(f"Unknown argument {name!r}: `reprise serve` has no such option.")
             given[_FIELDS[option]] = value
         named = environment.get(FILE_VARIABLE) or None
         default = platformdirs.user_config_path("reprise", appauthor=False) / FILE_NAME

@@ -96,7 +96,7 @@ def fetch(model: str, *, downloads: bool = True) -> Path:
         directory = local_directory(model)
         if directory is None:
             raise LoadFailed(
-                f"{model} has not been downloaded, and this server downloads nothing for a request. "
+                f"{model} has not been downloaded, and this server does not download models for requests. "
                 f"`reprise pull {model}` downloads it; with --download the server does."
             )
         return directory
