@@ -170,7 +170,7 @@ def test_what_is_not_there_is_said_in_the_list_and_to_who_asks(server: httpx.Cli
     assert "no such directory" in models["gone"]["error"] and models["gone"]["state"] == "unloaded"
     assert "`reprise pull someone/absent`" in models["absent"]["error"]
     assert "gone cannot be loaded" in log.read_text()
-    for name, words in (("gone", "no such directory"), ("absent", "downloads nothing for a request")):
+    for name, words in (("gone", "no such directory"), ("absent", "does not download models for requests")):
         refused = server.post("/v1/chat/completions", json={"model": name, "messages": CHAT})
         assert refused.status_code == 500 and words in refused.json()["error"]["message"]
     assert ask(server, "main")[0]

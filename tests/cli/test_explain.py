@@ -108,7 +108,7 @@ def test_a_server_that_has_answered_nothing_and_addresses_that_are_none() -> Non
     with serving(tiny_model("llama")) as server:
         url = str(server.client.base_url)
         status, text = run("--url", url)
-        assert status == 2 and "no request yet" in text
+        assert status == 2 and "not answered any requests yet" in text
         listed = CliRunner().invoke(app, ["requests", "--url", url])
         assert (listed.exit_code, listed.output) == (0, "No requests yet.\n")
         server.client.post("/chat/completions", json={"messages": "hi"})

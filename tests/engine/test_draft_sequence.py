@@ -11,10 +11,9 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.job import Sampling
 from reprise.engine.blueprint import blueprint_of
 from reprise.engine.draft_sequence import DraftSequence
-from reprise.engine.load import LoadedModel
+from reprise.engine.load import LoadedModel, vocabulary_size
 from reprise.engine.runner import Runner
 from reprise.engine.sampler import TokenSampler
-from reprise.engine.trial import vocabulary_size
 from tests.engine.sequences import GREEDY, a_job
 from tests.matrix import now_and_later
 from tests.models.shared import loaded

@@ -18,9 +18,8 @@ from mlx_lm.utils import load_adapters
 from reprise.core.errors import LoadFailed, first_line
 from reprise.core.settings import Settings
 from reprise.engine.fingerprint import fingerprint_of
-from reprise.engine.load import LoadedModel, load_model, model_directory, on_weights_of
+from reprise.engine.load import LoadedModel, load_model, model_directory, on_weights_of, vocabulary_size
 from reprise.engine.model_files import WEIGHTS
-from reprise.engine.trial import vocabulary_size
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapters.safetensors"

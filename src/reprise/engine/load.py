@@ -1,4 +1,7 @@
-"""Loads a model with mlx-lm from a local directory or a hub id, with errors as one sentence."""
+"""Loads a model with mlx-lm from a local directory or a hub id, with errors as one sentence.
+
+What only running it shows (the width of its logits, whether it takes quantized entries) is tried once it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,14 @@ from reprise.chat.text_model import TextModel
 from reprise.chat.thinking_learning import with_learnt_thinking
 from reprise.core.defaults import Number, read_generation_config
 from reprise.core.errors import LoadFailed, first_line
-from reprise.engine.blueprint import Blueprint, blueprint_of
+from reprise.core.kinds import Full
+from reprise.core.settings import KV_GROUP_SIZES
+from reprise.engine.blueprint import Blueprint, KvSpec, blueprint_of
 from reprise.engine.fingerprint import fingerprint_of
 from reprise.engine.hub import fetch
 from reprise.engine.model_files import WEIGHTS, check_quantisation, check_weights, quantisation_method, read_config
 from reprise.engine.rank_shards import ShardsElsewhere
-from reprise.engine.trial import check_quantised, vocabulary_size
+from reprise.engine.sequence_batch import SequenceBatch
 
 log = logging.getLogger(__name__)
 
@@ -323,3 +328,54 @@ def _config(path: Path) -> dict[str, Any]:
     """The model's configuration if it is local, otherwise empty (it only adds stop tokens)."""
     file = path / "config.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+log = logging.getLogger("reprise.engine")
+
+_TRIAL = (3, 2, 1, 1)
+"""Tokens per pass: prefill of an empty and a non-empty state, and decode, which some models implement separately."""
+
+
+def vocabulary_size(model: nn.Module, blueprint: Blueprint) -> int:
+    """The width of the logits, from a forward pass: configurations and tokenizers may say otherwise."""
+    logits = model(mx.array([[0]]), cache=blueprint.build())
+    mx.eval(logits)
+    return int(logits.shape[-1])
+
+
+def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int) -> None:
+    """Raise LoadFailed if the model cannot run on quantised entries, which not all mlx-lm models support."""
+    blueprint = blueprint_of(model, kv_bits=bits, kv_group_size=group_size)
+    if not any(isinstance(spec, KvSpec) and isinstance(spec.kind, Full) for spec in blueprint.leaves):
+        log.warning("%s has no full-attention layer, so --kv-bits has no effect", source)
+        return
+    _check_widths(model, source, group_size)
+    rows = SequenceBatch(blueprint)
+    try:
+        for num in _TRIAL:
+            mx.eval(rows.forward(model, mx.array([[0] * num])), rows.arrays())
+    except Exception as error:
+        # A model's code may raise anything when it gets a tuple instead of an array.
+        raise LoadFailed(
+            f"{source}: its attention does not support quantized KV ({_reason(error)}). Start it without --kv-bits."
+        ) from error
+
+
+def _check_widths(model: nn.Module, source: str, group_size: int) -> None:
+    rows = SequenceBatch(blueprint_of(model))
+    mx.eval(rows.forward(model, mx.array([[0]])), rows.arrays())
+    widths = {plane.shape[3] for layer in rows.layers(Full()) for plane in layer.planes}
+    if all(width % group_size == 0 for width in widths):
+        return
+    fitting = [size for size in KV_GROUP_SIZES if all(width % size == 0 for width in widths)]
+    advice = f"Start it with --kv-group-size {max(fitting)}" if fitting else "Start it without --kv-bits"
+    raise LoadFailed(
+        f"{source}: entries {' and '.join(map(str, sorted(widths)))} values wide cannot be quantized in groups of "
+        f"{group_size}. {advice}."
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of an error."""
+    first = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".:")
+    return f"{type(error).__name__}: {first}" if first != "" else type(error).__name__

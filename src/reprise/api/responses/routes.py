@@ -17,9 +17,8 @@ from reprise.api.errors import Problem, openai_shape, problem_of
 from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
 from reprise.api.reply import Reply
 from reprise.api.responses.body import Item, ResponsesBody
-from reprise.api.responses.output import Event, OutputItems
+from reprise.api.responses.reply import Event, OutputItems, response_body, status_of
 from reprise.api.responses.request import input_items, service_request_of, with_referenced_items
-from reprise.api.responses.response import response_body, status_of
 from reprise.api.responses.store import Stored, stored
 from reprise.api.responses.tools import callees
 from reprise.api.sse import EventStream, comment_line, event_lines, while_connected
