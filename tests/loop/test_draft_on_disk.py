@@ -1,7 +1,8 @@
 """What the draft model has computed is on disk, too: read after a restart, cleared with the rest, never waited for."""
 
+import random
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
 from reprise.disk import read_ahead
 from reprise.disk.model_directory import ModelDirectory
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import GREEDY, PATIENCE_S, Engine
 from tests.loop.restarts import BLOCK, disk_of
-from tests.loop.test_draft_model import draft_always, num_drafted, status
+from tests.loop.test_draft_model import PAIRS, draft_always, num_drafted, status
+from tests.loop.test_drafts import SAMPLED
 from tests.loop.test_reuse import words
 from tests.models.shared import nearly
 
@@ -155,6 +157,49 @@ def test_what_is_settled_is_read_where_it_is_on_disk(tmp_path: Path) -> None:
         now = status(second)
         assert (now.num_loaded, now.num_settled) == (290, 30)
         second.check()
+
+
+@pytest.mark.every_model
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (1, 2))])
+def test_chats_over_restarts_are_answered_as_without(tmp_path: Path, pair: tuple[str, str], seed: int) -> None:
+    """With settles, edits, cancelled answers, clears, little memory, and processes one after the other."""
+    rng = random.Random(seed)
+    architecture, draft = pair
+    chats = [words(1300 + 10 * seed + i, 120) for i in range(2)]
+    with closing(Engine(architecture)) as plain, ExitStack() as running:
+        room = plain.ask(lambda worker: 4 * worker.runner.most_live_nbytes(600, chunk=256))
+        engine: Engine | None = None
+        for turn in range(8):
+            if engine is None or rng.random() < 0.3:
+                running.close()
+                cache_bytes = rng.choice([None, room])
+                engine = started(tmp_path, architecture, draft, cache_bytes=cache_bytes)
+                running.enter_context(closing(engine))
+            number, num = rng.randrange(len(chats)), rng.choice([1, 9, 24, 40])
+            prompt, sampling = chats[number], rng.choice([GREEDY, SAMPLED])
+            boundaries = [Boundary(len(prompt) - 3, BoundaryKind.STABLE)]
+            expected = plain.run(prompt, num=num, sampling=sampling).tokens
+            stop_at = rng.choice([None, None, 5])
+            answer = engine.submit(
+                prompt,
+                num=num,
+                sampling=sampling,
+                boundaries=boundaries,
+                cancel_when=None if stop_at is None else lambda r, n=stop_at: len(r.tokens) >= n,
+            ).wait()
+            assert answer.tokens == expected[: len(answer.tokens)]
+            assert stop_at is not None or len(answer.tokens) == len(expected)
+            chats[number] = [*prompt[:-3], *expected, *words(1400 + turn, rng.choice([3, 20, 60]))]
+            if rng.random() < 0.5:
+                settle = engine.submit(chats[number][:-3], purpose=Purpose.SETTLE)
+                if rng.random() < 0.5:
+                    settle.wait()
+            if rng.random() < 0.15:
+                engine.loop.clear().result(PATIENCE_S)
+            if rng.random() < 0.2:
+                chats[number] = chats[number][: len(chats[number]) // 2]
+            engine.check()
 
 
 def test_a_directory_too_small_for_the_draft_model_is_the_models_alone(tmp_path: Path) -> None:
