@@ -61,8 +61,7 @@ class SharedMemory:
         """`max_state_nbytes`: limit for the layer states alone, within the budget; None: no such limit."""
         self.budget = self._most = budget
         self.max_state_nbytes = max_state_nbytes
-        self.weights: dict[str, int] = {}
-        """Bytes of the weights that are loaded or being loaded, by model name."""
+        self._weights: Mapping[str, int] = {}
         self.parts: list[Memory] = []
         self.unload_one: Callable[[], bool] = lambda: False
         """Unloads one model that is not in use. False if there is none."""
@@ -73,8 +72,18 @@ class SharedMemory:
         return sum(part.held for part in self.parts)
 
     @property
+    def weights(self) -> Mapping[str, int]:
+        """Bytes of the weights that are charged, by model name."""
+        return self._weights
+
+    @property
     def weights_nbytes(self) -> int:
-        return sum(self.weights.values())
+        return sum(self._weights.values())
+
+    def charge_weights(self, nbytes: Mapping[str, int]) -> None:
+        """Charge the weights that are loaded or being loaded, by model name, in place of those charged before."""
+        assert all(each >= 0 for each in nbytes.values()), nbytes
+        self._weights = dict(nbytes)
 
     @property
     def state_budget(self) -> int | None:

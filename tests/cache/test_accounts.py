@@ -75,7 +75,7 @@ class ByWorth:
 
 def test_models_share_a_budget_and_what_is_worth_least_goes_first() -> None:
     shared = SharedMemory(12)
-    shared.weights["a"] = 4
+    shared.charge_weights({"a": 4})
     one, other = Memory(shared=shared), Memory(shared=shared)
     low, high = ByWorth(one, 1, 4, 6), ByWorth(other, 2, 3, 9, protected=1)
     assert (one.budget, one.held, one.available, one.kept_by_others) == (8, 3, 2, 1)
@@ -93,13 +93,15 @@ def test_models_share_a_budget_and_what_is_worth_least_goes_first() -> None:
 
 def test_weights_are_given_up_last() -> None:
     shared = SharedMemory(10)
-    shared.weights |= {"a": 4, "b": 4}
+    shared.charge_weights({"a": 4, "b": 4})
     memory = Memory(shared=shared)
     entries = ByWorth(memory, 1, 2)
 
     def unload_one() -> bool:
         assert not entries.scores
-        return shared.weights.pop("b", None) is not None
+        was_loaded = "b" in shared.weights
+        shared.charge_weights({"a": 4})
+        return was_loaded
 
     shared.unload_one = unload_one
     assert memory.reserve(6) and shared.weights == {"a": 4}
@@ -108,7 +110,7 @@ def test_weights_are_given_up_last() -> None:
 
 def test_layer_states_have_a_bound_of_their_own() -> None:
     shared = SharedMemory(10, max_state_nbytes=3)
-    shared.weights["a"] = 4
+    shared.charge_weights({"a": 4})
     memory = Memory(shared=shared)
     assert memory.budget == 3 and memory.reserve(3) and not memory.reserve(4)
 

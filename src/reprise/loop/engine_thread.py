@@ -308,7 +308,7 @@ class EngineThread:
         states = [loop.state() for loop in self._loops.values()]
         self.weights = weights_nbytes([each for each in states if each.is_loaded or each.is_loading])
         if self.memory is not None:
-            self.memory.weights = dict(self.weights)
+            self.memory.charge_weights(self.weights)
         for loop in self._loops.values():
             loop.publish()
 

@@ -167,7 +167,7 @@ class Worker:
         nbytes = draft_model.nbytes
         budget = device_memory.cache_budget(settings, loaded, least=least, beside=nbytes)
         memory = SharedMemory(budget + nbytes, max_state_nbytes=None if settings.cache_bytes is None else budget)
-        memory.weights = {draft_model.name: nbytes}
+        memory.charge_weights({draft_model.name: nbytes})
         return memory
 
     # A step: schedule, execute, store, finish.
@@ -557,7 +557,7 @@ class Worker:
         """Charge the draft model's weights, as far as they are in memory, to a memory that no one else charges."""
         model = self.draft_model
         if model is not None and self._has_own_memory:
-            self.memory.shared.weights = {model.runner.loaded.name: model.weights_nbytes}
+            self.memory.shared.charge_weights({model.runner.loaded.name: model.weights_nbytes})
 
     def release_draft_model(self) -> int:
         """Give the draft model's weights to who runs and has no room otherwise. Gives their bytes, 0: none are here."""
