@@ -17,7 +17,7 @@ def installed(name: str, packages: Mapping[str, str]) -> Path:
     """A directory with these npm packages; skips the test, with the reason, where they cannot be had."""
     npm = shutil.which("npm")
     if shutil.which("node") is None or npm is None:
-        pytest.skip("node and npm are not installed")
+        pytest.skip("needs node and npm: apt-get install npm, or brew install node")
     project = _directory(name)
     wanted = json.dumps({"name": name, "private": True, "dependencies": dict(packages)})
     command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts"]

@@ -23,7 +23,7 @@ def node_project() -> Path:
     """A directory with the packages, which are fetched once and kept."""
     npm = shutil.which("npm")
     if shutil.which("node") is None or npm is None:
-        pytest.skip("node and npm are not installed")
+        pytest.skip("needs node and npm: apt-get install npm, or brew install node")
     project = user_cache_path("mlx-reprise-tests") / "node"
     project.mkdir(parents=True, exist_ok=True)
     wanted = (SOURCE / "package.json").read_bytes()

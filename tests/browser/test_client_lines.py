@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.agents]
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install playwright)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if CHROMIUM is None:
-    pytest.skip("needs Chromium", allow_module_level=True)
+    pytest.skip("needs Chromium: apt-get install chromium", allow_module_level=True)
 
 PYPI = ("llm==0.36", "ollama==0.6.3", "openai==3.54.0")
 NAME = "the model's"

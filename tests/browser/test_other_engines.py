@@ -11,11 +11,13 @@ from tests.browser.drivers import Browser, firefox, webkit
 pytestmark = pytest.mark.browser
 
 
-@pytest.mark.parametrize("opened", [firefox, webkit])
-def test_the_page_works_in_other_browsers(opened: Callable[[], AbstractContextManager[Browser | None]]) -> None:
+@pytest.mark.parametrize(("opened", "packages"), [(firefox, "firefox-esr"), (webkit, "webkit2gtk-driver xvfb")])
+def test_the_page_works_in_other_browsers(
+    opened: Callable[[], AbstractContextManager[Browser | None]], packages: str
+) -> None:
     with opened() as browser, real_server() as server:
         if browser is None:
-            pytest.skip(f"needs {opened.__name__}")
+            pytest.skip(f"needs {opened.__name__}: apt-get install {packages}")
         body = {"messages": [{"role": "user", "content": "What does the lighthouse show?"}], "max_tokens": 2}
         server.post("/v1/chat/completions", json=body).raise_for_status()
         browser.go(str(server.base_url))

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.browser
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install playwright)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if CHROMIUM is None:
-    pytest.skip("needs Chromium", allow_module_level=True)
+    pytest.skip("needs Chromium: apt-get install chromium", allow_module_level=True)
 
 SYSTEM = "You answer briefly, and say what you do not know. " * 8
 NASTY = [
