@@ -14,6 +14,7 @@ from reprise.core.job import Purpose
 from reprise.loop.worker import Worker
 from tests.api.servers import api
 from tests.loop.test_budget import needed
+from tests.matrix import now_and_later
 from tests.soak.house import House, house
 
 PIN = "/v1/cache/pin"
@@ -202,7 +203,7 @@ def test_a_running_request_that_has_no_room_otherwise_comes_before_pins(
     server.engine.check()
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", now_and_later(["/v1/responses"], [CHAT, "/v1/completions"]))
 def test_retention_pins_what_the_next_turn_can_use(client: httpx.Client, path: str) -> None:
     text = "Tell me of the sea, and leave nothing out. " * 5
     first: dict[str, Any] = {"prompt": text, "max_tokens": 2}

@@ -63,7 +63,7 @@ DAMAGED: dict[str, Callable[[], reprise.SequenceBatch]] = {
 """States of the same length, of which one layer's is taken."""
 
 
-@pytest.mark.parametrize("num", now_and_later([PERIOD, 1500], [300]))
+@pytest.mark.parametrize("num", now_and_later([PERIOD], [300, 1500]))
 def test_the_state_as_it_is_gives_right_answers(num: int) -> None:
     prompt = words(3, num)
     assert answer(after(prompt[:-1]), prompt[-1:]) == continued(prompt, NUM)
@@ -109,7 +109,7 @@ def asked(engine: Engine, prompt: Sequence[int], *, num: int = 40, **options: ob
 
 @pytest.mark.parametrize(
     "settings",
-    now_and_later([{"prefill_chunk": 32, "shares_from": 40}, {"cache_bytes": 900_000}, {"drafts": "auto"}], [{}]),
+    now_and_later([{"prefill_chunk": 32, "shares_from": 40}, {"cache_bytes": 900_000}], [{"drafts": "auto"}, {}]),
     ids=["shared buffers", "little memory", "drafts", "plain"],
 )
 def test_grown_cut_branched_edited_and_batched_chats_are_answered_right(settings: dict[str, object]) -> None:

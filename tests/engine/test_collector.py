@@ -22,7 +22,7 @@ def thawed() -> Iterator[None]:
     each collection of the tests that follow."""
     gc.unfreeze()
     yield
-    freeze_heap()
+    gc.freeze()
 
 
 def test_what_was_frozen_goes_when_all_is_collected() -> None:

@@ -31,7 +31,6 @@ from reprise.schedule.models import ModelLimits
 from tests.loop.driving import PATIENCE_S, Engine, Running
 from tests.loop.restarts import words
 from tests.loop.several import cold, on_disk, serving, serving_one_at_a_time, weights
-from tests.matrix import now_and_later
 from tests.models.tiny import tiny_model
 
 KINDS = ("llama", "qwen3_5", "gemma3_text")
@@ -290,7 +289,8 @@ def test_two_models_of_one_budget_have_settings_of_their_own() -> None:
         loop.close(now=True, timeout_s=PATIENCE_S)
 
 
-@pytest.mark.parametrize("seed", now_and_later([1], [2, 3, 4, 5, 6]))
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(1, 7))
 def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: int) -> None:
     """Chats of three models grow in any order; loads fail, models are unloaded by hand, requests are cancelled."""
     source = random.Random(seed)
@@ -300,7 +300,7 @@ def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: i
     limits = ModelLimits(most_nbytes=room, turn_s=0.05, arrival_s=0.1)
     with serving(*KINDS, nbytes=room + (1 << 20), limits=limits) as models:
         by_name = {model.name: model for model in models}
-        for _ in range(5 if seed == 1 else 20):
+        for _ in range(20):
             running: list[tuple[tuple[str, int], Running]] = []
             for chat in source.sample(sorted(chats), 3):
                 model = by_name[chat[0]]

@@ -23,12 +23,10 @@ def restarts(tmp_path: Path) -> Iterator[RankRestarts]:
     restarts.end()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("architecture", "seed"),
-    [
-        ("qwen3_5", 1),
-        *(pytest.param(name, seed, marks=pytest.mark.matrix) for name in ARCHITECTURES for seed in (2, 3)),
-    ],
+    [("qwen3_5", 1), *((name, seed) for name in ARCHITECTURES for seed in (2, 3))],
 )
 def test_ranks_that_come_and_go_change_no_answer(
     restarts: RankRestarts, monkeypatch: pytest.MonkeyPatch, architecture: str, seed: int

@@ -14,7 +14,8 @@ from tests.loop.driving import Engine, Running
 from tests.matrix import now_and_later
 from tests.models.tiny import CONFIGS
 
-_NOW = [("llama", True), ("gemma3_text", False), ("qwen3_5", True), ("mamba2", False)]
+# Full attention with a window, and with recurrent state: what goes wrong in one kind alone goes wrong beside it.
+_NOW = [("gemma3_text", False), ("qwen3_5", True)]
 _ALL = [(name, lends) for name in sorted(CONFIGS) for lends in (False, True)]
 
 

@@ -74,6 +74,7 @@ def soak(architecture: str, *, num_clients: int, num_each: int, seed: int) -> No
     assert alone.num_ties <= 1 + num_tokens // 10_000
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
 def test_some_clients_do_some_things(architecture: str) -> None:
     soak(architecture, num_clients=9, num_each=2, seed=1)

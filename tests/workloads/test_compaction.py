@@ -9,7 +9,6 @@ import pytest
 from reprise.chat.answer import Answer
 from reprise.core.job import Purpose
 from reprise.core.sizes import Bytes
-from tests.matrix import now_and_later
 from tests.models.tiny import tiny_model
 from tests.workloads.serving import serving
 
@@ -92,7 +91,8 @@ def test_what_follows_a_summary_is_computed_before_it_is_asked(name: str, archit
     assert first[0] - first[1] > 150
 
 
-@pytest.mark.parametrize("name", now_and_later(NAMES[:1], NAMES[1:]))
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", NAMES)
 def test_what_was_learnt_survives_a_restart(name: str, tmp_path: Path) -> None:
     """The first summary that a new server is asked for is followed as the last server's were."""
     answers = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))["answers"]

@@ -13,11 +13,10 @@ from tests.models.tiny import tiny_model
 from tests.workloads.plays import chat, counts, unknown_tokens
 from tests.workloads.serving import serving
 
-_LATER = [("qwen3_5", 40), ("llama", 6), ("gpt_oss", 6)]
+_LATER = [("qwen3_5", 40), ("gemma3_text", 6), ("llama", 6), ("gpt_oss", 6)]
 CASES = [
-    ("qwen3_5", 8),
-    ("gemma3_text", 4),
-    ("channels", 4),
+    ("qwen3_5", 6),
+    ("channels", 3),
     *(pytest.param(name, num, marks=pytest.mark.matrix) for name, num in _LATER),
 ]
 """Forty turns with `make test-all`, where the layers make it hardest, fewer elsewhere; `channels` thinks in channels
