@@ -26,7 +26,7 @@ def trace(worker: Worker) -> list[object]:
         for n in cache.tree.nodes()
     ]
     scores: list[object] = [
-        (c.position, c.last_use, c.num_uses, cache.order.policy.score(cache.order.facts(c)))
+        (c.position, c.last_use, c.num_uses, cache.order.policy.score(cache.order.candidate(c)))
         for c in cache.tree.checkpoints()
     ]
     return [*nodes, *scores, cache.tree.clock, cache.order.num_entries, len(worker.requests), status_of(worker)]
