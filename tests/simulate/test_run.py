@@ -115,10 +115,10 @@ def test_nobody_beats_who_knows_the_future(seed: int, *, settles: bool) -> None:
     rows_now_and_later(
         [
             (lambda: chats_in_turn(num_chats=24, num_turns=10, shape=SHAPE), 8_000, 1.3),
-            (lambda: chats_among_scans(num_requests=200, num_chats=8), 30_000, 1.2),
-            (lambda: agent_loops(num_loops=12, num_steps=8, at_once=4), 20_000, 0.98),
         ],
         [
+            (lambda: chats_among_scans(num_requests=200, num_chats=8), 30_000, 1.2),
+            (lambda: agent_loops(num_loops=12, num_steps=8, at_once=4), 20_000, 0.98),
             (lambda: zipf_chats(num_requests=300, num_chats=60, shape=SHAPE), 6_000, 1.0),
             (lambda: uniform_documents(num_requests=400, num_documents=20), 40_000, 0.98),
         ],
