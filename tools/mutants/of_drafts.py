@@ -312,6 +312,13 @@ DRAFTS_MUTANTS = (
         _NEVER_RIGHT,
     ),
     _mutant(
+        "Heartbeat.note",
+        "a draft model that computes ahead counts as an engine that hangs",
+        "(status.counts, _num_settled(status))",
+        "(status.counts, 0)",
+        ("tests/api/test_health.py", "-k", "no_progress"),
+    ),
+    _mutant(
         "Runner.exact_size",
         "exact drafts use passes of sizes that were not tried",
         "range(2, most + 1)",
