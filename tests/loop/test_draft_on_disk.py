@@ -157,6 +157,12 @@ def test_what_is_settled_is_read_where_it_is_on_disk(tmp_path: Path) -> None:
         now = status(second)
         assert (now.num_loaded, now.num_settled) == (290, 30)
         second.check()
+    # Also if nothing is left to compute.
+    with closing(started(tmp_path, "llama", "qwen3_5")) as third:
+        third.run(words(1241, 20), num=10)
+        third.run(prompt[:290], purpose=Purpose.SETTLE)
+        now = status(third)
+        assert (now.num_loaded, now.num_settled) == (290, 0)
 
 
 @pytest.mark.every_model

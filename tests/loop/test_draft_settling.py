@@ -1,20 +1,45 @@
 """What is known of a next turn is computed ahead by the draft model, too: while idle, once, and not after a clear."""
 
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
 import pytest
 
-from reprise.core.events import FinishReason
+from reprise.core.events import Event, FinishReason
 from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.drafts.benefit import DraftCosts
 from reprise.loop.worker import Worker
 from tests.loop.driving import Engine, Running
-from tests.loop.test_draft_model import draft_always, status, with_draft_model
+from tests.loop.test_draft_model import FreeModel, draft_always, status, with_draft_model
 from tests.loop.test_drafts import FreePasses
 from tests.loop.test_reuse import words
 from tests.models.shared import loaded, nearly
+
+
+class Interrupted(FreeModel):
+    """Does something behind the step in which the draft model computes the next part of a prefix."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__(relative=0.0)
+        self._acts = [act]
+
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        super().note_prefill(num_tokens, seconds)
+        if self._acts:
+            self._acts.pop()()
+
+
+def settle_until(engine: Engine, prompt: list[int], act: Callable[[], object]) -> Running:
+    """A settle of `prompt`. What `act` asks of the engine is done when the draft model has computed a part of it."""
+
+    def begin(worker: Worker) -> None:
+        assert worker.draft_model is not None
+        worker.draft_model.costs = Interrupted(act)
+
+    engine.ask(begin)
+    return engine.submit(prompt, purpose=Purpose.SETTLE)
 
 
 def next_turn(answer: list[int], prompt: list[int]) -> list[int]:
@@ -53,26 +78,24 @@ def test_a_request_pauses_what_the_draft_model_settles_and_loses_nothing() -> No
         engine.run(words(1130, 40), num=20)
         before = status(engine).num_settled
         known = words(1131, 3000)
-        settle = engine.submit(known, purpose=Purpose.SETTLE)
-        seen: list[int] = []
-
-        def look(worker: Worker) -> None:
-            assert worker.draft_model is not None
-            if worker.draft_model.num_settled > before and not seen:
-                seen.append(worker.draft_model.num_settled)
-                others.append(engine.submit(words(1132, 50), num=10))
-
-        def has_paused(worker: Worker) -> bool:
-            assert worker.draft_model is not None
-            assert worker.draft_model.cache.stats.num_tokens >= seen[0] - before
-            return worker.draft_model.runner.num_sequences == worker.draft_model.sequences.num_idle
-
+        model = engine.ask(lambda worker: worker.draft_model)
+        assert model is not None
         others: list[Running] = []
-        while not seen:
-            engine.ask(look)
-        assert engine.ask(has_paused)
-        assert len(others[0].wait().tokens) == 10
+        paused: list[tuple[bool, bool]] = []
+
+        def look(event: Event) -> None:
+            # On the engine's thread, while the request runs.
+            if not paused:
+                stored = model.cache.stats.num_tokens
+                is_stopped = model.runner.num_sequences == model.sequences.num_idle
+                paused.append((is_stopped, stored >= model.num_settled - before > 0))
+
+        settle = settle_until(
+            engine, known, lambda: others.append(engine.submit(words(1132, 50), num=10, on_event=look))
+        )
         assert settle.wait().end.reason is FinishReason.DONE
+        assert len(others[0].wait().tokens) == 10
+        assert paused == [(True, True)]
         assert status(engine).num_settled - before == len(known)
         engine.check()
 
@@ -81,23 +104,20 @@ def test_what_is_settled_is_gone_after_a_clear() -> None:
     with closing(with_draft_model("llama", "qwen3_5", prefill_chunk=64)) as engine:
         engine.run(words(1140, 40), num=20)
         before = status(engine).num_settled
-        settle = engine.submit(words(1141, 3000), purpose=Purpose.SETTLE)
-        held: list[int] = []
+        held: list[tuple[bool, int]] = []
 
         def clear(worker: Worker) -> None:
             assert worker.draft_model is not None
-            if worker.draft_model.num_settled > before and not held:
-                # As a server does it: what is settled ends first.
-                worker.cancel(settle.job.id)
-                assert worker.draft_model.cache.stats.num_tokens > 40
-                worker.clear_cache()
-                held.append(worker.draft_model.cache.stats.num_tokens)
+            # As a server does it: what is settled ends first.
+            worker.cancel(settle.job.id)
+            was_stored = worker.draft_model.cache.stats.num_tokens > 64
+            worker.clear_cache()
+            held.append((was_stored, worker.draft_model.cache.stats.num_tokens))
 
-        while not held:
-            engine.ask(clear)
+        settle = settle_until(engine, words(1141, 3000), lambda: engine.loop.call(clear))
         assert settle.wait().end.reason is FinishReason.CANCELLED
         engine.run(words(1142, 4), num=1)
-        assert held == [0]
+        assert held == [(True, 0)]
         assert status(engine).num_settled < before + 3000
         assert (
             engine.ask(lambda worker: worker.draft_model is not None and worker.draft_model.cache.stats.num_tokens) == 0
@@ -131,18 +151,15 @@ def test_what_is_settled_gives_way_when_the_room_is_needed() -> None:
     with closing(with_draft_model("llama", "qwen3_5", prefill_chunk=64)) as engine:
         engine.run(words(1160, 40), num=20)
         before = status(engine).num_settled
-        settle = engine.submit(words(1161, 3000), purpose=Purpose.SETTLE)
         given_up: list[bool] = []
 
         def squeeze(worker: Worker) -> None:
             assert worker.draft_model is not None
-            if worker.draft_model.num_settled > before and not given_up:
-                given_up.append(worker.draft_model.give_up())
-                assert worker.draft_model.runner.num_sequences == 0
+            given_up.append(worker.draft_model.give_up())
+            assert worker.draft_model.runner.num_sequences == 0
 
-        while not given_up:
-            engine.ask(squeeze)
-        assert given_up == [True]
+        settle = settle_until(engine, words(1161, 3000), lambda: engine.loop.call(squeeze))
         assert settle.wait().end.reason is FinishReason.DONE
+        assert given_up == [True]
         assert status(engine).num_settled < before + 3000
         engine.check()

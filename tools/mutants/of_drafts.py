@@ -244,8 +244,8 @@ DRAFTS_MUTANTS = (
     _mutant(
         "DraftModel.settle",
         "a draft model settles without an end",
-        "0 < settled.lacking <= self.max_settle",
-        "0 < settled.lacking",
+        "settled.lacking > self.max_settle",
+        "False",
         _SETTLING,
     ),
     _mutant(

@@ -515,6 +515,11 @@ class SettledPrefix(FollowedText):
         return len(self._request.job.prompt)
 
     @property
+    def is_in_memory(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self._look_up() == self.limit
+
+    @property
     def lacking(self) -> int:
         """How many of its tokens are not stored, in memory or on disk."""
         return self.limit - max(self._look_up(), self._model.disk.reach(self._on_disk))

@@ -113,7 +113,7 @@ class DraftModel:
         if not (self.is_on and self.is_loaded and self.has_context(len(request.job.prompt)) and self._pays):
             return None
         settled = SettledPrefix(self, request)
-        if not 0 < settled.lacking <= self.max_settle:
+        if settled.is_in_memory or settled.lacking > self.max_settle:
             return None
         self._followed.append(settled)
         return settled
