@@ -14,9 +14,9 @@ PATIENCE_S = 240.0
 
 
 class Group:
-    """One command, run as each of several ranks."""
+    """One command, run as each of several ranks; with `only`, as the first so many of them."""
 
-    def __init__(self, command: Sequence[str], directory: Path, *, num_ranks: int = 2) -> None:
+    def __init__(self, command: Sequence[str], directory: Path, *, num_ranks: int = 2, only: int | None = None) -> None:
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(num_ranks)]
         hosts = [[f"127.0.0.1:{each.getsockname()[1]}"] for each in sockets]
         for each in sockets:
@@ -25,7 +25,7 @@ class Group:
         hostfile.write_text(json.dumps(hosts))
         root = str(Path(__file__).parents[2])
         base = {**os.environ, "MLX_HOSTFILE": str(hostfile), "PYTHONPATH": root, "REPRISE_CONFIG": os.devnull}
-        self._logs: list[IO[str]] = [(directory / f"{rank}.log").open("w+") for rank in range(num_ranks)]
+        self._logs: list[IO[str]] = [(directory / f"{rank}.log").open("w+") for rank in range(num_ranks)[:only]]
         self.processes = [
             subprocess.Popen(
                 list(command), env={**base, "MLX_RANK": str(rank)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -132,6 +132,18 @@ def test_a_rank_that_hangs_ends_the_server(tmp_path: Path) -> None:
         assert group.processes[1].wait(PATIENCE_S) == 75
 
 
+def test_a_rank_whose_group_never_forms_ends(tmp_path: Path) -> None:
+    script = """if True:
+        import mlx.core as mx
+        from reprise.engine.ranks import ended_if_alone
+
+        with ended_if_alone(0.2):
+            mx.distributed.init(strict=True, backend="ring")
+    """
+    with Group([sys.executable, "-c", script], tmp_path, only=1) as group:
+        assert group.wait() == [-signal.SIGALRM]
+
+
 @pytest.mark.matrix
 def test_the_other_rank_ends_with_rank_0(tmp_path: Path) -> None:
     with serving(tmp_path, "llama") as (group, client):

@@ -12,8 +12,10 @@ import json
 import logging
 import os
 import platform
+import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -73,10 +75,11 @@ class LeadingRank:
         """Connect to the other ranks and load a shard on each. Raises LoadFailed."""
         settings = self._settings
         facts = _facts(settings)
-        group = _join()
-        self.num_ranks = group.size()
-        self.links = links = LinksToFollowers(_own_host(), group.size(), silent_s=settings.stall_after_s)
-        _tell_address(str(links.address))
+        with ended_if_alone(_meeting_s(settings)):
+            group = _join()
+            self.num_ranks = group.size()
+            self.links = links = LinksToFollowers(_own_host(), group.size(), silent_s=settings.stall_after_s)
+            _tell_address(str(links.address))
         links.accept(facts, within_s=_CONNECT_S)
         links.send(["load"])
         try:
@@ -130,8 +133,9 @@ def follow(settings: Settings, *, on_ready: Callable[[], None], on_end: Callable
     rank. Raises LoadFailed.
     """
     facts = _facts(settings)
-    group = _join()
-    address = Address.parse(_tell_address(""))
+    with ended_if_alone(_meeting_s(settings)):
+        group = _join()
+        address = Address.parse(_tell_address(""))
     link = LinkToLeader(address, group.rank(), facts, silent_s=settings.stall_after_s, on_end=on_end)
     try:
         _expect(link.receive(), "load")
@@ -198,6 +202,22 @@ def rank_here(environment: Mapping[str, str] = os.environ) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
+@contextmanager
+def ended_if_alone(within_s: float) -> Generator[None]:
+    """End this process with SIGALRM if the ranks have not met within so many seconds."""
+    log.info("waiting for the other ranks; without them this one ends after %.0f s", within_s)
+    # MLX holds Python's lock while it waits: no other thread would run, and no handler of a signal.
+    signal.setitimer(signal.ITIMER_REAL, within_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _meeting_s(settings: Settings) -> float:
+    return max(_CONNECT_S, settings.stall_after_s)
+
+
 def _expect(message: Any, wanted: str) -> None:
     if message == ["end"]:
         raise LoadFailed("Rank 0 could not start the model; see its log.")
@@ -226,11 +246,14 @@ def _own_host() -> str:
 
 
 def _tell_address(text: str) -> str:
-    """Broadcast the text of rank 0; the other ranks pass ""."""
+    """Broadcast the text of rank 0; the other ranks pass "". Raises LoadFailed."""
     raw = text.encode().ljust(_ADDRESS, b"\0")
     assert len(raw) == _ADDRESS, text
     told = mx.distributed.all_sum(mx.array(np.frombuffer(raw, dtype=np.uint8).astype(np.int32)))
-    mx.eval(told)
+    try:
+        mx.eval(told)
+    except Exception as error:
+        raise LoadFailed(f"A rank has ended while the others connected to it: {first_line(error)}") from error
     return bytes(np.array(told).astype(np.uint8)).rstrip(b"\0").decode()
 
 
