@@ -19,6 +19,9 @@ from tests.api.fake_backend import FakeBackend
 from tests.api.servers import HELLO, MODEL, make_service
 from tests.models.tiny import tiny_model
 
+Answer = tuple[int, dict[str, str], str]
+"""Status, headers, body."""
+
 
 def chat(*texts: str, path: str = "/v1/chat/completions", **fields: Any) -> ForwardedRequest:
     said = {"messages": [{"role": "user" if n % 2 == 0 else "assistant", "content": t} for n, t in enumerate(texts)]}
@@ -44,10 +47,20 @@ async def fake_replica(**settings: Any) -> AsyncGenerator[tuple[ReplicaServer, F
         backend.stop()
 
 
-async def answer(replica: ReplicaServer, request: ForwardedRequest) -> tuple[int, dict[str, str], str]:
+async def answer(replica: ReplicaServer, request: ForwardedRequest) -> Answer:
     messages = [message async for batch in replica.respond(request) for message in batch]
     headers = {name.decode(): value.decode() for name, value in messages[0]["headers"]}
     return messages[0]["status"], headers, b"".join(message.get("body", b"") for message in messages[1:]).decode()
+
+
+async def leaves_while_answering(replica: ReplicaServer, backend: FakeBackend) -> asyncio.Future[Answer]:
+    """Its answer, which ends when the backend may decode or the replica cuts it off."""
+    backend.may_decode.clear()
+    asking = asyncio.ensure_future(answer(replica, chat("Hi.", stream=True)))
+    while not backend.jobs:
+        await asyncio.sleep(0.01)
+    replica.leave()
+    return asking
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -97,11 +110,7 @@ def test_of_a_bad_request_nothing_is_offered() -> None:
 def test_whoever_leaves_ends_its_answers_within_the_grace() -> None:
     async def test() -> None:
         async with fake_replica(grace_s=0.3) as (replica, backend):
-            backend.may_decode.clear()
-            asking = asyncio.ensure_future(answer(replica, chat("Hi.", stream=True)))
-            while not backend.jobs:
-                await asyncio.sleep(0.01)
-            replica.leave()
+            asking = await leaves_while_answering(replica, backend)
             assert backend.is_hurried and not asking.done()
             with pytest.raises(CutOff):
                 await asking
@@ -113,11 +122,7 @@ def test_whoever_leaves_ends_its_answers_within_the_grace() -> None:
 def test_whoever_gets_a_request_after_all_stays() -> None:
     async def test() -> None:
         async with fake_replica(grace_s=0.3) as (replica, backend):
-            backend.may_decode.clear()
-            asking = asyncio.ensure_future(answer(replica, chat("Hi.", stream=True)))
-            while not backend.jobs:
-                await asyncio.sleep(0.01)
-            replica.leave()
+            asking = await leaves_while_answering(replica, backend)
             await answer(replica, ForwardedRequest(method="GET", path="/health", query=b"", headers=(), body=b""))
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(asking), 0.5)
