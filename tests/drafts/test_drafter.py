@@ -73,6 +73,42 @@ def test_a_prediction_is_drafted_from_its_beginning_and_behind_an_edit() -> None
     assert proposed(request) == (predicted[38:69], DraftSource.PREDICTION)
 
 
+def test_behind_a_changed_value_one_equal_token_is_enough() -> None:
+    file = words(200)
+    request = begin(free_drafts(), [*file, *words(20)])
+    request.accept(file[100:120])
+    assert proposed(request)[0][:4] == file[120:124]
+    # A value of four tokens in the place of one of three.
+    for token in words(4):
+        request.accept([token])
+        assert proposed(request) == ([], None)
+    request.accept(file[123:124])
+    assert proposed(request) == (file[124:155], DraftSource.HISTORY)
+
+
+def test_behind_a_change_the_text_before_it_is_followed_and_not_a_newer_one_that_is_like_it_by_chance() -> None:
+    drafts, file, value = free_drafts(), words(200), words(2)
+    elsewhere = begin(drafts, [*words(20), *value, *words(20)])
+    elsewhere.end()
+    request = begin(drafts, [*file, *words(20)])
+    request.accept(file[100:120])
+    assert proposed(request)[0][:4] == file[120:124]
+    request.accept(value)
+    assert proposed(request)[0][:4] != file[121:125]
+    request.accept(file[122:123])
+    assert proposed(request)[0][:4] == file[123:127]
+
+
+def test_what_is_cleared_is_not_followed_any_longer() -> None:
+    drafts, file = free_drafts(), words(200)
+    request = begin(drafts, [*file, *words(20)])
+    request.accept(file[100:110])
+    assert proposed(request)[0][:4] == file[110:114]
+    drafts.clear()
+    request.accept(file[110:112])
+    assert proposed(request) == ([], None)
+
+
 def test_namespaces_draft_from_their_own_texts_alone() -> None:
     drafts, prompt, answer = free_drafts(), words(600), words(50)
     mine = begin(drafts, prompt, namespace="mine")

@@ -5,6 +5,7 @@ from tools.mutants.mutant import Mutant
 _VERIFY = ("tests/engine/test_verify.py",)
 _HISTORY = ("tests/drafts/test_history.py",)
 _DRAFTER = ("tests/drafts/test_drafter.py",)
+_TRAIL = ("tests/drafts/test_trail.py",)
 _BENEFIT = ("tests/drafts/test_benefit.py",)
 _COSTS = ("tests/drafts/test_costs.py",)
 _LOOP = ("tests/loop/test_drafts.py",)
@@ -78,6 +79,27 @@ DRAFTS_MUTANTS = (
         "untried is not None",
         "False",
         _DRAFTER,
+    ),
+    _mutant(
+        "RequestDrafts._look_up",
+        "an answer goes on along a text that was cleared",
+        "self._trail.is_lost or self._trail.history not in (self._own, history)",
+        "self._trail.is_lost",
+        _DRAFTER,
+    ),
+    _mutant(
+        "RequestDrafts._look_up",
+        "a chance match loses the place behind a change",
+        "self._trail is None or found.match >= CONFIRMED",
+        "True",
+        _DRAFTER,
+    ),
+    _mutant(
+        "Trail._follow",
+        "one equal token behind a change is taken for sure",
+        "self.match >= CONFIRMED",
+        "self.match >= 1",
+        _TRAIL,
     ),
     _mutant("Worker.clear_cache", "what was cleared is drafted from", "self.drafts.clear(namespace)", "", _LOOP),
     _mutant(

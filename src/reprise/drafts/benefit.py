@@ -283,24 +283,27 @@ class _Rate:
 
 
 class AcceptanceRates:
-    """Acceptance rates of drafts, by source and length of the match."""
+    """Acceptance rates of drafts, by source and length of the match.
+
+    `is_resumed`: the match is what agrees again behind a change.
+    """
 
     def __init__(self) -> None:
-        self._rates: dict[tuple[DraftSource, int], _Rate] = {}
+        self._rates: dict[tuple[DraftSource, int, bool], _Rate] = {}
 
-    def _rate(self, source: DraftSource, match: int) -> _Rate:
-        key = (source, match.bit_length())
+    def _rate(self, source: DraftSource, match: int, *, is_resumed: bool = False) -> _Rate:
+        key = (source, match.bit_length(), is_resumed)
         if key not in self._rates:
             self._rates[key] = _Rate(_prior(source, match))
         return self._rates[key]
 
-    def of(self, source: DraftSource, match: int) -> float:
+    def of(self, source: DraftSource, match: int, *, is_resumed: bool = False) -> float:
         """The probability that the next token of such a draft is accepted."""
-        return min(0.999, self._rate(source, match).value)
+        return min(0.999, self._rate(source, match, is_resumed=is_resumed).value)
 
-    def note(self, source: DraftSource, match: int, *, accepted: int, drafted: int) -> None:
+    def note(self, source: DraftSource, match: int, *, accepted: int, drafted: int, is_resumed: bool = False) -> None:
         """Record that the first `accepted` of `drafted` tokens were accepted. Those after a rejection do not count."""
-        self._rate(source, match).note(accepted, min(accepted + 1, drafted))
+        self._rate(source, match, is_resumed=is_resumed).note(accepted, min(accepted + 1, drafted))
 
     def fade(self, source: DraftSource, match: int) -> None:
         """Record that such a draft was not worth computing."""

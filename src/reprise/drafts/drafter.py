@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from reprise.core.backend import DraftSource, DraftStatus
@@ -12,6 +12,7 @@ from reprise.core.outcome import Drafted
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, BestLength, PassCosts, best_length
 from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, TextEnd, TokenHistory
+from reprise.drafts.trail import CONFIRMED, Trail
 
 MOST_NBYTES = 64 << 20
 """Limit of the histories of all namespaces; the least recently used one is dropped first."""
@@ -43,6 +44,8 @@ class Draft:
     """Length of the match that it continues, in tokens."""
     seconds: float = 0.0
     """How long making it took."""
+    is_resumed: bool = False
+    """Whether the match is what agrees again behind a change."""
 
     def __post_init__(self) -> None:
         assert len(self.tokens) > 0, self
@@ -151,12 +154,19 @@ class Drafts:
         return RequestDrafts(self, prompt, namespace, prediction, computed)
 
     def best_length(
-        self, available: int, source: DraftSource, match: int, *, num_fed: int, step_s: float = 0.0
+        self,
+        available: int,
+        source: DraftSource,
+        match: int,
+        *,
+        num_fed: int,
+        step_s: float = 0.0,
+        is_resumed: bool = False,
     ) -> BestLength:
         """How many of so many tokens of such a draft are worth a pass."""
         return best_length(
             available,
-            self.rates.of(source, match),
+            self.rates.of(source, match, is_resumed=is_resumed),
             self.costs,
             num_fed=num_fed,
             rewinds=self.rewinds,
@@ -231,6 +241,8 @@ class RequestDrafts:
         """Answer tokens added to `_own` so far."""
         self._num_in_vain = 0
         """Fruitless look-ups in a row."""
+        self._trail: Trail | None = None
+        """The text that the answer was last found in."""
         self._tail: list[int] = prompt[-LONGEST_MATCH:].tolist()
         """The last tokens of prompt and answer, which are looked up."""
 
@@ -251,7 +263,9 @@ class RequestDrafts:
         untried, self._untried = self._untried, None
         if untried is not None:
             is_right = untried.tokens[0] == tokens[0]
-            self._drafts.rates.note(untried.source, untried.match, accepted=int(is_right), drafted=1)
+            self._learn(untried, accepted=int(is_right), drafted=1)
+        if self._trail is not None:
+            self._trail.follow(tokens)
         self._answer += tokens
         self._tail = [*self._tail, *tokens][-LONGEST_MATCH:]
 
@@ -276,9 +290,11 @@ class RequestDrafts:
             return None
         draft = self._untried = self._find(most, forced)
         if draft is not None:
-            best = self._drafts.best_length(len(draft.tokens), draft.source, draft.match, num_fed=num_fed)
+            best = self._drafts.best_length(
+                len(draft.tokens), draft.source, draft.match, num_fed=num_fed, is_resumed=draft.is_resumed
+            )
             if best.length > 0:
-                return Draft(draft.tokens[: best.length], draft.source, draft.match)
+                return replace(draft, tokens=draft.tokens[: best.length])
         self._num_in_vain += 1
         return None if self._computed is None else self._compute(self._computed, num_fed, most, is_chosen=is_chosen)
 
@@ -314,10 +330,14 @@ class RequestDrafts:
         saved_s = num_tokens * drafts.costs.one_s - seconds - draft.seconds
         drafts.saved_s += saved_s
         self.saved_s += saved_s
-        drafts.rates.note(draft.source, draft.match, accepted=accepted, drafted=len(draft.tokens))
+        self._learn(draft, accepted=accepted, drafted=len(draft.tokens))
         for counts in (drafts, self):
             counts.num_drafted[draft.source] += len(draft.tokens)
             counts.num_accepted[draft.source] += accepted
+
+    def _learn(self, draft: Draft, *, accepted: int, drafted: int) -> None:
+        rates = self._drafts.rates
+        rates.note(draft.source, draft.match, accepted=accepted, drafted=drafted, is_resumed=draft.is_resumed)
 
     def _find(self, most: int, forced: Sequence[int]) -> Draft | None:
         found = None if self._is_skipped else self._look_up(most)
@@ -339,11 +359,37 @@ class RequestDrafts:
         self._read_answer()
         tail = TextEnd(self._tail)
         num = min(most, max(self._drafts.sizes))
-        own = self._own.find(tail, num=num)
-        said = self._drafts.namespace(self._namespace).history.find(tail, num=num)
+        history = self._drafts.namespace(self._namespace).history
+        own, said = self._own.find(tail, num=num), history.find(tail, num=num)
+        # What was cleared is not followed any longer.
+        if self._trail is not None and (self._trail.is_lost or self._trail.history not in (self._own, history)):
+            self._trail = None
+        followed = self._followed(self._trail, num)
         if own is not None and (said is None or own.match >= said.match):
-            return Draft(own.tokens, self._source(own), own.match)
-        return Draft(said.tokens, DraftSource.HISTORY, said.match) if said is not None else None
+            found, place = Draft(own.tokens, self._source(own), own.match), (self._own, own.at)
+        elif said is not None:
+            found, place = Draft(said.tokens, DraftSource.HISTORY, said.match), (history, said.at)
+        else:
+            return followed
+        if followed is not None and self._is_better(followed, found):
+            return followed
+        if self._trail is None or found.match >= CONFIRMED:
+            # Fewer equal tokens may be chance, and would lose the place behind a change.
+            self._trail = Trail(*place, match=found.match, source=found.source)
+        return found
+
+    def _followed(self, trail: Trail | None, num: int) -> Draft | None:
+        tokens = trail.continuation(num) if trail is not None else None
+        if trail is None or tokens is None:
+            return None
+        return Draft(tokens, trail.source, min(trail.match, LONGEST_MATCH), is_resumed=trail.is_resumed)
+
+    def _is_better(self, followed: Draft, found: Draft) -> bool:
+        """Whether the text that the answer was in is more likely to go on than what an n-gram finds."""
+        if not followed.is_resumed:
+            return followed.match >= found.match
+        rates = self._drafts.rates
+        return rates.of(followed.source, followed.match, is_resumed=True) > rates.of(found.source, found.match)
 
     def _source(self, found: Continuation) -> DraftSource:
         return DraftSource.PREDICTION if found.at < self._predicted_to else DraftSource.ANSWER

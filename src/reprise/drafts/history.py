@@ -105,12 +105,18 @@ class TokenHistory:
             match = self._match(tail.tokens, at)
             if match < n:
                 continue
-            tokens = self._read(at, min(self.end, at + num))
-            gaps = np.flatnonzero(tokens == _GAP)
-            tokens = tokens[: gaps[0]] if len(gaps) > 0 else tokens
+            tokens = self.read(at, num)
             if len(tokens) > 0:
-                return Continuation(as_tokens(tokens), match, at)
+                return Continuation(tokens, match, at)
         return None
+
+    def read(self, at: int, num: int) -> Tokens:
+        """Up to `num` tokens from position `at` on, as far as the text goes; none if it is no longer held."""
+        if not self.start <= at < self.end:
+            return as_tokens([])
+        tokens = self._read(at, min(self.end, at + num))
+        gaps = np.flatnonzero(tokens == _GAP)
+        return as_tokens(tokens[: gaps[0]] if len(gaps) > 0 else tokens)
 
     def _match(self, tail: Sequence[int], at: int) -> int:
         """How many tokens before `at` equal the last ones of `tail`, at most `LONGEST_MATCH`."""
