@@ -162,6 +162,28 @@ def test_what_a_grammar_forces_is_drafted(pair: tuple[Engine, Engine]) -> None:
     assert drafting.ask(lambda worker: worker.drafts.num_accepted[DraftSource.GRAMMAR]) > 15  # type: ignore[union-attr]
 
 
+class Unforeseen(OneText):
+    """One that says nothing of what comes."""
+
+    def forced(self) -> list[int]:
+        return []
+
+
+def test_an_answer_that_changes_values_of_an_earlier_one_is_drafted_between_them(pair: tuple[Engine, Engine]) -> None:
+    drafting, plain = pair
+    prompt, call = words(792, 30), words(793, 60)
+    changed = [*call[:20], *words(794, 3), *call[24:40], *words(795, 5), *call[42:]]
+    first = drafting.run(prompt, num=len(call), constraint=lambda: Unforeseen(call))
+    assert first.tokens == call
+    prompt += [*call, *words(796, 12)]
+    second = drafting.run(prompt, num=len(changed), constraint=lambda: Unforeseen(changed))
+    assert second.tokens == changed
+    # The first token, the eight of the values and the first behind each; a draft may begin with one that was sampled.
+    assert second.end.outcome.num_accepted >= len(changed) - 16
+    following = [*prompt, *changed, 8, 8, 8]
+    assert drafting.run(following, num=8, sampling=SAMPLED).tokens == plain.cold(following, num=8, sampling=SAMPLED)
+
+
 @pytest.mark.every_model
 def test_an_answer_stops_where_it_is_told_to_in_the_middle_of_a_draft(pair: tuple[Engine, Engine]) -> None:
     drafting, plain = pair

@@ -21,8 +21,8 @@ _LOST = 64
 class Trail:
     """Where in a history an answer is.
 
-    An answer that changes a value goes on behind the old one. An n-gram look-up has to wait for several equal tokens, and
-    finds the newest place that has them. Here the place is known, so one equal token is enough.
+    An answer that changes a value goes on behind the old one. An n-gram look-up has to wait for several equal tokens,
+    and finds the newest place that has them. Here the place is known, so one equal token is enough.
     """
 
     def __init__(self, history: TokenHistory, at: int, *, match: int, source: DraftSource) -> None:
