@@ -103,7 +103,7 @@ DRAFTS_MUTANTS = (
     ),
     _mutant("Worker.clear_cache", "what was cleared is drafted from", "self.drafts.clear(namespace)", "", _LOOP),
     _mutant(
-        "TokenHistory.find",
+        "TokenHistory.read",
         "a draft runs on over the end of a text",
         "tokens[: gaps[0]] if len(gaps) > 0 else tokens",
         "tokens",
