@@ -149,11 +149,12 @@ def test_nothing_that_was_cleared_comes_back_by_a_settle() -> None:
     settles, queue = settling()
     settles.begin(prompt(1, 2), request_id="a")
     settles.begin(prompt(1, 2), request_id="b", namespace="other")
-    as_of = settles.num_forgotten
+    as_of = settles.num_forgotten("")
     settles.forget("")
     assert queue.cancelled == ["a-settle"]
     queue.end("a-settle", FinishReason.CANCELLED)
     settles.begin(prompt(1, 3), request_id="c", as_of=as_of)
     assert list(queue.jobs) == ["b-settle"], "neither what was queued nor what was still being rendered"
-    settles.begin(prompt(1, 3), request_id="d", as_of=settles.num_forgotten)
-    assert list(queue.jobs) == ["b-settle", "d-settle"]
+    settles.begin(prompt(1, 3), request_id="d", as_of=settles.num_forgotten(""))
+    settles.begin(prompt(1, 4), request_id="e", namespace="other", as_of=0)
+    assert list(queue.jobs) == ["b-settle", "d-settle", "e-settle"], "nor is another namespace affected"

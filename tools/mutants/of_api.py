@@ -17,9 +17,38 @@ def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]
     return Mutant(name=name, function=function, old=old, new=new, tests=tests)
 
 
+_SETTLING = ("tests/api/test_settling.py",)
 _ALIASES = ("tests/api/test_model_aliases.py",)
 
 API_MUTANTS = (
+    _mutant(
+        "Settling.forget",
+        "what is cleared comes back by a settle that was queued",
+        "settle.job.namespace == namespace",
+        "False",
+        _SETTLING,
+    ),
+    _mutant(
+        "Settling.forget",
+        "a clear ends the settles of all namespaces",
+        "settle.job.namespace == namespace",
+        "True",
+        _SETTLING,
+    ),
+    _mutant(
+        "Settling.begin",
+        "what is cleared comes back by a settle that was still being rendered",
+        "as_of not in (None, self.num_forgotten(namespace))",
+        "False",
+        _SETTLING,
+    ),
+    _mutant(
+        "Settling.num_forgotten",
+        "a clear ends what is being rendered in other namespaces",
+        "self._num_forgotten[namespace]",
+        "self._num_forgotten.total()",
+        _SETTLING,
+    ),
     _mutant(
         "ServedModel.is_ready",
         "an alias answers with what it knew of other weights",

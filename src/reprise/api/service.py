@@ -391,7 +391,8 @@ class ChatService:
         await self.threads.run(Stage.END, lambda: renderer.learn(rendered, choice.tokens, answer))
 
     def _close_reply(self, reply: Reply) -> None:
-        reply.recording = self._in_background(self._settle_up(reply, self._settling.num_forgotten))
+        as_of = self._settling.num_forgotten(self.cache_namespace(reply.request.namespace))
+        reply.recording = self._in_background(self._settle_up(reply, as_of))
 
     async def _settle_up(self, reply: Reply, as_of: int) -> Record:
         try:

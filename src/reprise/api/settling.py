@@ -5,6 +5,7 @@ is decided which settles are worth having: none twice, none that a request has o
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -50,8 +51,7 @@ class Settling:
         self._max_waiting = max_waiting
         self._lock = Lock()
         self._settles: list[_Settle] = []
-        self.num_forgotten = 0
-        """How often `forget` was called."""
+        self._num_forgotten = Counter[str]()
 
     def __len__(self) -> int:
         return len(self._settles)
@@ -68,11 +68,11 @@ class Settling:
     ) -> None:
         """Queue a settle of `prompt`, which follows the answer to this request.
 
-        `as_of`: `num_forgotten` when the answer ended. If it has changed, nothing is queued.
+        `as_of`: `num_forgotten` of the namespace when the answer ended. If it has changed, nothing is queued.
         """
         job = Job(id=request_id, prompt=prompt, purpose=Purpose.SETTLE, namespace=namespace, owner=owner, chat=chat)
         with self._lock:
-            if as_of not in (None, self.num_forgotten):
+            if as_of not in (None, self.num_forgotten(namespace)):
                 return
             if any(_begins_with(other.job, job) for other in self._settles):
                 return
@@ -90,8 +90,12 @@ class Settling:
     def forget(self, namespace: str) -> None:
         """The cache of this namespace is about to be cleared: nothing of it is to come back by a settle."""
         with self._lock:
-            self.num_forgotten += 1
+            self._num_forgotten[namespace] += 1
             self._drop([settle for settle in self._settles if settle.job.namespace == namespace])
+
+    def num_forgotten(self, namespace: str) -> int:
+        """How often `forget` was called for this namespace."""
+        return self._num_forgotten[namespace]
 
     # With the lock held, since a settle that is given up may be queued again at the same time.
 
