@@ -83,8 +83,8 @@ DRAFTS_MUTANTS = (
     _mutant(
         "RequestDrafts._look_up",
         "an answer goes on along a text that was cleared",
-        "self._trail.is_lost or self._trail.history not in (self._own, history)",
-        "self._trail.is_lost",
+        "self._trail is not None and self._trail.history not in (self._own, history)",
+        "False",
         _DRAFTER,
     ),
     _mutant(

@@ -266,6 +266,8 @@ class RequestDrafts:
             self._learn(untried, accepted=int(is_right), drafted=1)
         if self._trail is not None:
             self._trail.follow(tokens)
+            if self._trail.is_lost:
+                self._trail = None
         self._answer += tokens
         self._tail = [*self._tail, *tokens][-LONGEST_MATCH:]
 
@@ -362,7 +364,7 @@ class RequestDrafts:
         history = self._drafts.namespace(self._namespace).history
         own, said = self._own.find(tail, num=num), history.find(tail, num=num)
         # What was cleared is not followed any longer.
-        if self._trail is not None and (self._trail.is_lost or self._trail.history not in (self._own, history)):
+        if self._trail is not None and self._trail.history not in (self._own, history):
             self._trail = None
         followed = self._followed(self._trail, num)
         if own is not None and (said is None or own.match >= said.match):
