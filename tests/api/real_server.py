@@ -1,6 +1,6 @@
 """The whole server over a tiny model that says what it likes: HTTP on a free port, the engine loop, no script."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,17 +15,22 @@ from reprise.core.settings import Settings
 from reprise.engine.load import LoadedModel
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
+from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
 from tests.models.shared import loader
 from tests.models.tiny import tiny_model
 
 
 @contextmanager
-def real_server(architecture: str = "llama", **settings: Any) -> Iterator[httpx.Client]:
-    """A client of a server of this tiny model."""
+def real_server(
+    architecture: str = "llama", prepare: Callable[[Worker], None] | None = None, **settings: Any
+) -> Iterator[httpx.Client]:
+    """A client of a server of this tiny model. `prepare` is called on its engine thread before the first request."""
     chosen = Settings(model=str(tiny_model(architecture)), **settings)
     loop = EngineLoop(chosen, load=loader(chosen))
     loaded = loop.start()
+    if prepare is not None:
+        loop.call(prepare)
     server = ServerThread(ChatService(served=served_model(loaded, chosen), backend=loop, settings=chosen), chosen)
     try:
         with httpx.Client(base_url=server.url, timeout=120) as client:

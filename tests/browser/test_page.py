@@ -21,6 +21,7 @@ from reprise.loop import EngineLoop
 from tests.agents.packages import installed
 from tests.api.real_server import real_server, server_of_several
 from tests.cache.hash_model import fill_with_chats
+from tests.loop.test_drafts import make_passes_free
 from tests.models.tiny import tiny_model
 from tests.soak.lengths import times
 
@@ -123,7 +124,9 @@ def number(text: str) -> int:
 def test_the_numbers_are_those_of_health_and_the_records(page: Any, server: httpx.Client) -> None:
     health = settle(server)
     records = server.get("/v1/cache/requests", params={"limit": 200}).json()["data"]
-    savings = server.get("/v1/cache/overview").json()["savings"]
+    told = server.get("/v1/cache/overview").json()
+    savings = told["savings"]
+    assert told["drafts"] is None and page.locator("#drafts").is_hidden()
     # What was prefilled for nobody's answer yet, as while one types, is prefilled ahead.
     assert savings["computed"] + savings["prefilled_ahead"] == health["prefilled"] + health["settled"]
     for name, value in (("reused", "reused"), ("computed", "computed"), ("ahead", "prefilled_ahead")):
@@ -472,6 +475,33 @@ def test_a_key_is_asked_for_and_never_stands_in_an_address(browser: Any) -> None
         page.wait_for_selector("#memory-process")
         assert not any("the-key" in url for url in urls)
         assert page.evaluate("localStorage.length") == 0
+        context.close()
+
+
+def test_drafts_are_shown_by_source(browser: Any) -> None:
+    with real_server(prepare=make_passes_free, drafts="auto", settles=False) as server:
+        context = browser.new_context(viewport={"width": 1400, "height": 900})
+        page = context.new_page()
+        page.goto(str(server.base_url))
+        says(page, "#drafts-body", re.compile("Nothing was drafted yet"))
+        for _ in range(2):
+            body = {"messages": [{"role": "user", "content": "Once more."}], "max_tokens": 40, "temperature": 0}
+            server.post("/v1/chat/completions", json=body).raise_for_status()
+        settle(server)
+        told = server.get("/v1/cache/overview").json()["drafts"]
+        assert told["accepted"] > 20
+        counts = [*told["sources"].items(), *([("all", told)] if len(told["sources"]) > 1 else [])]
+        for source, each in counts:
+            cells = page.locator(f"#drafts tr[data-source={source}] td")
+            share = f"{round(100 * each['accepted'] / each['drafted'])} %"
+            sync_api.expect(cells).to_have_text([f"{each['drafted']:,}", f"{each['accepted']:,}", share])
+        assert page.locator("#drafts tbody tr").count() == len(counts)
+        assert f"{told['accepted']} tokens took no pass of their own" in page.text_content("#drafts-note")
+        seconds = float(page.get_attribute("#drafts-note", "data-seconds"))
+        assert seconds == pytest.approx(told["saved_s"])
+        assert ("saved" if seconds >= 0 else "cost") in page.text_content("#drafts-note")
+        page.locator("#request-list button.row").first.click()
+        assert re.search(r"\d+ of \d+ tokens accepted", page.text_content(".detail"))
         context.close()
 
 

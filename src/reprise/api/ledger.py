@@ -8,7 +8,7 @@ from typing import Any
 from reprise.api.records import Record, sources
 from reprise.chat.explain import ADVICE, Explanation
 from reprise.core.backend import Status
-from reprise.core.outcome import Outcome, Reason
+from reprise.core.outcome import Drafted, Outcome, Reason
 
 _NOT_BROKEN = frozenset(
     {Reason.NOTHING_NEW, Reason.NEW_TOKENS, Reason.COLD, Reason.CACHE_OFF, Reason.PROMPT_LOGPROBS, Reason.BRANCHED}
@@ -63,6 +63,10 @@ class Savings:
     lost_s: float = 0.0
     prefill_s: float = 0.0
     """What computing `computed` took."""
+    drafted: dict[str, Drafted] = field(default_factory=dict[str, Drafted])
+    """Draft tokens that were verified, by source."""
+    draft_saved_s: float = 0.0
+    """Decode time that drafts saved, compared with passes over one token; less than 0 if they cost more."""
     breakers: dict[Reason, Breaker] = field(default_factory=dict[Reason, Breaker])
 
 
@@ -98,6 +102,9 @@ class Ledger:
             savings.computed += outcome.num_prefilled
             savings.ahead += sources(outcome)["ahead"]
             savings.prefill_s += outcome.prefill_s - outcome.first_pass_s
+            savings.draft_saved_s += outcome.draft_saved_s
+            for source, drafted in outcome.drafted.items():
+                savings.drafted[source] = savings.drafted.get(source, Drafted(num=0, num_accepted=0)) + drafted
         if record.explanation is not None:
             _add_accounts(savings, record, record.explanation, record.outcomes[0])
 

@@ -18,6 +18,7 @@ from reprise.api.off_loop import Stage
 from reprise.api.replay import replay
 from reprise.api.service import new_request_id
 from reprise.api.sse import EventStream, event_lines
+from reprise.core.backend import DraftSource
 from reprise.core.inspection import InspectedMemory, OnDisk, TreePart
 from reprise.core.metrics import health_fields
 
@@ -49,7 +50,8 @@ async def overview(context: OfServer, namespace: Namespace) -> dict[str, Any]:
     """What reuse saved, what the memory is used for, and what broken prefixes cost, of the caller's requests.
 
     Times in seconds, memory in bytes. `lost` are tokens that were computed again though the cache once knew them. All
-    models together; `models` is there where there are several, `model` and what describes it are the first's.
+    models together; `models` is there where there are several, `model` and what describes it are the first's. `drafts`
+    is null where answers are not drafted; what was accepted of them took no pass of its own.
     """
     service = context.service
     found = await service.inspections(TreePart(namespace=service.cache_namespace(namespace)))
@@ -65,6 +67,7 @@ async def overview(context: OfServer, namespace: Namespace) -> dict[str, Any]:
         "shows_text": service.shows_text,
         "savings": _savings(savings) | {"prefilled_ahead": status.num_ahead.get(namespace, 0)},
         "memory": memory_body(memory),
+        "drafts": None if status.drafts is None else _drafts(savings),
         "disk": None if status.disk is None else _disk(status.disk, context.ledger),
         "load": {
             "queued": status.num_waiting,
@@ -115,6 +118,20 @@ def _savings(savings: Savings) -> dict[str, Any]:
         "lost": savings.lost,
         "lost_s": savings.lost_s,
         "prefill_tokens_per_s": savings.computed / savings.prefill_s if savings.prefill_s > 0 else None,
+    }
+
+
+def _drafts(savings: Savings) -> dict[str, Any]:
+    by_source = {str(source): savings.drafted.get(str(source)) for source in DraftSource}
+    return {
+        "saved_s": savings.draft_saved_s,
+        "drafted": sum(drafted.num for drafted in savings.drafted.values()),
+        "accepted": sum(drafted.num_accepted for drafted in savings.drafted.values()),
+        "sources": {
+            source: {"drafted": drafted.num, "accepted": drafted.num_accepted}
+            for source, drafted in by_source.items()
+            if drafted is not None
+        },
     }
 
 

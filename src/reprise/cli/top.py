@@ -113,6 +113,10 @@ def _head(told: Mapping[str, Any]) -> "Text":
     share = f" ({savings['reused'] / known:.0%})" if known > 0 else ""
     text.append(f"reused {savings['reused']:,}{share}   computed {savings['computed']:,}")
     text.append(f"   prefilled ahead {savings['prefilled_ahead']:,}   could have been reused {savings['lost']:,}")
+    drafts = told["drafts"]
+    if drafts is not None and drafts["drafted"] > 0:
+        text.append(f"\ndrafts: {drafts['accepted']:,} of {drafts['drafted']:,} tokens accepted")
+        text.append(f"   {'-' if drafts['saved_s'] < 0 else ''}{_seconds(abs(drafts['saved_s']))} of decoding saved")
     return text
 
 

@@ -51,6 +51,9 @@ class Drafted:
     num: int
     num_accepted: int
 
+    def __add__(self, other: "Drafted") -> "Drafted":
+        return Drafted(num=self.num + other.num, num_accepted=self.num_accepted + other.num_accepted)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:

@@ -7,6 +7,7 @@ import { choose, facts } from "./tree.js";
 
 const PARTS = [["weights", "weights"], ["running", "KV of running requests"], ["kept", "KV kept"], ["checkpoints", "checkpoints"],
   ["incoming", "coming from disk"], ["work", "MLX’s work"], ["pool", "MLX’s free pool"], ["other", "everything else"]];
+const DRAFTED_FROM = { answer: "the answer itself", prediction: "the client’s prediction", history: "earlier text", grammar: "the grammar", "draft-model": "the draft model" };
 const history = [];
 let last = null, next = null, replayed = null, isReplaying = false;
 
@@ -16,6 +17,22 @@ export function overview(told) {
   memory(told);
   breakers(told.breakers);
   load(told.health, told.load);
+  drafts(told.drafts);
+}
+
+function drafts(told) {
+  $("drafts").hidden = told === null;
+  if (told === null) return;
+  $("drafts-note").textContent = told.drafted === 0 ? "" : `${many(told.accepted, "token")} took no pass of their own, which ${told.saved_s < 0 ? "cost" : "saved"} ${seconds(Math.abs(told.saved_s))} of decoding`;
+  $("drafts-note").dataset.seconds = told.saved_s;
+  const line = (name, from, each) => h("tr", { "data-source": name },
+    h("th", { scope: "row" }, from), h("td", { class: "num" }, num(each.drafted)), h("td", { class: "num" }, num(each.accepted)), h("td", { class: "num" }, share(each.accepted, each.drafted)));
+  const head = (name, cell = "num") => h("th", { class: cell, scope: "col" }, name);
+  const sources = Object.entries(told.sources);
+  put($("drafts-body"), sources.length ? h("table", {},
+    h("thead", {}, h("tr", {}, head("from", ""), head("tokens drafted"), head("accepted"), head("share"))),
+    h("tbody", {}, sources.map(([name, each]) => line(name, DRAFTED_FROM[name] ?? name, each)), sources.length > 1 ? line("all", h("strong", {}, "all"), told) : null))
+    : h("p", { class: "empty" }, "Nothing was drafted yet: no answer repeated enough of what was said before."));
 }
 
 function hero({ savings, created }) {

@@ -1,6 +1,6 @@
 // Requests: where each prompt's tokens came from, why the rest was computed, and what the first token waited for.
 import { $, h, put, shown, oneLine } from "./dom.js";
-import { num, seconds, clock, rate } from "./format.js";
+import { many, num, seconds, clock, rate } from "./format.js";
 import { isSeveral } from "./models.js";
 import { facts } from "./tree.js";
 
@@ -70,7 +70,7 @@ function detail(record) {
     h("dl", { class: "facts", style: { "max-width": "34rem" } }, facts([
       ["Request", h("span", { class: "mono" }, record.id)], ...(isSeveral() ? [["Model", oneLine(record.model, 200)]] : []), ["Ended", record.ended],
       ...(record.sources ? SOURCES.map(([name, label]) => [label[0].toUpperCase() + label.slice(1), num(record.sources[name])]) : []),
-      ...(record.generated !== undefined ? [["Generated", `${num(record.generated)} tokens, ${rate(record.decode_tokens_per_s)}/s`], ["Prefill", `${rate(record.prefill_tokens_per_s)} tokens/s`], ["Waiting saved", seconds(record.saved_s)]] : [])])),
+      ...(record.generated !== undefined ? [["Generated", `${num(record.generated)} tokens, ${rate(record.decode_tokens_per_s)}/s`], ["Prefill", `${rate(record.prefill_tokens_per_s)} tokens/s`], ["Waiting saved", seconds(record.saved_s)], ...(record.drafted ? [["Drafted", `${num(record.accepted)} of ${many(record.drafted, "token")} accepted`]] : [])] : [])])),
     record.error ? h("p", { class: "error" }, shown(record.error, 1000)) : null);
 }
 
