@@ -10,16 +10,21 @@ from reprise.engine.load import load_model
 from reprise.engine.runner import LiveSequence, Runner
 from tests.matrix import now_and_later
 from tests.models.tiny import tiny_model
+from tests.zoo.load import of_zoo
 
 _LONGEST = 700
 _CHUNKS = (1, 2, 7, 40, 300)
 
 
-@pytest.fixture(
-    scope="module", params=now_and_later(["llama", "gemma3_text", "qwen3_5", "mamba2"], ["qwen3", "gpt_oss"])
-)
+_TINY = ("llama", "gemma3_text", "qwen3_5", "mamba2", "qwen3", "gpt_oss")
+
+
+@pytest.fixture(scope="module", params=now_and_later([*_TINY[:4], "llama4", "qwen3, kept beginning"], _TINY[4:]))
 def runner(request: pytest.FixtureRequest) -> Runner:
-    return Runner(load_model(str(tiny_model(request.param)), kv_bits=None, kv_group_size=64), can_batch=True)
+    if request.param in _TINY:
+        return Runner(load_model(str(tiny_model(request.param)), kv_bits=None, kv_group_size=64), can_batch=True)
+    # Chunks and windows with a kept beginning run one sequence at a time.
+    return Runner(of_zoo(request.param)(), can_batch=False)
 
 
 def _fresh(runner: Runner, *, reserve: int = 0) -> LiveSequence:

@@ -8,12 +8,12 @@ import pytest
 
 from reprise.core.allowance import StepAllowance
 from reprise.core.errors import ContextTooLong
-from reprise.core.events import FinishReason
+from reprise.core.events import Event, FinishReason, Progress
 from reprise.core.job import Purpose
 from reprise.core.tokens import as_tokens
 from reprise.memory import Account
 from tests.holding import active_memory, settled_memory
-from tests.loop.driving import Engine
+from tests.loop.driving import Engine, Running
 from tests.loop.test_reuse import words
 from tests.matrix import now_and_later
 
@@ -78,6 +78,40 @@ def test_answers_that_outgrow_the_memory_together_take_turns(architecture: str, 
     outcomes = [each.end.outcome for each in running]
     assert [outcome.num_reused + outcome.num_prefilled for outcome in outcomes] == [len(prompt) for prompt in prompts]
     assert engine.num_leases() == 0
+
+
+def test_nobody_is_preempted_for_ever_where_needs_are_underestimated(engines: list[Engine]) -> None:
+    long, short = words(790, 700), words(791, 40)
+    engine = Engine("llama", cache_bytes=needed("llama", 500) + 50_000, prefill_chunk=32)
+    engines.append(engine)
+    cold = [engine.cold(prompt, num=4) for prompt in (long, short)]
+    engine.ask(lambda worker: setattr(worker.sequences, "estimate", lambda num_prompt: 1))
+    _fail_after(engine, num_steps=500)
+    # The second has less left to prefill: it comes first as often as it is admitted, and there is no room for both.
+    second: list[Running] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Progress) and not second:
+            second.append(engine.submit(short, num=4))
+
+    first = engine.submit(long, num=4, on_event=listen)
+    assert [first.wait().tokens, second[0].wait().tokens] == cold
+    assert engine.loop.status().counts.num_preemptions == 1
+
+
+def _fail_after(engine: Engine, *, num_steps: int) -> None:
+    """Have the engine fail what runs after so many steps, so that a loop without end is seen."""
+
+    def install(worker) -> None:
+        step, left = worker.step, itertools.count(num_steps, -1)
+
+        def counted() -> None:
+            assert next(left) > 0, "it does not come to an end"
+            step()
+
+        worker.step = counted
+
+    engine.ask(install)
 
 
 def test_one_answer_ends_where_the_memory_ends(architecture: str, engines: list[Engine]) -> None:

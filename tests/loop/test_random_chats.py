@@ -1,19 +1,14 @@
 """Reuse never changes an answer, and what was computed is reused: random trees, bursts, cancels and failures."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from reprise.engine.blueprint import blueprint_of
-from reprise.engine.load import LoadedModel, load_model
 from tests.loop.driving import Engine
 from tests.loop.random_chats import RandomChats, Seen
 from tests.matrix import now_and_later
-from tests.models.tiny import tiny_model
 from tests.soak.lengths import times
-from tests.zoo.caches import build_any
+from tests.zoo.load import of_zoo
 
 _SOME = ("llama", "gemma3_text", "qwen3_5")
 _OTHERS = ("qwen3", "gpt_oss", "mamba2")
@@ -32,16 +27,6 @@ _ZOO = (
 """Chunks, windows with a kept beginning, quantised entries, composites, and a cache class that is not known."""
 
 _SMALL = {"cache_bytes": 2_000_000, "max_batch": 8, "max_queue": 9}
-
-
-def of_zoo(name: str) -> Callable[[], LoadedModel]:
-    def load() -> LoadedModel:
-        model = build_any(name)
-        loaded = load_model(str(tiny_model("llama")))
-        architecture = name.partition(",")[0]
-        return replace(loaded, model=model, blueprint=blueprint_of(model), architecture=architecture, vocab_size=256)
-
-    return load
 
 
 def _run(name: str, *, seed: int, num_bursts: int, **options: Any) -> Seen:

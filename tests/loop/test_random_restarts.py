@@ -11,9 +11,9 @@ from reprise.disk import read_ahead, write_behind
 from tests.loop.driving import Engine
 from tests.loop.random_restarts import RandomRestarts, SteadyTwin
 from tests.loop.restarts import Restarts
-from tests.loop.test_random_chats import of_zoo
 from tests.models.tiny import CONFIGS
 from tests.soak.lengths import times
+from tests.zoo.load import of_zoo
 
 _KINDS = ("llama", "gemma3_text", "qwen3_5", "mamba2", "quantised")
 _ZOO = ("llama4", "qwen3, kept beginning", "recurrent_gemma", "baichuan_m1")

@@ -70,6 +70,16 @@ def test_no_more_rows_than_the_batch_has() -> None:
     assert len(step.decode[0].ids) == 8
 
 
+def test_a_preempted_job_waits_until_one_that_ran_beside_it_has_ended() -> None:
+    again = replace(job("again", 1, 10), preempted_beside=frozenset({"d0", "d1"}), live_nbytes=1)
+    state = SchedulerState(now_s=5, waiting=(again, job("later", 2, 10)), decoding=decoding(2), free_nbytes=100)
+    # Whatever it is thought to need; and nobody overtakes it.
+    assert not decide(state, SchedulerLimits()).is_change
+    assert not decide(replace(state, decoding=decoding(3)), SchedulerLimits()).is_change
+    assert decide(replace(state, decoding=decoding(1)), SchedulerLimits()).admit[0] == "again"
+    assert decide(replace(state, decoding=()), SchedulerLimits()).admit[0] == "again"
+
+
 def test_jobs_that_are_admitted_together_share_the_rows() -> None:
     waiting = tuple(job(f"j{index}", 0, 10) for index in range(6))
     assert decide(

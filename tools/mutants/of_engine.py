@@ -3,6 +3,7 @@
 from tools.mutants.mutant import Mutant
 
 _LAYERS = ("tests/engine/test_layers.py",)
+_GROWTH = ("tests/engine/test_growth.py",)
 _OPAQUE = ("tests/engine/test_opaque.py",)
 _PAYLOADS = ("tests/engine/test_payloads.py",)
 _COLUMNS = ("tests/engine/test_columns.py",)
@@ -57,6 +58,20 @@ LAYERS = (
         "self.lengths[0] < self.window.keep",
         "self.lengths[0] < 0",
         _LAYERS,
+    ),
+    _mutant(
+        "SinkWindowLayer._slack",
+        "a window with kept positions has the room of full attention",
+        "return slack_of(self.window.size)",
+        "return super()._slack(length)",
+        _GROWTH,
+    ),
+    _mutant(
+        "SinkWindowLayer.sinks_after",
+        "kept positions take no memory",
+        "keep if not self.sinks and self._first() == 0 and self.held + num >= keep else 0",
+        "0",
+        _GROWTH,
     ),
     _mutant(
         "KvLayer.load",

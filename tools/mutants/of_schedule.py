@@ -24,6 +24,12 @@ SCHEDULE_MUTANTS = (
     ),
     _mutant(
         "_admissible",
+        "what was preempted is admitted again beside the same jobs",
+        "if job.preempted_beside and job.preempted_beside <= running:\n    break",
+        "",
+    ),
+    _mutant(
+        "_admissible",
         "room is given to each job as if it came alone",
         "room -= job.live_nbytes",
         "",

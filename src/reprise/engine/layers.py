@@ -160,6 +160,10 @@ class KvLayer:
         # Beyond the reservation, with spare room.
         return rounded(reserved if keep + num <= reserved else keep + num + self._slack(keep + num))
 
+    def sinks_after(self, num: int) -> int:
+        """Entries that will be copied into buffers of their own when `num` more are appended."""
+        return 0
+
     @property
     def capacity(self) -> int:
         """Entries per row that the buffers have room for."""

@@ -25,6 +25,7 @@ from reprise.engine.operations import on_all_ranks
 from reprise.engine.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, pack, save
 from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.sampler import SampledBatch
+from reprise.engine.windows import slack_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -251,7 +252,7 @@ def growth(parts: Mapping[int, SequenceBatch], owners: frozenset[int], num: int,
     if len(groups) == 1 and num_rows == groups[0].num_rows:
         total = 0
         for layer in groups[0].kv_layers():
-            more = layer.capacity_for(num) - layer.capacity
+            more = layer.capacity_for(num) - layer.capacity + layer.sinks_after(num)
             # Asked for every token, and mostly there is room: what an entry takes is then not looked up.
             total += more * num_rows * _each(layer, fresh) if more != 0 else 0
         return total
@@ -278,6 +279,7 @@ def most_entries(kind: KvKind, position: int, chunk: int) -> int:
     """
     most = min(position, chunk)
     if isinstance(kind, Window | Chunk):
-        return rounded(min(position, kind.size) + most + max(64, min(kind.size, STEP)))
+        sinks = kind.keep if isinstance(kind, Window) else 0
+        return rounded(min(position, kind.size) + most + slack_of(kind.size)) + sinks
     # The first chunk gets spare room in proportion, of which `position` includes a part.
     return rounded(position + max(0, room(most) - STEP))

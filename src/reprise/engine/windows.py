@@ -15,6 +15,11 @@ from reprise.core.tokens import Span
 from reprise.engine.layers import STEP, KvLayer
 
 
+def slack_of(size: int) -> int:
+    """Spare entries of a buffer of which no more than about `size` are seen."""
+    return max(64, min(size, STEP))
+
+
 class WindowLayer(KvLayer):
     """Sliding window: a token sees the last `size` positions, itself included.
 
@@ -30,7 +35,7 @@ class WindowLayer(KvLayer):
         return min(self.held, max(self.lengths), self.window.size - 1)
 
     def _slack(self, length: int) -> int:
-        return max(64, min(self.window.size, STEP))
+        return slack_of(self.window.size)
 
     def _is_wasteful(self, keep: int, num: int) -> bool:
         # After a long prefill chunk the buffer is larger than decode needs.
@@ -75,6 +80,13 @@ class SinkWindowLayer(KvLayer):
         recent = min(self.held, self.window.recent - 1)
         # Until the window has moved past the sinks, the buffer includes them.
         return self.held if self.lengths[0] - recent <= self.window.keep else recent
+
+    def _slack(self, length: int) -> int:
+        return slack_of(self.window.size)
+
+    def sinks_after(self, num: int) -> int:
+        keep = self.window.keep
+        return keep if not self.sinks and self._first() == 0 and self.held + num >= keep else 0
 
     def append(self, new: list[mx.array]) -> int:
         is_whole = self._first() == 0
@@ -178,7 +190,7 @@ class ChunkLayer(KvLayer):
         return self.lengths[0] - self.start_position
 
     def _slack(self, length: int) -> int:
-        return max(64, min(self.chunk_size, STEP))
+        return slack_of(self.chunk_size)
 
     def keep_visible(self, num: int) -> None:
         super().keep_visible(num)

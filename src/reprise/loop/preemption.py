@@ -60,7 +60,8 @@ class Preemption:
         if sampler is not None:
             prompt = Prompt(tokens=request.tokens, boundaries=request.job.prompt.boundaries)
             preempted = Preempted(prompt=prompt, sampler=sampler)
-        self._requests.release(request, Waiting(preempted=preempted))
+        beside = frozenset(other.id for other in self.running if other is not request)
+        self._requests.release(request, Waiting(preempted=preempted, preempted_beside=beside))
         request.stored = 0
         self._requests.counts.update(num_preemptions=1)
 

@@ -42,6 +42,8 @@ class Waiting:
     """Whether `resume_at` and `row` are up to date."""
     preempted: Preempted | None = None
     """Set if it was preempted during its answer."""
+    preempted_beside: frozenset[str] = frozenset()
+    """The requests that continued when it was preempted."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -43,8 +43,8 @@ def scheduler_state(
     running: list[RunningRequest] = []
     for request in requests:
         match request.phase:
-            case Waiting(resume_at=resume_at):
-                waiting.append(_waiting(request, resume_at, sequences))
+            case Waiting() as phase:
+                waiting.append(_waiting(request, phase, sequences))
                 continue
             case Prefilling() as phase:
                 prefilling.append(_prefilling(request, phase, layout))
@@ -64,8 +64,8 @@ def scheduler_state(
     )
 
 
-def _waiting(request: RunningRequest, resume_at: int, sequences: SequencePool) -> WaitingJob:
-    num_prompt = len(request.prompt)
+def _waiting(request: RunningRequest, phase: Waiting, sequences: SequencePool) -> WaitingJob:
+    num_prompt, resume_at = len(request.prompt), phase.resume_at
     return WaitingJob(
         id=request.id,
         arrived_s=request.arrived_s,
@@ -73,6 +73,7 @@ def _waiting(request: RunningRequest, resume_at: int, sequences: SequencePool) -
         resume_at=min(resume_at, num_prompt - 1),
         common_prefix_lengths=request.common_prefix_lengths,
         live_nbytes=sequences.estimate_to_admit(num_prompt, resume_at),
+        preempted_beside=phase.preempted_beside,
         is_auxiliary=request.is_auxiliary,
         is_settle=request.is_settle,
     )

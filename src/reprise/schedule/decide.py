@@ -137,6 +137,7 @@ def _admissible(
     chosen: list[WaitingJob] = []
     is_alone = len(state.prefilling) + len(state.decoding) + state.num_others == 0
     room = state.free_nbytes
+    running = {job.id for job in (*state.prefilling, *state.decoding)}
     for job in ready:
         # Within its grace period, an auxiliary request leaves one row free.
         is_first = is_alone and len(chosen) == 0
@@ -149,6 +150,8 @@ def _admissible(
             if job.live_nbytes > room and not is_first:
                 break
             room -= job.live_nbytes
+        if job.preempted_beside and job.preempted_beside <= running:
+            break
         if not any(is_worth_waiting(job, divergence_point(job, other), limits) for other in chosen):
             chosen.append(job)
     return chosen

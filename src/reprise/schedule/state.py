@@ -27,6 +27,9 @@ class WaitingJob:
     (`sharing.common_prefix_lengths`). May contain jobs that have ended."""
     live_nbytes: int = 0
     """Estimated bytes of its live state."""
+    preempted_beside: frozenset[str] = frozenset()
+    """The jobs that continued when it was preempted for lack of memory. While all of them run, it has no more room
+    than then, whatever the estimate says."""
     can_batch: bool = True
     is_auxiliary: bool = False
     """A short request besides the chats (a title, tags): gives way for `SchedulerLimits.side_grace_s`."""
