@@ -8,6 +8,11 @@ is sampled and verified as always. Both sides run in one process and take turns.
 
 Beside each ratio: the same by processor time, which other programs disturb less; and what drafts could bring at best
 with the pass costs measured here, if all text that was written before were drafted in passes of the best sizes.
+
+    python -m bench.drafts --replay [tau_bench_gpt4o_airline.json] [--dialogues 40] [--recurrent]
+
+counts instead, without a model and for passes of fixed costs: passes, drafted and accepted tokens of the same
+workloads, of chats as the demo's model answers them, and of recorded agent sessions.
 """
 
 import argparse
@@ -16,9 +21,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bench.draft_replay import Said, Turn, least_cost, show, workloads
 from bench.rivals import MODELS
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Sampling
@@ -41,14 +46,6 @@ LEAST = {"edit": 2.0, "tools": 2.0, "again": 2.0, "chat": 0.98}
 """What the ratio is to reach."""
 
 _ids = itertools.count()
-_VOCABULARY = range(10, 500)
-_LINES = 200
-_HEAD = (501, 502, 503, 504)
-"""What a chat template writes before each answer."""
-_TAIL = (505, 506)
-"""What it writes behind it."""
-_REPEATED = 4
-"""So many tokens that were written before are text that repeats; fewer may be chance."""
 
 
 class Script:
@@ -67,71 +64,6 @@ class Script:
     def accept(self, token: int) -> None:
         assert token == self._next
         self._next = next(self._rest, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    prompt: list[int]
-    answer: list[int]
-
-
-def _words(rng: np.random.Generator, num: int) -> list[int]:
-    return [int(token) for token in rng.choice(_VOCABULARY, num)]
-
-
-def workloads(seed: int) -> Mapping[str, list[Turn]]:
-    """Turns by workload; the last turn of each is timed."""
-    rng = np.random.default_rng(seed)
-    lines = [_words(rng, int(rng.integers(4, 12))) for _ in range(_LINES)]
-    file = [token for line in lines for token in line]
-    edited = [line if rng.random() > 0.04 else _words(rng, 8) for line in lines]
-    ask = _words(rng, 40)
-    edit = Turn(
-        prompt=[*ask, *file, *_words(rng, 30), *_HEAD], answer=[token for line in edited for token in line][:1000]
-    )
-
-    shape, prompt, tools = _words(rng, 24), _words(rng, 300), list[Turn]()
-    for _ in range(6):
-        call = [*shape, *_words(rng, 4), *shape[::-1], *_words(rng, 6), *shape[3:20]]
-        tools.append(Turn(prompt=[*prompt, *_HEAD], answer=call))
-        prompt = [*tools[-1].prompt, *call, *_TAIL, *_words(rng, 60)]
-    said = _words(rng, 400)
-    again = Turn(prompt=[*_words(rng, 200), *_HEAD], answer=said)
-    chat = Turn(prompt=[*_words(rng, 200), *_HEAD], answer=_words(rng, 400))
-    return {"edit": [edit], "tools": tools, "again": [again, again], "chat": [chat]}
-
-
-def is_repeated(turns: Sequence[Turn]) -> list[bool]:
-    """For each token of the last answer: whether it is part of text that was written before it."""
-    *earlier, last = turns
-    text = [token for turn in earlier for token in (*turn.prompt, *turn.answer, -1)]
-    start = len(text) + len(last.prompt)
-    text += [*last.prompt, *last.answer]
-    first: dict[tuple[int, ...], int] = {}
-    for at in range(len(text) - _REPEATED + 1):
-        first.setdefault(tuple(text[at : at + _REPEATED]), at)
-    found = [False] * len(text)
-    for at in range(start, len(text) - _REPEATED + 1):
-        if first[tuple(text[at : at + _REPEATED])] < at:
-            found[at : at + _REPEATED] = [True] * _REPEATED
-    return found[start:]
-
-
-def at_best(turns: Sequence[Turn], costs: Sequence[float]) -> float:
-    """The ratio of an oracle that drafts all repeated text and nothing else. `costs`: of passes over 1, 2, 3, … tokens,
-    as multiples of the first."""
-    repeated = is_repeated(turns)
-    num = len(repeated)
-    spent = [0.0] * (num + 1)
-    for at in reversed(range(num)):
-        options: list[float] = []
-        for size, cost in enumerate(costs, 1):
-            if at + size > num or not all(repeated[at : at + size - 1]):
-                break
-            # The last token of a pass is sampled, whatever it is.
-            options.append(cost + spent[at + size])
-        spent[at] = min(options)
-    return num / spent[0]
 
 
 class Side:
@@ -181,6 +113,13 @@ class Side:
         return costs[0]
 
 
+def at_best(turns: Sequence[Turn], costs: Sequence[float]) -> float:
+    """The ratio of an oracle on the last answer. `costs`: see `least_cost`."""
+    said = Said()
+    *_, repeated = [said.repeated(turn) for turn in turns]
+    return len(repeated) / least_cost(repeated, costs)
+
+
 @contextmanager
 def sides(name: str, hidden: int) -> Generator[tuple[Side, Side]]:
     with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
@@ -201,7 +140,14 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(MODELS), default="qwen3_5")
     parser.add_argument("--hidden", type=int, default=512, help="hidden size: the larger, the more a pass costs")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--replay", type=Path, nargs="?", const=Path(), help="count; with a file of recorded sessions")
+    parser.add_argument("--dialogues", type=int, default=40, help="how many of them are replayed, from the first on")
+    parser.add_argument("--recurrent", action="store_true", help="replay a model whose layers cannot drop tokens")
     options = parser.parse_args()
+    if options.replay is not None:
+        file = None if options.replay == Path() else options.replay
+        show(file, num_dialogues=options.dialogues, rewinds=not options.recurrent)
+        return
     with sides(options.model, options.hidden) as (drafting, plain):
         for side in (drafting, plain):
             for turns in workloads(10**6).values():
