@@ -311,6 +311,37 @@ def test_a_recall_that_breaks_off_empties_the_cache_and_no_more(
     assert engine.loop.status().held.kv_nbytes > 0
 
 
+def test_a_recall_that_breaks_off_fails_only_the_request_that_needed_the_room(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = words(543, 300)
+    engine.run(prompt, num=20)
+    prompts = [[*prompt, *words(544 + i, 40)] for i in range(2)]
+    cold = engine.cold(prompts[1])
+
+    def raising(loans: object) -> None:
+        raise RuntimeError("the buffers cannot be copied")
+
+    def needs_room_once(worker) -> None:
+        start = worker.sequences.start
+
+        def first(*what: object, **reserve: int) -> None:
+            worker.sequences.start = start
+            with monkeypatch.context() as patch:
+                patch.setattr(sequences, "copy_out", raising)
+                worker.sequences.close_idle()
+
+        worker.sequences.start = first
+
+    engine.ask(needs_room_once)
+    # Both are admitted in one step.
+    failed, other = engine.submit_all(prompts)
+    assert failed.wait().end.error is not None
+    assert other.wait().end.error is None
+    assert other.tokens == cold
+    engine.check()
+
+
 def test_one_whose_end_goes_wrong_ends_all_the_same(engine: Engine) -> None:
     prompt = words(550, 300)
     beside = words(551, 200)

@@ -111,11 +111,11 @@ LOOP_MUTANTS = (
         ("tests/loop/test_given_back.py", "-k", "llama"),
     ),
     _mutant(
-        "RequestTable.release",
-        "what could not be given back leaves the cache as if nothing had happened",
+        "RequestTable.fail",
+        "others are admitted on what a request broke before it failed",
         "if self._sequences.is_broken:\n    self.reset_cache()",
         "",
-        ("tests/loop/test_broken_passes.py", *_PARKED),
+        _PARKED,
     ),
     _mutant(
         "Worker._complete",

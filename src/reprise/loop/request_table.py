@@ -127,6 +127,9 @@ class RequestTable:
             log.error("request %s failed", request.id, exc_info=error)
             shown = EngineFailed(f"The request failed in the engine: {type(error).__name__}: {error}")
         self.finish(request, FinishReason.FAILED, shown)
+        if self._sequences.is_broken:
+            # Others may be admitted in this step.
+            self.reset_cache()
 
     def _free_memory_for(self, request: RunningRequest) -> None:
         """Reclaim memory for another attempt of a request that ran out of memory."""
@@ -178,8 +181,6 @@ class RequestTable:
         except Exception:
             log.exception("could not release the state of request %s; the cache is reset", request.id)
             self._sequences.drop(before.live)
-            self.reset_cache()
-        if self._sequences.is_broken:
             self.reset_cache()
 
     def _discard_state(self, request: RunningRequest) -> None:
