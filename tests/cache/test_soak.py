@@ -11,7 +11,7 @@ from reprise.memory import Account
 from tests.cache.trial import Trial
 from tests.soak.lengths import times
 
-OPERATIONS = times(300_000)
+OPERATIONS = times(100_000)
 
 
 def some_layout(rng: random.Random) -> Layout:

@@ -26,6 +26,7 @@ from tests.loop.restarts import Restarts
 from tests.loop.test_drafts import make_passes_free
 from tests.loop.test_repeats import JOBS, prompt_of, sampled
 from tests.matrix import now_and_later
+from tests.soak.lengths import times
 
 KINDS = now_and_later(["llama", "gemma3_text", "qwen3_5"], ["gpt_oss", "mamba2", "qwen3"])
 
@@ -240,7 +241,7 @@ def test_it_never_blames_a_right_answer(architecture: str, drafts: str) -> None:
             engine.ask(make_passes_free)
         num = reused = accepted = 0
         chats = [prompt_of(900 + i, 40 + 60 * i) for i in range(3)]
-        for seed in range(20):
+        for seed in range(times(6)):
             temperature = (0.0, 0.7, 1.5)[seed % 3]
             sampling = Sampling(seed=seed, temperature=temperature, top_p=0.95, min_p=0.02, logprobs=1)
             prompts = [*chats, chats[seed % 3], prompt_of(1000 + seed, 40 + 37 * seed % 300)]

@@ -42,7 +42,7 @@ def test_ranks_that_come_and_go_change_no_answer(
 def test_ranks_come_and_go_for_long(restarts: RankRestarts, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
     monkeypatch.setattr(read_ahead, "MIN_TOKENS", 1)
     monkeypatch.setattr(sequences, "LARGE_NBYTES", 10_000)
-    _random_restarts(restarts, architecture, seed=5, num_bursts=times(60))
+    _random_restarts(restarts, architecture, seed=5, num_bursts=times(20))
 
 
 def _random_restarts(restarts: RankRestarts, architecture: str, *, seed: int, num_bursts: int) -> None:

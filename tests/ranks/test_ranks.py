@@ -192,8 +192,8 @@ def test_random_chats_on_two_ranks_with_a_disk(tmp_path: Path, architecture: str
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5"])
 def test_no_operation_is_entered_by_some_ranks_only(tmp_path: Path, architecture: str) -> None:
-    """Cancels, failures, evictions and reads from disk, over 10^5 operations with ``SOAK=10``."""
-    bursts = times(70)
+    """Cancels, failures, evictions and reads from disk, over 10^5 operations with ``SOAK=30``."""
+    bursts = times(24)
     seen = _chat(tmp_path, architecture, seed=5, num_bursts=bursts, cache_bytes=300_000, drafts="auto", has_disk=True)
     assert seen["num_operations"] > 30 * bursts and seen["loaded"] > 0, seen
 

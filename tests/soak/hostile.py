@@ -4,6 +4,7 @@ import http.client
 import json
 import random
 import socket
+import threading
 import time
 from typing import Any
 
@@ -77,11 +78,11 @@ class Intruder:
         self._rng = random.Random(f"hostile:{seed}:{number}")
         self._report = report
 
-    def run(self, until_s: float) -> None:
-        """Go on until then. Never raises: what the server does wrong is in the report."""
+    def run(self, until: threading.Event) -> None:
+        """Go on until that is set. Never raises: what the server does wrong is in the report."""
         doings = (self._post, self._post, self._hang_up, self._retry, self._idle, self._half_header, self._half_body,
                   self._unread)  # fmt: skip
-        while time.monotonic() < until_s:
+        while not until.is_set():
             doing = self._rng.choice(doings)
             try:
                 doing()

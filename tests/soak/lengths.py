@@ -1,4 +1,9 @@
-"""How long the long runs are: `SOAK=10 make test-all` makes each ten times as long."""
+"""How long the long runs are: `SOAK=10 make test-soak` makes each ten times as long.
+
+A cell (one test with one kind of layers and one amount of room) is there for what only that pair can do wrong, so
+all of them always run. What each has of bursts, seeds and operations is what `make test-all` has time for: ten minutes
+for all on two busy cores. A bug that needs a longer life is found with a larger `SOAK`.
+"""
 
 import os
 
@@ -6,5 +11,5 @@ _FACTOR = float(os.environ.get("SOAK", "1"))
 
 
 def times(num: int) -> int:
-    """`num`, as many times as was asked for. By default all of `make test-all` takes half an hour on two busy cores."""
+    """`num`, as many times as was asked for."""
     return max(1, round(num * _FACTOR))

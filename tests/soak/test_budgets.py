@@ -113,4 +113,4 @@ def test_some_bursts(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5", "mamba2"])
 def test_many_bursts(architecture: str) -> None:
     for seed in range(times(2)):
-        fuzz(architecture, seed=100 + seed, num_bursts=40)
+        fuzz(architecture, seed=100 + seed, num_bursts=14)
