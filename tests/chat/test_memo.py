@@ -24,10 +24,15 @@ def test_what_is_too_large_is_not_kept_and_takes_its_place_away() -> None:
 
 @settings(deadline=None)
 @given(puts=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=30))
-def test_the_books_balance(puts: list[tuple[int, int]]) -> None:
-    memo: Memo[int, int] = Memo(nbytes=12, size=lambda _, value: value)
+def test_the_bound_holds_and_nothing_goes_that_has_room(puts: list[tuple[int, int]]) -> None:
+    memo: Memo[int, int] = Memo(nbytes=12, size=lambda key, value: key + value)
+    kept: dict[int, int] = {}
     for key, value in puts:
         memo.put(key, value)
-        memo.check()
-        assert memo.get(key) == value
-    assert memo.nbytes <= 12
+        kept.pop(key, None)
+        if key + value <= 12:
+            kept[key] = value
+        while sum(kept) + sum(kept.values()) > 12:
+            del kept[next(iter(kept))]
+        assert memo.nbytes == sum(kept) + sum(kept.values())
+    assert {key: memo.get(key) for key in range(6)} == {key: kept.get(key) for key in range(6)}
