@@ -1,5 +1,6 @@
 """The workloads, held with small servers: what they computed, who leads, and when it ends."""
 
+import json
 import re
 import sys
 import time
@@ -11,7 +12,7 @@ from random import Random
 import httpx
 import pytest
 
-from reprise.benchmark.client import ClientReply, Post
+from reprise.benchmark.client import ClientReply, Post, send
 from reprise.benchmark.fit import SideSpeed, demand_of, fitted
 from reprise.benchmark.report import as_html, as_json, summary_lines, table_of
 from reprise.benchmark.results import BenchResult
@@ -284,6 +285,16 @@ def test_a_port_in_use_is_said_in_the_servers_own_words() -> None:
         command = (sys.executable, "-m", "http.server", port, "--bind", "127.0.0.1")
         with pytest.raises(ServerFailed, match="in use"):
             ServerProcess(command)
+
+
+def test_a_stream_is_read_as_the_standard_says() -> None:
+    text = "one\u2028two\x85three"
+    chunk = json.dumps({"id": "a", "choices": [{"delta": {"content": text}}]}, ensure_ascii=False)
+    stream = f": hello\n\nid: 1\ndata: {chunk}\n\n: still here\n\ndata: [DONE]\n\n"
+    headers = {"content-type": "text/event-stream"}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, headers=headers, text=stream))
+    reply = send(httpx.Client(transport=transport, base_url="http://other"), Post(body={}))
+    assert (reply.id, reply.content) == ("a", text)
 
 
 def test_addresses_that_are_none_keys_and_models() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
@@ -16,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import reprise
-from reprise.cli.chat_model import AnswerPiece, LocalModel, Message, TurnCounts, remote_model
+from reprise.cli.chat_model import AnswerPiece, LocalModel, Message, RemoteModel, TurnCounts, remote_model
 from reprise.cli.chat_session import Session, counts_line
 from reprise.cli.chat_terminal import MarkdownView, Terminal, complete_blocks
 from reprise.cli.main import app
@@ -200,6 +201,17 @@ def test_a_server_answers_like_the_engine(paper: Paper) -> None:
         assert [message["role"] for message in session.messages][1:] == ["user", "assistant"] * 2
         assert paper.complaints == []
         model.close()
+
+
+def test_a_stream_of_another_server_is_read_as_the_standard_says() -> None:
+    text = "one\u2028two\x85three\u2029four"
+    chunk = json.dumps({"id": "a", "choices": [{"delta": {"content": text}}]}, ensure_ascii=False)
+    stream = f": hello\r\n\r\nid: 1\r\nevent: chunk\r\ndata: {chunk}\r\n\r\n: still here\r\n\r\ndata: [DONE]\r\n\r\n"
+    headers = {"content-type": "text/event-stream; charset=utf-8"}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, headers=headers, text=stream))
+    client = httpx.Client(transport=transport, base_url="http://other")
+    model = RemoteModel(client, name="theirs", is_reprise=False, options={})
+    assert [piece.text for piece in model.stream([{"role": "user", "content": "Hello!"}])] == [text]
 
 
 def test_lines_history_and_what_is_typed(tmp_path: Path) -> None:

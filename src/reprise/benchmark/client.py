@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import httpx
+from httpx_sse import EventSource
 
 from reprise.core.errors import RepriseError
 
@@ -92,7 +93,7 @@ def send(client: httpx.Client, post: Post, *, hear: Callable[[Body], None] = lam
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
                 return _whole(response.read(), sent_s)
-            return _gather(_events(response.iter_lines()), sent_s, hear)
+            return _gather(_events(response), sent_s, hear)
     except httpx.TimeoutException as error:
         raise Unreachable("timed out") from error
     except httpx.TransportError as error:
@@ -121,21 +122,17 @@ def _error_of(raw: bytes) -> str:
     return text[:_SHOWN]
 
 
-def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
     """The objects of a stream of server-sent events, to its end."""
-    name = ""
-    for line in lines:
-        if line.startswith("event:"):
-            name = line.removeprefix("event:").strip()
-        if not line.startswith("data:"):
-            continue
-        text = line.removeprefix("data:").strip()
-        if text == "[DONE]":
+    for sent in EventSource(response).iter_sse():
+        if sent.data == "[DONE]":
             return
-        event: dict[str, Any] = json.loads(text)
+        if sent.data == "":
+            continue  # A comment, or nothing but an id.
+        event: dict[str, Any] = json.loads(sent.data)
         if "error" in event and event["error"] is not None:
             raise Refused(f"it broke off: {str(event['error'])[:_SHOWN]}")
-        yield event if name == "" else {"type": name, **event}
+        yield {"type": sent.event, **event}
 
 
 def _gather(events: Iterator[dict[str, Any]], sent_s: float, hear: Callable[[Body], None]) -> ClientReply:

@@ -145,18 +145,18 @@ class RemoteModel:
 
     def _chunks(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         import httpx  # noqa: PLC0415 (slow to import)
+        from httpx_sse import EventSource  # noqa: PLC0415 (imports httpx)
 
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if not response.is_success:
                     raise NoAnswer(_sentence(response.read().decode(errors="replace")))
-                for line in response.iter_lines():
-                    event = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-                    if event in ("", "[DONE]"):
+                for sent in EventSource(response).iter_sse():
+                    if sent.data in ("", "[DONE]"):
                         continue
-                    chunk: dict[str, Any] = json.loads(event)
+                    chunk: dict[str, Any] = json.loads(sent.data)
                     if "error" in chunk:
-                        raise NoAnswer(_sentence(event))
+                        raise NoAnswer(_sentence(sent.data))
                     yield chunk
         except httpx.HTTPError as error:
             raise NoAnswer(f"The connection to {self._client.base_url} failed: {error}.") from error
