@@ -150,8 +150,9 @@ def test_what_a_prompt_left_beside_its_settled_continuation_goes_first() -> None
     cache = store("cost", HYBRID, None)
     lasting, thinking, answer = run_of(0, 80), run_of(1, 40), run_of(2, 30)
     prompt = join_tokens(lasting, run_of(3, 4))
-    serve(cache, prompt, HYBRID, kind=BoundaryKind.PROMPT_END)
-    cache.commit(join_tokens(prompt, thinking, answer), SizedSource(HYBRID, 1), kind=BoundaryKind.GENERATION_END)
+    serve(cache, prompt, HYBRID, kind=BoundaryKind.PROMPT_END, stable_at=80)
+    end = join_tokens(prompt, thinking, answer)
+    cache.commit(end, SizedSource(HYBRID, 1), kind=BoundaryKind.GENERATION_END, stable_at=80)
     settled = join_tokens(lasting, answer)
     cache.commit(settled, SizedSource(HYBRID, 1), kind=BoundaryKind.STABLE)
     cache.check()
@@ -165,6 +166,25 @@ def test_what_a_prompt_left_beside_its_settled_continuation_goes_first() -> None
     cache.check()
     assert resumes_at(cache, settled) == 110
     assert cache.nbytes == 110 + 100
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read from disk", "computed"])
+def test_a_chat_with_the_same_beginning_supersedes_no_end_beside_it(*, is_read: bool) -> None:
+    cache = store("cost", HYBRID, None)
+    shared = run_of(0, 50)
+    prompt, other = join_tokens(shared, run_of(1, 30)), join_tokens(shared, run_of(2, 100))
+    cache.release(cache.lease(cache.match(prompt), 0))
+    if is_read:
+        # Nobody has asked for the other yet.
+        cache.commit(shared, SizedSource(HYBRID, 1), kind=BoundaryKind.SYSTEM, stable_at=80)
+    end = join_tokens(prompt, run_of(3, 9))
+    cache.commit(end, SizedSource(HYBRID, 1), kind=BoundaryKind.GENERATION_END, stable_at=80)
+    if not is_read:
+        # So much of it is new behind its stable position that this is not seen to be the second prompt's.
+        cache.release(cache.lease(cache.match(other), 0))
+    cache.commit(other[:55], SizedSource(HYBRID, 1), kind=BoundaryKind.STABLE, stable_at=None if is_read else 55)
+    cache.check()
+    assert not any(mark.is_superseded for mark in cache.tree.checkpoints())
 
 
 def test_an_end_survives_those_that_stand_close_below_it() -> None:

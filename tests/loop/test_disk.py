@@ -66,6 +66,27 @@ def test_what_the_memory_has_of_a_prompt_is_not_read_again(start: Restarts, mode
         assert disk_of(engine).read_nbytes - read < 1.3 * read
 
 
+@pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text", "mamba2"])
+def test_what_is_read_for_a_chat_leaves_another_with_the_same_system_prompt_to_be_written(
+    start: Restarts, model: str
+) -> None:
+    system = words(14, 100)
+
+    def turn(prompt: list[int]) -> list[Boundary]:
+        return [Boundary(len(system), BoundaryKind.SYSTEM), Boundary(len(prompt) - 3, BoundaryKind.STABLE)]
+
+    one, other = [*system, *words(15, 100)], [*system, *words(16, 100)]
+    start(model).run(one, boundaries=turn(one))
+    engine = start(model)
+    other = [*other, *engine.run(other, boundaries=turn(other)).tokens, *words(17, 10)]
+    # Its reasoning was stripped: the stable position is read.
+    one = [*one[:-3], *words(18, 100)]
+    assert engine.run(one, boundaries=turn(one)).end.outcome.num_reused == 197
+    engine = start(model)
+    answer = engine.run(other, boundaries=turn(other))
+    assert (answer.computed, answer.tokens) == (11, engine.cold(other)), "the last token of an answer was not fed"
+
+
 def test_requests_for_one_prefix_read_it_once(start: Restarts) -> None:
     engine = start()
     shared = words(3, 300)

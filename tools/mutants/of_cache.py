@@ -423,8 +423,15 @@ WORTH = (
     _mutant(
         "superseded_beside",
         "what a prompt left beside its chat's path is not superseded",
-        "beside is not below and beside.visit == visit",
+        "beside is not below and beside.last_visit == visit",
         "False",
+        _POLICY,
+    ),
+    _mutant(
+        "superseded_beside",
+        "a chat supersedes the end of another that shares its beginning",
+        "checkpoint.stable_at is not None and checkpoint.stable_at <= node.stop",
+        "True",
         _POLICY,
     ),
     _mutant(

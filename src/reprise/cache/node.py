@@ -101,7 +101,7 @@ class Checkpoint:
     `snapshot` is None for models without snapshots. `last_use` is the tree's clock when the position was committed or
     resumed from; `num_uses` counts the resumes. `is_superseded`: a later tip of the same conversation exists.
     `is_auxiliary`: only auxiliary requests (titles, tags) used it. `stable_at`: the next turn may differ past this
-    position (None: not known); only used where every position is resumable.
+    position (None: not known).
     """
 
     position: int

@@ -35,7 +35,11 @@ def superseded_on(nodes: Sequence[Node], position: int, kind: BoundaryKind) -> I
 
 
 def superseded_beside(nodes: Sequence[Node]) -> Iterator[Checkpoint]:
-    """The checkpoints that the same prompt left beside the path: its chat continues here."""
+    """The checkpoints that the same prompt left beside the path: its chat continues here.
+
+    They lie past the stable boundary of that prompt, and the path leaves it there or later. What has its stable
+    boundary beside the path belongs to another chat, which shares the beginning: its next turn resumes there.
+    """
     visit = nodes[-1].last_visit
     if visit is None:
         return  # The policy does not number prompts.
@@ -43,7 +47,8 @@ def superseded_beside(nodes: Sequence[Node]) -> Iterator[Checkpoint]:
         for beside in node.children.values():
             if beside is not below and beside.last_visit == visit:
                 for checkpoint in [c for found in subtree(beside) for c in found.checkpoints.values()]:
-                    if checkpoint.kind in _TIPS and not checkpoint.is_superseded:
+                    is_left = checkpoint.stable_at is not None and checkpoint.stable_at <= node.stop
+                    if is_left and checkpoint.kind in _TIPS and not checkpoint.is_superseded:
                         yield checkpoint
         if node.first_visit is None or node.first_visit < visit:
             return  # Everything above is older than the prompt.
