@@ -85,8 +85,8 @@ class RandomChats:
         again = self.engine.run(asked.tokens, num=1, namespace=namespace)
         assert again.computed <= 1, (asked.tokens, again.end)
         longer = [*asked.tokens, *asked.running.tokens, 7, 8, 9]
-        # The last token of an answer is not fed.
-        assert self.engine.run(longer, num=1, namespace=namespace).computed == 4, (asked.tokens, asked.running.tokens)
+        # The last token of an answer is not fed, unless another request had the same answer and went on.
+        assert self.engine.run(longer, num=1, namespace=namespace).computed <= 4, (asked.tokens, asked.running.tokens)
 
     def _send(self, source: random.Random) -> _Asked:
         namespace = source.choice(("", "", "", "other"))
