@@ -50,7 +50,7 @@ def next_turn(answer: list[int], prompt: list[int]) -> list[int]:
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5", "mamba2"])
 def test_what_is_known_of_a_next_turn_is_computed_ahead(architecture: str) -> None:
     with closing(Engine(architecture, load_draft_model=partial(loaded, architecture), drafts="auto")) as engine:
-        engine.ask(draft_always)
+        engine.ask(partial(draft_always, is_far=True))
         prompt = words(1121, 100)
         # The template says where a next turn leaves this one.
         answer = engine.run(prompt, num=40, boundaries=[Boundary(97, BoundaryKind.STABLE)])
