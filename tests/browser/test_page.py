@@ -478,6 +478,19 @@ def test_a_key_is_asked_for_and_never_stands_in_an_address(browser: Any) -> None
         context.close()
 
 
+def test_a_saving_that_is_not_known_yet_is_not_called_none(browser: Any) -> None:
+    with real_server() as client:
+        body = {"prompt": "Hello", "max_tokens": 2}
+        for known in ("nothing was reused yet", "not known yet: too little was computed at once"):
+            client.post("/v1/completions", json=body).raise_for_status()
+            savings = client.get("/v1/cache/overview").json()["savings"]
+            page = browser.new_page()
+            page.goto(str(client.base_url))
+            says(page, "#saved-sub", known)
+            page.close()
+        assert savings["reused"] > 0 == savings["saved_s"]
+
+
 def test_drafts_are_shown_by_source(browser: Any) -> None:
     with real_server(prepare=make_passes_free, drafts="auto", settles=False) as server:
         context = browser.new_context(viewport={"width": 1400, "height": 900})

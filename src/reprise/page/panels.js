@@ -39,7 +39,9 @@ function hero({ savings, created }) {
   put($("saved"), (savings.saved_today_s ? parts(savings.saved_today_s) : [["0", "s"]]).map(([amount, unit]) => [amount, h("span", { class: "unit" }, unit)]));
   $("saved").dataset.seconds = savings.saved_s;
   const since = new Date(created * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-  put($("saved-sub"), !savings.saved_s ? "nothing was reused yet" : savings.saved_s === savings.saved_today_s ? "today, since the server started" : `today; ${seconds(savings.saved_s)} since ${since}`);
+  // Passes over a few tokens do not tell how long a prompt takes.
+  const none = savings.reused ? "not known yet: too little was computed at once" : "nothing was reused yet";
+  put($("saved-sub"), !savings.saved_s ? none : savings.saved_s === savings.saved_today_s ? "today, since the server started" : `today; ${seconds(savings.saved_s)} since ${since}`);
   const known = savings.reused + savings.computed;
   const figure = (id, source, name, value, note) => h("div", {}, h("dt", {}, source ? h("i", { class: `c-${source}`, style: { width: ".6rem", height: ".6rem", "border-radius": "2px" } }) : null, name), h("dd", { id }, num(value)), h("dd", { class: "figure-note" }, note));
   put($("figures"),
