@@ -214,7 +214,7 @@ class RunningRequest:
     @property
     def is_restoring(self) -> bool:
         """Whether it is admitted and its state is still being restored."""
-        return self.live is not None and self.live.restoration is not None
+        return isinstance(self.phase, Prefilling) and self.phase.live.restoration is not None
 
     @property
     def is_running(self) -> bool:

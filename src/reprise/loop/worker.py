@@ -217,13 +217,15 @@ class Worker:
             return None
         # A prefill slice gets what decode and restores leave of the longest gap.
         speed = self.executor.speed
-        speed = replace(speed, decode_s=speed.decode_s + self._allowance.spent_s)
+        if self._allowance.spent_s > 0:
+            speed = replace(speed, decode_s=speed.decode_s + self._allowance.spent_s)
         state = scheduler_state(present, self.sequences, speed, self.cache.layout, now_s=self._clock())
         if self.num_others > 0 or self.is_closed:
             state = replace(state, num_others=self.num_others, is_closed=self.is_closed)
         step = decide(state, self.limits)
-        may_wait = self.num_others > 0 or self.is_closed or any(r.is_restoring for r in present)
-        assert may_wait or not step.is_idle, "there are requests, and nothing runs"
+        if step.is_idle:
+            may_wait = self.num_others > 0 or self.is_closed or any(r.is_restoring for r in present)
+            assert may_wait, "there are requests, and nothing runs"
         return step
 
     def _apply_changes(self, step: Step) -> None:
@@ -411,7 +413,9 @@ class Worker:
             return
         if not decoding:
             return
-        is_alone = sum(isinstance(request.phase, Decoding) for request in self.requests.values()) == 1
+        is_alone = len(decoding) == 1 and not any(
+            isinstance(request.phase, Decoding) for request in self.requests.values() if request is not decoding[0]
+        )
         by_live = {id(request.live): request for request in decoding}
         try:
             results = self.executor.decode(decoding, is_alone=is_alone)
