@@ -180,6 +180,16 @@ def test_calls_end_before_their_results() -> None:
     assert form == MODELS["sections"].calls.format
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_end_where_their_results_open_without_a_role(name: str) -> None:
+    template = source(name).replace("<|eos|>{% endfor %}", "{% if not m.tool_calls %}<|eos|>{% endif %}{% endfor %}")
+    result = "{% if m.role == 'tool' %}<|result|>{{ m.content }}<|/result|>{% else %}"
+    template = template.replace("{% for m in messages %}", "{% for m in messages %}" + result)
+    template = template.replace("{% endfor %}{% if add", "{% endif %}{% endfor %}{% if add")
+    specials = ("<|role|>", "<|result|>", "<|/result|>", *FORMATS[name][0])
+    assert model_with(template, specials).calls.format == MODELS[name].calls.format
+
+
 ASKS = "{% if tools %}Call with <|tool_call|> and a list in JSON.{% endif %}"
 PLAIN = "{% for m in messages %}<|role|>{{ m.content }}<|eos|>{% endfor %}"
 
