@@ -106,7 +106,7 @@ def test_what_cannot_be_is_one_sentence(words: list[str], sentence: str) -> None
 
 @pytest.mark.soak
 def test_the_whole_command_beside_mlx_lm(tmp_path: Path) -> None:
-    words = ["bench", "--size", "0.06", "--repeats", "1", "--minutes", "10", "--vs", "mlx-lm"]
+    words = ["bench", "--size", "0.03", "--repeats", "1", "--minutes", "10", "--vs", "mlx-lm"]
     files = ["--html", str(tmp_path / "bench.html"), "--json", str(tmp_path / "bench.json")]
     told = CliRunner().invoke(app, [*words, *files])
     assert told.exit_code == 0, told.output
@@ -117,4 +117,4 @@ def test_the_whole_command_beside_mlx_lm(tmp_path: Path) -> None:
     assert all(computed[workload, ON] <= num for (workload, _), num in computed.items())
     assert all(numbers["memory"][side] for side in numbers["sides"])
     assert numbers["head"]["layers"] == "1 × recurrent state, 1 × full attention"
-    assert "reprise bench --minutes 10 --vs mlx-lm --size 0.06 --repeats 1 --seed 0" in told.output
+    assert "reprise bench --minutes 10 --vs mlx-lm --size 0.03 --repeats 1 --seed 0" in told.output

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from reprise.cli.agents import AGENTS, ServerAddress
@@ -39,10 +40,10 @@ def launch(home: Path, *words: str, path: str = "") -> "subprocess.CompletedProc
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def here(home: Path, *words: str) -> int:
-    """The same in this process, which is quicker; its exit status."""
+def here(home: Path, *words: str) -> Result:
+    """The same in this process, which is quicker."""
     names = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
-    return CliRunner().invoke(app, ["launch", *words], env=names).exit_code
+    return CliRunner().invoke(app, ["launch", *words], env=names)
 
 
 def test_settings_have_the_server_and_keep_the_rest() -> None:
@@ -117,21 +118,21 @@ def test_running_printing_writing_and_undoing(tmp_path: Path) -> None:
             file = home / agent.settings_path
             for _ in range(2):
                 # Twice: what comes back is what the person had, not the first change.
-                assert here(home, "--url", url, name, "--write") == 0
+                assert here(home, "--url", url, name, "--write").exit_code == 0
             assert "127.0.0.1" in file.read_text()
     for name, agent in AGENTS.items():
         file = home / agent.settings_path
         if name == "codex":
             ours = file.read_bytes()
             file.write_bytes(ours + b"# more\n")
-            assert here(home, name, "--undo") == 2
+            assert here(home, name, "--undo").exit_code == 2
             file.write_bytes(ours)
-        assert here(home, name, "--undo") == 0
+        assert here(home, name, "--undo").exit_code == 0
         if name == "qwen":
             assert not file.exists()
         else:
             assert (file.read_bytes(), file.stat().st_mode & 0o777) == (FILES[name].encode(), 0o640)
-        assert here(home, name, "--undo") == 2
+        assert here(home, name, "--undo").exit_code == 2
 
 
 def test_a_server_that_loads_its_model_is_waited_for(tmp_path: Path) -> None:
@@ -175,10 +176,10 @@ def test_one_of_the_models_of_a_server_can_be_chosen(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever).start()
         words = ("--url", f"127.0.0.1:{server.server_port}", "--print")
-        ran = [launch(tmp_path, *words, *named, "aider") for named in ((), ("--model", "fast"), ("--model", "slow"))]
+        ran = [here(tmp_path, *words, *named, "aider") for named in ((), ("--model", "fast"), ("--model", "slow"))]
         server.shutdown()
     assert "openai/main" in ran[0].stdout and "openai/fast" in ran[1].stdout
-    assert ran[2].returncode != 0 and "main, fast" in ran[2].stderr
+    assert ran[2].exit_code != 0 and "main, fast" in ran[2].stderr
 
 
 def test_a_server_is_started_for_the_agent_and_ends_with_it(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def most_beside(rows: SequenceBatch, work: Callable[[], object]) -> int:
 
 
 def test_a_group_is_never_held_twice() -> None:
-    group = rows_of(2000, num=4)
-    newcomers = [rows_of(1500), rows_of(2100)]
+    group = rows_of(1000, num=4)
+    newcomers = [rows_of(750), rows_of(1050)]
     held = group.nbytes + sum(rows.nbytes for rows in newcomers)
     # A layer at a time; some of the newcomers' buffers are there until the end.
     assert most_beside(group, lambda: group.join(newcomers)) < 2 * held / NUM_LAYERS

@@ -182,7 +182,7 @@ def test_a_path_for_which_there_is_no_room_twice_is_taken_over(architecture: str
 
 
 def test_taking_over_holds_little_twice(engines: list[Engine]) -> None:
-    prompt = words(775, 5000)
+    prompt = words(775, 4000)
     engine = Engine("llama", prefill_chunk=1024, shares_from=400)
     engines.append(engine)
     engine.run(prompt, purpose=Purpose.PREFILL)

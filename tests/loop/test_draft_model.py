@@ -112,7 +112,7 @@ def test_what_a_grammar_allows_is_all_that_comes(pair: tuple[Engine, Engine]) ->
     assert drafting.run(words(906, 30), num=len(text), constraint=lambda: OneText(text)).tokens == text
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_conversations_are_answered_as_without_and_computed_as_little(pair: tuple[Engine, Engine], seed: int) -> None:
     rng = random.Random(seed)
     drafting, plain = pair

@@ -65,7 +65,7 @@ def test_a_follower_holds_what_the_engine_holds(start: Start, architecture: str,
 def test_a_follower_never_differs(start: Start, architecture: str) -> None:
     engine, following = start(architecture, cache_bytes=600_000, drafts="auto")
     for seed in range(times(3)):
-        _run(engine, architecture, seed=seed, num_bursts=40, has_room=False)
+        _run(engine, architecture, seed=seed, num_bursts=14, has_room=False)
         assert engine.ask(lambda worker: following.check()) > 0
 
 

@@ -10,7 +10,7 @@ from reprise.loop.worker import Worker
 from tests.loop.driving import Engine, Running
 from tests.loop.test_reuse import words
 
-LONG = 2000
+LONG = 1000
 SHORT = 20
 NUM_SHORT = 7
 _TOKENS = 12

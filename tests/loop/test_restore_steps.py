@@ -30,7 +30,7 @@ from tests.zoo.windows import WINDOWS
 
 _LAYERS = 8
 _WINDOW = 256
-_SMALL = 4096
+_SMALL = 8192
 """Bytes of a section of a record."""
 
 _QWEN = CONFIGS["qwen3_5"]
@@ -119,7 +119,7 @@ def test_a_step_takes_over_one_part_whatever_the_kind_of_layers(
     options = _SETTINGS.get(kinds, {})
     engine = start(tmp_path / "model", **options)
     shared = words(12, 150)
-    prompt = [*shared, *words(11, 400)]
+    prompt = [*shared, *words(11, 300)]
     turn = [*prompt, *engine.run(prompt).tokens, 1, 2]
     engine = start(tmp_path / "model", **options)
     if num_held > 0:

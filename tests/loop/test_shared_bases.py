@@ -72,7 +72,7 @@ def test_they_answer_as_alone_in_the_memory_of_one(choices: list[Settings]) -> N
     del alone
     source = random.Random(1)
     prompts = [words(seed, 60) for seed in range(3)]
-    asked = [(source.randrange(3), prompts[source.randrange(3)]) for _ in range(14)]
+    asked = [(source.randrange(3), prompts[source.randrange(3)]) for _ in range(8)]
     before = active_memory()
     with serving(choices, most_nbytes=nbytes + added) as served:
         for each in served:
