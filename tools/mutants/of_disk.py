@@ -355,6 +355,13 @@ DISK_MUTANTS = (
         _WRITE_BEHIND,
     ),
     _mutant(
+        "WriteBehind._ends",
+        "where chats parted is not written",
+        "ends | shared | kept",
+        "ends | kept",
+        _WRITE_BEHIND,
+    ),
+    _mutant(
         "WriteBehind._missing_records",
         "positions that all chats share are not written",
         "missing.needs_tail",

@@ -39,7 +39,7 @@ _MOST_NOTED = 1024
 """Paths that may wait to be written; beyond this the oldest are dropped."""
 
 _KEPT = frozenset({BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT, BoundaryKind.GENERATION_END})
-"""The kinds of checkpoints that are always written. The last one of a path is written whatever its kind."""
+"""The kinds of checkpoints that are always written. So are the last one of a path, and the branch that others share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,14 @@ def _is_last_superseded(checkpoint: Checkpoint) -> bool:
         other.is_superseded and other.kind is BoundaryKind.STABLE and other.position > checkpoint.position
         for other in below
     )
+
+
+def _is_shared(checkpoint: Checkpoint) -> bool:
+    """Whether several stored paths continue from this branch, so that others may begin like them: no boundary of the
+    template says so there."""
+    node = checkpoint.node
+    is_branch = checkpoint.kind is BoundaryKind.BRANCH and not checkpoint.is_auxiliary
+    return is_branch and checkpoint.position == node.stop and len(node.children) > 1
 
 
 class WriteBehind:
@@ -201,7 +209,9 @@ class WriteBehind:
         if self._cache.layout.resumes_anywhere:
             # The last position implies all others; if its end was evicted, the rest of the path is written.
             return {min(max(ends), match.length): ends[max(ends)]} if ends else {}
-        return ends | {position: kind for position, kind in current.items() if kind in _KEPT or position == last}
+        shared = {c.position: c.kind for c in stored if _is_shared(c)}
+        kept = {position: kind for position, kind in current.items() if kind in _KEPT or position == last}
+        return ends | shared | kept
 
     def _start_copy(self, plan: _RecordPlan) -> _RecordCopy:
         layout, position = self._cache.layout, plan.position
