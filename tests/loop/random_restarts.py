@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.loop.worker import Worker
 from reprise.memory import Account
@@ -117,8 +118,8 @@ class _Chat:
 class SteadyTwin:
     """Chats on a server that is stopped and started, and the same ones on one that never is.
 
-    With room for all, both compute the same: the next turn, a new chat with a known system prompt, and a next turn that
-    leaves what was stable (thinking stripped) resume where they would have.
+    With room for all, both compute the same: the next turn, a new chat with a known system prompt, a next turn that
+    leaves what was stable (thinking stripped), and one whose beginning was settled resume where they would have.
     """
 
     begin: Callable[[], Engine]
@@ -142,7 +143,7 @@ class SteadyTwin:
                 chat = _Chat(prompt=list(system), stable_at=len(system), answer=[])
                 self._chats.append(chat)
                 prompt = [*system, *self._words(source, 30)]
-            elif source.random() < 0.4:
+            elif chat.answer and source.random() < 0.4:
                 # Not what came next before: how far both agree is where it is stable.
                 seen = (chat.prompt + chat.answer)[chat.stable_at]
                 stripped = [(seen + 1) % _VOCABULARY, *self._words(source, 20)]
@@ -154,11 +155,23 @@ class SteadyTwin:
             assert here.tokens == there.tokens, step
             assert here.computed == there.computed, (step, here.end, there.end)
             chat.answer = here.tokens
+            if source.random() < 0.3:
+                self._settle(chat, engine, self._words(source, 20))
         self.num_loaded += engine.loop.status().counts.num_loaded
 
     def _asked(self, engine: Engine, chat: _Chat, system_at: int) -> Running:
         boundaries = [Boundary(system_at, BoundaryKind.SYSTEM), Boundary(chat.stable_at, BoundaryKind.STABLE)]
         return engine.run(chat.prompt, num=10, boundaries=boundaries)
+
+    def _settle(self, chat: _Chat, engine: Engine, rest: list[int]) -> None:
+        """Settle the next turn of a chat on both: it repeats what was stable, and `rest` in place of the answer."""
+        stable_at = chat.stable_at
+        seen = (chat.prompt + chat.answer)[stable_at]
+        chat.prompt, chat.answer = [*chat.prompt[:stable_at], (seen + 1) % _VOCABULARY, *rest], []
+        chat.stable_at = len(chat.prompt)
+        boundaries = [Boundary(chat.stable_at, BoundaryKind.STABLE)]
+        for each in (engine, self.steady):
+            each.run(chat.prompt, purpose=Purpose.SETTLE, boundaries=boundaries)
 
     def _words(self, source: random.Random, num: int) -> list[int]:
         return [source.randrange(_VOCABULARY) for _ in range(num)]
