@@ -288,7 +288,7 @@ def test_two_models_of_one_budget_have_settings_of_their_own() -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("seed", range(1, 4))
 def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: int) -> None:
     """Chats of three models grow in any order; loads fail, models are unloaded by hand, requests are cancelled."""
     source = random.Random(seed)
@@ -298,7 +298,7 @@ def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: i
     limits = ModelLimits(most_nbytes=room, turn_s=0.05, arrival_s=0.1)
     with serving(*KINDS, nbytes=room + (1 << 20), limits=limits) as models:
         by_name = {model.name: model for model in models}
-        for _ in range(20):
+        for _ in range(14):
             running: list[tuple[tuple[str, int], Running]] = []
             for chat in source.sample(sorted(chats), 3):
                 model = by_name[chat[0]]

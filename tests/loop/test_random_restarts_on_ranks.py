@@ -26,7 +26,7 @@ def restarts(tmp_path: Path) -> Iterator[RankRestarts]:
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("architecture", "seed"),
-    [("qwen3_5", 1), *((name, seed) for name in ARCHITECTURES for seed in (2, 3))],
+    [("qwen3_5", 1), *((name, 2) for name in ARCHITECTURES)],
 )
 def test_ranks_that_come_and_go_change_no_answer(
     restarts: RankRestarts, monkeypatch: pytest.MonkeyPatch, architecture: str, seed: int
@@ -34,7 +34,7 @@ def test_ranks_that_come_and_go_change_no_answer(
     monkeypatch.setattr(read_ahead, "MIN_TOKENS", 1)
     if seed % 2 == 1:
         monkeypatch.setattr(sequences, "LARGE_NBYTES", 0)
-    _random_restarts(restarts, architecture, seed=seed, num_bursts=8 if seed == 1 else 20)
+    _random_restarts(restarts, architecture, seed=seed, num_bursts=8 if seed == 1 else 12)
 
 
 @pytest.mark.soak

@@ -75,7 +75,7 @@ def test_two_processes_answer_as_one_and_end_when_one_dies(tmp_path: Path) -> No
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5"])
+@pytest.mark.parametrize("architecture", ["gpt_oss", "qwen3_5"])
 def test_after_a_kill_of_all_ranks_only_what_is_new_is_computed(tmp_path: Path, architecture: str) -> None:
     disk = tmp_path / "disk"
     options = ("--disk-cache", str(disk), "--disk-bytes", "1GB")
@@ -175,18 +175,10 @@ def test_other_options_on_another_rank_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("drafts", ["off", "auto"])
-@pytest.mark.parametrize("cache_bytes", [0, 300_000])
+@pytest.mark.parametrize(("cache_bytes", "drafts"), [(0, "auto"), (300_000, "off")])
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5"])
 def test_random_chats_on_two_ranks(tmp_path: Path, architecture: str, cache_bytes: int, drafts: str) -> None:
-    _chat(tmp_path, architecture, seed=1, num_bursts=10, cache_bytes=cache_bytes, drafts=drafts)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "qwen3_5"])
-def test_random_chats_on_two_ranks_with_a_disk(tmp_path: Path, architecture: str) -> None:
-    seen = _chat(tmp_path, architecture, seed=2, num_bursts=20, cache_bytes=300_000, drafts="off", has_disk=True)
-    assert seen["loaded"] > 0, seen
+    _chat(tmp_path, architecture, seed=1, num_bursts=6, cache_bytes=cache_bytes, drafts=drafts)
 
 
 @pytest.mark.soak

@@ -103,12 +103,6 @@ def one_request(engine: Engine, source: random.Random, prompt: list[int], audito
     return mine[0]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5"])
-def test_some_bursts(architecture: str) -> None:
-    fuzz(architecture, seed=1, num_bursts=6)
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5", "mamba2"])
 def test_many_bursts(architecture: str) -> None:

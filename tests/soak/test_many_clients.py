@@ -74,12 +74,6 @@ def soak(architecture: str, *, num_clients: int, num_each: int, seed: int) -> No
     assert alone.num_ties <= 1 + num_tokens // 10_000
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
-def test_some_clients_do_some_things(architecture: str) -> None:
-    soak(architecture, num_clients=9, num_each=2, seed=1)
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5", "mamba2"])
 def test_sixty_four_clients(architecture: str) -> None:
