@@ -4,7 +4,7 @@
 
 The model's weights are random, so a grammar that allows one text alone makes it write what an agent would: a file of
 200 lines with some edits, tool calls like those before, an answer once more, and chat that repeats nothing. Every token
-is sampled and verified as always. Both sides run in one process and take turns.
+is computed and verified as always. Both sides run in one process and take turns.
 
 Beside each ratio: the same by processor time, which other programs disturb less; and what drafts could bring at best
 with the pass costs measured here, if all text that was written before were drafted in passes of the best sizes.

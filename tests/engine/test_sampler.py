@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from reprise.core.errors import BadRequest
+from reprise.core.errors import BadRequest, EngineFailed
 from reprise.core.events import FinishReason
 from reprise.core.job import Sampling, Thinking
+from reprise.engine.sampler import TokenSampler, accept, sample_along, sample_batch
 from reprise.engine.sequence_batch import SequenceBatch
 from tests.engine.sequences import GREEDY, Bench, a_job
 from tests.loop.test_reuse import words
@@ -249,10 +250,37 @@ def test_a_grammar_decides_what_may_come(bench: Bench, sampling: Sampling) -> No
     assert len(tokens) == 5
 
 
-def test_a_grammar_chooses_the_likeliest_that_it_allows(bench: Bench) -> None:
-    allowed = {12, 99, 400}
+@pytest.mark.parametrize("allowed", [{12, 99, 400}, set(range(96, 128))], ids=["far apart", "one word"])
+def test_a_grammar_chooses_the_likeliest_that_it_allows(bench: Bench, allowed: set[int]) -> None:
     (token,) = bench.tokens(PROMPT, num=1, constraint=lambda: Only(allowed))
     assert token == max(allowed, key=lambda t: logprobs_after(PROMPT)[t])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=3)], ids=["greedy", "sampled"])
+def test_the_only_token_that_a_grammar_allows_is_not_sampled(sampling: Sampling) -> None:
+    decoder = TokenSampler(a_job([1], constraint=lambda: Only({70}, {31}), sampling=sampling), vocab_size=VOCAB)
+    # Whoever sampled from these would take another token, or none.
+    logits = mx.full((2, VOCAB), math.nan)
+    taken, reason = sample_along(decoder, logits, [70])
+    assert ([each.token for each in taken], reason) == ([70, 31], None)
+    assert decoder.only_choice(VOCAB) is None
+
+
+def test_an_only_token_that_the_model_does_not_have_is_an_error() -> None:
+    decoder = TokenSampler(a_job([1], constraint=lambda: Only({VOCAB - 1})), vocab_size=VOCAB)
+    (failed,) = accept([decoder], sample_batch([decoder], mx.zeros((1, VOCAB - 1))))
+    assert isinstance(failed, EngineFailed)
+
+
+def test_what_is_sampled_behind_an_only_token_is_the_same(bench: Bench) -> None:
+    def make() -> Only:
+        return Only({31}, set(range(100)), {40}, {41})
+
+    sampling = Sampling(seed=3, frequency_penalty=0.5)
+    tokens = bench.tokens(PROMPT, num=12, sampling=sampling, constraint=make)
+    # With log-probabilities all of them are sampled.
+    assert tokens == bench.tokens(PROMPT, num=12, sampling=replace(sampling, logprobs=1), constraint=make)
+    assert [tokens[0], *tokens[2:4]] == [31, 40, 41]
 
 
 def test_a_mask_shorter_than_the_vocabulary_forbids_the_rest(bench: Bench) -> None:

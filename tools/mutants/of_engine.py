@@ -6,6 +6,7 @@ _LAYERS = ("tests/engine/test_layers.py",)
 _GROWTH = ("tests/engine/test_growth.py",)
 _OPAQUE = ("tests/engine/test_opaque.py",)
 _PAYLOADS = ("tests/engine/test_payloads.py",)
+_SAMPLER = ("tests/engine/test_sampler.py", "-k", "grammar or only")
 _COLUMNS = ("tests/engine/test_columns.py",)
 _RESTORE_STEPS = ("tests/loop/test_restore_steps.py", "-k", "taken_over or full-40-False")
 _PARKED = ("tests/loop/test_idle_sequences.py", "-k", "branch_of_a_parked")
@@ -360,4 +361,28 @@ FILES = (
     ),
 )
 
-ENGINE_MUTANTS = (*LAYERS, *PAYLOADS, *FILING, *WEIGHTS, *FILES)
+SAMPLING = (
+    _mutant(
+        "TokenSampler.only_choice",
+        "the largest of several tokens that are allowed is taken",
+        "return token if word & (word - 1) == 0 and token < vocab_size else None",
+        "return token if token < vocab_size else None",
+        _SAMPLER,
+    ),
+    _mutant(
+        "TokenSampler.only_choice",
+        "a token is taken that the model does not have",
+        "return token if word & (word - 1) == 0 and token < vocab_size else None",
+        "return token if word & (word - 1) == 0 else None",
+        _SAMPLER,
+    ),
+    _mutant(
+        "TokenSampler.accept",
+        "a grammar is not asked again behind a token",
+        "self._has_mask = False",
+        "",
+        _SAMPLER,
+    ),
+)
+
+ENGINE_MUTANTS = (*LAYERS, *PAYLOADS, *FILING, *WEIGHTS, *FILES, *SAMPLING)

@@ -85,7 +85,10 @@ class Constraint(Protocol):
     """A grammar that restricts the next token of one sequence. Used on the engine thread only."""
 
     def allowed(self) -> npt.NDArray[np.uint32] | None:
-        """A bit mask over the vocabulary, 32 tokens per word, lowest bit first; None: no restriction."""
+        """A bit mask over the vocabulary, 32 tokens per word, lowest bit first; None: no restriction.
+
+        It stays as it is until a token is accepted.
+        """
         ...
 
     def accept(self, token: int) -> None:

@@ -53,6 +53,9 @@ class TokenSampler:
         self._constraint: Constraint | None = job.constraint() if job.constraint is not None else None
         # Checked once: `isinstance` of a protocol takes longer than a draft look-up.
         self._forcing = self._constraint if isinstance(self._constraint, ForcingConstraint) else None
+        self._mask: npt.NDArray[np.uint32] | None = None
+        self._has_mask = False
+        """Whether `_mask` is the grammar's for the next token: it is asked for once."""
         self._budget = _ThinkingBudget(job.thinking) if job.thinking is not None else None
         self.tokens: list[int] = []
         self.is_audited = False
@@ -110,6 +113,25 @@ class TokenSampler:
         """The next tokens if the grammar allows hardly any others: a draft."""
         return self._forcing.forced() if self._forcing is not None else ()
 
+    def only_choice(self, vocab_size: int) -> int | None:
+        """The next token if the grammar allows no other and nobody wants log-probabilities; None: it is sampled.
+
+        Raises what the grammar raises.
+        """
+        mask = None if self.wants_logprobs or self.forced() is not None else self._allowed()
+        words = np.flatnonzero(mask) if mask is not None else ()
+        if mask is None or len(words) != 1:
+            return None
+        at, word = int(words[0]), int(mask[words[0]])
+        token = 32 * at + word.bit_length() - 1
+        return token if word & (word - 1) == 0 and token < vocab_size else None
+
+    def _allowed(self) -> npt.NDArray[np.uint32] | None:
+        if not self._has_mask:
+            self._mask = self._constraint.allowed() if self._constraint is not None else None
+            self._has_mask = True
+        return self._mask
+
     def _holds_back(self, num_pending: int) -> bool:
         """Whether the token after `num_pending` unaccepted ones must not end the answer (`min_tokens`)."""
         return len(self.job.stop_tokens) > 0 and len(self.tokens) + num_pending < self.job.min_tokens
@@ -126,7 +148,7 @@ class TokenSampler:
             for process in self._processors:
                 logits = process(history, logits[None])[0]
         if self._constraint is not None:
-            allowed = self._constraint.allowed()
+            allowed = self._allowed()
             if allowed is not None:
                 mask = _unpacked(allowed, logits.shape[-1])
                 if not mask.any():
@@ -161,6 +183,7 @@ class TokenSampler:
             self.logprobs.append(float(logprobs[token]))
         if self._processors:
             self._history.append(token)
+        self._has_mask = False
         if self._constraint is not None and not is_stop:
             self._constraint.accept(token)
         if self._budget is not None:
@@ -343,6 +366,11 @@ def sample_batch(
     for row, mine in list(shaped.items()):
         sampler = samplers[row]
         try:
+            only = sampler.only_choice(mine.shape[-1])
+            if only is not None:
+                # As late as any other, so that a pass takes its time.
+                own[row] = mx.depends(mx.array(only, dtype=mx.uint32), [mine])
+                continue
             shaped[row] = sampler.shape(mine, pending[row])
             forced = sampler.forced()
         except Exception as error:
