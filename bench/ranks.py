@@ -27,7 +27,7 @@ from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
 from reprise.demo.tiny.build import build_model
 from reprise.engine.leader import Leader
-from reprise.engine.ranks import LeadingRank, follow, rank_here
+from reprise.engine.ranks import LeadingRank, follow
 from reprise.loop import EngineLoop
 
 PROMPT = 2048
@@ -152,11 +152,10 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=200, help="length of an answer")
     parser.add_argument("--directory", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    rank = rank_here()
-    if options.directory is None or rank is None:
+    if options.directory is None:
         return launch(options)
     settings = Settings(model=options.directory, prefill_chunk=PROMPT, drafts="off", is_audit_off=True)
-    if rank == 0:
+    if os.environ["MLX_RANK"] == "0":
         return lead(settings, num=options.tokens)
     follow(settings, on_ready=lambda: None, on_end=lambda: os._exit(75))
     return 0

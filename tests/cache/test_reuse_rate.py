@@ -127,7 +127,7 @@ def test_a_longer_prompt_goes_on_from_a_shorter_one() -> None:
     lineage.arrive(run_of(2, 200), known=0, namespace="")
     # The generation prompt at the end is not part of the next turn.
     visit = lineage.arrive(join_tokens(first[:-4], run_of(3, 80)), known=0, namespace="")
-    assert (visit.turn, visit.gap, visit.continues, visit.is_next_turn) == (1, 2, 1, True)
+    assert (visit.turn, visit.gap, visit.continues, visit.num_others) == (1, 2, 1, 0)
     assert lineage.is_continued(1) and not lineage.is_continued(2)
     assert lineage.number_of(first[:290], namespace="") == 1
     assert lineage.number_of(run_of(2, 200), namespace="") == 2
@@ -156,7 +156,7 @@ def test_the_second_that_goes_on_is_a_branch() -> None:
     lineage.arrive(join_tokens(first, run_of(1, 100)), known=200, namespace="")
     branch = lineage.arrive(join_tokens(first, run_of(2, 100)), known=200, namespace="")
     assert (branch.turn, branch.gap, branch.num_others, branch.last_other) == (0, None, 1, 2)
-    assert not branch.is_next_turn
+    assert branch.num_others == 1
     assert lineage.last_continuation(1) == 3
 
 

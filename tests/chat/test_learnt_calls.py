@@ -144,8 +144,7 @@ def written(model: TextModel, calls: list[tuple[str, dict[str, Any]]]) -> str:
 
 def test_all_are_learnt() -> None:
     for name, model in MODELS.items():
-        assert model.calls.is_learnt, name
-        assert model.calls.format is not None
+        assert model.calls.format is not None, name
         assert model.calls.format.is_parallel == (name != "bare")
         assert model.calls.example, name
 
@@ -196,7 +195,6 @@ PLAIN = "{% for m in messages %}<|role|>{{ m.content }}<|eos|>{% endfor %}"
 
 def test_a_marker_that_the_template_asks_for_and_never_writes() -> None:
     model = model_with(ASKS + PLAIN, ("<|role|>", "<|tool_call|>"))
-    assert not model.calls.is_learnt
     answer = read(
         model, '<|tool_call|>[{"name": "look-up", "arguments": {"n": 3}}, {"name": "other", "arguments": {}}]'
     )[0]

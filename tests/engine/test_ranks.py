@@ -1,4 +1,4 @@
-"""Which models mlx-lm splits, and what this process was started as."""
+"""Which models mlx-lm splits, and which machine has least to give."""
 
 import ast
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx_lm.models
 
 from reprise.core.follow import MemoryReading, tightest
-from reprise.engine.ranks import SHARDED, rank_here
+from reprise.engine.ranks import SHARDED
 
 
 def test_the_table_has_the_models_that_mlx_lm_splits() -> None:
@@ -19,11 +19,6 @@ def _has_shard(file: Path) -> bool:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     models = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Model"]
     return any(isinstance(each, ast.FunctionDef) and each.name == "shard" for model in models for each in model.body)
-
-
-def test_the_launcher_says_which_rank_this_is() -> None:
-    assert rank_here({"MLX_RANK": "3"}) == 3
-    assert rank_here({}) is rank_here({"MLX_RANK": "x"}) is None
 
 
 def test_the_machine_with_least_to_give_counts() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.disk import read_ahead, write_behind
-from reprise.engine.ranks import LeadingRank, follow, rank_here
+from reprise.engine.ranks import LeadingRank, follow
 from tests.loop.driving import Engine
 from tests.loop.random_chats import RandomChats
 
@@ -23,7 +23,7 @@ def main(model: str, *, seed: int, num_bursts: int, cache_bytes: int, drafts: st
     on_disk: dict[str, Any] = {"disk_directory": disk, "disk_bytes": Bytes(3_000_000)} if disk else {}
     settings = Settings(model=model, **on_disk)
     read_ahead.MIN_TOKENS = write_behind.SOON_S = 1
-    if rank_here() != 0:
+    if os.environ["MLX_RANK"] != "0":
         follow(settings, on_ready=lambda: None, on_end=lambda: os._exit(75))
         return
     ranks = LeadingRank(settings)

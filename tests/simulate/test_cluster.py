@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from reprise.cli.main import app
 from reprise.core.errors import BadRequest
-from reprise.simulate.cluster import ROUTINGS, ClusterResult, compare_clusters, run_cluster
+from reprise.simulate.cluster import ROUTINGS, ClusterResult, compare_clusters
 from reprise.simulate.payloads import Sizes
 from reprise.simulate.run import run_simulation
 from reprise.simulate.traces import Request, read_trace
@@ -19,9 +19,8 @@ PROMPT = sum(request.num_tokens for request in REQUESTS)
 
 
 def run(routing: str, *, num: int = 4, is_shared: bool = False, budget: int = 10**6) -> ClusterResult:
-    return run_cluster(
-        "chats", REQUESTS, num_replicas=num, routing=routing, is_shared=is_shared, budget=budget, sizes=Sizes()
-    )
+    one = compare_clusters("chats", REQUESTS, replicas=[num], budgets=[budget], sizes=Sizes(), routings=[routing])
+    return next(each for each in one[1:] if each.is_shared == is_shared)
 
 
 def test_one_replica_is_what_a_simulation_of_one_server_says() -> None:

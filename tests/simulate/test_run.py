@@ -94,7 +94,7 @@ def test_what_an_answer_stored_can_be_reused_with_the_future_known() -> None:
     future = FutureKnown(block=1)
     for request in requests:
         future.add(request)
-    assert future.reused_without_bound() == 4
+    assert future.reused_within(100) == 4
 
 
 @pytest.mark.parametrize(("seed", "settles"), rows_now_and_later([(2, True)], [(0, False), (1, False)]))

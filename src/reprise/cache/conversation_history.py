@@ -45,11 +45,6 @@ class PromptVisit:
     last_other: int | None = None
     has_tail: bool | None = None
 
-    @property
-    def is_next_turn(self) -> bool:
-        """Whether it is the first to continue its predecessor."""
-        return self.continues is not None and self.num_others == 0
-
 
 class ConversationHistory:
     """The most recent prompts, by number (from 1), and their marks."""

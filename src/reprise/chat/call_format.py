@@ -153,14 +153,13 @@ ARGUMENTS_ALONE = CallFormat(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCalls:
-    """What is known about a model's calls. `is_learnt`: from its template, not only from what mlx-lm's parser reads.
+    """What is known about a model's calls, from its template or from what mlx-lm's parser reads.
 
     `format` None: the template shows no call that is understood. `example` is a call as the template writes it.
     `shows_tools`: the template tells the model of the request's tools.
     """
 
     format: CallFormat | None = None
-    is_learnt: bool = False
     example: str = ""
     shows_tools: bool = True
 

@@ -55,7 +55,7 @@ def learn_calls(text_model: TextModel) -> ModelCalls:
         except NotLearnt:
             continue
         shows = _shows_tools(text_model)
-        return ModelCalls(format=found, is_learnt=True, example=_example(probes, found), shows_tools=shows)
+        return ModelCalls(format=found, example=_example(probes, found), shows_tools=shows)
     known = _known(text_model)
     example = "" if known is None else written_section(known, [(NAME, {FIRST_KEY: FIRST_VALUE})])
     return ModelCalls(format=known, example=example, shows_tools=_shows_tools(text_model))

@@ -14,7 +14,7 @@ import os
 import platform
 import signal
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -194,12 +194,6 @@ def open_parts(
         return None
     tell({"unusable": None, "max_bytes": max_bytes, "keys": [key.hex() for key in disk.all_keys()]})
     return ShardKeeper(disk, lambda number, form: tell(["answer", number, form]))
-
-
-def rank_here(environment: Mapping[str, str] = os.environ) -> int | None:
-    """The rank that the launcher gave this process; None if it was not started by a launcher."""
-    text = environment.get("MLX_RANK", "")
-    return int(text) if text.isdecimal() else None
 
 
 @contextmanager

@@ -144,23 +144,6 @@ class ClusterResult:
         return self.computed / self.prompt
 
 
-def run_cluster(
-    name: str,
-    requests: Sequence[Request],
-    *,
-    num_replicas: int,
-    routing: str,
-    is_shared: bool,
-    budget: int,
-    sizes: Sizes,
-    policy: str = "cost",
-) -> ClusterResult:
-    """Replay a trace over replicas with `budget` bytes each. Raises BadRequest for an unknown routing."""
-    trial = _Trial(name=name, requests=requests, num_replicas=num_replicas, budget=budget, sizes=sizes, policy=policy)
-    tier = _tier(requests, sizes) if is_shared else None
-    return trial.result(trial.visits(routing, tier), routing, tier)
-
-
 def _tier(requests: Sequence[Request], sizes: Sizes) -> list[int]:
     """How many tokens of each request the shared store has, whatever the routing of earlier requests."""
     unit = requests[0].unit if requests else 1
@@ -185,7 +168,6 @@ class _Trial:
     num_replicas: int
     budget: int
     sizes: Sizes
-    policy: str = "cost"
 
     def visits(self, routing: str, tier: Sequence[int] | None) -> list[_Visit]:
         """Replay the trace. Raises BadRequest for an unknown routing or an empty trace."""
@@ -195,7 +177,7 @@ class _Trial:
             raise BadRequest(f"{self.name} contains no requests.")
         unit = self.requests[0].unit
         replicas = [
-            Replica(Replay(policy=self.policy, budget=self.budget, sizes=self.sizes, unit=unit))
+            Replica(Replay(policy="cost", budget=self.budget, sizes=self.sizes, unit=unit))
             for _ in range(self.num_replicas)
         ]
         number = {id(replica): at for at, replica in enumerate(replicas)}

@@ -57,10 +57,6 @@ class FutureKnown:
         self._stops.append(len(self._blocks))
         self._num_asked.append(num_asked)
 
-    def reused_without_bound(self) -> int:
-        """Tokens reused if nothing is ever evicted."""
-        return self._unbounded
-
     def reused_within(self, budget_tokens: int) -> int:
         """The most tokens that any policy can reuse within a budget in tokens."""
         whole = self._hits(budget_tokens // self._block) * self._block
