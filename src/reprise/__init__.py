@@ -17,7 +17,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reprise.cache.node import SegmentSizes
+    from reprise.api.exchange import EndReason
+    from reprise.api.records import Record
+    from reprise.cache.lookup import Match
+    from reprise.cache.node import Lease, SegmentSizes
     from reprise.cache.prefix_cache import CacheStats, PrefixCache
     from reprise.chat.answer import ToolCall, ToolCallDelta
     from reprise.core.backend import Status
@@ -56,14 +59,18 @@ __all__ = [
     "ChatPiece",
     "ContextTooLong",
     "DiskUnusable",
+    "EndReason",
     "Engine",
     "EngineFailed",
+    "Lease",
     "LoadFailed",
     "LoadedModel",
+    "Match",
     "Memory",
     "OutOfMemory",
     "PrefixCache",
     "QueueFull",
+    "Record",
     "RepriseError",
     "RequestCancelled",
     "SegmentSizes",
@@ -82,8 +89,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "reprise.api.exchange": ("EndReason",),
+    "reprise.api.records": ("Record",),
+    "reprise.cache.lookup": ("Match",),
+    "reprise.cache.node": ("Lease", "SegmentSizes"),
     "reprise.cache.prefix_cache": ("CacheStats", "PrefixCache"),
-    "reprise.cache.node": ("SegmentSizes",),
     "reprise.chat.answer": ("ToolCall", "ToolCallDelta"),
     "reprise.core.backend": ("Status",),
     "reprise.core.errors": (

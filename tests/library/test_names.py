@@ -6,6 +6,7 @@ import subprocess
 import sys
 from enum import Enum
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -37,6 +38,18 @@ def test_all_of_it_is_documented(name: str):
         for member, value in vars(thing).items():
             if not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, property | classmethod)):
                 assert inspect.getdoc(value), f"{name}.{member}"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [reprise.Engine.chat, reprise.Chat.send, reprise.ChatAnswer, reprise.PrefixCache.match, reprise.PrefixCache.lease],
+)
+def test_what_a_program_is_given_can_be_named(given: object):
+    hints = get_type_hints(given)
+    types = hints.values() if isinstance(given, type) else [hints["return"]]
+    named = {inner for kind in types for inner in (kind, *get_args(kind)) if isinstance(inner, type)}
+    ours = {kind.__name__ for kind in named if kind.__module__.startswith("reprise.")}
+    assert ours <= set(reprise.__all__)
 
 
 def test_no_other_names():

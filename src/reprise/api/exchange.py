@@ -81,6 +81,8 @@ class ServiceRequest:
 
 
 class EndReason(StrEnum):
+    """Why an answer ended."""
+
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
