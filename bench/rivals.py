@@ -1,7 +1,7 @@
 """Both servers side by side on one tiny model, each a process of its own: ours and mlx-lm's."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ class Server:
 
 
 @contextmanager
-def model(name: str) -> Iterator[Path]:
+def model(name: str) -> Generator[Path]:
     """The directory of a tiny model of this architecture, with a long context."""
     with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
         build_model(Path(folder), MODELS[name])
@@ -43,14 +43,14 @@ def model(name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def ours(path: Path, *options: str) -> Iterator[Server]:
+def ours(path: Path, *options: str) -> Generator[Server]:
     with server(path, "--no-settle", *options) as client:
         assert client.base_url.port is not None
         yield Server("reprise", client.base_url.port)
 
 
 @contextmanager
-def theirs(path: Path) -> Iterator[Server]:
+def theirs(path: Path) -> Generator[Server]:
     """mlx-lm's own server with its defaults."""
     port = free_port()
     with ServerProcess(mlx_lm_command(path, port), url=f"http://127.0.0.1:{port}"):

@@ -62,9 +62,10 @@ def run(server: Server, body: dict[str, Any], stream: Stream) -> None:
     for line in response:
         now = time.perf_counter()
         if b'"usage": {' in line or b'"usage":{' in line:
-            usage = json.loads(line.removeprefix(b"data: "))["usage"]
+            usage: dict[str, Any] = json.loads(line.removeprefix(b"data: "))["usage"]
+            details: dict[str, int | None] = usage.get("prompt_tokens_details") or {}
             stream.prompt, stream.generated = usage["prompt_tokens"], usage["completion_tokens"]
-            stream.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            stream.cached = details.get("cached_tokens") or 0
         elif _says_something(line):
             stream.token_s.append(now)
         if stream.is_unwanted:
