@@ -116,6 +116,8 @@ def test_what_is_found_is_the_furthest(
 
 def judge(have: set[Piece], namespace: str, tokens: Ids, limit: int, *, resumes_anywhere: bool) -> None:
     index = filled(have, resumes_anywhere=resumes_anywhere)
+    common = oracle(have, namespace, tokens, len(tokens), resumes_anywhere=True)
+    assert index.common_length(as_tokens(tokens), root=ROOTS[namespace]) == common
     found = index.find(as_tokens(tokens), root=ROOTS[namespace], namespace=namespace, limit=limit)
     assert position(found) == oracle(have, namespace, tokens, limit, resumes_anywhere=resumes_anywhere)
     if found is None:

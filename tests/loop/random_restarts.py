@@ -118,8 +118,9 @@ class _Chat:
 class SteadyTwin:
     """Chats on a server that is stopped and started, and the same ones on one that never is.
 
-    With room for all, both compute the same: the next turn, a new chat with a known system prompt, a next turn that
-    leaves what was stable (thinking stripped), and one whose beginning was settled resume where they would have.
+    With room for all, both compute the same: the next turn, a new chat with a known system prompt, one whose first
+    message also begins like another's, a next turn that leaves what was stable (thinking stripped), and one whose
+    beginning was settled resume where they would have.
     """
 
     begin: Callable[[], Engine]
@@ -132,7 +133,7 @@ class SteadyTwin:
     def run(self, num_steps: int) -> None:
         source = random.Random(self.seed)
         engine = self.begin()
-        system = self._words(source, 50)
+        system, *projects = (self._words(source, num) for num in (50, 20, 20))
         for step in range(num_steps):
             if source.random() < 0.4:
                 self.num_loaded += engine.loop.status().counts.num_loaded
@@ -142,7 +143,7 @@ class SteadyTwin:
             if chat is None:
                 chat = _Chat(prompt=list(system), stable_at=len(system), answer=[])
                 self._chats.append(chat)
-                prompt = [*system, *self._words(source, 30)]
+                prompt = [*system, *source.choice(([], *projects)), *self._words(source, 30)]
             elif chat.answer and source.random() < 0.4:
                 # Not what came next before: how far both agree is where it is stable.
                 seen = (chat.prompt + chat.answer)[chat.stable_at]

@@ -81,14 +81,17 @@ def test_a_record_is_copied_in_parts(start: Restarts, monkeypatch: pytest.Monkey
     assert (answer.computed, answer.tokens) == (3, engine.cold(turn))
 
 
+@pytest.mark.parametrize("is_on_disk_alone", [False, True])
 @pytest.mark.parametrize("model", ["qwen3_5", "mamba2", "gemma3_text"])
-def test_where_chats_parted_is_there_after_a_restart(start: Restarts, model: str) -> None:
+def test_where_chats_parted_is_there_after_a_restart(start: Restarts, model: str, *, is_on_disk_alone: bool) -> None:
     """No boundary of the template is there: only that two chats had it in common says that more will."""
     engine = start(model)
     shared = words(8, 100)
     chats = [[*shared, *words(80 + i, 50)] for i in range(3)]
     for chat in chats[:2]:
         assert engine.run(chat, boundaries=[Boundary(147, BoundaryKind.STABLE)]).computed == 150
+        if is_on_disk_alone:
+            engine = start(model)
     engine = start(model)
     answer = engine.run(chats[2])
     assert (answer.computed, answer.tokens) == (50, engine.cold(chats[2]))

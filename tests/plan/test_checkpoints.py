@@ -20,22 +20,22 @@ def prompt_of(length: int, boundaries: list[Boundary]) -> Prompt:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Prompt, int, int | None, Plan]:
+def plans(draw: st.DrawFn) -> tuple[Prompt, int, list[int], Plan]:
     length = draw(st.integers(2, 120))
     at = st.integers(0, length)
     boundaries = draw(st.lists(st.builds(Boundary, at, st.sampled_from(TEMPLATE_KINDS)), max_size=4, unique=True))
     prompt = prompt_of(length, boundaries)
     resume_at = draw(st.integers(0, length - 1))
-    branch_at = draw(st.one_of(st.none(), at))
-    plan = make_plan(prompt, layout=HYBRID, resume_at=resume_at, end=length - 1, branch_at=branch_at, interval=INTERVAL)
-    return prompt, resume_at, branch_at, plan
+    branches = draw(st.lists(at, max_size=2))
+    plan = make_plan(prompt, layout=HYBRID, resume_at=resume_at, end=length - 1, branches=branches, interval=INTERVAL)
+    return prompt, resume_at, branches, plan
 
 
 @given(plans())
 def test_what_was_asked_for_is_planned_and_nothing_at_or_below_the_resume(drawn) -> None:
-    prompt, resume_at, branch_at, plan = drawn
+    prompt, resume_at, branches, plan = drawn
     end = len(prompt) - 1
-    asked = {b.position for b in prompt.boundaries} | {end} | ({branch_at} if branch_at is not None else set())
+    asked = {b.position for b in prompt.boundaries} | {end} | set(branches)
     assert {at for at in asked if resume_at < at <= end} <= set(plan.positions)
     for checkpoint in plan.checkpoints:
         if checkpoint.kind is not BoundaryKind.INTERVAL:
@@ -70,19 +70,19 @@ def test_a_position_that_was_not_planned_is_a_branch() -> None:
 
 def test_a_model_that_resumes_anywhere_needs_no_checkpoints() -> None:
     prompt = prompt_of(100, [Boundary(40, BoundaryKind.STABLE)])
-    plan = make_plan(prompt, layout=Layout(kinds=(Full(),)), resume_at=5, end=99, branch_at=50, interval=INTERVAL)
+    plan = make_plan(prompt, layout=Layout(kinds=(Full(),)), resume_at=5, end=99, branches=[50], interval=INTERVAL)
     assert plan.positions == () and (plan.resume_at, plan.end) == (5, 99)
 
 
 def test_windows_are_checkpointed_like_states() -> None:
     prompt = prompt_of(100, [Boundary(40, BoundaryKind.STABLE)])
     windows = Layout(kinds=(Full(), Window(8)))
-    plan = make_plan(prompt, layout=windows, resume_at=5, end=99, branch_at=None, interval=1000)
+    plan = make_plan(prompt, layout=windows, resume_at=5, end=99, branches=(), interval=1000)
     assert plan.positions == (40, 99)
 
 
 def test_nothing_to_prefill_is_nothing_to_plan() -> None:
-    plan = make_plan(prompt_of(9, []), layout=HYBRID, resume_at=8, end=8, branch_at=8, interval=INTERVAL)
+    plan = make_plan(prompt_of(9, []), layout=HYBRID, resume_at=8, end=8, branches=[8], interval=INTERVAL)
     assert plan.positions == ()
 
 

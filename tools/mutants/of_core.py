@@ -120,8 +120,8 @@ CORE_MUTANTS = (
     _mutant(
         "make_plan",
         "no checkpoint where the prompt branches",
-        "wanted.append(Boundary(branch_at, BoundaryKind.BRANCH))",
-        "pass",
+        "[Boundary(at, BoundaryKind.BRANCH) for at in branches if resume_at < at <= end]",
+        "[]",
         _PLAN,
     ),
     _mutant(

@@ -355,6 +355,13 @@ DISK_MUTANTS = (
         _WRITE_BEHIND,
     ),
     _mutant(
+        "RequestPrefixes._plan",
+        "a chat does not pause where it leaves one that is on disk alone",
+        "branches.append(self._disk.common_length(request))",
+        "pass",
+        _WRITE_BEHIND,
+    ),
+    _mutant(
         "WriteBehind._ends",
         "where chats parted is not written",
         "ends | shared | kept",

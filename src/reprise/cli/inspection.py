@@ -203,7 +203,7 @@ def sample_chat(text_model: TextModel, layout: Layout, interval: int) -> Sample:
         prompt = renderer.render(ChatRequest(messages=(_SYSTEM, *_TURNS))).prompt
     except BadRequest:
         prompt = renderer.render(ChatRequest(messages=_TURNS)).prompt
-    plan = make_plan(prompt, layout=layout, resume_at=0, end=len(prompt) - 1, branch_at=None, interval=interval)
+    plan = make_plan(prompt, layout=layout, resume_at=0, end=len(prompt) - 1, branches=(), interval=interval)
     return Sample(
         tokens=len(prompt),
         checkpoints=tuple(

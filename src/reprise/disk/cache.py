@@ -125,6 +125,13 @@ class DiskCache:
                 return None
             return self._store.index.find(tokens, root=self.root(namespace), namespace=namespace, limit=limit)
 
+    def common_length(self, tokens: Tokens, *, namespace: str) -> int:
+        """How far the tokens agree with a path on disk, resumable there or not."""
+        with self._store.changed:
+            if self._store.is_unavailable:
+                return 0
+            return self._store.index.common_length(tokens, root=self.root(namespace))
+
     def missing(self, tokens: Tokens, *, namespace: str) -> MissingRecords:
         """The records to `put` so that position ``len(tokens)`` can be resumed. Queued records count as present."""
         with self._store.changed:

@@ -269,6 +269,14 @@ class DiskIndex:
                 return self._found(position, namespace, (*blocks[:num_blocks], tail.key))
         return None
 
+    def common_length(self, tokens: Tokens, *, root: bytes) -> int:
+        """How far the tokens agree with any record's path, resumable there or not. O(tokens found)."""
+        wanted = token_bytes(tokens)
+        blocks = self._chain(wanted, root, len(tokens))
+        start = len(blocks) * self.block
+        _, num = self._longest_common(blocks[-1] if blocks else root, wanted[start * TOKEN_NBYTES :])
+        return start + num
+
     def runs(self, root: bytes) -> list[IndexEntry]:
         """All entries reachable from `root`, parents first. O(entries log entries)."""
         found: list[IndexEntry] = []

@@ -73,6 +73,10 @@ class DiskTier:
         """The position at which the request's prompt could resume from disk; 0 if nothing matches."""
         return self._read_ahead.reach(request) if self._read_ahead is not None else 0
 
+    def common_length(self, request: TierRequest) -> int:
+        """How far the request's prompt agrees with a path on disk, whether or not it could resume there."""
+        return 0 if self._disk is None else self._disk.common_length(request.prompt.tokens, namespace=request.namespace)
+
     def would_read_to(self, request: TierRequest, *, held: int) -> int:
         """The position to which `begin` would read, given ``[0, held)`` in memory; 0: it would not read."""
         return self._read_ahead.would_read_to(request, held=held) if self._read_ahead is not None else 0

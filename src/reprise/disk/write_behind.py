@@ -90,11 +90,8 @@ def _is_last_superseded(checkpoint: Checkpoint) -> bool:
 
 
 def _is_shared(checkpoint: Checkpoint) -> bool:
-    """Whether several stored paths continue from this branch, so that others may begin like them: no boundary of the
-    template says so there."""
-    node = checkpoint.node
-    is_branch = checkpoint.kind is BoundaryKind.BRANCH and not checkpoint.is_auxiliary
-    return is_branch and checkpoint.position == node.stop and len(node.children) > 1
+    """Whether prompts diverge here, so that others may begin like them: no boundary of the template says so."""
+    return checkpoint.kind is BoundaryKind.BRANCH and not checkpoint.is_auxiliary
 
 
 class WriteBehind:

@@ -213,13 +213,12 @@ class FollowedText:
     def _plan(self, resume_at: int, matched: int) -> Plan:
         prompt, model = self._request.job.prompt, self._model
         end = max(resume_at, len(prompt))
-        branch_at = matched if 0 < matched < len(prompt) else None
         return make_plan(
             prompt,
             layout=model.cache.layout,
             resume_at=resume_at,
             end=end,
-            branch_at=branch_at,
+            branches=[matched] if 0 < matched < len(prompt) else (),
             interval=model.interval,
         )
 

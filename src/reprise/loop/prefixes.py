@@ -196,13 +196,16 @@ class RequestPrefixes:
         return is_there
 
     def _plan(self, request: RunningRequest, match: Match, resume_at: int, *, has_row: bool) -> Plan:
-        is_branch = match.continues is not None and match.length < len(request.prompt)
+        branches = [match.length] if match.continues is not None else []
+        if not self._cache.layout.resumes_anywhere:
+            # The other path may be on disk alone: of that no more was read than what can be resumed.
+            branches.append(self._disk.common_length(request))
         return make_plan(
             request.prompt,
             layout=self._cache.layout,
             resume_at=resume_at,
             end=request.end,
-            branch_at=match.length if is_branch else None,
+            branches=[at for at in branches if at < len(request.prompt)],
             interval=self._interval,
             has_row=has_row,
         )

@@ -1,5 +1,6 @@
 """Where to resume and where to pause for checkpoints. Pure."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -59,24 +60,23 @@ def make_plan(
     layout: Layout,
     resume_at: int,
     end: int,
-    branch_at: int | None,
+    branches: Collection[int],
     interval: int,
     has_row: bool = False,
 ) -> Plan:
     """The plan for a prompt of which ``[0, resume_at)`` can be reused.
 
-    `end`: where prefill ends, which is the prompt's end, or one token before it if that starts a decode. `branch_at`:
-    the position where the prompt diverges from a stored path, None if it does not. `interval`: N of "a checkpoint every
-    N tokens". `has_row`: the logits after the whole prompt are stored, and `resume_at` is its length.
+    `end`: where prefill ends, which is the prompt's end, or one token before it if that starts a decode. `branches`:
+    where the prompt diverges from stored paths. `interval`: N of "a checkpoint every N tokens". `has_row`: the logits
+    after the whole prompt are stored, and `resume_at` is its length.
 
-    A model that resumes anywhere needs no checkpoints. Others get one at every boundary of the template, the branch,
+    A model that resumes anywhere needs no checkpoints. Others get one at every boundary of the template, the branches,
     the end, and at multiples of N in the long stretches between.
     """
     if layout.resumes_anywhere or has_row:
         return Plan(resume_at=resume_at, end=end, has_row=has_row)
     wanted = [b for b in prompt.boundaries if resume_at < b.position <= end]
-    if branch_at is not None and resume_at < branch_at <= end:
-        wanted.append(Boundary(branch_at, BoundaryKind.BRANCH))
+    wanted += [Boundary(at, BoundaryKind.BRANCH) for at in branches if resume_at < at <= end]
     if end > resume_at:
         wanted.append(Boundary(end, BoundaryKind.PROMPT_END))
     fixed = sorted({b.position for b in wanted} | {resume_at})

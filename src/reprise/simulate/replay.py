@@ -68,7 +68,7 @@ class Replay:
             layout=cache.layout,
             resume_at=resume_at,
             end=last,
-            branch_at=match.length if is_branch else None,
+            branches=[match.length] if is_branch else (),
             interval=self._interval,
         )
         for mark in plan.checkpoints:
