@@ -11,6 +11,10 @@ import pytest
 from platformdirs import user_cache_path
 
 _INSTALL_S = 900
+_NPM_GIVES_UP_SOON = ("--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=1000")
+"""Where there is no network. By default it tries for minutes."""
+_MISSING: dict[Path, str] = {}
+"""Why packages could not be had. Whoever needs them too is told at once: without a network a try takes minutes."""
 
 
 def installed(name: str, packages: Mapping[str, str]) -> Path:
@@ -20,7 +24,7 @@ def installed(name: str, packages: Mapping[str, str]) -> Path:
         pytest.skip("needs node and npm: apt-get install npm, or brew install node")
     project = _directory(name)
     wanted = json.dumps({"name": name, "private": True, "dependencies": dict(packages)})
-    command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts"]
+    command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", *_NPM_GIVES_UP_SOON]
     return _made(project, wanted, [command], files={"package.json": wanted})
 
 
@@ -45,6 +49,20 @@ def python_with(name: str, packages: Sequence[str], *, without: Sequence[str] = 
     return python
 
 
+def skip_without_registry(folder: Path) -> None:
+    """Skip a test whose packages belong to it, where nothing can be downloaded from PyPI."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--disable-pip-version-check", "hatchling"]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
+    if ran.returncode != 0:
+        pytest.skip(f"nothing can be downloaded from PyPI: {_reason(ran.stderr)}")
+
+
+def _reason(said: str) -> str:
+    """The line in which a package manager says what went wrong."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it does not say why"]
+    return next((line for line in lines if "failed" in line or "ERROR" in line), lines[-1])[:200]
+
+
 def _directory(name: str) -> Path:
     project = user_cache_path("mlx-reprise-tests") / name
     project.mkdir(parents=True, exist_ok=True)
@@ -56,6 +74,8 @@ def _made(project: Path, wanted: str, commands: Sequence[Sequence[str]], *, file
     mark = project / "installed.json"
     if mark.exists() and mark.read_text() == wanted:
         return project
+    if project in _MISSING:
+        pytest.skip(_MISSING[project])
     for file, text in files.items():
         (project / file).write_text(text)
     for command in commands:
@@ -64,9 +84,11 @@ def _made(project: Path, wanted: str, commands: Sequence[Sequence[str]], *, file
                 command, cwd=project, capture_output=True, text=True, timeout=_INSTALL_S, check=False
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            pytest.skip(f"{project.name}: the packages were not installed in time")
+            _MISSING[project] = f"{project.name}: the packages were not installed in time"
+            pytest.skip(_MISSING[project])
         if ran.returncode != 0:
-            pytest.skip(f"{project.name}: the packages cannot be installed: {ran.stderr.strip()[-200:]}")
+            _MISSING[project] = f"{project.name}: the packages cannot be installed: {_reason(ran.stderr)}"
+            pytest.skip(_MISSING[project])
     mark.write_text(wanted)
     return project
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.agents.packages import skip_without_registry
 from tests.models.tiny import tiny_model
 
 pytestmark = pytest.mark.agents
@@ -24,6 +25,7 @@ def run(*words: str, folder: Path) -> str:
 
 
 def test_the_wheel_serves_from_elsewhere(tmp_path: Path) -> None:
+    skip_without_registry(tmp_path)
     python = str(tmp_path / "venv" / "bin" / "python")
     run(sys.executable, "-m", "venv", str(tmp_path / "venv"), folder=tmp_path)
     pip = (python, "-m", "pip", "--disable-pip-version-check", "-q")
