@@ -230,12 +230,7 @@ class TableKind:
 
     def read(self, given: object, folder: Path) -> dict[str, Any]:
         del folder
-        value: object = given
-        if isinstance(given, str):
-            try:
-                value = json.loads(given)
-            except ValueError as error:
-                raise ValueError(f"is not JSON: {error}") from None
+        value = _parsed(given)
         if not isinstance(value, dict):
             raise ValueError("must be a JSON object")
         return cast(dict[str, Any], value)
@@ -247,6 +242,16 @@ class TableKind:
     def write(self, value: Mapping[str, Any]) -> str:
         # As JSON in a string: TOML has no null.
         return _quoted(json.dumps(dict(value), ensure_ascii=False))
+
+
+def _parsed(given: object) -> object:
+    """What a text is as JSON; a value of another kind as it is. Raises ValueError."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from None
 
 
 def _template(text: str, folder: Path) -> str:
@@ -367,12 +372,7 @@ class ModelTablesKind:
     metavar: str = "JSON"
 
     def read(self, given: object, folder: Path) -> dict[str, dict[str, Any]]:
-        tables: object = given
-        if isinstance(given, str):
-            try:
-                tables = json.loads(given)
-            except ValueError as error:
-                raise ValueError(f"is not JSON: {error}") from None
+        tables = _parsed(given)
         if not isinstance(tables, dict):
             raise ValueError("must be tables by alias, such as [models.fast]")
         return {
