@@ -104,7 +104,7 @@ def plan_for(cache: PrefixCache, prompt: Prompt) -> Plan:
     match = cache.match(prompt.tokens)
     end = len(prompt) - 1
     at = cache.resume_at(match, limit=end)
-    return make_plan(prompt, layout=cache.layout, resume_at=at, end=end, branch_at=match.length, interval=INTERVAL)
+    return make_plan(prompt, layout=cache.layout, resume_at=at, end=end, branches=[match.length], interval=INTERVAL)
 
 
 def median_ms(work: Callable[[], object], repeats: int = 51) -> float:

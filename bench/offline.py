@@ -97,7 +97,7 @@ class OfflineServer:
             layout=self._cache.layout,
             resume_at=resume_at,
             end=end,
-            branch_at=match.length if is_branch else None,
+            branches=[match.length] if is_branch else (),
             interval=self._interval,
         )
         for mark in plan.checkpoints:
