@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -49,10 +50,11 @@ def python_with(name: str, packages: Sequence[str], *, without: Sequence[str] = 
     return python
 
 
-def skip_without_registry(folder: Path) -> None:
+def skip_without_registry() -> None:
     """Skip a test whose packages belong to it, where nothing can be downloaded from PyPI."""
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--disable-pip-version-check", "hatchling"]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
     if ran.returncode != 0:
         pytest.skip(f"nothing can be downloaded from PyPI: {_reason(ran.stderr)}")
 

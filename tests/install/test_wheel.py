@@ -25,7 +25,7 @@ def run(*words: str, folder: Path) -> str:
 
 
 def test_the_wheel_serves_from_elsewhere(tmp_path: Path) -> None:
-    skip_without_registry(tmp_path)
+    skip_without_registry()
     python = str(tmp_path / "venv" / "bin" / "python")
     run(sys.executable, "-m", "venv", str(tmp_path / "venv"), folder=tmp_path)
     pip = (python, "-m", "pip", "--disable-pip-version-check", "-q")
