@@ -1,6 +1,7 @@
 """Writing to the disk: nothing twice, a part at a time, and what can still be written when something has gone."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,8 @@ from reprise.engine.records import RecordEncoder
 from reprise.loop import disk
 from reprise.loop.worker import Worker
 from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words
+from tests.zoo.load import of_zoo
+from tests.zoo.sizes import VOCAB, WINDOW
 
 _PATIENCE_S = 120.0
 
@@ -95,6 +98,19 @@ def test_where_chats_parted_is_there_after_a_restart(start: Restarts, model: str
     engine = start(model)
     answer = engine.run(chats[2])
     assert (answer.computed, answer.tokens) == (50, engine.cold(chats[2]))
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_chunk_begins_on_disk_where_it_does_in_memory(start: Restarts, *, is_restarted: bool) -> None:
+    begin = partial(start, "llama", load=of_zoo("llama4"))
+    prompt = [token % VOCAB for token in words(9, 150)]
+    engine = begin()
+    engine.run(prompt)
+    if is_restarted:
+        engine = begin()
+    branch = [*prompt[:70], *prompt[30:60]]
+    answer = engine.run(branch)
+    assert (answer.computed, answer.tokens) == (100 - 70 // WINDOW * WINDOW, engine.cold(branch))
 
 
 @pytest.mark.parametrize("num_steps", [1, 4, 9])

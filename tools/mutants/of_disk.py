@@ -383,6 +383,13 @@ DISK_MUTANTS = (
         _READ_AHEAD,
     ),
     _mutant(
+        "_chunk_starts",
+        "where a chunk begins is not written",
+        "range(step, length + 1, step)",
+        "range(0)",
+        _WRITE_BEHIND,
+    ),
+    _mutant(
         "DiskTier.close",
         "what was not written is lost when the server stops",
         "self._write_behind.due_in_s is not None",

@@ -10,11 +10,12 @@ import logging
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from math import lcm
 
 from reprise.cache.lookup import Match
 from reprise.cache.node import Checkpoint, subtree
 from reprise.cache.prefix_cache import PrefixCache
-from reprise.core.kinds import Footprint, Full, KvKind
+from reprise.core.kinds import Chunk, Footprint, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens
 from reprise.disk.cache import DiskCache
@@ -39,7 +40,8 @@ _MOST_NOTED = 1024
 """Paths that may wait to be written; beyond this the oldest are dropped."""
 
 _KEPT = frozenset({BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT, BoundaryKind.GENERATION_END})
-"""The kinds of checkpoints that are always written. So are the last one of a path, and the branch that others share."""
+"""The kinds of checkpoints that are always written. So are the last one of a path, the branch that others share, and
+the starts of chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,18 @@ def _is_last_superseded(checkpoint: Checkpoint) -> bool:
 def _is_shared(checkpoint: Checkpoint) -> bool:
     """Whether prompts diverge here, so that others may begin like them: no boundary of the template says so."""
     return checkpoint.kind is BoundaryKind.BRANCH and not checkpoint.is_auxiliary
+
+
+def _chunk_starts(layout: Layout, length: int) -> range:
+    """The positions up to `length` at which memory resumes without a checkpoint, since a chunk begins there.
+
+    None where a layer needs more than the entries of its chunk.
+    """
+    chunks = [layers.size for layers in layout.kinds if isinstance(layers, Chunk)]
+    if not chunks or layout.has_snapshots or any(isinstance(layers, Window) for layers in layout.kinds):
+        return range(0)
+    step = lcm(*chunks)
+    return range(step, length + 1, step)
 
 
 class WriteBehind:
@@ -207,6 +221,7 @@ class WriteBehind:
             # The last position implies all others; if its end was evicted, the rest of the path is written.
             return {min(max(ends), match.length): ends[max(ends)]} if ends else {}
         shared = {c.position: c.kind for c in stored if _is_shared(c)}
+        shared |= dict.fromkeys(_chunk_starts(self._cache.layout, match.length), BoundaryKind.INTERVAL)
         kept = {position: kind for position, kind in current.items() if kind in _KEPT or position == last}
         return ends | shared | kept
 
