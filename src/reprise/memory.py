@@ -62,6 +62,8 @@ class SharedMemory:
         self.budget = self._most = budget
         self.max_state_nbytes = max_state_nbytes
         self._weights: Mapping[str, int] = {}
+        self.weights_nbytes = 0
+        """Bytes of all weights that are charged."""
         self.parts: list[Memory] = []
         self.unload_one: Callable[[], bool] = lambda: False
         """Unloads one model that is not in use. False if there is none."""
@@ -76,14 +78,11 @@ class SharedMemory:
         """Bytes of the weights that are charged, by model name."""
         return self._weights
 
-    @property
-    def weights_nbytes(self) -> int:
-        return sum(self._weights.values())
-
     def charge_weights(self, nbytes: Mapping[str, int]) -> None:
         """Charge the weights that are loaded or being loaded, by model name, in place of those charged before."""
         assert all(each >= 0 for each in nbytes.values()), nbytes
         self._weights = dict(nbytes)
+        self.weights_nbytes = sum(nbytes.values())
 
     @property
     def state_budget(self) -> int | None:
