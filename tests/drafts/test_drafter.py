@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from reprise.core.backend import DraftSource
+from reprise.core.backend import DraftSource, StoredText
 from reprise.core.tokens import as_tokens
-from reprise.drafts.drafter import MOST_NBYTES, Drafts, RequestDrafts
+from reprise.drafts.drafter import EARLIER_TOKENS, MOST_NBYTES, Drafts, EarlierTexts, RequestDrafts
 from reprise.drafts.history import Continuation, TextEnd
 
 RNG = np.random.default_rng(7)
@@ -14,9 +14,9 @@ def words(num: int) -> list[int]:
     return [int(token) for token in RNG.integers(0, 50_000, num)]
 
 
-def free_drafts() -> Drafts:
+def free_drafts(*, earlier: EarlierTexts = lambda namespace: ()) -> Drafts:
     """Of a device on which every pass costs the same."""
-    drafts = Drafts(rewinds=True)
+    drafts = Drafts(rewinds=True, earlier=earlier)
     for size in (1, 2, 4, 8, 16, 32):
         for _ in range(4):
             drafts.costs.note(size, 0.01)
@@ -148,6 +148,90 @@ def test_a_long_prompt_is_taken_in_step_by_step_and_found_all_the_same() -> None
         found += proposed(request, most=20)[0][:4] == prompt[at : at + 4]
     # A few are hidden by others with the same hash.
     assert found >= 285
+
+
+def stored(text: list[int], *, start: int = 0) -> StoredText:
+    return StoredText(tokens=as_tokens(text), start=start)
+
+
+def read_all(request: RequestDrafts, prompt: list[int]) -> int:
+    """Have everything read that was said before, and the prompt. Returns in how many steps."""
+    steps = 0
+    while request.num_read < len(prompt):
+        request.read_prompt(len(prompt))
+        steps += 1
+    return steps
+
+
+def test_what_was_said_before_the_start_is_drafted_and_what_is_newer_comes_first() -> None:
+    same, older, newer, own = words(12), words(40), words(40), words(40)
+    drafts = free_drafts(earlier=lambda name: [stored([*same, *newer]), stored([*same, *older])] if name == "" else ())
+    prompt = words(300)
+    request = drafts.start(as_tokens(prompt), namespace="")
+    read_all(request, prompt)
+    request.accept(older[:8])
+    assert proposed(request)[0] == older[8:39]
+    request.accept(same)
+    assert proposed(request) == (newer[:31], DraftSource.HISTORY)
+    prompt = [*same, *own, *words(20)]
+    request = drafts.start(as_tokens(prompt), namespace="")
+    read_all(request, prompt)
+    request.accept(same)
+    assert proposed(request) == (own[:31], DraftSource.HISTORY)
+    request = drafts.start(as_tokens(words(9)), namespace="other")
+    read_all(request, words(9))
+    request.accept(same)
+    assert proposed(request) == ([], None)
+
+
+def test_what_was_said_before_the_start_is_read_in_few_steps_and_once() -> None:
+    texts = [stored(words(EARLIER_TOKENS // 4)) for _ in range(4)]
+    asked: list[str] = []
+
+    def earlier(namespace: str) -> list[StoredText]:
+        asked.append(namespace)
+        return texts
+
+    drafts, prompt = free_drafts(earlier=earlier), words(30)
+    request = drafts.start(as_tokens(prompt), namespace="")
+    held = drafts.nbytes
+    assert held >= EARLIER_TOKENS * 4
+    before = 0
+    while request.num_read < len(prompt):
+        request.read_prompt(len(prompt))
+        assert drafts.namespace("").history.end - before <= 5 * 4096 + 10
+        before = drafts.namespace("").history.end
+    assert read_all(drafts.start(as_tokens(prompt), namespace=""), prompt) == 1
+    assert asked == [""]
+    request.accept(texts[2].tokens[100:108].tolist())
+    assert proposed(request)[0][:4] == texts[2].tokens[108:112].tolist()
+    drafts.check()
+
+
+def test_what_is_not_known_at_the_start_is_looked_up_again_and_what_is_cleared_is_not_read() -> None:
+    text, prompt = words(300), words(30)
+    known: list[list[StoredText] | None] = [None, [stored(text)], []]
+    drafts = free_drafts(earlier=lambda namespace: known.pop(0))
+    read_all(drafts.start(as_tokens(prompt), namespace=""), prompt)
+    request = drafts.start(as_tokens(prompt), namespace="")
+    drafts.clear("")
+    read_all(request, prompt)
+    request.accept(text[100:108])
+    assert proposed(request) == ([], None)
+    read_all(drafts.start(as_tokens(prompt), namespace=""), prompt)
+    assert known == []
+
+
+def test_a_text_goes_on_behind_the_block_that_a_newer_one_has_too() -> None:
+    shared, newer, older = words(512), words(60), words(60)
+    texts = [stored([*shared, *newer]), stored([*shared, *older], start=512)]
+    drafts, prompt = free_drafts(earlier=lambda namespace: texts), words(30)
+    request = drafts.start(as_tokens(prompt), namespace="")
+    read_all(request, prompt)
+    # Only the end of what is shared is there twice.
+    assert drafts.namespace("").history.end < 512 + 60 + 60 + 30 + 3 * 10
+    request.accept([*shared[500:], older[0], older[1]])
+    assert proposed(request)[0] == older[2:33]
 
 
 def test_what_is_held_is_bounded() -> None:

@@ -144,6 +144,17 @@ class StoredRun:
     tokens: Tokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredText:
+    """Tokens of a path on disk. Those before `start` only show what the others follow."""
+
+    tokens: Tokens
+    start: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.start < len(self.tokens), self
+
+
 class WeightsState(StrEnum):
     """Whether a model's weights are in memory. Its cache is kept in any case."""
 

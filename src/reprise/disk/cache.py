@@ -13,6 +13,7 @@ from threading import Thread
 
 import numpy as np
 
+from reprise.core.backend import StoredText
 from reprise.core.inspection import DiskTree, OnDisk
 from reprise.core.tokens import Span, Tokens, as_tokens
 from reprise.disk.bucket import ObjectBucket
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 MIB = 1024 * 1024
 
 _MOST_PATHS = 4096
-"""`tree` visits at most this many leaves, counting all namespaces."""
+"""`tree` and `newest_texts` visit at most so many leaves of a namespace."""
 
 
 class DiskCache:
@@ -157,6 +158,14 @@ class DiskCache:
         drawn = disk_tree(entries, root=root, is_whole=is_whole)
         self._drawn = (at, drawn)
         return drawn
+
+    def newest_texts(self, namespace: str, *, most: int) -> list[StoredText] | None:
+        """About `most` tokens of a namespace: see `DiskIndex.newest_texts`. None: it is not known yet what is there."""
+        root, store = self.root(namespace), self._store
+        with store.changed:
+            if store.is_unavailable or store.directory.has_unread or not self._watcher.has_connected:
+                return None
+            return store.index.newest_texts(root, most=most, most_leaves=_MOST_PATHS)
 
     def path_tokens(self, namespace: str, key: bytes, span: Span) -> Tokens | None:
         """The tokens of a span of the path to a record, or None if the record is gone. Thread-safe."""

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from sortedcontainers import SortedList
 
-from reprise.core.tokens import Span, Tokens, common_prefix
+from reprise.core.backend import StoredText
+from reprise.core.tokens import Span, Tokens, as_tokens, common_prefix
 from reprise.disk.format import RecordHeader
 from reprise.disk.model_folder import FileInfo
 from reprise.disk.record import DiskMatch, DiskRecord, MissingRecords, block_key, tail_key, token_bytes
@@ -309,6 +310,42 @@ class DiskIndex:
                 seen.update(entry.key for entry, _ in path)
                 found.extend(reversed(path))
         return found, most >= len(leaves)
+
+    def newest_texts(self, root: bytes, *, most: int, most_leaves: int) -> list[StoredText]:
+        """The most recently used paths from `root`, newest first, each without what a newer one has.
+
+        Each behind the block before it. Ends after `most` tokens, or after visiting `most_leaves` leaves. A tail is
+        left out if a longer record begins with it.
+        """
+        seen: set[bytes] = {root}
+        found: list[StoredText] = []
+        left = most
+        for _, leaf in islice(reversed(self._leaves_of.get(root, ())), most_leaves):
+            path: list[IndexEntry] = []
+            key = leaf
+            while key not in seen and (entry := self.entries.get(key)) is not None:
+                path.append(entry)
+                key = entry.parent
+            if key not in seen or self._is_continued(leaf):
+                continue
+            seen.update(entry.key for entry in path)
+            text = path[: left // self.block + 2][::-1]
+            before = self.entries.get(text[0].parent)
+            tokens = b"".join(entry.tokens for entry in (text if before is None else [before, *text]))
+            run, start = as_tokens(np.frombuffer(tokens, dtype=np.int32)), 0 if before is None else self.block
+            if start < len(run):
+                found.append(StoredText(tokens=run, start=start))
+            left -= len(run) - start
+            if left <= 0:
+                break
+        return found
+
+    def _is_continued(self, key: bytes) -> bool:
+        """Whether another record after the same block begins with this one's tokens. O(log children)."""
+        entry = self.entries[key]
+        row = self._rows[entry.parent]
+        after = row.bisect_right((entry.tokens, key))
+        return after < len(row) and row[after][0].startswith(entry.tokens)
 
     def path_tokens(self, key: bytes, span: Span, *, root: bytes) -> bytes | None:
         """The tokens of a span of the path that ends with a record; None if it is missing or has another root.

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.allowance import StepAllowance
-from reprise.core.backend import StoredRun
+from reprise.core.backend import StoredRun, StoredText
 from reprise.core.inspection import DiskTree, InspectedRead, OnDisk
 from reprise.core.kinds import Footprint
 from reprise.core.prompt import BoundaryKind
@@ -126,6 +126,10 @@ class DiskTier:
     def tree(self, namespace: str) -> DiskTree | None:
         """See `Backend.disk_tree`. Thread-safe, like `path_tokens`."""
         return None if self._disk is None else self._disk.tree(namespace)
+
+    def newest_texts(self, namespace: str, *, most: int) -> list[StoredText] | None:
+        """See `DiskCache.newest_texts`. Thread-safe."""
+        return [] if self._disk is None else self._disk.newest_texts(namespace, most=most)
 
     def path_tokens(self, namespace: str, key: bytes, span: Span) -> Tokens | None:
         return None if self._disk is None else self._disk.path_tokens(namespace, key, span)

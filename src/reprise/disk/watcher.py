@@ -40,7 +40,8 @@ class FolderWatcher:
         self._num_ended = 0
         self._scanned_s = self._beaten_s = self._listed_s = -float("inf")
         self._scan_took_s = 0.0
-        self._has_connected = not self._is_remote
+        self.has_connected = not self._is_remote
+        """Whether what is in the folder has been listed."""
 
     def ask(self, wake: Callable[[], None]) -> int:
         """Request a scan; `wake` is called after it. Returns the scan's number."""
@@ -96,7 +97,7 @@ class FolderWatcher:
     def _next_s(self) -> float:
         if not self._is_remote:
             return SCAN_EVERY_S
-        if not self._has_connected and self._scanned_s == -float("inf"):
+        if not self.has_connected and self._scanned_s == -float("inf"):
             return 0.0
         if self._store.directory.has_unread and not self._store.is_unavailable:
             return 0.0
@@ -114,12 +115,12 @@ class FolderWatcher:
         """Scan, unless that was just done; whatever fails is noted, once, until it goes well again."""
         store, now_s = self._store, time.monotonic()
         again_s = max(REMOTE_AGAIN_S, self._scan_took_s / MAX_SCAN_SHARE)
-        if is_asked and (now_s - self._scanned_s < again_s or store.is_unavailable) and self._has_connected:
+        if is_asked and (now_s - self._scanned_s < again_s or store.is_unavailable) and self.has_connected:
             return
         try:
-            if not self._has_connected or store.is_unavailable:
+            if not self.has_connected or store.is_unavailable:
                 store.reconnect()
-                self._has_connected, self._beaten_s, self._listed_s = True, now_s, now_s
+                self.has_connected, self._beaten_s, self._listed_s = True, now_s, now_s
             else:
                 if now_s - self._beaten_s >= BEAT_S:
                     store.renew_lease()

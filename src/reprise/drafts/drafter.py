@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from reprise.core.backend import DraftSource, DraftStatus
+from reprise.core.backend import DraftSource, DraftStatus, StoredText
 from reprise.core.outcome import Drafted
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, BestLength, PassCosts, best_length
@@ -30,6 +30,10 @@ _PATIENCE = ((256, 16), (32, 4))
 repeats nothing is not slowed down, and text that begins to repeat is found a few tokens later."""
 _RISE = 0.1
 """The weight of the newest answer in the mean length of answers."""
+EARLIER_TOKENS = 1 << 17
+"""About how many tokens of what was said before the start are read of a namespace."""
+_READ_EARLIER_AT_ONCE = 4 * _READ_AT_ONCE
+"""The most of them added per step: a prompt's own text waits for them, so that newer text is found first."""
 _OVERLAP = NGRAMS[0]
 """Context tokens that are added before a new piece of text, so that its first tokens can be found."""
 
@@ -82,13 +86,41 @@ class ComputedDrafts(Protocol):
         ...
 
 
+EarlierTexts = Callable[[str], Sequence[StoredText] | None]
+"""What was said in a namespace before the start, newest first; None: that is not known yet."""
+
+
 class _Namespace:
     """The text of one namespace."""
 
     def __init__(self) -> None:
         self.history = TokenHistory(_NAMESPACE_TOKENS)
+        self._earlier: list[StoredText] | None = None
+        """What was said before the start and is not read yet, newest first; None: it was not looked up."""
         self._blocks: OrderedDict[int, int] = OrderedDict()
         """Hash of a prompt block → where it ends in the history, oldest first."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.history.nbytes + sum(text.tokens.nbytes for text in self._earlier or ())
+
+    def look_up_earlier(self, look_up: Callable[[], Sequence[StoredText] | None]) -> None:
+        """Look up what was said before the start, unless that was done."""
+        if self._earlier is None:
+            texts = look_up()
+            self._earlier = list(texts) if texts is not None else None
+
+    def read_earlier(self) -> bool:
+        """Add some of what was said before the start, oldest first. Returns whether there was anything left of it."""
+        num_left = _READ_EARLIER_AT_ONCE
+        while self._earlier and num_left > 0:
+            text = self._earlier.pop()
+            whole = len(text.tokens)
+            at = self.read(text.tokens, text.start, whole, is_whole=True)
+            if at < whole:
+                self._earlier.append(replace(text, start=at))
+            num_left -= at - text.start
+        return num_left < _READ_EARLIER_AT_ONCE
 
     def read(self, prompt: Tokens, start: int, stop: int, *, is_whole: bool) -> int:
         """Add the new blocks of ``[start, stop)``; `start` is a block's start. Returns the position reached."""
@@ -123,8 +155,15 @@ class _Namespace:
 class Drafts:
     """Makes drafts for the requests of one model. Used on one thread."""
 
-    def __init__(self, *, rewinds: bool, sizes: Sequence[int] = PASS_SIZES) -> None:
+    def __init__(
+        self,
+        *,
+        rewinds: bool,
+        sizes: Sequence[int] = PASS_SIZES,
+        earlier: EarlierTexts = lambda namespace: (),
+    ) -> None:
         """`rewinds`: whether every layer can drop rejected tokens. `sizes`: of the passes that may verify drafts."""
+        self._earlier = earlier
         self.rewinds = rewinds
         self.sizes = tuple(sizes)
         self.costs = PassCosts()
@@ -140,7 +179,7 @@ class Drafts:
     @property
     def nbytes(self) -> int:
         """Bytes of the histories of all namespaces, without those of running requests."""
-        return sum(namespace.history.nbytes for namespace in self._namespaces.values())
+        return sum(namespace.nbytes for namespace in self._namespaces.values())
 
     def start(
         self,
@@ -151,6 +190,7 @@ class Drafts:
         computed: ComputedDrafts | None = None,
     ) -> RequestDrafts:
         """The drafts of a request. `prediction`: the output that its client predicts."""
+        self.namespace(namespace).look_up_earlier(lambda: self._earlier(namespace))
         return RequestDrafts(self, prompt, namespace, prediction, computed)
 
     def best_length(
@@ -252,10 +292,15 @@ class RequestDrafts:
         return {str(s): Drafted(num=num, num_accepted=self.num_accepted[s]) for s, num in self.num_drafted.items()}
 
     def read_prompt(self, stop: int) -> None:
-        """Add some of the new part of the prompt, which is computed up to `stop`, to the history."""
+        """Add some of the new part of the prompt, which is computed up to `stop`, to the history.
+
+        Before it, what was said before the start.
+        """
         if self.num_read < stop:
             whole = len(self._prompt)
             namespace = self._drafts.namespace(self._namespace)
+            if namespace.read_earlier():
+                return
             self.num_read = namespace.read(self._prompt, self.num_read, stop, is_whole=stop == whole)
 
     def accept(self, tokens: Sequence[int]) -> None:

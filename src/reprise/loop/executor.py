@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from reprise.cache.payload import Payload
 from reprise.core.clock import Clock
 from reprise.drafts.benefit import PASS_SIZES
-from reprise.drafts.drafter import Draft, Drafts
+from reprise.drafts.drafter import Draft, Drafts, EarlierTexts
 from reprise.engine.runner import LiveSequence, Runner, TokenFailure, TokenResult
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.sequences import SequencePool
@@ -122,7 +122,7 @@ def _lives(requests: Sequence[RunningRequest]) -> list[LiveSequence]:
     return lives
 
 
-def make_drafts(runner: Runner, mode: str) -> Drafts | None:
+def make_drafts(runner: Runner, mode: str, *, earlier: EarlierTexts) -> Drafts | None:
     """The drafts of a model; None if they are off or it cannot verify them."""
     if mode == "off" or not runner.can_verify:
         return None
@@ -136,4 +136,4 @@ def make_drafts(runner: Runner, mode: str) -> Drafts | None:
             return None
         log.info("drafts are verified in passes of up to %d tokens, whose logits equal those of single steps", most)
     sizes = (*(size for size in PASS_SIZES if size < most), most)
-    return Drafts(rewinds=runner.loaded.blueprint.rewinds, sizes=sizes)
+    return Drafts(rewinds=runner.loaded.blueprint.rewinds, sizes=sizes, earlier=earlier)

@@ -23,6 +23,7 @@ from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens, join_tokens
 from reprise.disk.tier import DiskTier
+from reprise.drafts.drafter import EARLIER_TOKENS
 from reprise.engine import memory as device_memory
 from reprise.engine.load import LoadedModel
 from reprise.engine.memory import collect_all
@@ -92,7 +93,11 @@ class Worker:
         self.limits = scheduler_limits(self.runner, settings)
         chunk = self.limits.prefill_chunk
         least = self.runner.most_live_nbytes(_LEAST_TOKENS, chunk=min(chunk, _LEAST_TOKENS))
-        self.drafts = make_drafts(self.runner, settings.draft_mode)
+        self.drafts = make_drafts(
+            self.runner,
+            settings.draft_mode,
+            earlier=lambda namespace: self.disk.newest_texts(namespace, most=EARLIER_TOKENS),
+        )
         """None: nothing is drafted."""
         self.draft_model: DraftModel | None = None
         if self.drafts is None and draft_model is not None:
