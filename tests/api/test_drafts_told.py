@@ -118,10 +118,13 @@ def test_overview_and_terminal_add_up_what_the_records_say(
     pair: tuple[httpx.Client, httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafting, plain = pair
-    for _ in range(2):
+    wrong = {"type": "content", "content": WRONG}
+    for seed in range(3):
         ask(drafting, is_streamed=False, temperature=0)
+        ask(drafting, is_streamed=False, temperature=1, seed=seed, prediction=wrong)
     mine, told = records(drafting), drafting.get("/v1/cache/overview", headers=ONE).json()["drafts"]
-    assert told["accepted"] == sum(record["accepted"] for record in mine) > 0
+    assert sum(record["accepted"] > 0 for record in mine) > 1
+    assert told["accepted"] == sum(record["accepted"] for record in mine) < told["drafted"]
     assert told["drafted"] == sum(record["drafted"] for record in mine)
     assert told["saved_s"] == pytest.approx(sum(record["draft_saved_s"] for record in mine))
     for source, counts in told["sources"].items():

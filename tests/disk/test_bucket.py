@@ -311,6 +311,26 @@ def test_a_store_that_goes_away_is_asked_once(caplog: pytest.LogCaptureFixture) 
     assert sum("timed out" in record.getMessage() for record in caplog.records) == 1
 
 
+def test_a_store_that_goes_away_is_asked_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each path: everyone would wait as long again as the first did."""
+    bucket, ids = FakeBucket(), list(range(40))
+    # One record at a time.
+    monkeypatch.setattr(reader, "UNDER_WAY_NBYTES", 1)
+    with server(bucket) as cache:
+        put_path(cache, ids)
+        found = find(cache, ids)
+        assert found is not None
+        gate, num = Gate(bucket, num=2), bucket.num("get")
+        monkeypatch.setattr(bucket, "get", gate.get)
+        fetches = [cache.fetch(found, lambda: None) for _ in range(3)]
+        wait_until(lambda: gate.most == 1)
+        bucket.failing = {"get": "timed out"}
+        gate.release()
+        wait_until(lambda: all(fetch.is_done for fetch in fetches))
+        assert all(fetch.failed and fetch.take() == [] for fetch in fetches)
+        assert bucket.num("get") == num + 1
+
+
 def test_a_store_that_may_not_be_written_is_read(caplog: pytest.LogCaptureFixture) -> None:
     bucket = FakeBucket()
     with server(bucket) as one:

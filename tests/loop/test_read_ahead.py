@@ -15,6 +15,7 @@ from reprise.core.tokens import Span
 from reprise.disk import read_ahead, tier
 from reprise.disk.model_directory import ModelDirectory
 from reprise.disk.read_ahead import ReadAhead
+from reprise.disk.tier import DiskTier
 from reprise.engine import records
 from reprise.engine.records import RestoringSequence
 from reprise.engine.runner import Runner
@@ -23,21 +24,26 @@ from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import Engine
-from tests.loop.restarts import BLOCK, Restarts, disk_of, words
+from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words
 from tests.matrix import now_and_later, rows_now_and_later
 
 _GRACE_S = 120.0
 
 
 class Held:
-    """A disk that gives nothing until it is let go."""
+    """A disk that gives nothing, or the first records alone, until it is let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.goes_on = threading.Event()
+        self.goes_on, self.is_held = threading.Event(), threading.Event()
+        self.num_given = 0
+        """How many records it still gives before that."""
         read = ModelDirectory.read
 
         def held(*given: object) -> object:
-            assert self.goes_on.wait(_GRACE_S)
+            self.num_given -= 1
+            if self.num_given < 0:
+                self.is_held.set()
+                assert self.goes_on.wait(_GRACE_S)
             return read(*given)
 
         monkeypatch.setattr(ModelDirectory, "read", held)
@@ -213,6 +219,19 @@ def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
     assert engine.run([*shared, 9]).tokens == engine.cold([*shared, 9])
 
 
+def test_what_was_read_before_a_clear_is_not_used_after_it(start: Restarts, held: Held) -> None:
+    engine = start("llama")
+    turn = next_turn(engine, words(14, 300))
+    engine = start("llama")
+    held.num_given = 4
+    job = engine.submit(turn)
+    assert held.is_held.wait(_GRACE_S)
+    engine.loop.clear().result(_GRACE_S)
+    held.goes_on.set()
+    assert job.wait().end.outcome.num_loaded == 0
+    assert job.tokens == engine.cold(turn)
+
+
 def test_an_answer_goes_on_while_another_prompt_is_read(start: Restarts, held: Held) -> None:
     engine = start()
     turn = next_turn(engine, words(8, 200))
@@ -307,11 +326,27 @@ def test_a_full_disk_does_not_hold_up_the_end(start: Restarts, monkeypatch: pyte
     def full(*given: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    write = DiskTier.write
+    refused: list[DiskTier] = []
+
+    def writing(disk: DiskTier, *, is_closing: bool = False) -> bool:
+        is_written = write(disk, is_closing=is_closing)
+        if is_closing and not is_written:
+            refused.append(disk)
+            assert len(refused) < 100, "it waits for a disk that takes nothing"
+        return is_written
+
     monkeypatch.setattr(ModelDirectory, "begin", full)
+    monkeypatch.setattr(DiskTier, "write", writing)
     # Else a test could not tell.
     monkeypatch.setattr(tier, "LAST_WRITES_S", 10 * _GRACE_S)
     engine = start()
-    for i in range(3):
-        engine.run(words(70 + i, 200))
+    engine.run(words(70, 200))
+    engine.ask(lambda worker: worker.disk.write(is_closing=True))
+    assert engine.ask(lambda worker: disk_cache(worker).flush(_GRACE_S) and disk_cache(worker).is_paused())
+    engine.run(words(71, 200))
+    assert engine.ask(lambda worker: worker.disk.num_unwritten) > 0
+    refused.clear()
     engine.loop.close(timeout_s=_GRACE_S)
     assert engine.loop.stack() == "", "its thread has ended"
+    assert len(refused) == 1

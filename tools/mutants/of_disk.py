@@ -317,7 +317,7 @@ DISK_MUTANTS = (
         "what was cleared while it was read comes back",
         "read.is_void |= namespace in (None, read.namespace)",
         "read.is_void |= False",
-        _READ_AHEAD,
+        (*_READ_AHEAD, "-k", "before_a_clear"),
     ),
     _mutant(
         "ReadAhead._commit_to",
@@ -380,7 +380,7 @@ DISK_MUTANTS = (
         "a full disk holds up the end",
         "self._disk.is_paused()",
         "False",
-        _READ_AHEAD,
+        (*_READ_AHEAD, "-k", "full_disk"),
     ),
     _mutant(
         "_chunk_starts",

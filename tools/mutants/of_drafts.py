@@ -14,9 +14,13 @@ _SEQUENCE = ("tests/engine/test_draft_sequence.py",)
 _LAYERS = ("tests/engine/test_layers.py",)
 _VOCABULARY = ("tests/engine/test_vocabulary.py",)
 _MODEL = ("tests/loop/test_draft_model.py",)
+_NAMESPACES = (*_MODEL, "-k", "its_own_namespace")
+_GIVEN_UP = (*_MODEL, "-k", "given_up")
+_WEIGHTS = (*_MODEL, "-k", "weights")
 _NEVER_RIGHT = (*_MODEL, "-k", "never_right or tried_again")
 _ON_DISK = ("tests/loop/test_draft_on_disk.py",)
 _SETTLING = ("tests/loop/test_draft_settling.py",)
+_TOLD = ("tests/api/test_drafts_told.py", "-k", "overview")
 
 
 def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -212,49 +216,49 @@ DRAFTS_MUTANTS = (
         "a draft model looks its prefixes up in the namespace of others",
         "match = model.cache.match(request.tokens, namespace=request.namespace)",
         'match = model.cache.match(request.tokens, namespace="")',
-        _MODEL,
+        _NAMESPACES,
     ),
     _mutant(
         "FollowedText._stop",
         "a draft model forgets what it computed of an answer",
         "tokens = self._store(following, self._end_kind(following))",
         "tokens = self._request.tokens_to(following.sequence.position)",
-        _MODEL,
+        (*_MODEL, "-k", "nothing_else"),
     ),
     _mutant(
         "Worker.clear_cache",
         "a draft model keeps what was cleared",
         "self.draft_model.clear(namespace, owner=owner)",
-        "",
-        _MODEL,
+        "None",
+        _NAMESPACES,
     ),
     _mutant(
         "DraftModel.give_up",
         "a draft model gives up nothing for who runs",
         "followed.give_up()",
         "",
-        _MODEL,
+        _GIVEN_UP,
     ),
     _mutant(
         "Worker.release_draft_model",
         "a draft model's weights count when they are gone",
         "self._charge_draft_model()",
         "",
-        _MODEL,
+        _WEIGHTS,
     ),
     _mutant(
         "Worker.load",
         "a draft model's weights come back uncounted",
         "self._charge_draft_model()",
         "",
-        _MODEL,
+        _WEIGHTS,
     ),
     _mutant(
         "EngineThread.release_draft_model",
         "a server reports a draft model's weights when they are gone",
         "self._give_back()",
         "",
-        _MODEL,
+        _WEIGHTS,
     ),
     _mutant(
         "Worker._end_prompt",
@@ -367,6 +371,27 @@ DRAFTS_MUTANTS = (
         "(status.counts, _num_settled(status))",
         "(status.counts, 0)",
         ("tests/api/test_health.py", "-k", "no_progress"),
+    ),
+    _mutant(
+        "overview",
+        "a server that drafts nothing says that nothing it drafted was right",
+        "None if status.drafts is None else _drafts(savings)",
+        "_drafts(savings)",
+        _TOLD,
+    ),
+    _mutant(
+        "_drafts",
+        "rejected draft tokens count as passes that were saved",
+        "sum(drafted.num_accepted for drafted in savings.drafted.values())",
+        "sum(drafted.num for drafted in savings.drafted.values())",
+        _TOLD,
+    ),
+    _mutant(
+        "Ledger.request_ended",
+        "the drafts of the last answer are all that count",
+        "savings.drafted.get(source, Drafted(num=0, num_accepted=0)) + drafted",
+        "drafted",
+        _TOLD,
     ),
     _mutant(
         "Runner.exact_size",
