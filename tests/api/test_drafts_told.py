@@ -72,7 +72,8 @@ def ask(server: httpx.Client, *, is_streamed: bool, key: str = "one", **more: An
 
 def said(message: Any) -> str:
     """The template of these models opens a thought, which this one never ends."""
-    return (message.model_extra or {}).get("reasoning_content") or message.content or ""
+    extra: dict[str, Any] = message.model_extra or {}
+    return extra.get("reasoning_content") or message.content or ""
 
 
 def idle(server: httpx.Client) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def test_overview_and_terminal_add_up_what_the_records_say(
         assert counts == {name: sum(each[name] for each in by_source) for name in ("drafted", "accepted")}
     # The order of the sources is always the same.
     assert list(told["sources"]) == [source for source in idle(drafting)["drafted"] if source in told["sources"]]
-    nothing = {"saved_s": 0, "drafted": 0, "accepted": 0, "sources": {}}
+    nothing: dict[str, Any] = {"saved_s": 0, "drafted": 0, "accepted": 0, "sources": {}}
     assert drafting.get("/v1/cache/overview", headers=TWO).json()["drafts"] == nothing
     assert plain.get("/v1/cache/overview", headers=ONE).json()["drafts"] is None
     monkeypatch.setenv("COLUMNS", "200")

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +46,7 @@ def _looks_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def server(bucket: FakeBucket, **options: Any) -> Iterator[DiskCache]:
+def server(bucket: FakeBucket, **options: Any) -> Generator[DiskCache]:
     with opened(cast("Path", bucket), **options) as cache:
         look(cache)
         yield cache
@@ -193,8 +193,11 @@ class Offered:
         self._begun: list[int] = []
         """The number of the question to which each read was the answer."""
         monkeypatch.setattr(bucket, "get", self.get)
-        # Not the method itself, which would be bound to this object and get no fetch.
-        monkeypatch.setattr(reader.Fetch, "begin_next", lambda *given: self.begin_next(*given))  # noqa: PLW0108
+
+        def begin_next(fetch: reader.Fetch, read_ahead_bytes: int, room: int | None) -> Any:
+            return self.begin_next(fetch, read_ahead_bytes, room)
+
+        monkeypatch.setattr(reader.Fetch, "begin_next", begin_next)
 
     def begin_next(self, fetch: reader.Fetch, read_ahead_bytes: int, room: int | None) -> Any:
         read = self._begin_next(fetch, read_ahead_bytes, room)
@@ -637,7 +640,11 @@ def test_a_place_that_cannot_be_a_store_is_refused_with_what_to_do(monkeypatch: 
     if pytest.importorskip("obstore"):
         with pytest.raises(DiskUnusable, match="cannot be used"):
             open_bucket("s3://")
-    monkeypatch.setattr("reprise.disk.bucket.find_spec", lambda name: None)
+
+    def find_nothing(name: str) -> None:
+        pass
+
+    monkeypatch.setattr("reprise.disk.bucket.find_spec", find_nothing)
     with pytest.raises(DiskUnusable, match=r"pip install"):
         open_bucket("s3://bucket/prefix")
 

@@ -1,5 +1,6 @@
 """Drives an engine loop in tests: jobs in, answers out."""
 
+import atexit
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,7 @@ T = TypeVar("T")
 GREEDY = Sampling(temperature=0)
 PATIENCE_S = 300.0
 """Longer than anything takes on the slowest machine: who waits so long has found a bug."""
+_END_S = 20.0
 
 _ids = itertools.count()
 
@@ -35,8 +37,8 @@ class Running:
     """A submitted job and what was heard of it."""
 
     job: Job
-    events: list[Event] = field(default_factory=list)
-    kinds: set[type] = field(default_factory=set)
+    events: list[Event] = field(default_factory=list[Event])
+    kinds: set[type] = field(default_factory=set[type])
     heard: threading.Condition = field(default_factory=threading.Condition)
     on_event: Callable[[Event], None] | None = None
 
@@ -111,8 +113,11 @@ class Engine:
             disk_block=disk_block,
         )
         self.model = self.loop.start()
+        # MLX aborts a process that ends before the engine's thread, and then nobody reads which test has failed.
+        atexit.register(self.loop.close, now=True, timeout_s=_END_S)
 
     def close(self) -> None:
+        atexit.unregister(self.loop.close)
         self.loop.close(timeout_s=PATIENCE_S)
 
     def submit(
@@ -142,7 +147,12 @@ class Engine:
         )
         if cancel_when is not None:
             assert on_event is None
-            running.on_event = lambda event: cancel_when(running) and self.loop.cancel(running.job.id)
+
+            def cancel(event: Event) -> None:
+                if cancel_when(running):
+                    self.loop.cancel(running.job.id)
+
+            running.on_event = cancel
         self.loop.submit(running.job, running)
         return running
 

@@ -15,6 +15,7 @@ from reprise.core.tokens import Span
 from reprise.disk import read_ahead, tier
 from reprise.disk.model_directory import ModelDirectory
 from reprise.disk.read_ahead import ReadAhead
+from reprise.disk.record import DiskRecord
 from reprise.disk.tier import DiskTier
 from reprise.engine import records
 from reprise.engine.records import RestoringSequence
@@ -39,12 +40,12 @@ class Held:
         """How many records it still gives before that."""
         read = ModelDirectory.read
 
-        def held(*given: object) -> object:
+        def held(directory: ModelDirectory, key: bytes) -> DiskRecord:
             self.num_given -= 1
             if self.num_given < 0:
                 self.is_held.set()
                 assert self.goes_on.wait(_GRACE_S)
-            return read(*given)
+            return read(directory, key)
 
         monkeypatch.setattr(ModelDirectory, "read", held)
         # However long a test takes, this disk does not count as one that hangs.
