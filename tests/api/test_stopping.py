@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.matrix import rows_now_and_later
+from tests.models.tiny import tiny_model
 
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
@@ -59,7 +60,7 @@ class Process:
 
 
 @contextmanager
-def process(*, grace_s: float = 60, answer: str = "Hello there.") -> Iterator[Process]:
+def process(*, grace_s: float = 60, answer: str = "Hello there.") -> Generator[Process]:
     command = [sys.executable, "-c", SERVER, str(grace_s), answer]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
@@ -140,6 +141,43 @@ def test_clients_that_never_finish_do_not_keep_the_server():
         assert time.monotonic() - begun_s < 10
         for connection in kept:
             connection.close()
+
+
+LOADING = """
+import sys
+import mlx.core as mx
+from reprise.cli.main import app
+from reprise.loop import EngineLoop
+
+read = EngineLoop.read_weights
+
+def reading(loop, *, downloads=False):
+    if downloads:
+        return read(loop, downloads=downloads)
+    print("loading", flush=True)
+    while True:
+        mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
+
+EngineLoop.read_weights = reading
+app(["serve", *sys.argv[1:], "--port", "0", "--grace", "3"])
+"""
+
+
+def test_a_server_that_is_loading_another_model_ends_without_it(tmp_path: Path):
+    first, other = str(tiny_model("llama")), tiny_model("qwen3_5")
+    command, log = [sys.executable, "-c", LOADING, first, str(other)], tmp_path / "log"
+    with log.open("w") as err, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True) as started:
+        try:
+            assert started.stdout is not None
+            server = Process(process=started, url=started.stdout.readline().split(" at ")[1].split()[0])
+            body = b'{"model": "%s", "prompt": "Hi"}' % other.name.encode()
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d"
+            with server.connect(head % len(body) + b"\r\n\r\n" + body):
+                assert started.stdout.readline() == "loading\n"
+                started.send_signal(signal.SIGTERM)
+                assert started.wait(60) == 0, log.read_text()
+        finally:
+            started.kill()
 
 
 STUCK = """

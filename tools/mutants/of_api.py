@@ -18,9 +18,24 @@ def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]
 
 
 _SETTLING = ("tests/api/test_settling.py",)
+_LOADING = (*_STOPPING, "-k", "is_loading")
 _ALIASES = ("tests/api/test_model_aliases.py",)
 
 API_MUTANTS = (
+    _mutant(
+        "EngineLoop.may_end",
+        "a server that stops waits for weights that are being read",
+        "return self._is_ending",
+        "return self._is_ending and not self.is_loading",
+        _LOADING,
+    ),
+    _mutant(
+        "run_server",
+        "a server that stops while weights are read is aborted",
+        "engines.is_loading",
+        "False",
+        _LOADING,
+    ),
     _mutant(
         "Settling.forget",
         "what is cleared comes back by a settle that was queued",

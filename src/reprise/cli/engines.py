@@ -79,6 +79,9 @@ def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers)
             # The responses under way have ended by now, and what the disk lacks is written.
             engines.stop(timeout_s=ending.left_s)
         log.info("totals: %s", totals_line(engines.status()))
+        if engines.is_loading:
+            # MLX aborts a process that ends while a thread computes, and a large model is not worth the wait.
+            end_at_once(0)
     finally:
         listener.close()
         engines.close()
@@ -137,6 +140,11 @@ class ServingEngines:
     def status(self) -> Status:
         """That of all models together."""
         return total_of([engine.status() for engine in self._engines])
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the weights of a model are being read."""
+        return any(engine.is_loading for engine in self._engines)
 
     def stop(self, *, timeout_s: float) -> None:
         """End the engines, once the disk has what they computed."""

@@ -444,7 +444,8 @@ class EngineLoop:
     def may_end(self) -> bool:
         worker = self._worker
         if worker is None or not self._is_ending:
-            return self._is_ending and not self.is_loading
+            # Nothing waits for weights that are being read: what other models computed is to be written in time.
+            return self._is_ending
         is_all_here = self._gate.num_inside == len(worker.requests)
         return is_all_here and (self._ends_now or worker.is_empty or not self.is_loaded)
 
