@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reprise.core.sizes import Bytes
-from reprise.disk import read_ahead
+from reprise.disk import read_ahead, write_behind
 from reprise.loop import sequences
 from tests.loop.driving import Engine
 from tests.loop.random_restarts import RandomRestarts
@@ -14,6 +14,13 @@ from tests.loop.rank_restarts import RankRestarts
 from tests.soak.lengths import times
 
 ARCHITECTURES = ["llama", "gpt_oss", "qwen3_5"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few tokens are read as well, however slow the disk is beside other tests."""
+    monkeypatch.setattr(read_ahead, "MIN_TOKENS", 1)
+    monkeypatch.setattr(read_ahead, "LEAST_READ_S", float("inf"))
 
 
 @pytest.fixture
@@ -31,16 +38,15 @@ def restarts(tmp_path: Path) -> Iterator[RankRestarts]:
 def test_ranks_that_come_and_go_change_no_answer(
     restarts: RankRestarts, monkeypatch: pytest.MonkeyPatch, architecture: str, seed: int
 ) -> None:
-    monkeypatch.setattr(read_ahead, "MIN_TOKENS", 1)
     if seed % 2 == 1:
         monkeypatch.setattr(sequences, "LARGE_NBYTES", 0)
+        monkeypatch.setattr(write_behind, "SOON_S", 0.0)
     _random_restarts(restarts, architecture, seed=seed, num_bursts=8 if seed == 1 else 12)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_ranks_come_and_go_for_long(restarts: RankRestarts, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
-    monkeypatch.setattr(read_ahead, "MIN_TOKENS", 1)
     monkeypatch.setattr(sequences, "LARGE_NBYTES", 10_000)
     _random_restarts(restarts, architecture, seed=5, num_bursts=times(20))
 
