@@ -1,5 +1,7 @@
 """Looking up how a text went on: what is found stood there, and what stood there is found."""
 
+import tracemalloc
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,3 +94,32 @@ def test_a_run_longer_than_the_capacity_leaves_its_end() -> None:
     assert found is not None and found.tokens.tolist() == tokens[4990:].tolist()
     assert history.find(TextEnd(tokens[:100].tolist()), num=4) is None
     history.check()
+
+
+def test_a_history_grows_little_by_little_and_finds_what_one_finds_that_never_grew() -> None:
+    """Copying it at once would need room for that beside the copy itself."""
+    size = 1 << 15
+    tokens = as_tokens(np.random.default_rng(3).integers(0, 100_000, 5 * size // 4))
+    history, roomy = TokenHistory(4 * size), TokenHistory(4 * size, size=4 * size)
+    most = 0
+    for at in range(0, len(tokens), 512):
+        held = history.nbytes
+        tracemalloc.start()
+        history.append(tokens[at : at + 512], follows=at % 1024 != 0)
+        if at > size // 2:
+            most = max(most, tracemalloc.get_traced_memory()[1] - max(0, history.nbytes - held))
+        tracemalloc.stop()
+        roomy.append(tokens[at : at + 512], follows=at % 1024 != 0)
+        if at % 4096 == 0:
+            history.check()
+    assert most < 20 * size
+    assert (history.start, history.end) == (roomy.start, roomy.end) == (0, roomy.end)
+    for at in range(1000, len(tokens) - 10, 999):
+        tail = TextEnd(tokens[at - 9 : at].tolist())
+        found, expected = history.find(tail, num=5), roomy.find(tail, num=5)
+        assert expected is None or found is None or found.tokens.tolist() == expected.tokens.tolist()
+    # What nothing follows does not hide what something follows.
+    history.append(tokens[20_000:20_100])
+    history.append(as_tokens(range(10)))
+    found = history.find(TextEnd(tokens[20_000:20_100].tolist()), num=5)
+    assert found is not None and found.tokens.tolist() == tokens[20_100:20_105].tolist()

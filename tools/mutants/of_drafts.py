@@ -78,6 +78,20 @@ DRAFTS_MUTANTS = (
         _DRAFTER,
     ),
     _mutant(
+        "TokenHistory.append",
+        "a large history is copied at once when it is full",
+        "self._copy(_COPIED * len(run))",
+        "pass",
+        _HISTORY,
+    ),
+    _mutant(
+        "TokenHistory._note",
+        "the end of a text hides where the same went on",
+        "(ends >= first) & (held[ends - start] != _GAP)",
+        "ends >= first",
+        _HISTORY,
+    ),
+    _mutant(
         "Drafts.start",
         "what another namespace said before the start is drafted",
         "lambda: self._earlier(namespace)",

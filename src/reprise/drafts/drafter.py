@@ -32,7 +32,7 @@ _RISE = 0.1
 """The weight of the newest answer in the mean length of answers."""
 EARLIER_TOKENS = 1 << 17
 """About how many tokens of what was said before the start are read of a namespace."""
-_READ_EARLIER_AT_ONCE = 4 * _READ_AT_ONCE
+_READ_EARLIER_AT_ONCE = 2 * _READ_AT_ONCE
 """The most of them added per step: a prompt's own text waits for them, so that newer text is found first."""
 _OVERLAP = NGRAMS[0]
 """Context tokens that are added before a new piece of text, so that its first tokens can be found."""

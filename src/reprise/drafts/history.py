@@ -29,6 +29,10 @@ _SLOTS = 4
 """Table slots per token, so that few n-grams are overwritten by others in the same slot."""
 _LAST_POSITION = 2**31 - 2**20
 """Positions are 32-bit integers: past this one the history is cleared."""
+_LARGE = 1 << 14
+"""From so many tokens on, a history is copied to one twice as large while tokens are appended, and not at once."""
+_COPIED = 5
+"""So many tokens are copied for each one appended, once three quarters are full: four would be just enough."""
 _GAP = -1
 """Separates pieces of text that do not follow each other. Token ids are never negative."""
 
@@ -61,11 +65,14 @@ class TextEnd:
 class TokenHistory:
     """The last `capacity` tokens appended, in a ring buffer that grows to that size."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, size: int = _FIRST_CAPACITY) -> None:
+        """`size`: of the ring buffer at first, in tokens."""
         assert capacity >= _FIRST_CAPACITY and capacity & (capacity - 1) == 0, capacity
         self._capacity = capacity
-        self._ring = np.full(_FIRST_CAPACITY, _GAP, dtype=np.int32)
-        self._tables = _empty_tables(_FIRST_CAPACITY)
+        self._ring = np.full(size, _GAP, dtype=np.int32)
+        self._tables = _empty_tables(size)
+        self._larger: TokenHistory | None = None
+        """A copy of the beginning in a ring buffer that is twice as large, which takes its place when this is full."""
         self.end = 0
         """Tokens appended in total, gaps included. Positions count from the first one, so they never change."""
 
@@ -76,7 +83,8 @@ class TokenHistory:
 
     @property
     def nbytes(self) -> int:
-        return self._ring.nbytes + sum(table.nbytes for table in self._tables.values())
+        own = self._ring.nbytes + sum(table.nbytes for table in self._tables.values())
+        return own + (self._larger.nbytes if self._larger is not None else 0)
 
     def append(self, tokens: Tokens, *, follows: bool = False) -> None:
         """Append tokens. `follows`: they continue the last ones, without a gap. O(tokens), amortised."""
@@ -88,11 +96,11 @@ class TokenHistory:
             self.end = 0
             self._ring.fill(_GAP)
             self._tables = _empty_tables(len(self._ring))
-        while len(self._ring) < self._capacity and self.end - self.start + len(run) > len(self._ring):
+        while len(self._ring) < self._capacity and self.end + len(run) > len(self._ring):
             self._grow()
-        self._ring[np.arange(self.end, self.end + len(run)) % len(self._ring)] = run
-        first, self.end = self.end, self.end + len(run)
-        self._note(first if follows else first + 1)
+        self._write(run)
+        if _LARGE <= len(self._ring) < self._capacity and self.end > 3 * len(self._ring) // 4:
+            self._copy(_COPIED * len(run))
 
     def find(self, tail: TextEnd, *, num: int) -> Continuation | None:
         """Up to `num` tokens that followed the newest occurrence of the end of `tail`, or None."""
@@ -127,36 +135,50 @@ class TokenHistory:
     def _read(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         return self._ring[np.arange(start, stop) % len(self._ring)]
 
+    def _write(self, run: npt.NDArray[np.int32]) -> None:
+        self._ring[np.arange(self.end, self.end + len(run)) % len(self._ring)] = run
+        first, self.end = self.end, self.end + len(run)
+        self._note(first)
+
     def _note(self, first: int) -> None:
-        """Add the n-grams that end at `first` or later to the tables, except the last, which nothing follows yet.
+        """Add the n-grams that end at `first` or later to the tables, except those that nothing follows (yet).
 
         N-grams that contain a gap are never looked up.
         """
         start = max(self.start, first - NGRAMS[0])
-        hashes = _hashes(self._read(start, self.end))
+        held = self._read(start, self.end)
+        hashes = _hashes(held)
         for n in NGRAMS:
             # hashes[n][i] is of the tokens [start + i, start + i + n).
             ends = np.arange(start + n, self.end)
-            is_new = ends >= first
+            is_new = (ends >= first) & (held[ends - start] != _GAP)
             self._tables[n][_slots(hashes[n][: len(ends)][is_new], len(self._tables[n]))] = ends[is_new]
 
+    def _copy(self, num: int) -> TokenHistory:
+        """Copy `num` more tokens, as far as there are so many, to the larger history, and return that."""
+        if self._larger is None:
+            self._larger = TokenHistory(self._capacity, size=2 * len(self._ring))
+        larger = self._larger
+        larger._write(self._read(larger.end, min(self.end, larger.end + num)))
+        return larger
+
     def _grow(self) -> None:
-        held = self._read(self.start, self.end)
-        start = self.start
-        self._ring = np.full(2 * len(self._ring), _GAP, dtype=np.int32)
-        self._ring[np.arange(start, self.end) % len(self._ring)] = held
-        self._tables = _empty_tables(len(self._ring))
-        self._note(start)
+        # Nothing was overwritten yet, so it starts at 0.
+        larger, self._larger = self._copy(self.end), None
+        self._ring, self._tables = larger._ring, larger._tables
 
     def check(self) -> None:
         """AssertionError unless every position in a table is the end of an n-gram with that hash."""
+        if self._larger is not None:
+            self._larger.check()
+            assert self.start == 0 and self._larger.end <= self.end, "a history is copied before it is full"
         held = self._read(self.start, self.end)
         hashes = _hashes(held)
         for n, table in self._tables.items():
-            for slot in np.flatnonzero(table > self.start + n - 1):
-                at = int(table[slot])
-                assert at < self.end, (n, at)
-                assert _slots(hashes[n][at - n - self.start : at - n - self.start + 1], len(table))[0] == slot, (n, at)
+            slots = np.flatnonzero(table > self.start + n - 1)
+            at = table[slots]
+            assert (at < self.end).all(), n
+            assert np.array_equal(_slots(hashes[n][at - n - self.start], len(table)), slots), n
 
 
 def _empty_tables(num_tokens: int) -> dict[int, npt.NDArray[np.int32]]:
