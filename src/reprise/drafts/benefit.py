@@ -311,7 +311,7 @@ class AcceptanceRates:
 
 
 @dataclass(frozen=True, slots=True)
-class BestLength:
+class DraftLength:
     """How many tokens of a draft to verify, 0: none; and the tokens that brings in the time of one pass over one."""
 
     length: int
@@ -327,7 +327,7 @@ def best_length(
     rewinds: bool,
     sizes: Sequence[int] = PASS_SIZES,
     step: float = 0.0,
-) -> BestLength:
+) -> DraftLength:
     """The number of draft tokens to verify for the most tokens per second; 0 if drafting does not pay.
 
     `available`: tokens of the draft. `num_fed`: tokens that the pass takes anyway, at least one. `rewinds`: whether
@@ -338,7 +338,7 @@ def best_length(
     that the model samples after them (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
     2023).
     """
-    best = BestLength(0, 1 / costs.relative(num_fed))
+    best = DraftLength(0, 1 / costs.relative(num_fed))
     least = _MARGIN * best.speed
     largest = costs.largest
     for length in {min(available, size - num_fed) for size in sizes if size <= largest}:
@@ -350,5 +350,5 @@ def best_length(
             again = costs.relative(1 + round(expected)) - 1
             cost += (1 - rate**length) * again
         if expected / cost > max(least, best.speed):
-            best = BestLength(length, expected / cost)
+            best = DraftLength(length, expected / cost)
     return best

@@ -10,7 +10,7 @@ from typing import Protocol
 from reprise.core.backend import DraftSource, DraftStatus, StoredText
 from reprise.core.outcome import Drafted
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
-from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, BestLength, PassCosts, best_length
+from reprise.drafts.benefit import PASS_SIZES, AcceptanceRates, DraftLength, PassCosts, best_length
 from reprise.drafts.history import LONGEST_MATCH, NGRAMS, Continuation, TextEnd, TokenHistory
 from reprise.drafts.trail import CONFIRMED, Trail
 
@@ -202,7 +202,7 @@ class Drafts:
         num_fed: int,
         step_s: float = 0.0,
         is_resumed: bool = False,
-    ) -> BestLength:
+    ) -> DraftLength:
         """How many of so many tokens of such a draft are worth a pass."""
         return best_length(
             available,
