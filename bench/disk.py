@@ -75,7 +75,7 @@ _NUM_FIRST = 20
 _PATIENCE_S = 600.0
 
 
-class Heard:
+class TokenTimes:
     """The times of a job's tokens, and its end."""
 
     def __init__(self) -> None:
@@ -237,17 +237,17 @@ def main() -> int:
         loop = EngineLoop(settings)
         loop.start()
         if num_held > 0:
-            first = Heard()
+            first = TokenTimes()
             loop.submit(job("first", tokens[:num_held], purpose=Purpose.PREFILL, num=0), first)
             first.wait()
-        streams = [Heard() for _ in range(options.streams)]
+        streams = [TokenTimes() for _ in range(options.streams)]
         for i, stream in enumerate(streams):
             loop.submit(job(f"stream-{i}", as_tokens([i + 1] * 20), purpose=Purpose.GENERATE, num=10**5), stream)
         for stream in streams:
             stream.wait(_NUM_FIRST + NUM_USUAL)
         count_steps(steps)
         sent_s = time.perf_counter()
-        long = Heard()
+        long = TokenTimes()
         loop.submit(job("long", tokens, purpose=Purpose.PREFILL, num=0), long)
         long.wait()
         done_s, num_steps = time.perf_counter(), len(steps)

@@ -39,7 +39,7 @@ _MAX_TOKENS = 120
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class ChatsRun:
     """Some chats: what was said, in tokens and seconds of decoding, and what the draft model did for it."""
 
     answers: list[str]
@@ -73,9 +73,9 @@ def write_model(directory: Path, *, layers: int = 2, noise: float = 0.0, is_rand
     return directory
 
 
-def hold(model: Path, draft_model: Path | None, *, chats: int, turns: int) -> Run:
+def hold(model: Path, draft_model: Path | None, *, chats: int, turns: int) -> ChatsRun:
     """Hold the chats, with time to compute ahead between two turns."""
-    run = Run(answers=[])
+    run = ChatsRun(answers=[])
     settings = Settings(model=str(model), drafts="auto", draft_model=None if draft_model is None else str(draft_model))
     with Engine(settings) as engine:
         # What is measured first, of passes and of how often drafts are right, is no part of it.
@@ -123,7 +123,7 @@ def _sum(
     )
 
 
-def report(name: str, run: Run, plain: Run, *, relative: float) -> None:
+def report(name: str, run: ChatsRun, plain: ChatsRun, *, relative: float) -> None:
     """`relative`: the draft model's layers, as a fraction of the model's."""
     model, num = run.model, len(run.answers)
     assert model is not None

@@ -44,7 +44,7 @@ _DEMO = Path(__file__).parents[1] / "src" / "reprise" / "demo" / "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class ReplayTurn:
     """A request. `is_counted`: it is what the workload is about; others come before it."""
 
     prompt: list[int]
@@ -56,34 +56,34 @@ def _words(rng: np.random.Generator, num: int) -> list[int]:
     return [int(token) for token in rng.choice(_VOCABULARY, num)]
 
 
-def workloads(seed: int) -> Mapping[str, list[Turn]]:
+def workloads(seed: int) -> Mapping[str, list[ReplayTurn]]:
     """Turns by workload, of random words; the last turn of each is the one to time."""
     rng = np.random.default_rng(seed)
     lines = [_words(rng, int(rng.integers(4, 12))) for _ in range(_LINES)]
     file = [token for line in lines for token in line]
     edited = [line if rng.random() > 0.04 else _words(rng, 8) for line in lines]
     ask = _words(rng, 40)
-    edit = Turn(
+    edit = ReplayTurn(
         prompt=[*ask, *file, *_words(rng, 30), *_HEAD], answer=[token for line in edited for token in line][:1000]
     )
 
-    shape, prompt, tools = _words(rng, 24), _words(rng, 300), list[Turn]()
+    shape, prompt, tools = _words(rng, 24), _words(rng, 300), list[ReplayTurn]()
     for _ in range(6):
         call = [*shape, *_words(rng, 4), *shape[::-1], *_words(rng, 6), *shape[3:20]]
-        tools.append(Turn(prompt=[*prompt, *_HEAD], answer=call, is_counted=len(tools) == 5))
+        tools.append(ReplayTurn(prompt=[*prompt, *_HEAD], answer=call, is_counted=len(tools) == 5))
         prompt = [*tools[-1].prompt, *call, *_TAIL, *_words(rng, 60)]
     said = _words(rng, 400)
-    again = Turn(prompt=[*_words(rng, 200), *_HEAD], answer=said)
-    first = Turn(prompt=again.prompt, answer=said, is_counted=False)
-    chat = Turn(prompt=[*_words(rng, 200), *_HEAD], answer=_words(rng, 400))
+    again = ReplayTurn(prompt=[*_words(rng, 200), *_HEAD], answer=said)
+    first = ReplayTurn(prompt=again.prompt, answer=said, is_counted=False)
+    chat = ReplayTurn(prompt=[*_words(rng, 200), *_HEAD], answer=_words(rng, 400))
     return {"edit": [edit], "tools": tools, "again": [first, again], "chat": [chat]}
 
 
-def recorded(file: Path, num_dialogues: int) -> Mapping[str, list[Turn]]:
+def recorded(file: Path, num_dialogues: int) -> Mapping[str, list[ReplayTurn]]:
     """The agent sessions of a tau-bench file: once with its tool calls counted, once with its messages."""
     dialogues: list[Sequence[Mapping[str, Any]]] = [each["traj"] for each in json.loads(file.read_text())]
     text = text_model([m["content"] or "" for dialogue in dialogues for m in dialogue], thinking_template())
-    tools, found = tools_of(dialogues), list[tuple[Turn, bool]]()
+    tools, found = tools_of(dialogues), list[tuple[ReplayTurn, bool]]()
     for dialogue in dialogues[:num_dialogues]:
         history: list[Mapping[str, Any]] = []
         for message in dialogue:
@@ -91,15 +91,15 @@ def recorded(file: Path, num_dialogues: int) -> Mapping[str, list[Turn]]:
                 history.append(message_of(message))
                 continue
             answer = answer_of(message, "")
-            turn = Turn(prompt=_prompt(text, history, tools), answer=text.encode(spoken(answer)))
+            turn = ReplayTurn(prompt=_prompt(text, history, tools), answer=text.encode(spoken(answer)))
             found.append((turn, len(answer.tool_calls) > 0))
             history.append(as_message(answer))
     return {"recorded calls": _counted(found, of_calls=True), "recorded messages": _counted(found, of_calls=False)}
 
 
-def demo_chats() -> Mapping[str, list[Turn]]:
+def demo_chats() -> Mapping[str, list[ReplayTurn]]:
     """Chats of forty turns as the demo's model is trained to answer them."""
-    text, found = load_text_model(str(_DEMO)), list[tuple[Turn, bool]]()
+    text, found = load_text_model(str(_DEMO)), list[tuple[ReplayTurn, bool]]()
     for seed in range(_SEEDS):
         history: list[Mapping[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
         for said in random_chat(Random(seed), 40, has_tool=True):
@@ -107,7 +107,9 @@ def demo_chats() -> Mapping[str, list[Turn]]:
             steps = [(said.answer, False)] if said.name is None else [(_call(said.name), True), (said.answer, False)]
             for content, is_call in steps:
                 answer = f"{said.thought}\n</think>\n\n{content}<|im_end|>"
-                found.append((Turn(prompt=_prompt(text, history, [LOOK_UP_TOOL]), answer=text.encode(answer)), is_call))
+                found.append(
+                    (ReplayTurn(prompt=_prompt(text, history, [LOOK_UP_TOOL]), answer=text.encode(answer)), is_call)
+                )
                 history.append({"role": "assistant", "content": content})
                 if is_call:
                     history.append({"role": "tool", "content": said.result})
@@ -123,18 +125,20 @@ def _prompt(text: TextModel, history: Sequence[Mapping[str, Any]], tools: Sequen
     return text.encode(text.render(list(history), tools=list(tools), add_generation_prompt=True))
 
 
-def _counted(turns: Sequence[tuple[Turn, bool]], *, of_calls: bool) -> list[Turn]:
-    return [Turn(prompt=turn.prompt, answer=turn.answer, is_counted=is_call == of_calls) for turn, is_call in turns]
+def _counted(turns: Sequence[tuple[ReplayTurn, bool]], *, of_calls: bool) -> list[ReplayTurn]:
+    return [
+        ReplayTurn(prompt=turn.prompt, answer=turn.answer, is_counted=is_call == of_calls) for turn, is_call in turns
+    ]
 
 
-class Said:
+class WrittenRuns:
     """All runs of `REPEATED` tokens that were written so far."""
 
     def __init__(self) -> None:
         self._runs: set[tuple[int, ...]] = set()
         self._last: list[int] = []
 
-    def repeated(self, turn: Turn) -> list[bool]:
+    def repeated(self, turn: ReplayTurn) -> list[bool]:
         """For each token of the answer: whether it is part of text that was written before it."""
         common = next(
             (i for i, (a, b) in enumerate(zip(self._last, turn.prompt, strict=False)) if a != b),
@@ -193,7 +197,7 @@ class FixedCosts(PassCosts):
 
 
 @dataclass(slots=True, kw_only=True)
-class Replayed:
+class ReplayCounts:
     """The counts of a workload. Costs are in passes over one token."""
 
     tokens: int = 0
@@ -215,17 +219,19 @@ class Replayed:
         return self.tokens / self.best_cost
 
 
-def replay(turns: Sequence[Turn], by_size: Mapping[int, float], counts: Replayed, *, rewinds: bool = True) -> None:
+def replay(
+    turns: Sequence[ReplayTurn], by_size: Mapping[int, float], counts: ReplayCounts, *, rewinds: bool = True
+) -> None:
     """Draft the answers with passes of these costs, and add what is counted to `counts`.
 
     `rewinds`: whether layers can drop rejected tokens; recurrent ones are fed again what was accepted before them.
     """
-    drafts, said = Drafts(rewinds=rewinds), Said()
+    drafts, said = Drafts(rewinds=rewinds), WrittenRuns()
     drafts.costs = costs = FixedCosts(by_size)
     by_length = [costs.relative(size) for size in range(1, costs.largest + 1)]
     for turn in turns:
         repeated = said.repeated(turn)
-        own = counts if turn.is_counted else Replayed()
+        own = counts if turn.is_counted else ReplayCounts()
         own.tokens += len(turn.answer) - 1
         own.best_cost += least_cost(repeated[1:], by_length)
         for num_fed, num_drafted, num_accepted in _passes(drafts, turn, rewinds=rewinds):
@@ -235,7 +241,7 @@ def replay(turns: Sequence[Turn], by_size: Mapping[int, float], counts: Replayed
             own.accepted += num_accepted
 
 
-def _passes(drafts: Drafts, turn: Turn, *, rewinds: bool) -> Iterator[tuple[int, int, int]]:
+def _passes(drafts: Drafts, turn: ReplayTurn, *, rewinds: bool) -> Iterator[tuple[int, int, int]]:
     """(tokens fed besides the draft, drafted tokens, accepted ones) of each pass over an answer."""
     request = drafts.start(as_tokens(turn.prompt), namespace="")
     request.accept(turn.answer[:1])
@@ -267,7 +273,7 @@ def show(file: Path | None, *, num_dialogues: int, rewinds: bool) -> None:
     print("costs    workload             tokens   passes  accepted   drafted     cost   ratio  at best")
     for costs, by_size in COSTS.items():
         for name, runs in found.items():
-            counts = Replayed()
+            counts = ReplayCounts()
             for turns in runs:
                 replay(turns, by_size, counts, rewinds=rewinds)
             print(

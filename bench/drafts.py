@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.draft_replay import Said, Turn, least_cost, show, workloads
+from bench.draft_replay import ReplayTurn, WrittenRuns, least_cost, show, workloads
 from bench.rivals import MODELS
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Sampling
@@ -66,14 +66,14 @@ class Script:
         self._next = next(self._rest, 0)
 
 
-class Side:
+class DraftSide:
     """An engine with or without drafts."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.loop = EngineLoop(Settings(model=str(path), **options))
         self.vocab_size = self.loop.start().vocab_size
 
-    def run(self, turn: Turn) -> tuple[float, float, Finished]:
+    def run(self, turn: ReplayTurn) -> tuple[float, float, Finished]:
         """Tokens behind the first one per second and per second of the processor, and the end."""
         ended = threading.Event()
         times: list[float] = []
@@ -113,21 +113,21 @@ class Side:
         return costs[0]
 
 
-def at_best(turns: Sequence[Turn], costs: Sequence[float]) -> float:
+def at_best(turns: Sequence[ReplayTurn], costs: Sequence[float]) -> float:
     """The ratio of an oracle on the last answer. `costs`: see `least_cost`."""
-    said = Said()
+    said = WrittenRuns()
     *_, repeated = [said.repeated(turn) for turn in turns]
     return len(repeated) / least_cost(repeated, costs)
 
 
 @contextmanager
-def sides(name: str, hidden: int) -> Generator[tuple[Side, Side]]:
+def sides(name: str, hidden: int) -> Generator[tuple[DraftSide, DraftSide]]:
     with tempfile.TemporaryDirectory(prefix="reprise-bench-") as folder:
         config = dict(MODELS[name])
         sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": 4}
         config |= {"text_config": {**config["text_config"], **sizes}} if "text_config" in config else sizes
         build_model(Path(folder), config)
-        pair = Side(Path(folder), drafts="auto"), Side(Path(folder), drafts="off")
+        pair = DraftSide(Path(folder), drafts="auto"), DraftSide(Path(folder), drafts="off")
         try:
             yield pair
         finally:

@@ -54,7 +54,7 @@ class Sized:
         return Sized(self.length + sum(other.length for other in others))
 
 
-class SizedSource:
+class UniformSource:
     def segment_nbytes(self, kind: KvKind, length: int) -> int:
         return 1000 * length
 
@@ -91,7 +91,7 @@ def store(cache: PrefixCache, turns: list[Tokens]) -> None:
 
 
 def commit(cache: PrefixCache, tokens: Tokens) -> None:
-    cache.commit(tokens, SizedSource(), kind=BoundaryKind.STABLE)
+    cache.commit(tokens, UniformSource(), kind=BoundaryKind.STABLE)
 
 
 def take_lease(cache: PrefixCache, prompt: Tokens) -> Lease:

@@ -38,7 +38,7 @@ def dense(*, shares_from: int = SHARES_FROM) -> Runner:
 
 
 @dataclass(eq=False)
-class House:
+class LoopParts:
     """The parts of the loop that decide what is held, without scheduler and model."""
 
     shares_from: int
@@ -132,7 +132,7 @@ WAYS = (
 def converse(way: Way, positions: int, gates: Gates) -> None:
     """Two turns of a conversation that is so long."""
     each = dense().footprint.full
-    house = House(way.shares_from, None if way.budget is None else int(way.budget * positions * each))
+    house = LoopParts(way.shares_from, None if way.budget is None else int(way.budget * positions * each))
     tokens = prompt_of(positions + 3 * TURN)
     prompt, first, second, third = (tokens[: positions + n * TURN] for n in range(4))
     house.begin(prompt)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.rivals import MODELS, Server, model, ours, theirs
-from bench.streams import Client, Stream, chat, prose
+from bench.rivals import MODELS, RivalServer, model, ours, theirs
+from bench.streams import StreamClient, TimedStream, chat, prose
 
 STALL_MS = 100
 NUM_SHORT = 7
@@ -43,7 +43,7 @@ class Stalls:
     long_ttft_s: float
 
 
-def step_s(stream: Stream, start_s: float, end_s: float) -> float:
+def step_s(stream: TimedStream, start_s: float, end_s: float) -> float:
     """The mean: tokens that come together on the way here were not made together."""
     times = [at for at in stream.token_s if start_s <= at <= end_s]
     return (times[-1] - times[0]) / (len(times) - 1)
@@ -53,9 +53,9 @@ def text(seed: int, num_tokens: int) -> str:
     return prose(seed, int(num_tokens * WORDS_PER_TOKEN))
 
 
-def beside(server: Server, num_tokens: int) -> Beside:
+def beside(server: RivalServer, num_tokens: int) -> Beside:
     """A long stream, and then seven short ones beside it."""
-    client = Client(server)
+    client = StreamClient(server)
     long = client.send(chat(text(1, num_tokens), num=_MANY))
     _wait(long, NUM_STEPS)
     shorts = [client.send(chat(prose(2 + i, 8), num=_MANY)) for i in range(NUM_SHORT)]
@@ -67,9 +67,9 @@ def beside(server: Server, num_tokens: int) -> Beside:
     return Beside(alone_s=step_s(long, long.first_s, came_s), together_s=step_s(long, low, high))
 
 
-def stalls(server: Server, num_tokens: int) -> Stalls:
+def stalls(server: RivalServer, num_tokens: int) -> Stalls:
     """A stream, a long prompt, and a short request in the midst of its prefill."""
-    client = Client(server)
+    client = StreamClient(server)
     reader = client.send(chat(prose(20, 20), num=_MANY))
     _wait(reader, NUM_STEPS)
     usual = step_s(reader, reader.first_s, time.perf_counter())
@@ -89,7 +89,7 @@ def stalls(server: Server, num_tokens: int) -> Stalls:
     )
 
 
-def _wait(stream: Stream, num: int) -> None:
+def _wait(stream: TimedStream, num: int) -> None:
     while len(stream.token_s) < num and stream.failure is None:
         time.sleep(0.01)
 

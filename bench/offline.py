@@ -23,7 +23,7 @@ HYBRID = Sizes(full=24 * 1024, snapshot=20 << 20)
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class TokenTally:
     """Tokens of all requests so far."""
 
     requests: int = 0
@@ -52,7 +52,7 @@ class OfflineServer:
 
     def __init__(self, renderer: Renderer, *, settles: bool, sizes: Sizes = HYBRID) -> None:
         self.renderer = renderer
-        self.tally = Tally()
+        self.tally = TokenTally()
         self._settles = settles
         self._cache = PrefixCache(sizes.layout())
         self._source = SizedSource(sizes, 1)

@@ -38,7 +38,7 @@ _ids = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class TokenMoment:
     """When a token came, and what had been told until then."""
 
     at_s: float
@@ -53,14 +53,14 @@ class Streams:
         self._loop = loop
         self._leader = leader
 
-    def moment(self) -> Moment:
+    def moment(self) -> TokenMoment:
         leader = self._leader
-        return Moment(at_s=time.perf_counter(), told_s=leader.spent_s, num_told=leader.num_operations)
+        return TokenMoment(at_s=time.perf_counter(), told_s=leader.spent_s, num_told=leader.num_operations)
 
-    def run(self, prompts: Sequence[Sequence[int]], *, num: int) -> list[Moment]:
+    def run(self, prompts: Sequence[Sequence[int]], *, num: int) -> list[TokenMoment]:
         """The moments of the tokens of the job that began last: then all decode together."""
         left = [threading.Event() for _ in prompts]
-        tokens: list[list[Moment]] = [[] for _ in prompts]
+        tokens: list[list[TokenMoment]] = [[] for _ in prompts]
         failures: list[Exception] = []
 
         def hear(event: Event, which: int) -> None:

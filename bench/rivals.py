@@ -29,7 +29,7 @@ MODELS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class RivalServer:
     name: str
     port: int
 
@@ -43,15 +43,15 @@ def model(name: str) -> Generator[Path]:
 
 
 @contextmanager
-def ours(path: Path, *options: str) -> Generator[Server]:
+def ours(path: Path, *options: str) -> Generator[RivalServer]:
     with server(path, "--no-settle", *options) as client:
         assert client.base_url.port is not None
-        yield Server("reprise", client.base_url.port)
+        yield RivalServer("reprise", client.base_url.port)
 
 
 @contextmanager
-def theirs(path: Path) -> Generator[Server]:
+def theirs(path: Path) -> Generator[RivalServer]:
     """mlx-lm's own server with its defaults."""
     port = free_port()
     with ServerProcess(mlx_lm_command(path, port), url=f"http://127.0.0.1:{port}"):
-        yield Server("mlx-lm", port)
+        yield RivalServer("mlx-lm", port)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from bench.rivals import Server
+from bench.rivals import RivalServer
 
 _TIMEOUT_S = 900.0
 
 
 @dataclass(eq=False)
-class Stream:
+class TimedStream:
     """One streamed answer. Times are `time.perf_counter`'s."""
 
     sent_s: float = 0.0
@@ -50,7 +50,7 @@ def chat(text: str, *, system: str | None = None, num: int = 16) -> dict[str, An
     }
 
 
-def run(server: Server, body: dict[str, Any], stream: Stream) -> None:
+def run(server: RivalServer, body: dict[str, Any], stream: TimedStream) -> None:
     """Send one request and read its answer to the end, or until somebody has had enough of it."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=_TIMEOUT_S)
     stream.sent_s = time.perf_counter()
@@ -81,16 +81,16 @@ def _says_something(line: bytes) -> bool:
     return any(c["delta"].get(key) for c in choices for key in ("content", "reasoning", "reasoning_content"))
 
 
-class Client:
+class StreamClient:
     """Requests under way on threads of their own."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: RivalServer) -> None:
         self._server = server
         self._running: list[threading.Thread] = []
-        self.streams: list[Stream] = []
+        self.streams: list[TimedStream] = []
 
-    def send(self, body: dict[str, Any]) -> Stream:
-        stream = Stream()
+    def send(self, body: dict[str, Any]) -> TimedStream:
+        stream = TimedStream()
         thread = threading.Thread(target=run, args=(self._server, body, stream))
         self.streams.append(stream)
         self._running.append(thread)
@@ -103,7 +103,7 @@ class Client:
             stream.is_unwanted = True
         self.wait()
 
-    def wait(self) -> list[Stream]:
+    def wait(self) -> list[TimedStream]:
         """All streams, when they have ended."""
         for thread in self._running:
             thread.join()
@@ -113,15 +113,15 @@ class Client:
         return self.streams
 
 
-def burst(server: Server, bodies: Sequence[dict[str, Any]]) -> list[Stream]:
+def burst(server: RivalServer, bodies: Sequence[dict[str, Any]]) -> list[TimedStream]:
     """All at once."""
-    client = Client(server)
+    client = StreamClient(server)
     for body in bodies:
         client.send(body)
     return client.wait()
 
 
-def total_s(streams: Sequence[Stream]) -> float:
+def total_s(streams: Sequence[TimedStream]) -> float:
     """From the first request to the end of the last answer."""
     return max(s.ended_s for s in streams) - min(s.sent_s for s in streams)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.offline import OfflineServer, Tally
+from bench.offline import OfflineServer, TokenTally
 from reprise.chat.answer import Answer, ToolCall
 from reprise.chat.reasoning import as_message
 from reprise.chat.render import Renderer
@@ -104,7 +104,7 @@ def spoken(answer: Answer) -> str:
     return f"{answer.reasoning}\n</think>\n\n{(answer.content or '').strip()}{calls}<|im_end|>"
 
 
-def replay(dialogues: Sequence[Dialogue], text: TextModel, *, settles: bool, seed: int = 1) -> Tally:
+def replay(dialogues: Sequence[Dialogue], text: TextModel, *, settles: bool, seed: int = 1) -> TokenTally:
     """All dialogues, one after the other, on one server."""
     server = OfflineServer(Renderer(text), settles=settles)
     corpus = " ".join(message["content"] or "" for dialogue in dialogues for message in dialogue[1:])

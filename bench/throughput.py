@@ -10,8 +10,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from bench.rivals import MODELS, Server, model, ours, theirs
-from bench.streams import Stream, burst, chat, prose, total_s
+from bench.rivals import MODELS, RivalServer, model, ours, theirs
+from bench.streams import TimedStream, burst, chat, prose, total_s
 
 SYSTEM_WORDS = 1300
 TEXT_WORDS = 165
@@ -19,18 +19,18 @@ PARALLEL = 6
 NUM_STREAMS = 8
 
 
-def translate(server: Server, seed: int) -> list[Stream]:
+def translate(server: RivalServer, seed: int) -> list[TimedStream]:
     """Six parallel requests with one long system prompt that nobody has seen yet."""
     system = prose(seed, SYSTEM_WORDS)
     texts = [prose(seed + 1 + i, TEXT_WORDS + 10 * i) for i in range(PARALLEL)]
     return burst(server, [chat(text, system=system, num=16) for text in texts])
 
 
-def decode(server: Server, seed: int) -> list[Stream]:
+def decode(server: RivalServer, seed: int) -> list[TimedStream]:
     return burst(server, [chat(prose(seed + i, 20), num=256) for i in range(NUM_STREAMS)])
 
 
-def tokens_per_s(found: Sequence[Stream]) -> float:
+def tokens_per_s(found: Sequence[TimedStream]) -> float:
     """While all streams run: from the last first token to the first last one, all streams together."""
     low = max(stream.token_s[0] for stream in found)
     high = min(stream.token_s[-1] for stream in found)
@@ -38,7 +38,10 @@ def tokens_per_s(found: Sequence[Stream]) -> float:
 
 
 def compare(
-    servers: Sequence[Server], rounds: int, measure: Callable[[Server, int], list[Stream]], what: Callable[..., float]
+    servers: Sequence[RivalServer],
+    rounds: int,
+    measure: Callable[[RivalServer, int], list[TimedStream]],
+    what: Callable[..., float],
 ) -> list[float]:
     """The median over the rounds for each server; the order of the servers changes from round to round."""
     found: dict[str, list[float]] = {server.name: [] for server in servers}

@@ -23,7 +23,7 @@ from tests.workloads.talk import whole_prose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class WorkloadRow:
     """A workload that was held. `against`: what `most` is a multiple of, in tokens; `allowed` on top of it."""
 
     workload: str
@@ -42,8 +42,8 @@ class Row:
         return self.computed <= self.most * self.against + self.allowed
 
 
-def against_oracle(workload: str, turns: list[Turn], most: float, *, allowed: int = 0) -> Row:
-    return Row(workload=workload, turns=turns, against=sum(t.oracle for t in turns), most=most, allowed=allowed)
+def against_oracle(workload: str, turns: list[Turn], most: float, *, allowed: int = 0) -> WorkloadRow:
+    return WorkloadRow(workload=workload, turns=turns, against=sum(t.oracle for t in turns), most=most, allowed=allowed)
 
 
 def forget(server: Serving) -> None:
@@ -54,10 +54,10 @@ def forget(server: Serving) -> None:
     server.engine.oracle = Oracle()
 
 
-def settling_rows(model: Path) -> Iterator[Row]:
+def settling_rows(model: Path) -> Iterator[WorkloadRow]:
     with serving(model) as server:
         messages, turns = plays.chat(server, 40, waits=True)
-        yield Row(
+        yield WorkloadRow(
             workload="forty turns, thinking stripped, settling",
             turns=turns,
             against=plays.unknown_tokens(server, messages),
@@ -66,7 +66,7 @@ def settling_rows(model: Path) -> Iterator[Row]:
         )
 
 
-def rows(model: Path) -> Iterator[Row]:
+def rows(model: Path) -> Iterator[WorkloadRow]:
     """Every workload of a server that does not settle."""
     with serving(model, settles=False) as server:
         _, turns = plays.chat(server, 40)
@@ -98,7 +98,7 @@ def document(server: Serving) -> list[Turn]:
     return plays.one_document(server, whole_prose())[2:]
 
 
-def shown(row: Row) -> str:
+def shown(row: WorkloadRow) -> str:
     share = row.computed / row.against
     bound = f"{row.most:.2f}" + (f" + {row.allowed}" if row.allowed > 0 else "")
     return (

@@ -101,7 +101,7 @@ def model_of(name: str, directory: Path) -> TextModel:
     return load_text_model(str(directory))
 
 
-class Walk:
+class GrammarWalk:
     """Tokens drawn among those that a grammar allows: rather markup and what closes, so that it ends."""
 
     def __init__(self, model: TextModel, rng: random.Random) -> None:
@@ -183,7 +183,7 @@ def read(model: TextModel, tokens: Sequence[int], *, is_streamed: bool) -> Answe
 def test_what_the_grammar_of_a_call_allows_is_read_as_that_call(part: int, tmp_path: Path) -> None:
     for name in names(part):
         model = model_of(name, tmp_path / name)
-        grammars, walk = Grammars(model), Walk(model, random.Random(name))
+        grammars, walk = Grammars(model), GrammarWalk(model, random.Random(name))
         for choice, is_parallel, is_streamed in (
             ("required", False, False),
             (NAMED, False, False),
@@ -203,7 +203,7 @@ def test_what_the_grammar_of_a_call_allows_is_read_as_that_call(part: int, tmp_p
 def test_beside_an_output_an_answer_is_a_call_or_the_output(part: int, tmp_path: Path) -> None:
     for name in names(part):
         model = model_of(name, tmp_path / name)
-        grammars, walk = Grammars(model), Walk(model, random.Random(name))
+        grammars, walk = Grammars(model), GrammarWalk(model, random.Random(name))
         grammar = answer_grammar(model, json_schema(OUTPUT), tools=TOOLS, tool_choice="auto", parallel=True)
         assert grammar is not None
         for first in ("{", None, None):

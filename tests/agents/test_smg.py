@@ -43,7 +43,7 @@ def test_a_replica_drains_without_a_failed_request(tmp_path: Path, *, is_removed
         for replica in replicas:
             stack.callback(replica.stop)
         gateway = stack.enter_context(start_gateway(smg, replicas))
-        clients, is_over = [_Client(gateway.url, seed) for seed in range(4)], threading.Event()
+        clients, is_over = [_ChatClient(gateway.url, seed) for seed in range(4)], threading.Event()
         threads = [threading.Thread(target=client.run, args=(is_over,)) for client in clients]
         for thread in threads:
             thread.start()
@@ -99,11 +99,11 @@ def test_one_of_three_dies_under_load_and_no_answer_is_wrong_or_stuck(tmp_path: 
         assert max(chat.longest_s for chat in chats) < MOST_S
 
 
-def _chats(url: str, *, num_tries: int = 1) -> list["_Client"]:
-    return [_Client(url, seed, most_turns=NUM_TURNS, num_tries=num_tries) for seed in range(NUM_CHATS)]
+def _chats(url: str, *, num_tries: int = 1) -> list["_ChatClient"]:
+    return [_ChatClient(url, seed, most_turns=NUM_TURNS, num_tries=num_tries) for seed in range(NUM_CHATS)]
 
 
-def _hold(chats: Sequence["_Client"], *, meanwhile: Callable[[], None] = lambda: None) -> None:
+def _hold(chats: Sequence["_ChatClient"], *, meanwhile: Callable[[], None] = lambda: None) -> None:
     """All chats to their ends, none of which waits for another."""
     threads = [threading.Thread(target=chat.run, args=(threading.Event(),), daemon=True) for chat in chats]
     for thread in threads:
@@ -126,7 +126,7 @@ def _num_running(replica: ServerProcess) -> int:
     return sum(each["num_running_reqs"] for each in httpx.get(f"{replica.url}/v1/loads").json()["loads"])
 
 
-class _Client:
+class _ChatClient:
     """Holds one chat of `NUM_TURNS` turns after the other, streamed, and notes whatever is not a whole answer."""
 
     def __init__(self, url: str, seed: int, *, most_turns: float = math.inf, num_tries: int = 1) -> None:

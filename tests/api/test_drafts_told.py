@@ -24,7 +24,7 @@ WRONG = "Nothing of this is ever said. " * 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class SdkAnswer:
     """An answer as the SDK gives it."""
 
     text: str
@@ -44,7 +44,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.Client, httpx.C
         yield drafting, plain
 
 
-def ask(server: httpx.Client, *, is_streamed: bool, key: str = "one", **more: Any) -> Told:
+def ask(server: httpx.Client, *, is_streamed: bool, key: str = "one", **more: Any) -> SdkAnswer:
     text: list[str] = []
     usage = None
     with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key=key, max_retries=0) as client:
@@ -62,7 +62,7 @@ def ask(server: httpx.Client, *, is_streamed: bool, key: str = "one", **more: An
     assert usage is not None and usage.completion_tokens_details is not None
     told = usage.completion_tokens_details
     assert told.accepted_prediction_tokens is not None and told.rejected_prediction_tokens is not None
-    return Told(
+    return SdkAnswer(
         text="".join(text),
         tokens=usage.completion_tokens,
         accepted=told.accepted_prediction_tokens,

@@ -49,7 +49,7 @@ KEY = {"Authorization": "Bearer a key"}
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
 
-class Server:
+class LoadingServer:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.url = self.line()
@@ -65,12 +65,12 @@ class Server:
 
 
 @contextmanager
-def loading() -> Generator[Server]:
+def loading() -> Generator[LoadingServer]:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", SERVER]
     with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
         try:
-            yield Server(started)
+            yield LoadingServer(started)
         finally:
             started.kill()
 

@@ -234,7 +234,7 @@ def test_a_name_that_is_not_served_is_answered_with_the_list(server: httpx.Clien
 
 
 def served(name: str, *, ready: "Future[Any] | None" = None) -> ServedModel:
-    class Backend:
+    class LoadingBackend:
         def status(self) -> Status:
             return Status(weights=WeightsState.LOADING)
 
@@ -245,7 +245,7 @@ def served(name: str, *, ready: "Future[Any] | None" = None) -> ServedModel:
     def no_service(loaded: object) -> Any:
         return object()
 
-    return ServedModel(id=name, backend=cast(ModelBackend, Backend()), make_service=no_service)
+    return ServedModel(id=name, backend=cast(ModelBackend, LoadingBackend()), make_service=no_service)
 
 
 def test_names_are_ids_or_the_last_part_of_one() -> None:
@@ -263,7 +263,7 @@ def test_names_are_ids_or_the_last_part_of_one() -> None:
 async def test_a_service_of_other_weights_does_not_answer() -> None:
     """What an alias of the same files has had loaded meanwhile may be another model."""
 
-    class Backend:
+    class ReadyBackend:
         fingerprint = "a"
 
         def status(self) -> Status:
@@ -277,7 +277,7 @@ async def test_a_service_of_other_weights_does_not_answer() -> None:
     def make_service(loaded: Any) -> Any:
         return SimpleNamespace(of=loaded.fingerprint)
 
-    backend = Backend()
+    backend = ReadyBackend()
     model = ServedModel(id="it", backend=cast(ModelBackend, backend), make_service=make_service)
     first: Any = await model.ready()
     assert model.is_ready and await model.ready() is first and first.of == "a"

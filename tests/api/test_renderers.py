@@ -12,7 +12,7 @@ from tests.chat.text_models import text_model
 CHAT = ChatRequest(messages=({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}))
 
 
-class Stored:
+class StoredRuns:
     """What an earlier server has left."""
 
     def __init__(self, **runs: Sequence[StoredRun]) -> None:
@@ -31,7 +31,7 @@ class Stored:
 
 def test_every_key_is_served_with_the_settings_of_the_server() -> None:
     settings = RenderSettings(normalizes=False, sorts_tools=True, freezes_date=True)
-    renderers = Renderers(text_model(), shared=Renderer(text_model(), settings), stored=Stored())
+    renderers = Renderers(text_model(), shared=Renderer(text_model(), settings), stored=StoredRuns())
     assert renderers.of("one").settings == settings
     assert renderers.of("one") is renderers.of("one") is not renderers.of("")
 
@@ -49,7 +49,7 @@ def test_what_is_on_disk_is_known_to_its_own_namespace() -> None:
         StoredRun(name="a", parent=None, tokens=as_tokens(odd[:7])),
         StoredRun(name="b", parent="a", tokens=as_tokens(odd[7:])),
     )
-    renderers = Renderers(model, shared=Renderer(model), stored=Stored(one=runs))
+    renderers = Renderers(model, shared=Renderer(model), stored=StoredRuns(one=runs))
     assert renderers.of("one").render(CHAT).prompt.tokens.tolist() == odd
     assert renderers.of("two").render(CHAT).prompt.tokens.tolist() == canonical
     assert renderers.of("").render(CHAT).prompt.tokens.tolist() == canonical

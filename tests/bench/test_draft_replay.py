@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.draft_replay import COSTS, Replayed, Said, Turn, demo_chats, least_cost, replay, workloads
+from bench.draft_replay import COSTS, ReplayCounts, ReplayTurn, WrittenRuns, demo_chats, least_cost, replay, workloads
 
 LEAST = {
     ("compute", "edit"): 0.93,
@@ -15,8 +15,8 @@ LEAST = {
 """The share of what an oracle reaches."""
 
 
-def counted(turns: list[Turn], costs: str, *, rewinds: bool = True) -> Replayed:
-    counts = Replayed()
+def counted(turns: list[ReplayTurn], costs: str, *, rewinds: bool = True) -> ReplayCounts:
+    counts = ReplayCounts()
     replay(turns, COSTS[costs], counts, rewinds=rewinds)
     return counts
 
@@ -43,9 +43,9 @@ def test_answers_of_the_demo_are_drafted(costs: str, least: float) -> None:
 
 
 def test_an_oracle_drafts_all_that_repeats_and_nothing_else() -> None:
-    said = Said()
-    assert said.repeated(Turn(prompt=[1, 2, 3], answer=[4, 5, 6])) == [False] * 3
-    assert said.repeated(Turn(prompt=[9], answer=[2, 3, 4, 5, 7, 3, 4])) == [True] * 4 + [False] * 3
+    said = WrittenRuns()
+    assert said.repeated(ReplayTurn(prompt=[1, 2, 3], answer=[4, 5, 6])) == [False] * 3
+    assert said.repeated(ReplayTurn(prompt=[9], answer=[2, 3, 4, 5, 7, 3, 4])) == [True] * 4 + [False] * 3
     costs = [1.0, 1.5, 2.0, 2.5]
     # A token is sampled behind each draft, so the first five take 2.5 and 1, or 2 and 1.5.
     assert least_cost([True] * 4 + [False], costs) == 3.5

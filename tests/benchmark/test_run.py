@@ -141,14 +141,14 @@ SPEED = SideSpeed(prefill=500, decode=40, chars_per_token=4, start_s=5)
 
 
 @dataclass
-class Clock:
+class BenchClock:
     now_s: float = 0.0
 
 
 class Paced(Side):
     """A server that exists on paper: what it does takes time on a clock of its own. `slower`: than it was measured."""
 
-    def __init__(self, name: str, clock: Clock, *, slower: float = 1.0) -> None:
+    def __init__(self, name: str, clock: BenchClock, *, slower: float = 1.0) -> None:
         super().__init__(name)
         self._clock, self._slower = clock, slower
 
@@ -185,7 +185,7 @@ class Paced(Side):
 
 def test_it_is_over_in_the_minutes_it_was_given() -> None:
     for minutes in (2, 5, 30):
-        clock = Clock()
+        clock = BenchClock()
         sides = (Paced(ON, clock), Paced(OFF, clock))
         bench = Bench(plan=BenchPlan(minutes=minutes, workloads=WORKLOADS), sides=sides, tell=print)
         bench.clock = lambda: clock.now_s  # noqa: B023
@@ -196,7 +196,7 @@ def test_it_is_over_in_the_minutes_it_was_given() -> None:
 
 
 def test_a_machine_that_turns_out_slower_ends_in_time_and_says_what_is_missing() -> None:
-    clock = Clock()
+    clock = BenchClock()
     side = Paced(ON, clock, slower=3)
     bench = Bench(plan=BenchPlan(minutes=5, workloads=WORKLOADS), sides=(side,), tell=print, speeds={ON: SPEED})
     bench.clock = lambda: clock.now_s
@@ -206,7 +206,7 @@ def test_a_machine_that_turns_out_slower_ends_in_time_and_says_what_is_missing()
 
 
 def test_answers_in_other_words_are_counted_and_the_first_sides_stand_in_the_history() -> None:
-    clock = Clock()
+    clock = BenchClock()
     growing = tuple(workload for workload in WORKLOADS if workload.name == "growing chat")
     plan = BenchPlan(minutes=5, workloads=growing, size=SMALL, num_repeats=1)
     _, result = held(plan, Paced(ON, clock), Paced(OFF, clock))
@@ -217,7 +217,7 @@ def test_answers_in_other_words_are_counted_and_the_first_sides_stand_in_the_his
 
 
 def test_a_workload_is_given_up_when_the_time_is_over() -> None:
-    clock = Clock()
+    clock = BenchClock()
     side = Paced(ON, clock, slower=40)
     bench = Bench(plan=BenchPlan(minutes=2, workloads=WORKLOADS), sides=(side,), tell=print, speeds={ON: SPEED})
     bench.clock = lambda: clock.now_s
@@ -227,7 +227,7 @@ def test_a_workload_is_given_up_when_the_time_is_over() -> None:
 
 
 def test_a_time_in_which_nothing_is_held_is_one_sentence() -> None:
-    clock = Clock()
+    clock = BenchClock()
     bench = Bench(plan=BenchPlan(minutes=0.1, workloads=WORKLOADS), sides=(Paced(ON, clock),), tell=print)
     bench.clock = lambda: clock.now_s
     with pytest.raises(BenchFailed, match="no workload finished"):

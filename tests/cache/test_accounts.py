@@ -134,15 +134,15 @@ def test_what_is_given_back_twice_is_noticed() -> None:
 
 
 @dataclass(frozen=True)
-class Entries:
+class OwnEntries:
     """Entries of one byte each that the tree has for itself."""
 
     nbytes: int
 
-    def cut(self, start: int, stop: int) -> "Entries":
+    def cut(self, start: int, stop: int) -> "OwnEntries":
         raise NotImplementedError
 
-    def join(self, others: Sequence[SegmentPayload]) -> "Entries":
+    def join(self, others: Sequence[SegmentPayload]) -> "OwnEntries":
         raise NotImplementedError
 
 
@@ -167,7 +167,7 @@ class SharedEntries(SharedPayload):
         raise NotImplementedError
 
 
-@pytest.mark.parametrize(("payload", "shared"), [(Entries, 0), (SharedEntries, 1)])
+@pytest.mark.parametrize(("payload", "shared"), [(OwnEntries, 0), (SharedEntries, 1)])
 def test_what_a_sequence_shares_is_counted_for_the_tree_and_falls_back(
     payload: Callable[[int], SegmentPayload], shared: int
 ) -> None:

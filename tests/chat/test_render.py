@@ -300,7 +300,7 @@ def test_the_parts_of_a_prompt() -> None:
             assert decoded == texts[str(part)]
 
 
-class Clock:
+class WallClock:
     def __init__(self) -> None:
         self.now = datetime(2026, 3, 1, 23, 59)
 
@@ -309,7 +309,7 @@ class Clock:
 
 
 def test_a_date_changes_at_midnight_unless_it_is_frozen() -> None:
-    clock = Clock()
+    clock = WallClock()
     live = Renderer(text_model("dated"), clock=clock)
     frozen = Renderer(text_model("dated"), RenderSettings(freezes_date=True), clock=clock)
     first = ChatRequest(messages=(ASK,))

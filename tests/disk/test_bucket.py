@@ -135,7 +135,7 @@ def test_what_is_written_while_the_store_is_listed_stays(monkeypatch: pytest.Mon
 # Several records at once.
 
 
-class Gate:
+class ReadGate:
     """Holds up the reads of records until so many are under way, and counts them."""
 
     def __init__(self, bucket: FakeBucket, *, num: int) -> None:
@@ -175,7 +175,7 @@ def test_records_of_a_bucket_are_read_at_once_and_come_in_order(monkeypatch: pyt
         records = put_path(cache, ids)
         found = find(cache, ids)
         assert found is not None and len(records) == ModelBucket.reads_at_once
-        gate = Gate(bucket, num=len(records))
+        gate = ReadGate(bucket, num=len(records))
         monkeypatch.setattr(bucket, "get", gate.get)
         taken, fetch = read_all(cache, found)
         assert gate.most == len(records) and gate.order != [found_name(cache, key) for key in found.keys]
@@ -239,7 +239,7 @@ def test_what_comes_after_a_lost_record_is_not_given(monkeypatch: pytest.MonkeyP
         found = find(cache, ids)
         assert found is not None
         del bucket.objects[found_name(cache, found.keys[2])]
-        monkeypatch.setattr(bucket, "get", Gate(bucket, num=len(records)).get)
+        monkeypatch.setattr(bucket, "get", ReadGate(bucket, num=len(records)).get)
         taken, fetch = read_all(cache, found)
         assert fetch.failed and len(taken) == 2 and all(map(same, taken, records))
 
@@ -250,7 +250,7 @@ def test_a_cancelled_fetch_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPa
         put_path(cache, ids)
         found = find(cache, ids)
         assert found is not None
-        gate = Gate(bucket, num=ModelBucket.reads_at_once + 1)
+        gate = ReadGate(bucket, num=ModelBucket.reads_at_once + 1)
         monkeypatch.setattr(bucket, "get", gate.get)
         fetch = cache.fetch(found, lambda: None)
         wait_until(lambda: gate.most == ModelBucket.reads_at_once)
@@ -323,7 +323,7 @@ def test_a_store_that_goes_away_is_asked_once_for_all_who_wait(monkeypatch: pyte
         put_path(cache, ids)
         found = find(cache, ids)
         assert found is not None
-        gate, num = Gate(bucket, num=2), bucket.num("get")
+        gate, num = ReadGate(bucket, num=2), bucket.num("get")
         monkeypatch.setattr(bucket, "get", gate.get)
         fetches = [cache.fetch(found, lambda: None) for _ in range(3)]
         wait_until(lambda: gate.most == 1)

@@ -19,7 +19,7 @@ DEVICES = {
 """What passes cost by size."""
 
 
-class Clock:
+class NoisyDevice:
     """Seconds of a pass over one token: noise, a pass in thirty held up, and phases in which everything is slower."""
 
     def __init__(self, seed: int) -> None:
@@ -72,7 +72,7 @@ class Fixed(PassCosts):
         return 1.0
 
 
-def speed(texts: Iterator[tuple[list[int], list[int]]], name: str, clock: Clock, costs: PassCosts) -> float:
+def speed(texts: Iterator[tuple[list[int], list[int]]], name: str, clock: NoisyDevice, costs: PassCosts) -> float:
     """Tokens in the time of a pass over one, by what passes cost on this device without noise, from the third text."""
     drafts, spent, num = Drafts(rewinds=True), 0.0, 0
     drafts.costs = costs
@@ -101,21 +101,21 @@ def best_fixed(name: str, seed: int) -> float:
         costs = Fixed(size)
         for _ in range(4):
             costs.note(1, 0.01)
-        found.append(speed(edits(seed), name, Clock(seed), costs))
+        found.append(speed(edits(seed), name, NoisyDevice(seed), costs))
     return max(found)
 
 
 @pytest.mark.parametrize("seed", now_and_later([0], [1, 2, 3]))
 @pytest.mark.parametrize("name", list(DEVICES)[1:])
 def test_a_file_with_edits_is_written_nearly_as_fast_as_with_the_best_length(name: str, seed: int) -> None:
-    assert speed(edits(seed), name, Clock(seed), PassCosts()) >= 0.88 * best_fixed(name, seed)
+    assert speed(edits(seed), name, NoisyDevice(seed), PassCosts()) >= 0.88 * best_fixed(name, seed)
 
 
 @pytest.mark.parametrize("seed", now_and_later([0], [1, 2, 3]))
 @pytest.mark.parametrize("name", DEVICES)
 def test_nothing_is_slower_than_without_drafts(name: str, seed: int) -> None:
     for texts in (edits, decoys):
-        assert speed(texts(seed), name, Clock(seed), PassCosts()) >= 0.98
+        assert speed(texts(seed), name, NoisyDevice(seed), PassCosts()) >= 0.98
 
 
 def test_a_pass_that_is_held_up_does_not_decide() -> None:

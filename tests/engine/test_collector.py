@@ -9,7 +9,7 @@ import pytest
 from reprise.engine.memory import collect_all, freeze_heap
 
 
-class Knot:
+class SelfReference:
     """Refers to itself, as models and their layers do."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ def thawed() -> Iterator[None]:
 
 
 def test_what_was_frozen_goes_when_all_is_collected() -> None:
-    knot = Knot()
+    knot = SelfReference()
     gone = weakref.ref(knot)
     freeze_heap()
     del knot
@@ -38,9 +38,9 @@ def test_what_was_frozen_goes_when_all_is_collected() -> None:
 
 
 def test_what_is_frozen_is_left_alone_where_what_is_wanted_goes_without() -> None:
-    frozen = Knot()
+    frozen = SelfReference()
     freeze_heap()
-    late = Knot()
+    late = SelfReference()
     gone = [weakref.ref(frozen), weakref.ref(late)]
     del frozen, late
     collect_all(gone[1])

@@ -24,7 +24,7 @@ class _Gone(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Asked:
+class _SentRequest:
     """A request that was sent. `will_end`: nothing cuts it short."""
 
     tokens: list[int]
@@ -77,7 +77,7 @@ class RandomChats:
                 self._assert_reused(source.choice(burst))
         return self.seen
 
-    def _assert_reused(self, asked: _Asked) -> None:
+    def _assert_reused(self, asked: _SentRequest) -> None:
         """An exact repeat computes one token at most, the next turn what is new."""
         if not asked.will_end or asked.running.end.error is not None or not asked.running.tokens:
             return
@@ -88,7 +88,7 @@ class RandomChats:
         # The last token of an answer is not fed, unless another request had the same answer and went on.
         assert self.engine.run(longer, num=1, namespace=namespace).computed <= 4, (asked.tokens, asked.running.tokens)
 
-    def _send(self, source: random.Random) -> _Asked:
+    def _send(self, source: random.Random) -> _SentRequest:
         namespace = source.choice(("", "", "", "other"))
         tokens = self._prompt(source, self._stored.setdefault(namespace, []))
         num = source.randint(1, 12)
@@ -116,7 +116,7 @@ class RandomChats:
         )
         if after == 0:
             self.engine.loop.cancel(running.job.id)
-        return _Asked(
+        return _SentRequest(
             tokens=tokens,
             num=num,
             sampling=sampling,
@@ -148,7 +148,7 @@ class RandomChats:
             case _:
                 return GREEDY
 
-    def _judge(self, asked: _Asked) -> None:
+    def _judge(self, asked: _SentRequest) -> None:
         running, end = asked.running, asked.running.end
         self.seen.cancelled += end.reason is FinishReason.CANCELLED
         self.seen.failed += end.reason is FinishReason.FAILED
@@ -171,7 +171,7 @@ class RandomChats:
         # What comes next may go on from the answer, as the next turn of a chat does.
         self._stored[running.job.namespace].append([*asked.tokens, *running.tokens])
 
-    def _assert_tie(self, asked: _Asked, before: list[int], token: int) -> None:
+    def _assert_tie(self, asked: _SentRequest, before: list[int], token: int) -> None:
         self.seen.ties += 1
         told = self.oracle.run([*asked.tokens, *before], num=1, sampling=Sampling(temperature=0, logprobs=2))
         first = next(event for event in told.events if isinstance(event, Sampled))

@@ -106,7 +106,7 @@ def check_disk(worker: Worker, *, is_whole: bool) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class _Chat:
+class _RandomChat:
     """What its last prompt was, where that is stable, and what came of it."""
 
     prompt: list[int]
@@ -128,7 +128,7 @@ class SteadyTwin:
     seed: int
     num_restarts: int = 0
     num_loaded: int = 0
-    _chats: list[_Chat] = field(default_factory=list[_Chat])
+    _chats: list[_RandomChat] = field(default_factory=list[_RandomChat])
 
     def run(self, num_steps: int) -> None:
         source = random.Random(self.seed)
@@ -141,7 +141,7 @@ class SteadyTwin:
                 self.num_restarts += 1
             chat = source.choice(self._chats) if self._chats and source.random() < 0.8 else None
             if chat is None:
-                chat = _Chat(prompt=list(system), stable_at=len(system), answer=[])
+                chat = _RandomChat(prompt=list(system), stable_at=len(system), answer=[])
                 self._chats.append(chat)
                 prompt = [*system, *source.choice(([], *projects)), *self._words(source, 30)]
             elif chat.answer and source.random() < 0.4:
@@ -160,11 +160,11 @@ class SteadyTwin:
                 self._settle(chat, engine, self._words(source, 20))
         self.num_loaded += engine.loop.status().counts.num_loaded
 
-    def _asked(self, engine: Engine, chat: _Chat, system_at: int) -> Running:
+    def _asked(self, engine: Engine, chat: _RandomChat, system_at: int) -> Running:
         boundaries = [Boundary(system_at, BoundaryKind.SYSTEM), Boundary(chat.stable_at, BoundaryKind.STABLE)]
         return engine.run(chat.prompt, num=10, boundaries=boundaries)
 
-    def _settle(self, chat: _Chat, engine: Engine, rest: list[int]) -> None:
+    def _settle(self, chat: _RandomChat, engine: Engine, rest: list[int]) -> None:
         """Settle the next turn of a chat on both: it repeats what was stable, and `rest` in place of the answer."""
         stable_at = chat.stable_at
         seen = (chat.prompt + chat.answer)[stable_at]

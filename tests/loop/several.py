@@ -21,7 +21,7 @@ from tests.models.shared import loaded, loaded_anew
 from tests.models.tiny import tiny_model
 
 
-class Served(Engine):
+class OneOfSeveral(Engine):
     """A model of several, driven like a single one."""
 
     def __init__(self, name: str, thread: EngineThread, *, disk_block: int | None = None, **settings: Any) -> None:  # pyright: ignore[reportMissingSuperCall]
@@ -47,7 +47,7 @@ class Served(Engine):
             raise self.fails.pop()
         return loaded_anew(Path(self.settings.model).name)
 
-    def ready(self) -> "Served":
+    def ready(self) -> "OneOfSeveral":
         self.loop.ready().result(PATIENCE_S)
         return self
 
@@ -66,10 +66,10 @@ def weights(architecture: str) -> int:
 @contextmanager
 def serving(
     *names: str, nbytes: int | None = None, limits: ModelLimits | None = None, **settings: Any
-) -> Generator[list[Served]]:
+) -> Generator[list[OneOfSeveral]]:
     """Models on one thread, within `nbytes` of memory for weights and layer states."""
     thread = EngineThread(SharedMemory(nbytes), limits=limits)
-    served = [Served(name, thread, **settings) for name in names]
+    served = [OneOfSeveral(name, thread, **settings) for name in names]
     served[0].loop.start()
     try:
         yield served
@@ -89,7 +89,7 @@ def cold(architecture: str, prompts: Sequence[Sequence[int]], *, num: int) -> li
 
 
 @contextmanager
-def serving_one_at_a_time(*names: str, turn_s: float = 10.0, **settings: Any) -> Generator[list[Served]]:
+def serving_one_at_a_time(*names: str, turn_s: float = 10.0, **settings: Any) -> Generator[list[OneOfSeveral]]:
     """The same in room for the weights of any one of them, and for all that they keep."""
     room = max(weights(name.split(":")[0]) for name in names)
     limits = ModelLimits(most_nbytes=room, turn_s=turn_s)

@@ -31,7 +31,7 @@ from tests.matrix import now_and_later, rows_now_and_later
 _GRACE_S = 120.0
 
 
-class Held:
+class HeldDisk:
     """A disk that gives nothing, or the first records alone, until it is let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +53,8 @@ class Held:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    disk = Held(monkeypatch)
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDisk]:
+    disk = HeldDisk(monkeypatch)
     yield disk
     disk.goes_on.set()
 
@@ -102,7 +102,7 @@ def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(
     assert [job.tokens for job in jobs] == [big.cold(turn) for turn in turns]
 
 
-def test_the_loop_sleeps_while_all_wait_for_the_disk(start: Restarts, held: Held) -> None:
+def test_the_loop_sleeps_while_all_wait_for_the_disk(start: Restarts, held: HeldDisk) -> None:
     engine = start()
     turn = next_turn(engine, words(1, 200))
     engine = start()
@@ -122,7 +122,7 @@ def test_the_loop_sleeps_while_all_wait_for_the_disk(start: Restarts, held: Held
 
 
 def test_a_disk_that_hangs_makes_nobody_wait_for_ever(
-    start: Restarts, held: Held, monkeypatch: pytest.MonkeyPatch
+    start: Restarts, held: HeldDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start()
     turn = next_turn(engine, words(3, 200))
@@ -154,7 +154,7 @@ def test_what_could_not_be_read_and_another_computed_is_not_told_as_loaded(start
     assert engine.loop.status().counts.num_loaded == 0
 
 
-def test_what_is_being_read_counts_also_when_parked_buffers_are_given_up(start: Restarts, held: Held) -> None:
+def test_what_is_being_read_counts_also_when_parked_buffers_are_given_up(start: Restarts, held: HeldDisk) -> None:
     engine = start("llama", shares_from=50)
     turn = next_turn(engine, words(5, 300))
     engine = start("llama", shares_from=50, cache_bytes=10_000_000)
@@ -186,7 +186,7 @@ def test_what_is_being_read_counts_also_when_parked_buffers_are_given_up(start: 
     ),
 )
 def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
-    start: Restarts, held: Held, monkeypatch: pytest.MonkeyPatch, *, model: str, ending: str, is_large: bool
+    start: Restarts, held: HeldDisk, monkeypatch: pytest.MonkeyPatch, *, model: str, ending: str, is_large: bool
 ) -> None:
     if is_large:
         monkeypatch.setattr(sequences, "LARGE_NBYTES", 0)
@@ -220,7 +220,7 @@ def test_whatever_happens_while_something_is_read_leaves_nothing_behind(
     assert engine.run([*shared, 9]).tokens == engine.cold([*shared, 9])
 
 
-def test_what_was_read_before_a_clear_is_not_used_after_it(start: Restarts, held: Held) -> None:
+def test_what_was_read_before_a_clear_is_not_used_after_it(start: Restarts, held: HeldDisk) -> None:
     engine = start("llama")
     turn = next_turn(engine, words(14, 300))
     engine = start("llama")
@@ -233,7 +233,7 @@ def test_what_was_read_before_a_clear_is_not_used_after_it(start: Restarts, held
     assert job.tokens == engine.cold(turn)
 
 
-def test_an_answer_goes_on_while_another_prompt_is_read(start: Restarts, held: Held) -> None:
+def test_an_answer_goes_on_while_another_prompt_is_read(start: Restarts, held: HeldDisk) -> None:
     engine = start()
     turn = next_turn(engine, words(8, 200))
     engine = start()
@@ -310,7 +310,7 @@ def test_what_follows_a_part_in_memory_is_joined_a_part_at_a_time(
     engine.check()
 
 
-def test_a_shared_beginning_is_read_for_all_who_wait_for_it(start: Restarts, held: Held) -> None:
+def test_a_shared_beginning_is_read_for_all_who_wait_for_it(start: Restarts, held: HeldDisk) -> None:
     engine = start()
     system = words(10, 200)
     boundary = [Boundary(200, BoundaryKind.SYSTEM)]

@@ -7,7 +7,7 @@ from reprise.loop.worker import Worker
 from tests.loop.driving import Engine
 
 
-class Heard(ExpectedSaving):
+class ListeningPolicy(ExpectedSaving):
     """Writes down what it hears of answers."""
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Heard(ExpectedSaving):
 
 
 def test_how_long_an_answer_was_and_where_the_next_turn_may_differ() -> None:
-    heard = Heard()
+    heard = ListeningPolicy()
 
     def listen(worker: Worker) -> None:
         worker.cache.order.policy = heard

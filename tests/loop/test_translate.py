@@ -18,15 +18,15 @@ _PARALLEL = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class TextLengths:
     """Lengths in tokens; texts are within a third of their usual length."""
 
     system: int
     text: int
 
 
-SHORT = Size(system=300, text=75)
-PAGE = Size(system=2000, text=300)
+SHORT = TextLengths(system=300, text=75)
+PAGE = TextLengths(system=2000, text=300)
 
 
 @pytest.fixture(scope="module", params=LAYERS)
@@ -36,7 +36,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine.close()
 
 
-def page(seed: int, size: Size) -> tuple[list[list[int]], list[list[int]]]:
+def page(seed: int, size: TextLengths) -> tuple[list[list[int]], list[list[int]]]:
     """The prompts of a page, and those of another with the same system prompt."""
     source = random.Random(seed)
     system = words(source.randrange(10**9), size.system)
@@ -59,7 +59,7 @@ def computed(answers: Sequence[Running]) -> int:
     return sum(answer.computed for answer in answers)
 
 
-def translate(engine: Engine, seed: int, size: Size) -> None:
+def translate(engine: Engine, seed: int, size: TextLengths) -> None:
     prompts, others = page(seed, size)
     alone = [engine.cold(prompt, num=6) for prompt in [*prompts, *others]]
     engine.loop.clear()

@@ -51,7 +51,7 @@ class Report:
             self.failures.append(sentence)
 
 
-class Client:
+class SoakClient:
     """One client, doing one thing after another until it is told to stop."""
 
     def __init__(self, port: int, number: int, seed: int, report: Report) -> None:

@@ -9,7 +9,7 @@ import pytest
 from reprise.core.events import FinishReason
 from reprise.core.job import Purpose
 from tests.holding import active_memory, settled_memory
-from tests.soak.clients import Client, Report
+from tests.soak.clients import Report, SoakClient
 from tests.soak.house import Alone, House, house
 from tests.soak.lengths import times
 
@@ -21,7 +21,7 @@ def load(server: House, *, num_clients: int, num_each: int, seed: int) -> Report
     report = Report()
     port = urlsplit(server.url).port
     assert port is not None
-    clients = [Client(port, number, seed, report) for number in range(num_clients)]
+    clients = [SoakClient(port, number, seed, report) for number in range(num_clients)]
     threads = [threading.Thread(target=client.run, args=(num_each,), daemon=True) for client in clients]
     for thread in threads:
         thread.start()

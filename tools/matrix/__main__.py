@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.zoo.caches import available
 from tests.zoo.catalogue import ZOO
 from tests.zoo.sizes import Unavailable
-from tools.matrix.row import Row, measure
+from tools.matrix.row import ArchitectureRow, measure
 from tools.matrix.table import render
 
 _PAGE = Path(__file__).parents[2] / "COMPATIBILITY.md"
@@ -19,7 +19,7 @@ _PAGE = Path(__file__).parents[2] / "COMPATIBILITY.md"
 
 def main(names: list[str]) -> int:
     """Measure and write; gives the exit status."""
-    rows: list[Row] = []
+    rows: list[ArchitectureRow] = []
     broken: dict[str, str] = {}
     for name in names if names else available():
         begun = time.monotonic()

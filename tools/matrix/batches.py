@@ -25,7 +25,7 @@ class _Sequence:
     answers: mx.array
 
 
-class _Batch:
+class _ComparedBatch:
     """Sequences that are computed together; `gap` is how far they were from each alone."""
 
     def __init__(self, model: nn.Module, rows: SequenceBatch, members: Sequence[_Sequence]) -> None:
@@ -55,7 +55,7 @@ class _Batch:
 def ragged_decode(model: nn.Module, blueprint: Blueprint) -> Gap:
     """Sequences of different lengths decode together, with one that joins on the way and two that leave."""
     short, middle, long = (_member(model, blueprint, length) for length in _PROMPTS)
-    batch = _Batch(model, _after_prompt(model, blueprint, middle), [middle])
+    batch = _ComparedBatch(model, _after_prompt(model, blueprint, middle), [middle])
     batch.join(_after_prompt(model, blueprint, short), short)
     _decode(batch, "two rows")
     batch.join(_after_prompt(model, blueprint, long), long)
@@ -72,7 +72,7 @@ def even_slices(model: nn.Module, blueprint: Blueprint) -> Gap:
     members = [_member(model, blueprint, length) for length in _PROMPTS]
     rows = SequenceBatch(blueprint)
     rows.join([SequenceBatch(blueprint) for _ in members[1:]])
-    batch = _Batch(model, rows, members)
+    batch = _ComparedBatch(model, rows, members)
     batch.step(20, "first slice")
     batch.step(9, "second slice")
     _decode(batch, "decode after slices")
@@ -82,7 +82,7 @@ def even_slices(model: nn.Module, blueprint: Blueprint) -> Gap:
 def ragged_slices(model: nn.Module, blueprint: Blueprint) -> Gap:
     """Sequences that stand at different positions prefill together, in slices of equal length."""
     short, middle, _ = (_member(model, blueprint, length) for length in _PROMPTS)
-    batch = _Batch(model, _after_prompt(model, blueprint, middle), [middle])
+    batch = _ComparedBatch(model, _after_prompt(model, blueprint, middle), [middle])
     batch.join(_after_prompt(model, blueprint, short), short)
     batch.step(7, "a slice")
     batch.step(17, "a slice longer than the window")
@@ -101,6 +101,6 @@ def _after_prompt(model: nn.Module, blueprint: Blueprint, member: _Sequence) -> 
     return rows
 
 
-def _decode(batch: _Batch, where: str) -> None:
+def _decode(batch: _ComparedBatch, where: str) -> None:
     for _ in range(4):
         batch.step(1, where)

@@ -18,7 +18,7 @@ from tools.matrix.warm import CHUNKS, warm_against_cold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ArchitectureRow:
     """What one architecture showed. `notes` are sentences; `faults` are those of our own, which must be none."""
 
     name: str
@@ -33,7 +33,7 @@ class Row:
     faults: tuple[str, ...]
 
 
-def measure(name: str) -> Row:
+def measure(name: str) -> ArchitectureRow:
     """Build the tiny model and run all checks on it."""
     model = build_any(name)
     blueprint = blueprint_of(model)
@@ -70,7 +70,7 @@ def measure(name: str) -> Row:
     elif wrong:
         notes.append(f"Runs alone: {wrong}.")
     tokens_nbytes, snapshot_nbytes = _sizes(model, blueprint)
-    return Row(
+    return ArchitectureRow(
         name=name,
         caches=_caches(model),
         resumes=where_it_resumes(blueprint.layout),

@@ -6,12 +6,12 @@ import mlx_lm
 
 from tests.zoo.sizes import Unavailable
 from tools.matrix.gaps import ROUNDING, Gap
-from tools.matrix.row import Row
+from tools.matrix.row import ArchitectureRow
 
 _COLUMNS = ("architecture", "caches", "resumes", "B/token", "B/snapshot", "batches", "warm = cold", "chunked = whole")
 
 
-def render(rows: Sequence[Row], unavailable: Mapping[str, Unavailable], broken: Mapping[str, str]) -> str:
+def render(rows: Sequence[ArchitectureRow], unavailable: Mapping[str, Unavailable], broken: Mapping[str, str]) -> str:
     """The page. `broken`: architectures whose checks raised, and what."""
     lines = [
         "# Compatibility",
@@ -40,7 +40,7 @@ def render(rows: Sequence[Row], unavailable: Mapping[str, Unavailable], broken: 
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ArchitectureRow) -> tuple[str, ...]:
     snapshot = f"{row.bytes_per_snapshot:,}" if row.bytes_per_snapshot > 0 else "none"
     return (
         row.name,

@@ -24,7 +24,7 @@ the prompt's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Request:
+class WarmRequest:
     """A prompt that comes after the first one, and the least position that it must resume at."""
 
     name: str
@@ -40,7 +40,7 @@ class WarmResult:
     missed: tuple[str, ...]
 
 
-def followers(first: Tokens) -> tuple[Request, ...]:
+def followers(first: Tokens) -> tuple[WarmRequest, ...]:
     """What may follow a request of `first`, whose leading 100 tokens were the prompt and whose rest the answer."""
     draw = random.Random(7)
     prompt = first[:_PROMPT]
@@ -49,7 +49,7 @@ def followers(first: Tokens) -> tuple[Request, ...]:
         return random_prompt(length, seed=draw.randrange(1 << 30))
 
     branches = tuple(
-        Request(
+        WarmRequest(
             name=f"branch at {at}",
             tokens=join_tokens(changed(first[: at + 1], at), other(30)),
             at_least=max(position for position in (0, *_CHECKPOINTS) if position <= at),
@@ -57,13 +57,13 @@ def followers(first: Tokens) -> tuple[Request, ...]:
         for at in sorted(draw.sample(range(2, len(first) - 1), 4))
     )
     return (
-        Request(name="exact repeat", tokens=first, at_least=_CHECKPOINTS[-1]),
-        Request(name="the prompt again", tokens=prompt, at_least=_CHECKPOINTS[-1]),
-        Request(name="longer", tokens=join_tokens(first, other(25)), at_least=len(first)),
-        Request(name="one token longer", tokens=join_tokens(first, other(1)), at_least=len(first)),
-        Request(name="edit", tokens=changed(first, 30), at_least=_CHECKPOINTS[0]),
-        Request(name="edit of the last message", tokens=join_tokens(changed(prompt, 70), other(9)), at_least=64),
-        Request(name="one token", tokens=first[:1], at_least=0),
+        WarmRequest(name="exact repeat", tokens=first, at_least=_CHECKPOINTS[-1]),
+        WarmRequest(name="the prompt again", tokens=prompt, at_least=_CHECKPOINTS[-1]),
+        WarmRequest(name="longer", tokens=join_tokens(first, other(25)), at_least=len(first)),
+        WarmRequest(name="one token longer", tokens=join_tokens(first, other(1)), at_least=len(first)),
+        WarmRequest(name="edit", tokens=changed(first, 30), at_least=_CHECKPOINTS[0]),
+        WarmRequest(name="edit of the last message", tokens=join_tokens(changed(prompt, 70), other(9)), at_least=64),
+        WarmRequest(name="one token", tokens=first[:1], at_least=0),
         *branches,
     )
 

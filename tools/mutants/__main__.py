@@ -29,7 +29,7 @@ from tools.mutants.of_engine import ENGINE_MUTANTS
 from tools.mutants.of_loop import LOOP_MUTANTS
 from tools.mutants.of_ranks import RANK_MUTANTS
 from tools.mutants.of_schedule import SCHEDULE_MUTANTS
-from tools.mutants.place import Place, Unplaced, placed
+from tools.mutants.place import PlantedText, Unplaced, placed
 from tools.mutants.source import functions_below
 
 MUTANTS = (
@@ -67,7 +67,7 @@ sys.exit(pytest.main([*options, *sys.argv[1:]], plugins=[Quick()]))
 """
 
 
-class Verdict(StrEnum):
+class MutantVerdict(StrEnum):
     KILLED = "killed"
     SURVIVED = "SURVIVED"
     UNPLACED = "UNPLACED"
@@ -89,12 +89,12 @@ def failure_of(source: Path, tests: tuple[str, ...]) -> str | None:
     return None if done.returncode == 0 else done.stdout
 
 
-def judge(place: Place, source: Path, tests: tuple[str, ...]) -> Verdict:
+def judge(place: PlantedText, source: Path, tests: tuple[str, ...]) -> MutantVerdict:
     """Plant the bug in the copy, run the tests, and take it out again."""
     healthy = place.file.read_text()
     place.file.write_text(place.text)
     try:
-        return Verdict.SURVIVED if failure_of(source, tests) is None else Verdict.KILLED
+        return MutantVerdict.SURVIVED if failure_of(source, tests) is None else MutantVerdict.KILLED
     finally:
         place.file.write_text(healthy)
 
@@ -103,20 +103,22 @@ def run(chosen: Sequence[Mutant], source: Path) -> int:
     """Judge each in a copy of the source. How many were killed; -1 where nothing can be said."""
     functions = functions_below(source)
     places = {mutant.name: placed(mutant, functions) for mutant in chosen}
-    for tests in sorted({mutant.tests for mutant in chosen if isinstance(places[mutant.name], Place)}):
+    for tests in sorted({mutant.tests for mutant in chosen if isinstance(places[mutant.name], PlantedText)}):
         failure = failure_of(source.parent, tests)
         if failure is not None:
             print(f"{failure}\n{' '.join(tests)}: red without any planted bug; nothing can be said.")
             return -1
-    verdicts: list[Verdict] = []
+    verdicts: list[MutantVerdict] = []
     for mutant in chosen:
         start = time.monotonic()
         place = places[mutant.name]
-        verdicts.append(judge(place, source.parent, mutant.tests) if isinstance(place, Place) else Verdict.UNPLACED)
+        verdicts.append(
+            judge(place, source.parent, mutant.tests) if isinstance(place, PlantedText) else MutantVerdict.UNPLACED
+        )
         elapsed_s = time.monotonic() - start
         reason = f": {place.reason}" if isinstance(place, Unplaced) else ""
         print(f"{verdicts[-1]:9} {elapsed_s:5.1f} s  {mutant.function:32} {mutant.name}{reason}", flush=True)
-    return verdicts.count(Verdict.KILLED)
+    return verdicts.count(MutantVerdict.KILLED)
 
 
 def show(chosen: Sequence[Mutant], source: Path) -> int:
@@ -124,10 +126,10 @@ def show(chosen: Sequence[Mutant], source: Path) -> int:
     functions = functions_below(source)
     places = [placed(mutant, functions) for mutant in chosen]
     for mutant, place in zip(chosen, places, strict=True):
-        is_placed = isinstance(place, Place)
+        is_placed = isinstance(place, PlantedText)
         where = str(place.file.relative_to(source)) if is_placed else f"UNPLACED: {place.reason}"
         print(f"{mutant.function:32} {mutant.name:80} {where}", file=sys.stdout if is_placed else sys.stderr)
-    return sum(isinstance(place, Place) for place in places)
+    return sum(isinstance(place, PlantedText) for place in places)
 
 
 def main() -> int:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from tools.mutants.match import Names, places, renamed
 from tools.mutants.mutant import Mutant
-from tools.mutants.source import Function
+from tools.mutants.source import SourceFunction
 
 _MOST_NAMED = 8
 """Functions that are named as those where a bug may have gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PlantedText:
     """Where a bug is planted: the file, and its text with the bug."""
 
     file: Path
@@ -34,7 +34,7 @@ class Unplaced:
     reason: str
 
 
-def placed(mutant: Mutant, functions: Sequence[Function]) -> Place | Unplaced:
+def placed(mutant: Mutant, functions: Sequence[SourceFunction]) -> PlantedText | Unplaced:
     lost = [test for test in mutant.tests if test.startswith("tests/") and not Path(test).exists()]
     if lost:
         return Unplaced(f"no tests at {', '.join(lost)}")
@@ -53,10 +53,12 @@ def placed(mutant: Mutant, functions: Sequence[Function]) -> Place | Unplaced:
         return Unplaced(f"{mutant.function} has {len(best)} such places")
     function, nodes, names = best[0]
     text = _planted(function.file.read_text(), nodes, mutant.new, names)
-    return Place(file=function.file, text=text)
+    return PlantedText(file=function.file, text=text)
 
 
-def _candidates(mutant: Mutant, functions: Sequence[Function]) -> list[tuple[Function, list[ast.AST], Names]]:
+def _candidates(
+    mutant: Mutant, functions: Sequence[SourceFunction]
+) -> list[tuple[SourceFunction, list[ast.AST], Names]]:
     pattern = _pattern(mutant)
     return [(function, nodes, names) for function in functions for nodes, names in places(pattern, function.node)]
 
@@ -69,7 +71,7 @@ def _pattern(mutant: Mutant) -> list[ast.stmt] | ast.expr:
     return first.value if is_expression and isinstance(first, ast.Expr) else old
 
 
-def _elsewhere(mutant: Mutant, functions: Sequence[Function]) -> str:
+def _elsewhere(mutant: Mutant, functions: Sequence[SourceFunction]) -> str:
     exact = {function.name for function, _, names in _candidates(mutant, functions) if names.num_changed == 0}
     # Where very many have it, that says nothing.
     return f"; the code stands in {', '.join(sorted(exact))}" if 0 < len(exact) <= _MOST_NAMED else ""
