@@ -115,7 +115,7 @@ RANK_MUTANTS = (
         "other ranks keep what was read for a request that has gone",
         "self._kept.drop(number)",
         "pass",
-        _DISK,
+        (*_DISK, "-k", "read_for_nothing"),
     ),
     _mutant(
         "open_parts",
