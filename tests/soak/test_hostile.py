@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,6 @@ _NUM_CHATS = 16
 _NUM_TURNS = 3
 _NUM_EACH = 2
 """The chats of each honest client; the hostile ones go on until the last of these has ended."""
-_CALM_S = 0.02
-"""What `/health` takes on a machine that does nothing else."""
-_MOST_LOAD = 5
-"""Where it takes longer before the first client comes, others use the machine: at most so many times a second is
-allowed."""
 _MOST_GROWTH = 400 * 10**6
 
 Turn = list[tuple[str, float]]
@@ -56,8 +51,8 @@ while True:
 
 
 @contextmanager
-def polling(port: int) -> Iterator[list[float]]:
-    """Another process asks for `/health` all the time; gives how long each of them took at most so far."""
+def polling(port: int) -> Generator[list[float]]:
+    """Another process asks for `/health` all the time, and each is answered; gives the most seconds one took so far."""
     worst: list[float] = []
     command = [sys.executable, "-c", _POLL, str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -70,6 +65,10 @@ def polling(port: int) -> Iterator[list[float]]:
         thread.start()
         try:
             yield worst
+            num = len(worst)
+            while len(worst) == num and process.poll() is None:
+                time.sleep(0.05)
+            assert process.poll() is None, "one was not answered"
         finally:
             process.kill()
             thread.join(60)
@@ -140,10 +139,6 @@ def test_honest_clients_beside_hostile_ones(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     options = ("--cache-bytes", "32MB", "--max-connections", "100", "--request-timeout", "5", "--read-timeout", "2")
     with server_process(log, *options, "--max-queue", "32", "--grace", "20") as (process, port):
-        with polling(port) as worst:
-            while len(worst) < 20:
-                time.sleep(0.05)
-            calm_s = worst[-1]
         resident = psutil.Process(process.pid).memory_info
         before = most = resident().rss
         report, are_served = Report(), threading.Event()
@@ -173,7 +168,7 @@ def test_honest_clients_beside_hostile_ones(tmp_path: Path) -> None:
         ended_s = time.monotonic() - began_s
     print(
         f"{seconds:.0f} s on {os.cpu_count()} cores: {dict(report.seen)}",
-        f"/health {calm_s:.3f} s calm and {worst[-1]:.3f} s at most, {(most - before) / 1e6:.0f} MB more at most",
+        f"/health {worst[-1]:.3f} s at most, {(most - before) / 1e6:.0f} MB more at most",
         f"stopped in {ended_s:.1f} s, {log.stat().st_size:,} bytes of log",
         sep="\n",
         flush=True,
@@ -184,6 +179,5 @@ def test_honest_clients_beside_hostile_ones(tmp_path: Path) -> None:
     assert report.seen["honest answers"] == 32 * times(_NUM_EACH) * _NUM_TURNS
     assert "Traceback" not in said, said[-5000:]
     assert status == 0
-    assert worst[-1] < min(_MOST_LOAD, max(1.0, calm_s / _CALM_S))
     assert most - before < _MOST_GROWTH
     assert len(said) < 50_000 * seconds
