@@ -94,10 +94,17 @@ VALUES: dict[str, tuple[str, object, object]] = {
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     seen: list[Settings] = []
-    monkeypatch.setattr(reprise.cli.engines, "run_server", lambda settings, *_: seen.append(settings))
+
+    def serve(settings: Settings, *_: object) -> None:
+        seen.append(settings)
+
+    def nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(reprise.cli.engines, "run_server", serve)
     # What else a server is refused for is not of this file, and a launcher would say which rank it is.
     for name in ("listen", "FirstAnswers", "check_rank"):
-        monkeypatch.setattr(f"reprise.cli.serve.{name}", lambda *_: None)
+        monkeypatch.setattr(f"reprise.cli.serve.{name}", nothing)
     monkeypatch.setenv("MLX_RANK", "0")
     return seen
 
@@ -136,13 +143,13 @@ def test_an_option_is_read_from_the_environment_and_from_a_file(
 def test_every_option_is_in_all_three_and_documented() -> None:
     assert {field.name for field in fields(Settings)} == {*VALUES, "api_key_file"} == set(OPTIONS)
     help_text = re.sub(
-        r"\x1b\[[0-9;]*m", "", CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "250"}).output
+        r"\x1b\[[0-9;]*m", "", CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "1000"}).output
     )
     documented = PAGE.read_text(encoding="utf-8")
     for option in OPTIONS.values():
         flag = "MODEL" if option.name == "model" else f"--{option.name}"
         assert re.search(rf"{flag}\b", help_text), option
-        assert option.help.split(".")[0] in help_text
+        assert option.help in help_text
         assert f"| `{option.variable}` | `{option.name}` |" in documented
 
 
@@ -166,7 +173,10 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
 def test_the_file_in_the_configuration_directory_is_read_and_need_not_be_there(
     tmp_path: Path, served: list[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: tmp_path)
+    def user_config_path(*_: object, **__: object) -> Path:
+        return tmp_path
+
+    monkeypatch.setattr("platformdirs.user_config_path", user_config_path)
     assert run("serve", "somewhere", REPRISE_CONFIG="").exit_code == 0
     (tmp_path / "reprise.toml").write_text("port = 7")
     assert run("serve", "somewhere", REPRISE_CONFIG="").exit_code == 0

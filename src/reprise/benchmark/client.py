@@ -131,7 +131,7 @@ def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
             continue  # A comment, or nothing but an id.
         event: dict[str, Any] = json.loads(sent.data)
         if "error" in event and event["error"] is not None:
-            raise Refused(f"it broke off: {str(event['error'])[:_SHOWN]}")
+            raise Refused(f"the stream failed: {str(event['error'])[:_SHOWN]}")
         yield {"type": sent.event, **event}
 
 

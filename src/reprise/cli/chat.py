@@ -39,10 +39,11 @@ def chat(
 ) -> None:
     """Chat in the terminal, with a model (a directory or a hub id) or with a server (a URL).
 
-    Without MODEL, with the server on this machine's port 8080 if one runs there, else with the configured model.
+    Without MODEL, it chats with the server on port 8080 of this machine or, if none is running, with the configured
+    model.
 
-    Enter sends, Alt-Enter begins a line, Ctrl-C stops an answer, Ctrl-D leaves; /help lists the commands. What is piped
-    in is one message, and the answer goes to standard output.
+    Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer, Ctrl-D quits; /help lists the commands. Piped
+    input is sent as one message, and the answer goes to standard output.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     with refusals():

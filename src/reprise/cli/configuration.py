@@ -18,8 +18,9 @@ import typer
 
 from reprise.cli.models import model_directories
 from reprise.cli.refuse import refuse
-from reprise.core.options import NamedPathsKind, Option, SwitchKind, TableFault, TextsKind
+from reprise.core.options import NamedPathsKind, NbytesKind, Option, SwitchKind, TableFault, TextsKind
 from reprise.core.settings import ONE_MODEL, OPTIONS, Settings, settings_of
+from reprise.core.sizes import Bytes
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
@@ -275,7 +276,7 @@ def _parameter(field: str, option: Option, *, has_several: bool) -> inspect.Para
     flag: Any = typer.Option(
         f"--{option.name}/--no-{option.name}" if has_opposite else f"--{option.name}",
         metavar="" if is_switch else option.kind.metavar,
-        help=help_of(field),
+        help=help_of(field).replace("[", r"\["),  # Rich takes brackets for markup.
         rich_help_panel=option.group.value,
         show_default=False,
     )
@@ -296,5 +297,7 @@ def help_of(field: str) -> str:
     option, default = OPTIONS[field], default_of(field)
     if default is None or default in ((), {}):
         return option.help
+    if isinstance(option.kind, NbytesKind):
+        default = Bytes(default)
     shown = ("on" if default else "off") if isinstance(default, bool) else default
     return f"{option.help} Default: {f'{shown:g}' if isinstance(shown, float) else shown}."

@@ -186,7 +186,7 @@ def _counts(text: str) -> list[int]:
     except ValueError:
         counts = []
     if min(counts, default=0) < 1:
-        refuse(f"{text!r} is not a list of numbers of servers: write for example 2,4,8.")
+        refuse(f"Invalid number of servers {text!r}. Example: 2,4,8.")
     return counts
 
 

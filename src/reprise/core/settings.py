@@ -70,7 +70,7 @@ class Settings:
         _server(
             "models",
             ModelTablesKind(options=lambda: MODEL_OPTIONS, others=lambda: [option.name for option in OPTIONS.values()]),
-            "Models by alias, each with options of its own. In the file: tables such as [models.fast].",
+            "Models by alias, each with options of its own. In the file: tables such as `[models.fast]`.",
         ),
     ] = field(default_factory=dict[str, Mapping[str, Any]])
     other_models: Annotated[
@@ -102,10 +102,10 @@ class Settings:
         ),
     ] = field(default_factory=dict[str, str])
     preloads: Annotated[
-        bool, _server("preload", _SWITCH, "Load every model at startup if it fits, not when it is first asked for.")
+        bool, _server("preload", _SWITCH, "Load every model at startup if it fits, instead of on first use.")
     ] = False
     is_pinned: Annotated[
-        bool, _server("pin", _SWITCH, "Never unload a model that was loaded, whatever other models need.")
+        bool, _server("pin", _SWITCH, "Never unload a loaded model, even if other models need its memory.")
     ] = False
     downloads: Annotated[
         bool,
@@ -120,7 +120,7 @@ class Settings:
         _server(
             "keep-alive",
             _SECONDS,
-            "Unload a model's weights after this long without a request. Until others need the memory if not set.",
+            "Unload a model's weights after this long without a request. If not set, when others need the memory.",
         ),
     ] = None
     host: Annotated[str, _server("host", TextKind(), "Address to listen on.")] = "127.0.0.1"
@@ -195,7 +195,7 @@ class Settings:
         _server(
             "tensor-parallel",
             _SWITCH,
-            "Split the model over the ranks of `mlx.launch -n N --backend ring`, all of which get this option.",
+            "Split the model over the ranks of `mlx.launch -n N --backend ring`. Pass this option to every rank.",
         ),
     ] = False
     grace_s: Annotated[
@@ -353,7 +353,7 @@ class Settings:
             "Share of answers to recompute without the cache while idle, to check that reuse changes nothing.",
         ),
     ] = 0.01
-    is_audit_off: Annotated[bool, _reuse("no-audit", _SWITCH, "Recompute no answers while idle.")] = False
+    is_audit_off: Annotated[bool, _reuse("no-audit", _SWITCH, "Don't recompute answers while idle.")] = False
     records_text: Annotated[
         bool,
         _reuse(

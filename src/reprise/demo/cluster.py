@@ -61,7 +61,7 @@ class _DemoChat:
                 return
             self.num_lost += 1
             time.sleep(0.5)
-        raise DemoFailed("Nobody answers any more.")
+        raise DemoFailed("No replica answers any more.")
 
 
 def _reply_of(client: httpx.Client, history: History) -> ClientReply | None:

@@ -204,7 +204,7 @@ class Chat:
             message = self._messages[index]
             index %= len(self._messages)
             if message["role"] == "tool":
-                raise BadRequest("Tool results cannot be edited. Edit the question before it.", param="index")
+                raise BadRequest("Tool results cannot be edited. Edit the question before them.", param="index")
             rest = self._messages[index + 1 :] if message["role"] in ("system", "developer") else []
             edited = {"role": message["role"], "content": text}
             self._messages = [*self._messages[:index], edited, *rest]
