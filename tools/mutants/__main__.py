@@ -69,8 +69,16 @@ sys.exit(pytest.main([*options, *sys.argv[1:]], plugins=[Quick()]))
 
 class MutantVerdict(StrEnum):
     KILLED = "killed"
+    NO_END = "no end"
+    """The tests ran into the time limit, which counts as noticed: on a busy machine they may just be slow."""
+    UNCLEAR = "UNCLEAR"
+    """The process that ran the tests ended in another way than pytest does."""
     SURVIVED = "SURVIVED"
     UNPLACED = "UNPLACED"
+
+
+_NOTICED = (MutantVerdict.KILLED, MutantVerdict.NO_END)
+_NO_END = "no end"
 
 
 def failure_of(source: Path, tests: tuple[str, ...]) -> str | None:
@@ -82,7 +90,7 @@ def failure_of(source: Path, tests: tuple[str, ...]) -> str | None:
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return "no end"
+        return _NO_END
     # 1: tests failed; 2: interrupted by an error while collecting. Anything else says nothing about the mutant.
     if done.returncode not in (0, 1, 2):
         raise RuntimeError(f"pytest could not run {' '.join(tests)}:\n{done.stdout}{done.stderr}")
@@ -94,9 +102,15 @@ def judge(place: PlantedText, source: Path, tests: tuple[str, ...]) -> MutantVer
     healthy = place.file.read_text()
     place.file.write_text(place.text)
     try:
-        return MutantVerdict.SURVIVED if failure_of(source, tests) is None else MutantVerdict.KILLED
+        failure = failure_of(source, tests)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return MutantVerdict.UNCLEAR
     finally:
         place.file.write_text(healthy)
+    if failure is None:
+        return MutantVerdict.SURVIVED
+    return MutantVerdict.NO_END if failure == _NO_END else MutantVerdict.KILLED
 
 
 def run(chosen: Sequence[Mutant], source: Path) -> int:
@@ -118,7 +132,7 @@ def run(chosen: Sequence[Mutant], source: Path) -> int:
         elapsed_s = time.monotonic() - start
         reason = f": {place.reason}" if isinstance(place, Unplaced) else ""
         print(f"{verdicts[-1]:9} {elapsed_s:5.1f} s  {mutant.function:32} {mutant.name}{reason}", flush=True)
-    return verdicts.count(MutantVerdict.KILLED)
+    return sum(verdict in _NOTICED for verdict in verdicts)
 
 
 def show(chosen: Sequence[Mutant], source: Path) -> int:
