@@ -1,13 +1,16 @@
 """A model and its adapters on one engine thread: their weights are there once, and their prefixes are their own."""
 
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import mlx_lm
 import pytest
+from mlx.utils import tree_flatten
 
 from reprise.core.backend import WeightsState
 from reprise.core.errors import LoadFailed
@@ -53,7 +56,7 @@ def choices(tmp_path: Path) -> list[Settings]:
 
 
 @contextmanager
-def serving(choices: list[Settings], *, most_nbytes: int) -> Iterator[list[Adapted]]:
+def serving(choices: list[Settings], *, most_nbytes: int) -> Generator[list[Adapted]]:
     thread = EngineThread(SharedMemory(most_nbytes * 20), limits=ModelLimits(most_nbytes=most_nbytes, turn_s=0.01))
     served = [Adapted(settings, thread) for settings in choices]
     served[0].loop.start()
@@ -119,6 +122,22 @@ def test_two_kv_formats_have_the_weights_once_and_a_tree_each(tmp_path: Path) ->
             assert engine.run(prompt).tokens == answer
         finally:
             engine.close()
+
+
+def test_weights_that_an_adapter_replaces_are_charged_beside_the_base(tmp_path: Path) -> None:
+    """`mlx_lm.lora --fine-tune-type full` writes the layers that it trained; the base stays whole."""
+    base = SharedBases().load(Settings(model=str(tiny_model("llama"))))
+    name = "model.layers.1.mlp.down_proj.weight"
+    trained = dict(tree_flatten(base.model.parameters()))[name] * 2
+    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), {name: trained})
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"fine_tune_type": "full"}))
+    plain = Settings(model=str(tiny_model("llama")), is_audit_off=True)
+    for choices in ([plain, replace(plain, adapter_path=str(tmp_path))], [replace(plain, adapter_path=str(tmp_path))]):
+        with serving(choices, most_nbytes=base.nbytes + trained.nbytes) as served:
+            for each in served:
+                each.ready()
+            memory = served[0].ask(lambda worker: worker.memory.shared)
+            assert memory.weights_nbytes == base.nbytes + trained.nbytes
 
 
 def test_preloading_sends_nobody_away() -> None:

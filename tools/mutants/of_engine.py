@@ -297,6 +297,13 @@ FILES = (
         ("tests/schedule/test_models.py", "tests/loop/test_shared_bases.py"),
     ),
     _mutant(
+        "LoadedModel.held_nbytes",
+        "weights that an adapter replaces are not charged beside the base",
+        "self.base.nbytes - self.shared_nbytes",
+        "0",
+        ("tests/loop/test_shared_bases.py", "-k", "replaces"),
+    ),
+    _mutant(
         "SharedBases.load",
         "files that have changed are not read while old weights are here",
         "_files(directory)",

@@ -71,6 +71,11 @@ class LoadedModel:
     shards: ShardsElsewhere | None = None
     """What other ranks have on disk; None: there is no other rank."""
 
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of its weights and of all of `base`, which it holds even where it has replaced a part."""
+        return self.nbytes + (0 if self.base is None else self.base.nbytes - self.shared_nbytes)
+
     def without_weights(self) -> LoadedModel:
         """A copy without weights, which cannot run."""
         return replace(self, model=nn.Module(), base=None)

@@ -492,7 +492,7 @@ class EngineLoop:
         except Exception as error:
             log.exception("the engine could not start")
             return EngineFailed(f"The engine could not start: {type(error).__name__}: {error}")
-        self.nbytes = loaded.nbytes + (0 if draft_model is None else draft_model.nbytes)
+        self.nbytes = loaded.held_nbytes + (0 if draft_model is None else draft_model.nbytes)
         return None
 
     def _read(self, *, downloads: bool) -> LoadedModel:
