@@ -165,15 +165,15 @@ CHAT_MUTANTS = (
     _mutant(
         "Reader._leave_call",
         "the beginning of a streamed call that turns out malformed comes as text too",
-        "call.raw[0 if self._holds_calls else call.num_told:]",
+        "call.raw[0 if self._holds_calls else call.num_emitted:]",
         "call.raw",
         _MALFORMED,
     ),
     _mutant(
         "Reader._leave_call",
         "a malformed call that was held vanishes as far as it was read",
-        "0 if self._holds_calls else call.num_told",
-        "call.num_told",
+        "0 if self._holds_calls else call.num_emitted",
+        "call.num_emitted",
         _MALFORMED,
     ),
     _mutant(

@@ -65,7 +65,7 @@ class Served:
         if name is not None and name not in self.adapter_names:
             raise unknown_adapter(name, self.adapter_names[:1])
 
-    def answer_room(self, num_prompt: int, wanted: int | None) -> int:
+    def max_answer_tokens(self, num_prompt: int, wanted: int | None) -> int:
         """How many of the `wanted` tokens (None: as many as there are) fit after a prompt.
 
         Raises ContextTooLong if not even one does.

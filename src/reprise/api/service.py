@@ -182,9 +182,9 @@ class ChatService:
         bound = self.settings.max_tokens if request.max_tokens is None else request.max_tokens
         if request.until is not None:
             prompt = cut_at(prompt, request.until)
-        room = self.served.answer_room(len(prompt), bound) if request.generates else 0
+        room = self.served.max_answer_tokens(len(prompt), bound) if request.generates else 0
         if not request.generates:
-            self.served.answer_room(len(prompt), 1)
+            self.served.max_answer_tokens(len(prompt), 1)
         answer_format = answer_format_of(
             request,
             self.served.text,
@@ -238,7 +238,7 @@ class ChatService:
     async def lookup(self, prompt: ChatRequest | RawPrompt, *, namespace: str = "") -> Lookup:
         """What this prompt would find if it came now; nothing changes. Raises what `start` raises."""
         _, tokens = await self._prompt(prompt, namespace=namespace, is_final=False)
-        self.served.answer_room(len(tokens), 1)
+        self.served.max_answer_tokens(len(tokens), 1)
         asking = self.backend.lookup(tokens, namespace=self.cache_namespace(namespace))
         return await asyncio.wrap_future(asking)
 
@@ -272,7 +272,7 @@ class ChatService:
 
         Raises what `start` raises. Cancelled when the caller is.
         """
-        self.served.answer_room(len(prefix), 1)
+        self.served.max_answer_tokens(len(prefix), 1)
         job = Job(
             id=request_id,
             prompt=prefix,

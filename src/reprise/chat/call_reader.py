@@ -64,7 +64,7 @@ class CallReader:
     `tools` are those of the request, whose types decide how values without a type of their own are read. `spell` gives
     the text of a value. After `feed` or `finish`, `take` gives what is certain. `is_over`: the section has ended, and
     `rest` is the text behind it. `is_cut`: it ended with the text, within a call. `is_broken`: what follows is no
-    call; then `raw` is the text since the last whole call, of which `num_told` characters are in events.
+    call; then `raw` is the text since the last whole call, of which `num_emitted` characters are in events.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CallReader:
         """What follows is said to the user."""
         self._events: list[CallEvent] = []
         self._raw: list[str] = []
-        self._num_dropped = self.num_told = 0
+        self._num_dropped = self.num_emitted = 0
         self._id: str | None = None
         self._schema: Mapping[str, dict[str, Any]] = {}
         self.is_over = self.is_broken = self.is_cut = False
@@ -227,7 +227,7 @@ class CallReader:
         # What was read belongs to a whole call.
         self._text, self._at = self._text[self._at :], 0
         self._raw.clear()
-        self._num_dropped = self.num_told = 0
+        self._num_dropped = self.num_emitted = 0
 
     def _name(self) -> Generator[None, None, str]:
         yield from self._space()
@@ -594,7 +594,7 @@ class CallReader:
         """A piece of the arguments; with it all that was read so far is told."""
         if text:
             self._events.append(CallArguments(text))
-            self.num_told = self._num_dropped + self._at
+            self.num_emitted = self._num_dropped + self._at
 
 
 _MAX_KEY = 1000

@@ -25,8 +25,8 @@ class AnswerParser:
     `is_thinking_open` says that the prompt ends inside thinking, `is_content_open` that it ends inside content to be
     continued. `context` are the prompt's last tokens (a few suffice), needed where the answer continues a text.
 
-    A call is told as it is written, from its first argument on; with `holds_calls` each when it is over. A malformed
-    call is content (or reasoning, where it stands there). If its beginning was told, that stays a call, which is not
+    A call is emitted as it is written, from its first argument on; with `holds_calls`, when it is complete. A malformed
+    call is content (or reasoning, where it stands there). If its beginning was emitted, that stays a call, which is not
     whole, and only what follows is content. A call that is cut short is not whole either, and no content. Nothing that
     a model writes makes it raise.
     """
@@ -80,12 +80,12 @@ class AnswerParser:
         return Answer(
             content=None if not content and self._calls else content,
             reasoning=self._reasoning.text or None,
-            tool_calls=(*self._calls, *(() if self._open is None else self._open.told())),
+            tool_calls=(*self._calls, *(() if self._open is None else self._open.emitted())),
         )
 
     @property
     def num_calls_begun(self) -> int:
-        """Calls that were written or are being written, told or not."""
+        """Calls that were written or are being written, emitted or not."""
         return len(self._calls) + (self._open is not None)
 
     @property
@@ -169,12 +169,12 @@ class AnswerParser:
                 return self._close_written(is_whole=True)
 
     def _tell_call(self, call: "_Written") -> list[Delta]:
-        """What was not told of the call yet."""
+        """What was not emitted of the call yet."""
         index = len(self._calls)
-        told: list[Delta] = [] if call.is_told else [ToolCallDelta(index=index, id=call.id, name=call.name)]
-        told += [ToolCallDelta(index=index, arguments=text) for text in call.arguments[call.num_told :]]
-        call.is_told, call.num_told = True, len(call.arguments)
-        return told
+        deltas: list[Delta] = [] if call.is_emitted else [ToolCallDelta(index=index, id=call.id, name=call.name)]
+        deltas += [ToolCallDelta(index=index, arguments=text) for text in call.arguments[call.num_emitted :]]
+        call.is_emitted, call.num_emitted = True, len(call.arguments)
+        return deltas
 
     def _close_written(self, *, is_whole: bool) -> list[Delta]:
         assert self._open is not None, "a call has begun"
@@ -187,8 +187,8 @@ class AnswerParser:
     def _fail_call(self) -> None:
         self._call.has_failed = True
         self._call.was_named = self._open is not None
-        if self._open is not None and self._open.is_told:
-            self._call.was_told = True
+        if self._open is not None and self._open.is_emitted:
+            self._call.was_emitted = True
             self._close_written(is_whole=False)
             self._notes.append(_MALFORMED_TOLD)
         self._open = None
@@ -238,7 +238,7 @@ class AnswerParser:
         if turn.is_failed:
             # It began like a call, and is content.
             call, self._call = self._call, _OpenCall()
-            if call.was_told:
+            if call.was_emitted:
                 return []
             if call.was_named:
                 self._notes.append(_MALFORMED)
@@ -254,12 +254,12 @@ class AnswerParser:
         if named is not None:
             return named
         call, self._call = self._call, _OpenCall()
-        calls = self._parse(call) if is_whole and not call.was_told else None
+        calls = self._parse(call) if is_whole and not call.was_emitted else None
         if calls is None and not is_whole and not call.has_failed:
             return self._cut_call(call.opening + call.text)
         if calls is None:
             raw = call.opening + call.text + ("" if call.function is not None else marker)
-            if call.was_told:
+            if call.was_emitted:
                 # What it began with is a call, and the markers are its.
                 raw = call.text if call.text.strip() else ""
             else:
@@ -287,9 +287,9 @@ class AnswerParser:
         if call.reader.is_broken:
             if self._open is not None:
                 self._fail_call()
-            if call.was_told:
+            if call.was_emitted:
                 self._call = _OpenCall()
-                return deltas + self._add_content(call.text[call.reader.num_told :])
+                return deltas + self._add_content(call.text[call.reader.num_emitted :])
             return None
         if call.reader.is_cut:
             deltas += self._cut_call(call.text)
@@ -321,25 +321,25 @@ class _OpenCall:
         """What was read is not of the model's format."""
         self.was_named = False
         """And it calls one of the tools."""
-        self.was_told = False
+        self.was_emitted = False
         """And its beginning was given as a call's already."""
 
 
 class _Written:
-    """A call as it is told."""
+    """A call that is being written, and how much of it was emitted."""
 
     def __init__(self, *, own_id: str, name: str) -> None:
         self.id = own_id
         self.name = name
         self.arguments: list[str] = []
-        self.is_told = False
-        self.num_told = 0
-        """Pieces of the arguments that were told."""
+        self.is_emitted = False
+        self.num_emitted = 0
+        """Pieces of the arguments that were emitted."""
 
-    def told(self) -> tuple[ToolCall, ...]:
-        """What was told of it, as a call."""
-        arguments = "".join(self.arguments[: self.num_told])
-        return (ToolCall(id=self.id, name=self.name, arguments=arguments, is_whole=False),) if self.is_told else ()
+    def emitted(self) -> tuple[ToolCall, ...]:
+        """What was emitted of it, as a call."""
+        arguments = "".join(self.arguments[: self.num_emitted])
+        return (ToolCall(id=self.id, name=self.name, arguments=arguments, is_whole=False),) if self.is_emitted else ()
 
     def call(self, *, is_whole: bool) -> ToolCall:
         return ToolCall(id=self.id, name=self.name, arguments="".join(self.arguments), is_whole=is_whole)

@@ -242,7 +242,7 @@ class Reader:
         self._call = None
         if call.is_broken:
             out.append(CallFailed())
-            self._pending = call.raw[0 if self._holds_calls else call.num_told :]
+            self._pending = call.raw[0 if self._holds_calls else call.num_emitted :]
             if self._markup.edges.get(self.state, ()) == ():
                 # It has no end marker, so that it is over here.
                 out.append(Transition(source=self.state, to=self._outside, marker="", is_failed=True))

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from reprise.cli.refuse import refusals, refuse
-from reprise.cli.server_url import DEFAULT_URL, asked
+from reprise.cli.server_url import DEFAULT_URL, get_json
 
 
 def explain(
@@ -52,8 +52,8 @@ def explain(
 
 def _record(url: str, request_id: str | None, api_key: str | None) -> dict[str, Any]:
     if request_id is not None:
-        return asked(url, f"/v1/cache/requests/{quote(request_id, safe='')}", api_key=api_key)
-    latest: list[dict[str, Any]] = asked(url, "/v1/cache/requests", api_key=api_key, limit=1)["data"]
+        return get_json(url, f"/v1/cache/requests/{quote(request_id, safe='')}", api_key=api_key)
+    latest: list[dict[str, Any]] = get_json(url, "/v1/cache/requests", api_key=api_key, limit=1)["data"]
     if not latest:
         refuse("The server has not answered any requests yet.")
     return latest[0]

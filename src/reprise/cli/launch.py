@@ -18,7 +18,7 @@ import typer
 
 from reprise.cli.agents import AGENTS, Agent, AgentCommand, ServerAddress
 from reprise.cli.refuse import refusals, refuse
-from reprise.cli.server_url import DEFAULT_URL, asked, is_reprise_at, server_url, wait_while_loading
+from reprise.cli.server_url import DEFAULT_URL, get_json, is_reprise_at, server_url, wait_while_loading
 from reprise.cli.settings_files import SettingsBackups
 
 _POLL_S = 0.2
@@ -74,7 +74,7 @@ def launch(
 def _address(url: str, api_key: str | None, model: str | None) -> ServerAddress:
     """The server, and the model of it that was named; its first one if none was."""
     listed: dict[str, dict[str, Any]] = {
-        found["id"]: found for found in asked(url, "/v1/models", api_key=api_key)["data"]
+        found["id"]: found for found in get_json(url, "/v1/models", api_key=api_key)["data"]
     }
     named = next(iter(listed)) if model is None else model if model in listed else Path(model).name
     if named not in listed:

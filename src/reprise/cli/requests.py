@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from reprise.cli.server_url import DEFAULT_URL, asked
+from reprise.cli.server_url import DEFAULT_URL, get_json
 
 
 def requests(
@@ -24,7 +24,7 @@ def requests(
     `reprise explain ID` has the details.
     """
     of_model = {} if model is None else {"model": model}
-    told = asked(url, "/v1/cache/requests", api_key=api_key, limit=limit, **of_model)
+    told = get_json(url, "/v1/cache/requests", api_key=api_key, limit=limit, **of_model)
     records: list[dict[str, Any]] = told["data"]
     if as_json:
         typer.echo(json.dumps(records, indent=2))

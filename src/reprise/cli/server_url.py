@@ -78,7 +78,7 @@ def _health_at(url: str) -> dict[str, Any] | None:
         return None
 
 
-def asked(url: str, path: str, *, api_key: str | None, **query: str | int) -> dict[str, Any]:
+def get_json(url: str, path: str, *, api_key: str | None, **query: str | int) -> dict[str, Any]:
     """The JSON that a running server answers to `GET path`. Ends the command with a sentence where it does not."""
     import httpx  # noqa: PLC0415 (slow to import)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from reprise.cli.server_url import DEFAULT_URL, asked
+from reprise.cli.server_url import DEFAULT_URL, get_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,9 +73,9 @@ def _look(url: str, api_key: str | None, model: str | None) -> dict[str, Any]:
     of_model = {} if model is None else {"model": model}
     return {
         "at": time.monotonic(),
-        "overview": asked(url, "/v1/cache/overview", api_key=api_key),
-        "requests": asked(url, "/v1/cache/requests", api_key=api_key, limit=40)["data"],
-        "tree": asked(url, "/v1/cache/tree", api_key=api_key, limit=60, **of_model),
+        "overview": get_json(url, "/v1/cache/overview", api_key=api_key),
+        "requests": get_json(url, "/v1/cache/requests", api_key=api_key, limit=40)["data"],
+        "tree": get_json(url, "/v1/cache/tree", api_key=api_key, limit=60, **of_model),
     }
 
 

@@ -137,7 +137,8 @@ class RequestPrefixes:
         """Start or join a disk read for a request about to be admitted. Returns whether it has to wait."""
         if request.reusable < request.end or not self._disk.begin(request):
             return False
-        request.loading_since_s = self._clock()
+        assert isinstance(request.phase, Waiting), request.phase
+        request.phase.loading_since_s = self._clock()
         return True
 
     def take_loaded(self) -> list[tuple[RunningRequest, float]]:
@@ -147,12 +148,14 @@ class RequestPrefixes:
 
     def _end_loading(self, request: RunningRequest) -> float:
         self._requests.note_change(request)
-        if isinstance(request.phase, Waiting):
-            request.phase.is_matched = False
-        if request.loading_since_s is None:
+        waiting = request.phase
+        if not isinstance(waiting, Waiting):
             return 0.0
-        seconds = self._clock() - request.loading_since_s
-        request.loading_s, request.loading_since_s = request.loading_s + seconds, None
+        waiting.is_matched = False
+        if waiting.loading_since_s is None:
+            return 0.0
+        seconds = self._clock() - waiting.loading_since_s
+        request.loading_s, waiting.loading_since_s = request.loading_s + seconds, None
         return seconds
 
     def start(self, request: RunningRequest) -> None:

@@ -38,6 +38,8 @@ class Waiting:
     resume_at: int = 0
     row: Payload | None = None
     is_loading: bool = False
+    loading_since_s: float | None = None
+    """When it began to wait for the disk; None if it does not."""
     is_matched: bool = False
     """Whether `resume_at` and `row` are up to date."""
     preempted: Preempted | None = None
@@ -152,8 +154,6 @@ class RunningRequest:
     """None before its first admission."""
     reached: int = 0
     """The furthest position computed before its state was freed."""
-    loading_since_s: float | None = None
-    """When it began to wait for the disk; None if it does not wait."""
     loading_s: float = 0.0
     """Seconds it has waited for the disk in earlier reads."""
     decode_began_s: float | None = None

@@ -148,7 +148,7 @@ def _check_together(prompts: Sequence[Tokens], served: Served, limits: Limits) -
     if context is None:
         return
     for tokens in prompts:
-        served.answer_room(len(tokens), 1)
+        served.max_answer_tokens(len(tokens), 1)
     num_tokens, most = sum(map(len, prompts)), limits.max_choices * context
     if num_tokens > most:
         raise BadRequest(
