@@ -177,6 +177,25 @@ def test_what_is_being_read_counts_also_when_parked_buffers_are_given_up(start: 
     assert job.wait().tokens == engine.cold(turn)
 
 
+def test_what_is_read_and_not_committed_is_recounted(start: Restarts, held: HeldDisk) -> None:
+    engine = start("llama")
+    turn = next_turn(engine, words(15, 300))
+    engine = start("llama")
+    job = engine.submit(turn)
+    wait_until_loading(engine, 1)
+    engine.ask(Worker.check)
+
+    def miscount(worker: Worker) -> None:
+        worker.memory.measure(Account.INCOMING, 1)
+        with pytest.raises(AssertionError):
+            worker.check()
+        worker.memory.measure(Account.INCOMING, 0)
+
+    engine.ask(miscount)
+    held.goes_on.set()
+    assert job.wait().tokens == engine.cold(turn)
+
+
 @pytest.mark.parametrize("model", ["llama", "qwen3_5"])
 @pytest.mark.parametrize(
     ("ending", "is_large"),

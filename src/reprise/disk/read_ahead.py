@@ -409,3 +409,7 @@ class ReadAhead:
         nbytes = sum(read.target.nbytes for read in self._reads if read is not but)
         self._cache.memory.measure(Account.INCOMING, nbytes)
         self._sequences.measure()
+
+    def check(self) -> None:
+        """AssertionError unless what was read and is not committed is charged."""
+        self._cache.memory.check({Account.INCOMING: sum(read.target.nbytes for read in self._reads)})

@@ -164,6 +164,11 @@ class DiskTier:
         self._write_behind.forget(namespace)
         return self._disk.clear(namespace)
 
+    def check(self) -> None:
+        """AssertionError unless what was read and is not committed is charged."""
+        if self._read_ahead is not None:
+            self._read_ahead.check()
+
     def close(self) -> None:
         """Write what was stored and is not yet written, within a time limit, and close the disk cache."""
         if self._disk is None or self._write_behind is None:

@@ -608,8 +608,10 @@ class Worker:
         device_memory.give_back()
 
     def check(self) -> None:
-        """AssertionError unless all accounts are right, including those of running sequences."""
+        """AssertionError unless all accounts are right, including running sequences and what is read from disk."""
         self.cache.check()
         self.memory.check({Account.SEQUENCES: self.runner.live_nbytes})
+        for tier in self.tiers:
+            tier.check()
         if self.draft_model is not None:
             self.draft_model.check()
