@@ -1,10 +1,12 @@
 """What the draft model has computed is on disk, too: read after a restart, cleared with the rest, never waited for."""
 
 import random
+import shutil
 import threading
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ from tests.loop.test_reuse import words
 from tests.models.shared import nearly
 
 
-def started(directory: Path, architecture: str, draft: str, **settings: object) -> Engine:
+def started(directory: Path, architecture: str, draft: str, **settings: Any) -> Engine:
     """An engine on this directory, whose draft model always drafts."""
     engine = Engine(
         architecture,
@@ -208,6 +210,40 @@ def test_chats_over_restarts_are_answered_as_without(tmp_path: Path, pair: tuple
             if rng.random() < 0.2:
                 chats[number] = chats[number][: len(chats[number]) // 2]
             engine.check()
+
+
+def test_in_a_full_directory_a_draft_model_takes_its_share_and_nothing_of_the_models(tmp_path: Path) -> None:
+    def chat(engine: Engine, numbers: range) -> None:
+        for number in numbers:
+            engine.run(words(1260 + number, 150), num=20)
+
+    def main_files() -> set[Path]:
+        return {file for file in tmp_path.rglob("*.kv") if draft not in file.parents}
+
+    # The two models are as large as each other.
+    with closing(started(tmp_path, "llama", "llama")) as engine:
+        chat(engine, range(2))
+        draft = draft_folder(engine)
+    of_draft = sum(file.stat().st_size for file in draft.rglob("*.kv"))
+    of_model = sum(file.stat().st_size for file in main_files())
+    assert of_draft > 0
+    shutil.rmtree(tmp_path)
+    disk_bytes = of_model * 2
+    with closing(
+        Engine("llama", disk_block=BLOCK, disk_directory=str(tmp_path), disk_bytes=Bytes(disk_bytes))
+    ) as engine:
+        chat(engine, range(6))
+    full = main_files()
+    with closing(started(tmp_path, "llama", "llama", disk_bytes=Bytes(disk_bytes))) as engine:
+        # A repeat: the model has nothing to write, its draft model has.
+        chat(engine, range(5, 6))
+        engine.check()
+    assert full <= main_files()
+    with closing(started(tmp_path, "llama", "llama", disk_bytes=Bytes(disk_bytes))) as engine:
+        chat(engine, range(6, 20))
+        engine.check()
+    assert sum(file.stat().st_size for file in draft.rglob("*.kv")) <= disk_bytes / 2
+    assert sum(file.stat().st_size for file in main_files()) >= disk_bytes / 2 - of_model
 
 
 def test_a_directory_too_small_for_the_draft_model_is_the_models_alone(tmp_path: Path) -> None:

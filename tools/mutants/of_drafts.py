@@ -78,6 +78,13 @@ DRAFTS_MUTANTS = (
         _DRAFTER,
     ),
     _mutant(
+        "_share",
+        "a draft model may fill the disk",
+        "return loaded.nbytes / max(1, loaded.nbytes + target.nbytes)",
+        "return 1.0",
+        _ON_DISK,
+    ),
+    _mutant(
         "TokenHistory.append",
         "a large history is copied at once when it is full",
         "self._copy(_COPIED * len(run))",

@@ -52,6 +52,7 @@ class DiskCache:
         *,
         fingerprint: str,
         max_bytes: int,
+        max_own_bytes: int | None = None,
         block: int = 512,
         resumes_anywhere: bool,
         queue_bytes: int = 256 * MIB,
@@ -59,14 +60,21 @@ class DiskCache:
         others: OtherRanks | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`others`: the ranks that have the other parts of each record; only with a directory."""
+        """`max_own_bytes`: what this model's records may take of `max_bytes`; None: all.
+
+        `others`: the ranks that have the other parts of each record; only with a directory."""
         assert min(max_bytes, block, queue_bytes, read_ahead_bytes) > 0
         self.block = block
         self.directory = _folder(directory, fingerprint, others)
         self._others = others
         self._fingerprint = fingerprint
         self._store = RecordStore(
-            self.directory, max_bytes=max_bytes, block=block, resumes_anywhere=resumes_anywhere, clock=clock
+            self.directory,
+            max_bytes=max_bytes,
+            max_own_bytes=max_own_bytes,
+            block=block,
+            resumes_anywhere=resumes_anywhere,
+            clock=clock,
         )
         self._writer = RecordWriter(self._store, queue_bytes=queue_bytes)
         self._reader = RecordReader(self._store, read_ahead_bytes=read_ahead_bytes)

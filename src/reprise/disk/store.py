@@ -53,13 +53,15 @@ class RecordStore:
         directory: ModelFolder,
         *,
         max_bytes: int,
+        max_own_bytes: int | None = None,
         block: int,
         resumes_anywhere: bool,
         clock: Callable[[], float],
     ) -> None:
-        """Raises DiskUnusable."""
+        """`max_own_bytes`: of the folder alone; None: all of `max_bytes`. Raises DiskUnusable."""
         self.directory = directory
         self.max_bytes = max_bytes
+        self.max_own_bytes = max_bytes if max_own_bytes is None else max_own_bytes
         self.changed = Condition()
         self.index = DiskIndex(block=block, resumes_anywhere=resumes_anywhere)
         self.counters = DiskCounters()
@@ -495,22 +497,29 @@ class RecordStore:
             self._rescan(now_ns)
         with self.changed:
             over = self.index.nbytes + self.others_nbytes + nbytes - self.max_bytes
+            own_over = self.index.nbytes + nbytes - self.max_own_bytes
             staying = self.index.path_nbytes(self.held.keys() | {beside})
             own_spare = self.index.nbytes - staying
-        if over <= 0:
+        if max(over, own_over) <= 0:
             return True
         others = deque(self._others.evictable())
         if own_spare + sum(info.nbytes for info in others) < over:
             return False
+        if own_spare < own_over:
+            return False
+        removed = self._remove(own_over, deque(), beside)
         num_others = len(others)
-        while over > 0:
-            removed = self._remove_oldest(others, beside)
-            if removed is None:
-                break
-            over -= removed
+        removed += self._remove(over - removed, others, beside)
         if len(others) < num_others:
             self._others.look(now_ns)
-        return over <= 0
+        return removed >= max(over, own_over)
+
+    def _remove(self, nbytes: int, others: deque[FileInfo], beside: bytes) -> int:
+        """Evict until at least so many bytes are free, as far as possible; returns how many are."""
+        total = 0
+        while total < nbytes and (removed := self._remove_oldest(others, beside)) is not None:
+            total += removed
+        return total
 
     def _remove_oldest(self, others: deque[FileInfo], beside: bytes) -> int | None:
         """Evict one file; returns its bytes, or None if nothing can be evicted."""

@@ -53,11 +53,11 @@ def all_cleared(parts: Sequence[Future[None]]) -> Future[None] | None:
 
 
 def open_disk(
-    settings: Settings, loaded: LoadedModel, footprint: Footprint, *, block: int | None = None
+    settings: Settings, loaded: LoadedModel, footprint: Footprint, *, block: int | None = None, share: float = 1.0
 ) -> DiskCache | None:
     """The disk cache in the settings, or None. Raises DiskUnusable.
 
-    `block`: tokens per block; None: chosen for the model.
+    `block`: tokens per block; None: chosen for the model. `share`: what its records may take of `--disk-bytes`.
     """
     if settings.disk_directory is None or not settings.has_prefix_cache:
         return None
@@ -87,12 +87,15 @@ def open_disk(
     if loaded.shards is not None:
         parts = loaded.shards.open(fingerprint=fingerprint, block=block, resumes_anywhere=resumes_anywhere)
         max_bytes = min(max_bytes, parts.max_bytes)
-    if max_bytes < least:
-        raise DiskUnusable(f"--disk-bytes is {max_bytes:,}; this model needs at least {least:,}.")
+    max_own_bytes = int(share * max_bytes)
+    if max_own_bytes < least:
+        of_them = f", of which {max_own_bytes:,} are its share" if share < 1 else ""
+        raise DiskUnusable(f"--disk-bytes is {max_bytes:,}{of_them}; this model needs at least {least:,}.")
     disk = DiskCache(
         directory,
         fingerprint=fingerprint,
         max_bytes=max_bytes,
+        max_own_bytes=max_own_bytes,
         block=block,
         resumes_anywhere=resumes_anywhere,
         read_ahead_bytes=_READ_AHEAD_NBYTES,

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import Protocol
 
 from reprise.cache.node import SegmentSizes
 from reprise.cache.prefix_cache import PrefixCache
@@ -39,6 +40,12 @@ log = logging.getLogger("reprise.loop")
 _CHUNK = 512
 
 
+class OpenDisk(Protocol):
+    """`reprise.loop.disk.open_disk`, with some settings."""
+
+    def __call__(self, loaded: LoadedModel, footprint: Footprint, *, share: float) -> DiskCache | None: ...
+
+
 class DraftModel:
     """A loaded draft model, its cache, and the answers it follows."""
 
@@ -55,7 +62,7 @@ class DraftModel:
         max_stall_s: float,
         shares_from: int,
         is_on: bool,
-        open_disk: Callable[[LoadedModel, Footprint], DiskCache | None],
+        open_disk: OpenDisk,
         allowance: StepAllowance,
         wake: Callable[[], None],
         clock: Clock,
@@ -64,8 +71,9 @@ class DraftModel:
 
         `chunk`: the most tokens per pass; `max_settle`: of a next turn's prefix to compute while idle. `max_stall_s`:
         the largest inter-token gap. `is_on`: whether there is a prefix cache; without one nothing is stored.
-        `open_disk`: opens the disk cache of a model. `allowance`: for what a step decodes of its records. `wake`: see
-        `Worker`.
+        `open_disk`: opens the disk cache of a model, which may take a share of the directory: that of its weights in
+        both models', as that is about its share of the time that records save. `allowance`: for what a step decodes of
+        its records. `wake`: see `Worker`.
         """
         self.runner = Runner(loaded, can_batch=False, shares_from=shares_from)
         self.memory = Memory(shared=beside.shared, is_spare=True)
@@ -89,7 +97,7 @@ class DraftModel:
         self.account = DraftAccount()
         self.interval = interval_tokens(checkpoint_nbytes=footprint.checkpoint, kv_nbytes_per_token=footprint.full)
         self.disk = DiskTier(
-            _opened(open_disk, loaded, footprint),
+            _opened(open_disk, loaded, footprint, share=_share(loaded, target)),
             self.cache,
             footprint=footprint,
             sequences=_SparingSequences(self),
@@ -230,11 +238,15 @@ class _SparingSequences:
         return model.sequences.restore_target(position, num_prompt, is_whole=is_whole)
 
 
-def _opened(
-    open_disk: Callable[[LoadedModel, Footprint], DiskCache | None], loaded: LoadedModel, footprint: Footprint
-) -> DiskCache | None:
+def _share(loaded: LoadedModel, target: LoadedModel) -> float:
+    if loaded.fingerprint == target.fingerprint:
+        return 1.0  # They share their records, too.
+    return loaded.nbytes / max(1, loaded.nbytes + target.nbytes)
+
+
+def _opened(open_disk: OpenDisk, loaded: LoadedModel, footprint: Footprint, *, share: float) -> DiskCache | None:
     try:
-        return open_disk(loaded, footprint)
+        return open_disk(loaded, footprint, share=share)
     except DiskUnusable as error:
         log.warning("prefixes of the draft model %s are not stored on disk: %s", loaded.name, error)
         return None
