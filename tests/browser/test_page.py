@@ -93,22 +93,46 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+def complaints_of(page: Any) -> list[str]:
+    """What the page complains of from now on."""
+    complaints: list[str] = []
+
+    def note_message(message: Any) -> None:
+        if message.type == "error":
+            complaints.append(message.text)
+
+    def note_error(error: Any) -> None:
+        complaints.append(str(error))
+
+    page.on("pageerror", note_error)
+    page.on("console", note_message)
+    return complaints
+
+
+def urls_of(page: Any) -> list[str]:
+    """What the page asks for from now on."""
+    urls: list[str] = []
+
+    def note(request: Any) -> None:
+        urls.append(request.url)
+
+    page.on("request", note)
+    return urls
+
+
 @pytest.fixture
 def page(browser: Any, server: httpx.Client) -> Iterator[Any]:
     """The page, with everything that it complained of."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     opened = context.new_page()
-    complaints: list[str] = []
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-    elsewhere: list[str] = []
-    opened.on("request", lambda request: elsewhere.append(request.url))
+    complaints = complaints_of(opened)
+    urls = urls_of(opened)
     opened.goto(str(server.base_url))
     opened.wait_for_selector("#memory-process")
     opened.wait_for_selector(".edge")
     yield opened
     assert complaints == []
-    assert all(url.startswith(str(server.base_url)) for url in elsewhere)
+    assert all(url.startswith(str(server.base_url)) for url in urls)
     context.close()
 
 
@@ -260,7 +284,7 @@ def test_nothing_sticks_out_at_any_size(browser: Any, server: httpx.Client, widt
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("which", ["server", "several"])
+@pytest.mark.parametrize("which", ["server", "several", "drafting"])
 def test_axe_finds_nothing_that_bars_a_screen_reader(
     browser: Any, request: pytest.FixtureRequest, which: str, scheme: str
 ) -> None:
@@ -273,6 +297,8 @@ def test_axe_finds_nothing_that_bars_a_screen_reader(
     page.goto(str(server.base_url))
     page.wait_for_selector(".edge")
     page.wait_for_selector("#memory-process")
+    if which == "drafting":
+        page.wait_for_selector("#drafts-body td")
     page.evaluate(axe.read_text(encoding="utf-8"))
     for view in ("cache", "chat", "connect"):
         page.goto(f"{server.base_url}/#{view}")
@@ -322,7 +348,7 @@ def test_the_tree_is_walked_by_keyboard(page: Any) -> None:
 
 
 def test_what_is_on_disk_alone_is_drawn_and_turns_into_memory_when_it_is_read(browser: Any, tmp_path: Path) -> None:
-    on_disk = {"disk_bytes": Bytes(1 << 28), "disk_directory": str(tmp_path), "settles": False}
+    on_disk: dict[str, Any] = {"disk_bytes": Bytes(1 << 28), "disk_directory": str(tmp_path), "settles": False}
     body = {"messages": [{"role": "user", "content": SYSTEM + "And the lighthouse?"}], "max_tokens": 2}
     with real_server(**on_disk) as server:
         server.post("/v1/chat/completions", json=body).raise_for_status()
@@ -364,7 +390,11 @@ def test_a_thousand_chats_are_drawn_as_far_as_they_can_be(browser: Any) -> None:
         context = browser.new_context(viewport={"width": 1400, "height": 900})
         page = context.new_page()
         sizes: list[int] = []
-        page.on("response", lambda response: sizes.append(int(response.headers.get("content-length", "0"))))
+
+        def note_size(response: Any) -> None:
+            sizes.append(int(response.headers.get("content-length", "0")))
+
+        page.on("response", note_size)
         page.goto(server.url)
         page.wait_for_selector(".edge[data-id]", timeout=30_000)
         assert 100 < page.locator(".edge[data-id]").count() <= 300 and max(sizes) < 300_000
@@ -400,9 +430,7 @@ def cell(page: Any, model: str, name: str) -> Any:
 def test_several_models_are_shown_loaded_and_unloaded(browser: Any, several: httpx.Client) -> None:
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     page = context.new_page()
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    complaints = complaints_of(page)
     page.goto(str(several.base_url))
     page.wait_for_selector(".edge")
     told = {each["id"]: each for each in several.get("/health").json()["models"]}
@@ -463,8 +491,7 @@ def test_a_key_is_asked_for_and_never_stands_in_an_address(browser: Any) -> None
     with real_server(api_keys=("the-key",)) as server:
         context = browser.new_context()
         page = context.new_page()
-        urls: list[str] = []
-        page.on("request", lambda request: urls.append(request.url))
+        urls = urls_of(page)
         page.goto(str(server.base_url))
         page.wait_for_selector("#ask-key[open]")
         page.fill("#key", "wrong")
@@ -491,16 +518,29 @@ def test_a_saving_that_is_not_known_yet_is_not_called_none(browser: Any) -> None
         assert savings["reused"] > 0 == savings["saved_s"]
 
 
+def ask_again(server: httpx.Client) -> None:
+    """The second answer is drafted from the first."""
+    for _ in range(2):
+        body = {"messages": [{"role": "user", "content": "Once more."}], "max_tokens": 40, "temperature": 0}
+        server.post("/v1/chat/completions", json=body).raise_for_status()
+    settle(server)
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[httpx.Client]:
+    """A server after an answer that was drafted."""
+    with real_server(prepare=make_passes_free, drafts="auto") as server:
+        ask_again(server)
+        yield server
+
+
 def test_drafts_are_shown_by_source(browser: Any) -> None:
     with real_server(prepare=make_passes_free, drafts="auto", settles=False) as server:
         context = browser.new_context(viewport={"width": 1400, "height": 900})
         page = context.new_page()
         page.goto(str(server.base_url))
         says(page, "#drafts-body", re.compile("Nothing was drafted yet"))
-        for _ in range(2):
-            body = {"messages": [{"role": "user", "content": "Once more."}], "max_tokens": 40, "temperature": 0}
-            server.post("/v1/chat/completions", json=body).raise_for_status()
-        settle(server)
+        ask_again(server)
         told = server.get("/v1/cache/overview").json()["drafts"]
         assert told["accepted"] > 20
         counts = [*told["sources"].items(), *([("all", told)] if len(told["sources"]) > 1 else [])]
