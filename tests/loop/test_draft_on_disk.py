@@ -26,12 +26,13 @@ from tests.models.shared import nearly
 
 def started(directory: Path, architecture: str, draft: str, **settings: Any) -> Engine:
     """An engine on this directory, whose draft model always drafts."""
+    given: dict[str, Any] = {"disk_directory": str(directory), "disk_bytes": Bytes(1 << 30), "prefill_chunk": 256}
     engine = Engine(
         architecture,
         load_draft_model=partial(nearly, draft, 0.0),
         drafts="auto",
         disk_block=BLOCK,
-        **{"disk_directory": str(directory), "disk_bytes": Bytes(1 << 30), "prefill_chunk": 256} | settings,
+        **(given | settings),
     )
     engine.ask(draft_always)
     return engine
