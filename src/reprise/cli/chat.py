@@ -12,7 +12,7 @@ from reprise.cli.configuration import COMMAND_LINE, Configuration, with_options
 from reprise.cli.process_limits import check_process_limits
 from reprise.cli.refuse import refusals
 from reprise.cli.server_url import DEFAULT_URL, is_reprise_at, looks_like_url, server_url, wait_while_loading
-from reprise.core.settings import ENGINE_OPTIONS, Settings
+from reprise.core.settings import ENGINE_OPTIONS, OPTIONS, Settings
 
 if TYPE_CHECKING:
     from reprise.library.engine import Engine
@@ -34,7 +34,9 @@ def chat(
     configuration: Configuration,
     *,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="With a URL: the API key.", envvar="REPRISE_API_KEY")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="With a URL: the API key.", envvar=OPTIONS["api_keys"].variable)
+    ] = None,
     name: Annotated[str | None, typer.Option(help="With a URL: the model's name there, if it serves several.")] = None,
 ) -> None:
     """Chat in the terminal, with a model (a directory or a hub id) or with a server (a URL).

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from reprise.cli.refuse import refusals, refuse
-from reprise.cli.server_url import DEFAULT_URL, get_json
+from reprise.cli.server_url import DEFAULT_URL, ServerKey, ServerUrl, get_json
 
 
 def explain(
@@ -24,8 +24,8 @@ def explain(
         Path | None,
         typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="File with the later request body."),
     ] = None,
-    url: Annotated[str, Option(help="Server that answered the request, as host:port or a URL.")] = DEFAULT_URL,
-    api_key: Annotated[str | None, Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
+    url: ServerUrl = DEFAULT_URL,
+    api_key: ServerKey = None,
     model: Annotated[
         str | None, Option(help="For two files: the model whose tokenizer and chat template to use.")
     ] = None,

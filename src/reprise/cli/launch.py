@@ -18,8 +18,17 @@ import typer
 
 from reprise.cli.agents import AGENTS, Agent, AgentCommand, ServerAddress
 from reprise.cli.refuse import refusals, refuse
-from reprise.cli.server_url import DEFAULT_URL, get_json, is_reprise_at, server_url, wait_while_loading
+from reprise.cli.server_url import (
+    DEFAULT_URL,
+    ServerKey,
+    ServerUrl,
+    get_json,
+    is_reprise_at,
+    server_url,
+    wait_while_loading,
+)
 from reprise.cli.settings_files import SettingsBackups
+from reprise.core.settings import OPTIONS
 
 _POLL_S = 0.2
 _END_S = 60.0
@@ -31,11 +40,13 @@ def launch(
     agent: Annotated[
         str, typer.Argument(help=f"One of {', '.join(AGENTS)}. Further arguments are passed to the agent.")
     ],
-    url: Annotated[str, typer.Option(help="Server, as host:port or a URL.")] = DEFAULT_URL,
-    api_key: Annotated[str | None, typer.Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
+    url: ServerUrl = DEFAULT_URL,
+    api_key: ServerKey = None,
     model: Annotated[
         str | None,
-        typer.Option(envvar="REPRISE_MODEL", help="One of the server's models. If no server runs: start one with it."),
+        typer.Option(
+            envvar=OPTIONS["model"].variable, help="One of the server's models. If no server runs: start one with it."
+        ),
     ] = None,
     prints: Annotated[bool, typer.Option("--print", help="Print the settings for a shell instead.")] = False,
     writes: Annotated[

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from reprise.cli.server_url import DEFAULT_URL, get_json
+from reprise.cli.server_url import DEFAULT_URL, ServerKey, ServerUrl, get_json
 
 
 def requests(
     *,
-    url: Annotated[str, Option(help="Server, as host:port or a URL.")] = DEFAULT_URL,
-    api_key: Annotated[str | None, Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
+    url: ServerUrl = DEFAULT_URL,
+    api_key: ServerKey = None,
     limit: Annotated[int, Option(min=1, max=200, help="Number of requests to list, newest first.")] = 20,
     model: Annotated[str | None, Option(help="Only those of this model.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the records as JSON.")] = False,

@@ -3,12 +3,20 @@
 import json
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 from urllib.parse import urlsplit
 
-from reprise.cli.refuse import refuse
+from typer import Option
 
-DEFAULT_URL = "http://127.0.0.1:8080"
+from reprise.cli.configuration import default_of
+from reprise.cli.refuse import refuse
+from reprise.core.settings import OPTIONS
+
+DEFAULT_URL = f"http://{default_of('host')}:{default_of('port')}"
+ServerUrl = Annotated[str, Option(help="Server, as host:port or a URL.")]
+ServerKey = Annotated[str | None, Option(help="API key of the server.", envvar=OPTIONS["api_keys"].variable)]
+"""The options `--url` and `--api-key` of the commands that ask a running server."""
+
 _TIMEOUT_S = 30.0
 _HERE_S = 2.0
 _POLL_S = 0.2

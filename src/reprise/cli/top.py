@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from reprise.cli.server_url import DEFAULT_URL, get_json
+from reprise.cli.server_url import DEFAULT_URL, ServerKey, ServerUrl, get_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,8 +37,8 @@ _BAR = 24
 
 def top(
     *,
-    url: Annotated[str, Option(help="Server, as host:port or a URL.")] = DEFAULT_URL,
-    api_key: Annotated[str | None, Option(help="API key of the server.", envvar="REPRISE_API_KEY")] = None,
+    url: ServerUrl = DEFAULT_URL,
+    api_key: ServerKey = None,
     once: Annotated[bool, Option("--once", help="Print the current state and exit.")] = False,
     every: Annotated[float, Option(min=0.2, max=60, help="Seconds between refreshes.")] = 1.0,
     model: Annotated[
