@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from reprise.disk.cache import DiskCache, Fetch
 from reprise.disk.record import DiskMatch, DiskRecord, Section
 
 BLOCK = 4
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 """Longer than anything takes: who waits so long has found a bug."""
 
 
@@ -29,8 +29,8 @@ class Clock:
 
 
 @contextmanager
-def opened(directory: Path, **options: Any) -> Iterator[DiskCache]:
-    given = {"fingerprint": "model", "max_bytes": 10**9, "block": BLOCK, "resumes_anywhere": False}
+def opened(directory: Path, **options: Any) -> Generator[DiskCache]:
+    given: dict[str, Any] = {"fingerprint": "model", "max_bytes": 10**9, "block": BLOCK, "resumes_anywhere": False}
     cache = DiskCache(directory, **(given | options))
     try:
         yield cache

@@ -4,14 +4,34 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from reprise.core.inspection import OnDisk
 from reprise.core.sizes import Bytes
 from reprise.disk.cache import DiskCache
+from reprise.disk.read_ahead import ReadAhead
 from reprise.loop.worker import Worker
 from tests.loop.driving import Engine
 
 BLOCK = 32
 """Far shorter than the prompts of the tests, so that these are made of blocks and tails."""
+
+
+_MOST_STEPS = 1000
+"""Far more than an answer takes."""
+
+
+def bound_steps_of_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have requests fail where the engine waits for ever for what is read: it takes one step after the other then."""
+    advance = ReadAhead.advance
+    steps: list[ReadAhead] = []
+
+    def advancing(reading: ReadAhead) -> list[str]:
+        steps.append(reading)
+        assert len(steps) < _MOST_STEPS, "it waits for what never comes"
+        return advance(reading)
+
+    monkeypatch.setattr(ReadAhead, "advance", advancing)
 
 
 class Restarts:
@@ -23,8 +43,9 @@ class Restarts:
 
     def __call__(self, model: str | Path = "qwen3_5", **options: Any) -> Engine:
         self.end()
-        on_disk = {"disk_bytes": Bytes(1 << 30), "disk_directory": str(self.directory), "disk_block": BLOCK}
-        self._running = Engine(model, **{"prefill_chunk": 256} | on_disk | options)
+        settings: dict[str, Any] = {"prefill_chunk": 256, "disk_bytes": Bytes(1 << 30), "disk_block": BLOCK}
+        settings["disk_directory"] = str(self.directory)
+        self._running = Engine(model, **(settings | options))
         return self._running
 
     def end(self) -> None:

@@ -1,16 +1,18 @@
 """Two engines on one directory: a chat that moves from one to the other computes what is new there."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reprise.core.sizes import Bytes
 from reprise.disk import read_ahead, watcher, write_behind
+from reprise.disk.watcher import FolderWatcher
 from reprise.loop.worker import Worker
 from tests.loop.driving import PATIENCE_S, Engine
-from tests.loop.restarts import BLOCK, disk_cache, disk_of, words
+from tests.loop.restarts import BLOCK, bound_steps_of_reading, disk_cache, disk_of, words
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[En
     monkeypatch.setattr(write_behind, "SOON_S", 3600.0)
     monkeypatch.setattr(watcher, "SCAN_EVERY_S", 3600.0)
     monkeypatch.setattr(read_ahead, "SCAN_TIMEOUT_S", PATIENCE_S)
-    on_disk = {"disk_bytes": Bytes(1 << 30), "disk_directory": str(tmp_path), "disk_block": BLOCK}
+    on_disk: dict[str, Any] = {"disk_bytes": Bytes(1 << 30), "disk_directory": str(tmp_path), "disk_block": BLOCK}
     engines = [Engine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
     # The first was there before the second, and has not seen it yet.
     engines[0].ask(lambda worker: disk_cache(worker).scan(lambda: None))
@@ -49,9 +51,14 @@ def test_a_chat_that_stays_waits_for_no_look(servers: list[Engine], monkeypatch:
     engine = servers[1]
     prompt = words(1, 200)
     answer = engine.run(prompt)
-    looks: list[object] = []
-    ask = watcher.FolderWatcher.ask
-    monkeypatch.setattr(watcher.FolderWatcher, "ask", lambda *given: looks.append(given) or ask(*given))
+    looks: list[FolderWatcher] = []
+    ask = FolderWatcher.ask
+
+    def asking(watcher: FolderWatcher, wake: Callable[[], None]) -> int:
+        looks.append(watcher)
+        return ask(watcher, wake)
+
+    monkeypatch.setattr(FolderWatcher, "ask", asking)
     assert engine.run([*prompt, *answer.tokens, 1, 2]).computed == 3
     assert engine.run([*prompt, *answer.tokens, *words(5, 30)]).computed == 31
     assert looks == []
@@ -60,8 +67,12 @@ def test_a_chat_that_stays_waits_for_no_look(servers: list[Engine], monkeypatch:
 
 
 def test_a_look_that_hangs_is_not_waited_for(servers: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher.FolderWatcher, "ask", lambda watcher, wake: 1 << 60)
-    monkeypatch.setattr(read_ahead, "SCAN_TIMEOUT_S", 0.05)
+    def never(watcher: FolderWatcher, wake: Callable[[], None]) -> int:
+        return 1 << 60
+
+    monkeypatch.setattr(FolderWatcher, "ask", never)
+    monkeypatch.setattr(read_ahead, "SCAN_TIMEOUT_S", 0.0)
+    bound_steps_of_reading(monkeypatch)
     assert servers[1].run(words(1, 200)).computed == 200
 
 
@@ -73,7 +84,7 @@ def test_a_chat_moves_through_an_object_store(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(watcher, "MAX_SCAN_SHARE", 1e9)
     monkeypatch.setattr(read_ahead, "SCAN_TIMEOUT_S", PATIENCE_S)
     place = f"file://{tmp_path}/store"
-    on_disk = {"disk_bytes": Bytes(1 << 30), "disk_directory": place, "disk_block": BLOCK}
+    on_disk: dict[str, Any] = {"disk_bytes": Bytes(1 << 30), "disk_directory": place, "disk_block": BLOCK}
     engines = [Engine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
     try:
         for engine in (*engines, *engines):
