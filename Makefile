@@ -25,13 +25,14 @@ serve: $(VENV)/.can-run ## serve a model: make serve MODEL=path-or-hub-id
 # the shell says: each of twenty servers that the tests start would compile all of the source for itself.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal
 
+# On the CPU MLX compiles C++ for each function that mlx-lm fuses, a second each where none was compiled before.
 test: $(VENV)/.can-test ## every layer kind and every API, in three minutes and without downloads
-	$(PYTEST)
+	MLX_DISABLE_COMPILE=1 $(PYTEST)
 
 LATER := soak or matrix or agents or browser
 test-all: test-matrix test-laws test-soak test-clients ## the rest, one after the other: what `make test` leaves out
 
-test-matrix: $(VENV)/.can-test ## every model in every mode, every architecture of mlx-lm, and recorded clients of which one is quick
+test-matrix: $(VENV)/.can-test ## every model in every mode, every architecture of mlx-lm, every recorded client, server processes
 	$(PYTEST) -m "matrix and not (soak or agents or browser)"
 
 test-laws: $(VENV)/.can-test ## the laws with four times as many random examples

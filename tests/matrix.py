@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import settings
@@ -20,8 +20,14 @@ def rows_now_and_later(now: Iterable[tuple[Any, ...]], later: Iterable[tuple[Any
 
 def every_other(values: Iterable[Any], *, start: int = 0) -> list[Any]:
     """All of them; in every run every other one from `start` on, where one mechanism does the same for each."""
+    return every_nth(values, 2, start=start)
+
+
+def every_nth(values: Iterable[Any], num: int, *, start: int = 0) -> list[Any]:
+    """All of them; in every run each `num`-th one from `start` on."""
     each = list(values)
-    return now_and_later(each[start::2], each[1 - start :: 2])
+    now = each[start::num]
+    return now_and_later(now, [value for at, value in enumerate(each) if (at - start) % num != 0 or at < start])
 
 
 def in_turn(values: Iterable[Any], others: Sequence[Any]) -> list[Any]:
@@ -39,13 +45,14 @@ def in_turn(values: Iterable[Any], others: Sequence[Any]) -> list[Any]:
 
 def examples(num: int) -> int:
     """So many examples of a law in `make test-all`; in `make test` the share of them that its profile has of 100."""
-    return max(1, num * settings.default.max_examples // 100)
+    return max(1, num * settings().max_examples // 100)
 
 
 def _is_of_models(value: object, names: frozenset[str]) -> bool:
     """Whether it is the name of a model, or of several that run together."""
     if isinstance(value, tuple):
-        return len(value) > 0 and all(_is_of_models(each, names) for each in value)
+        parts = cast("tuple[object, ...]", value)
+        return len(parts) > 0 and all(_is_of_models(each, names) for each in parts)
     return isinstance(value, str) and value in names
 
 

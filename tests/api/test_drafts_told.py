@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from reprise.cli.main import app
 from tests.api.real_server import real_server
 from tests.loop.test_drafts import make_passes_free
+from tests.matrix import in_turn
 from tests.sdks import openai
 
 KEYS = {"api_keys": ("one", "two"), "separates_keys": True}
@@ -88,8 +89,9 @@ def records(server: httpx.Client) -> list[dict[str, Any]]:
     return server.get("/v1/cache/requests", params={"limit": 200}, headers=ONE).json()["data"]
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.9, "seed": 5}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("is_streamed", "sampling"), in_turn([False, True], [{"temperature": 0}, {"temperature": 0.9, "seed": 5}])
+)
 def test_the_sdk_reads_how_much_of_a_prediction_was_right(
     pair: tuple[httpx.Client, httpx.Client], sampling: dict[str, Any], *, is_streamed: bool
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_sentence():
         assert server.line() == "There is no such model."
 
 
+@pytest.mark.matrix
 def test_a_signal_ends_the_server_while_it_loads():
     with loading() as server:
         assert httpx.get(f"{server.url}/health/live", timeout=60).status_code == 200

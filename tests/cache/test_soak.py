@@ -9,6 +9,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
 from reprise.memory import Account
 from tests.cache.trial import Trial
+from tests.matrix import examples
 from tests.soak.lengths import times
 
 OPERATIONS = times(100_000)
@@ -90,5 +91,5 @@ def test_millions_of_operations() -> None:
 
 
 def test_some_lives() -> None:
-    for life in range(12):
+    for life in range(examples(16)):
         one_life(random.Random(f"short {life}"), rounds=20)

@@ -40,7 +40,7 @@ def tokens_of(wanted: Grammar, grammars: Grammars) -> bool:
     return grammars.constraint(wanted)().allowed() is not None
 
 
-@pytest.mark.parametrize("name", now_and_later([*BOMBS][:2], [*BOMBS][2:]))
+@pytest.mark.parametrize("name", now_and_later([*BOMBS][:1], [*BOMBS][1:]))
 def test_a_bomb_is_refused_in_a_sentence(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(grammar_trial, "MAX_CPU_S", 0.4)
     grammars = Grammars(MODEL)

@@ -14,7 +14,7 @@ from reprise.chat.request import ChatRequest, Message
 from reprise.core.prompt import BoundaryKind
 from tests.chat.shapes import WEATHER
 from tests.chat.text_models import TEMPLATES, template_names, text_model
-from tests.matrix import every_other
+from tests.matrix import every_nth
 
 STRICT = sorted(f"strict/{path.stem}" for path in (TEMPLATES / "strict").glob("*.jinja"))
 # The two others refuse any second message, and users without a name.
@@ -95,7 +95,7 @@ def words(messages: Sequence[Message]) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("template", every_other(TABLE))
+@pytest.mark.parametrize("template", every_nth(TABLE, 4))
 def test_every_shape_renders_and_goes_on(template: str) -> None:
     renderer = Renderer(text_model(template))
     for name, messages in SHAPES.items():

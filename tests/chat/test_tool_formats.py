@@ -10,6 +10,7 @@ import pytest
 from reprise.chat.answer import ContentDelta, ToolCallDelta
 from reprise.chat.tools import make_calls, parse_calls
 from tests.chat.pieces import WEATHER, piece_model, read, thinking_fields, tool, tool_fields
+from tests.matrix import every_other
 
 SAMPLES = {
     "function_gemma": (
@@ -131,7 +132,7 @@ def test_without_tools_markup_is_text(parser: str, facts: dict[str, Any]) -> Non
     assert answer.tool_calls == ()
 
 
-@pytest.mark.parametrize("parser", sorted(SAMPLES))
+@pytest.mark.parametrize("parser", every_other(sorted(SAMPLES)))
 def test_a_call_that_is_cut_short_is_a_part_of_it(parser: str) -> None:
     model = model_of(parser)
     sample = SAMPLES[parser][1]

@@ -30,6 +30,7 @@ def serve(*words: str) -> tuple[str, str]:
     return line, log
 
 
+@pytest.mark.matrix
 def test_a_log_of_json_lines_begins_with_the_banner() -> None:
     line, log = serve("--log-format", "json")
     assert line.startswith("Serving qwen3_5 at http://127.0.0.1:")

@@ -58,6 +58,7 @@ def test_a_growing_chat_its_branch_and_its_edit(engine: reprise.Engine) -> None:
     assert (chat.send().text, say(chat, edited[1])) == (edited[0].answer, edited[1].answer)
 
 
+@pytest.mark.matrix
 def test_chats_about_the_same_people_at_once(engine: reprise.Engine) -> None:
     stories = [story.exchanges(lines) for lines in story.AT_ONCE for _ in range(2)]
     with ThreadPoolExecutor(len(stories)) as pool:
@@ -78,7 +79,7 @@ def test_an_answer_that_was_broken_off_leaves_nothing_wrong(engine: reprise.Engi
     assert chat.regenerate().text == told[-1].answer
 
 
-@pytest.mark.parametrize("stop", ["is", " is", "58", "8.", "code is B"])
+@pytest.mark.parametrize("stop", now_and_later([" is", "8."], ["is", "58", "code is B"]))
 def test_a_stop_ends_the_answer_before_its_words(engine: reprise.Engine, stop: str) -> None:
     told = story.exchanges(("tell Clara code B58", "ask Clara code"))
     chat = new_chat(engine)
@@ -129,12 +130,10 @@ _LITTLE_MEMORY = {"cache_bytes": 700_000}
 _SMALL_STEPS = {"prefill_chunk": 16, "max_batch": 2}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "settings",
-    now_and_later(
-        [_LITTLE_MEMORY | _SMALL_STEPS | {"drafts": "auto"}],
-        [{"drafts": "auto"}, _LITTLE_MEMORY, _SMALL_STEPS],
-    ),
+    [_LITTLE_MEMORY | _SMALL_STEPS | {"drafts": "auto"}, {"drafts": "auto"}, _LITTLE_MEMORY, _SMALL_STEPS],
     ids=str,
 )
 def test_chats_about_the_same_people_in_turn(settings: dict[str, Any]) -> None:
@@ -145,6 +144,7 @@ def test_chats_about_the_same_people_in_turn(settings: dict[str, Any]) -> None:
                 hold(chat, [exchange])
 
 
+@pytest.mark.matrix
 def test_a_chat_goes_on_after_a_restart(tmp_path: Path) -> None:
     told = story.exchanges(story.CHAT[:12])
     options: dict[str, Any] = {"settles": False, "disk_directory": str(tmp_path)}

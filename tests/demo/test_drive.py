@@ -192,6 +192,7 @@ def test_a_column_of_the_plot_is_full_up_to_what_reuse_computed() -> None:
     assert [row[-2:].strip() for row in rows] == ["░"] * 4 + ["██"] * 4
 
 
+@pytest.mark.matrix
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     turns = [big_turn(), replace(big_turn(), turn=41)]

@@ -17,6 +17,7 @@ def built() -> Tokenizer:
     return demo_tokenizer()
 
 
+@pytest.mark.matrix
 def test_the_tokenizer_that_ships_is_the_one_that_is_built(built: Tokenizer) -> None:
     assert built.to_str(pretty=True) == (MODEL / "tokenizer.json").read_text(encoding="utf-8")
 

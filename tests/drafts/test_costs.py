@@ -8,7 +8,7 @@ import pytest
 from reprise.core.tokens import as_tokens
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
 from reprise.drafts.drafter import Drafts
-from tests.matrix import now_and_later
+from tests.matrix import in_turn, now_and_later
 
 DEVICES = {
     "one token at a time": (1, 2, 4, 8, 16, 32),
@@ -105,8 +105,7 @@ def best_fixed(name: str, seed: int) -> float:
     return max(found)
 
 
-@pytest.mark.parametrize("seed", now_and_later([0], [1, 2, 3]))
-@pytest.mark.parametrize("name", list(DEVICES)[1:])
+@pytest.mark.parametrize(("name", "seed"), in_turn(list(DEVICES)[1:], range(4)))
 def test_a_file_with_edits_is_written_nearly_as_fast_as_with_the_best_length(name: str, seed: int) -> None:
     assert speed(edits(seed), name, NoisyDevice(seed), PassCosts()) >= 0.88 * best_fixed(name, seed)
 

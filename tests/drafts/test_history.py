@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.drafts.history import NGRAMS, TextEnd, TokenHistory
+from tests.matrix import examples
 
 _CAPACITY = 1024
 
@@ -24,7 +25,7 @@ def _continuations(text: list[int | None], tail: Tokens) -> set[tuple[int, ...]]
 
 
 @given(pieces=st.lists(st.tuples(_RUNS, st.booleans()), min_size=1, max_size=30), tail=_RUNS)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_what_is_found_followed_the_same_tokens(pieces: list[tuple[Tokens, bool]], tail: Tokens) -> None:
     history = TokenHistory(_CAPACITY)
     text: list[int | None] = []

@@ -42,7 +42,7 @@ def _feed(runner: Runner, lives: list[LiveSequence], num: int) -> int:
 def test_growth_is_never_underestimated(runner: Runner) -> None:
     rng = random.Random(1)
     lives: list[LiveSequence] = []
-    for _ in range(60):
+    for _ in range(25):
         if not lives or (len(lives) < 4 and rng.random() < 0.3):
             lives.append(_fresh(runner, reserve=rng.choice([0, 300, _LONGEST])))
         alike = [live for live in lives if (live.position == 0) == (lives[-1].position == 0)]

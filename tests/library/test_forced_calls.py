@@ -10,7 +10,7 @@ import pytest
 import reprise
 from reprise.demo.tiny.build import build_model
 from tests.chat.test_learnt_calls import ACTION, ADDRESSED, FORMATS, PLAIN, STATED, source
-from tests.matrix import now_and_later
+from tests.matrix import every_nth
 from tests.models.tiny import CONFIGS
 
 SCHEMA: dict[str, Any] = {
@@ -50,7 +50,7 @@ TEMPLATES = {
 }
 
 
-@pytest.mark.parametrize("name", now_and_later(sorted(TEMPLATES)[::2], sorted(TEMPLATES)[1::2]))
+@pytest.mark.parametrize("name", every_nth(sorted(TEMPLATES), 7))
 def test_a_forced_call_fits_its_schema(name: str, tmp_path: Path) -> None:
     markup = ("<|eos|>", "<|role|>", *(FORMATS[name][0] if name in FORMATS else ()))
     build_model(tmp_path, CONFIG, template=TEMPLATES[name], markup=markup, eos="<|eos|>", vocab_size=512)

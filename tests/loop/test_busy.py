@@ -7,6 +7,7 @@ from reprise.core.events import Sampled
 from reprise.core.tokens import as_tokens
 from tests.loop.driving import PATIENCE_S, Engine
 from tests.loop.test_reuse import words
+from tests.matrix import now_and_later
 
 TURNS = 12
 
@@ -21,7 +22,7 @@ def num_pieces(engine: Engine, tokens: list[int]) -> int:
     return engine.ask(lambda worker: count(worker.cache))
 
 
-@pytest.mark.parametrize("shares_from", [10**9, 50])
+@pytest.mark.parametrize("shares_from", now_and_later([50], [10**9]))
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
 def test_turns_beside_a_long_answer_leave_few_pieces(model: str, shares_from: int) -> None:
     engine = Engine(model, shares_from=shares_from)

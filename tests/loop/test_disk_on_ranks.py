@@ -20,6 +20,7 @@ from tests.loop.driving import PATIENCE_S, Engine
 from tests.loop.following import Following
 from tests.loop.rank_restarts import RankRestarts
 from tests.loop.restarts import disk_cache, words
+from tests.matrix import now_and_later, rows_now_and_later
 
 ARCHITECTURES = ["llama", "gpt_oss", "qwen3_5"]
 
@@ -63,7 +64,7 @@ def _files(directory: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("is_large", [True, False])
+@pytest.mark.parametrize("is_large", now_and_later([True], [False]))
 def test_after_a_restart_of_all_ranks_only_what_is_new_is_computed(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, is_large: bool
 ) -> None:
@@ -90,7 +91,7 @@ def test_after_a_restart_of_all_ranks_only_what_is_new_is_computed(
 
 @pytest.mark.parametrize(
     ("architecture", "harm"),
-    [("llama", "it is missing"), ("qwen3_5", "it is damaged"), ("gpt_oss", "it is another one")],
+    rows_now_and_later([("qwen3_5", "it is damaged")], [("llama", "it is missing"), ("gpt_oss", "it is another one")]),
 )
 def test_a_part_that_one_rank_cannot_use_is_used_by_none(
     start: Start, tmp_path: Path, architecture: str, harm: str
@@ -180,7 +181,7 @@ def test_clearing_removes_the_parts_of_all_ranks(start: Start, tmp_path: Path) -
     assert _keys(engine, following) == (set(), set())
 
 
-@pytest.mark.parametrize("which", ["ours", "theirs"])
+@pytest.mark.parametrize("which", now_and_later(["ours"], ["theirs"]))
 def test_the_least_limit_of_all_ranks_holds_on_each(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:

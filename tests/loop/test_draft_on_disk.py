@@ -170,7 +170,7 @@ def test_what_is_settled_is_read_where_it_is_on_disk(tmp_path: Path) -> None:
         assert (now.num_loaded, now.num_settled) == (290, 0)
 
 
-@pytest.mark.every_model
+@pytest.mark.matrix
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_chats_over_restarts_are_answered_as_without(tmp_path: Path, pair: tuple[str, str], seed: int) -> None:

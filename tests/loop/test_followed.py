@@ -98,6 +98,7 @@ def test_answers_are_audited_on_all_ranks(start: Start) -> None:
     engine.ask(lambda worker: following.check())
 
 
+@pytest.mark.matrix
 def test_scores_and_exact_drafts_are_computed_on_all_ranks(start: Start) -> None:
     engine, following = start("llama", drafts="exact")
     prompt = [5, *range(60)]

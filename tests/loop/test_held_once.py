@@ -7,11 +7,12 @@ from reprise.engine.runner import SHARES_FROM
 from reprise.loop.worker import Worker
 from tests.loop.driving import Engine, Running
 from tests.loop.test_reuse import words
+from tests.matrix import now_and_later
 
 _MOST = 1.1
 
 
-@pytest.mark.parametrize("shares_from", [SHARES_FROM, 200])
+@pytest.mark.parametrize("shares_from", now_and_later([200], [SHARES_FROM]))
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5"])
 def test_turns_branches_and_parallel_requests_are_held_once(architecture: str, shares_from: int) -> None:
     engine = Engine(architecture, shares_from=shares_from, prefill_chunk=128, max_batch=6)

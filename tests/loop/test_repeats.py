@@ -11,7 +11,7 @@ from reprise.core.job import Constraint, Sampling, Thinking
 from reprise.core.outcome import Reason
 from reprise.memory import Account
 from tests.loop.driving import GREEDY, Engine, Running
-from tests.matrix import now_and_later
+from tests.matrix import every_other, now_and_later
 
 
 class OddTokens(Constraint):
@@ -58,7 +58,7 @@ def computed_of(running: Running) -> tuple[int, int]:
     return running.end.outcome.num_reused, running.end.outcome.num_prefilled
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", every_other(JOBS))
 def test_a_repeat_samples_at_once(engine: Engine, name: str) -> None:
     prompt, job = prompt_of(sorted(JOBS).index(name)), JOBS[name]
     cold = engine.run(prompt, namespace=f"cold {name}", **job)

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ _REPRISE = str(Path(sys.executable).parent / "reprise")
 
 
 @contextmanager
-def serving(directory: Path, architecture: str, *options: str) -> Iterator[tuple[Group, httpx.Client]]:
+def serving(directory: Path, architecture: str, *options: str) -> Generator[tuple[Group, httpx.Client]]:
     """A server over two ranks, and a client of it."""
     command = [_REPRISE, "serve", str(tiny_model(architecture)), "--tensor-parallel", "--port", "0", *options]
     with Group(command, directory) as group:
@@ -49,6 +49,7 @@ def _clean(text: str) -> str:
     return text.replace("\ufffd", "")
 
 
+@pytest.mark.matrix
 def test_two_processes_answer_as_one_and_end_when_one_dies(tmp_path: Path) -> None:
     prompt = [(7 * i) % 300 for i in range(60)]
     with serving(tmp_path, "llama") as (group, client):

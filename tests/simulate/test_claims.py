@@ -16,7 +16,6 @@ from reprise.simulate.replay import Replay
 from reprise.simulate.traces import Request
 from reprise.simulate.workloads import Shape, chats_in_turn
 from tests.cache.test_reuse_rate import run_of
-from tests.matrix import rows_now_and_later
 
 KV = 20_480
 SNAPSHOT = 3_100 * KV
@@ -33,9 +32,8 @@ def computed(policy: str, budget: int | None, *, num_chats: int, num_turns: int,
     return replay
 
 
-@pytest.mark.parametrize(
-    ("thinking", "settles"), rows_now_and_later([(150, True)], [(0, False), (0, True), (150, False)])
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize(("thinking", "settles"), [(150, True), (0, False), (0, True), (150, False)])
 def test_32_chats_in_turn_in_8_gb_compute_what_infinite_memory_computes(thinking: int, settles: bool) -> None:
     shape = Shape(thinking=thinking)
     bounded = computed("cost", 8 * GB, num_chats=32, num_turns=5, shape=shape, settles=settles)

@@ -13,6 +13,7 @@ from reprise.simulate.payloads import Sizes
 from reprise.simulate.run import run_simulation
 from reprise.simulate.traces import Request, read_trace
 from reprise.simulate.workloads import Shape, chats_in_turn
+from tests.matrix import now_and_later
 
 REQUESTS = list(chats_in_turn(num_chats=16, num_turns=6, shape=Shape(system=400, user=60, answer=80)))
 PROMPT = sum(request.num_tokens for request in REQUESTS)
@@ -23,12 +24,13 @@ def run(routing: str, *, num: int = 4, is_shared: bool = False, budget: int = 10
     return next(each for each in one[1:] if each.is_shared == is_shared)
 
 
+@pytest.mark.matrix
 def test_one_replica_is_what_a_simulation_of_one_server_says() -> None:
     (alone,) = run_simulation("chats", REQUESTS, budgets=(8_000,), policies=("cost",), sizes=Sizes())
     assert {run(routing, num=1, budget=8_000).computed for routing in ROUTINGS} == {alone.computed}
 
 
-@pytest.mark.parametrize("budget", [20_000, 10**6])
+@pytest.mark.parametrize("budget", now_and_later([20_000], [10**6]))
 def test_lookup_computes_little_more_than_one_large_server_and_random_much_more(budget: int) -> None:
     one = run("random", num=1, budget=4 * budget).computed
     found = {routing: run(routing, budget=budget) for routing in ROUTINGS}

@@ -8,15 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.matrix import now_and_later
+from tests.matrix import rows_now_and_later
 from tests.workloads import plays
 from tests.workloads.plays import counts, ratio
 from tests.workloads.serving import Serving
 from tests.workloads.talk import QUESTIONS, prose, system, user
 
 
-@pytest.mark.parametrize("has_reasoning", [True, False], ids=["returns", "drops"])
-@pytest.mark.parametrize("num_calls", now_and_later([6], [20]))
+@pytest.mark.parametrize(
+    ("num_calls", "has_reasoning"),
+    rows_now_and_later([(6, False)], [(6, True), (20, False), (20, True)]),
+)
 def test_an_agent_with_tool_calls_and_then_a_new_message(
     server: Serving, num_calls: int, *, has_reasoning: bool
 ) -> None:
@@ -31,6 +33,7 @@ def test_ten_users_of_one_system_prompt(server: Serving) -> None:
     assert ratio(turns) <= 1.02, counts(turns)
 
 
+@pytest.mark.matrix
 def test_ten_users_of_the_same_tools_without_a_system_prompt(server: Serving) -> None:
     turns = plays.tools_alone(server)
     assert ratio(turns) <= 1.02, counts(turns)
@@ -52,6 +55,7 @@ def test_ten_users_at_once(server: Serving) -> None:
     assert sum(computed for _, computed in seen) <= 1.02 * (shared + own), seen
 
 
+@pytest.mark.matrix
 def test_ten_questions_on_one_document(server: Serving) -> None:
     turns = plays.one_document(server, prose())
     assert ratio(turns[2:]) <= 1.05, counts(turns)

@@ -9,16 +9,12 @@ import pytest
 
 from reprise.core.job import Purpose
 from reprise.core.outcome import Reason
+from tests.matrix import rows_now_and_later
 from tests.models.tiny import tiny_model
 from tests.workloads.plays import chat, counts, unknown_tokens
 from tests.workloads.serving import serving
 
 _LATER = [("qwen3_5", 40), ("gemma3_text", 6), ("llama", 6), ("gpt_oss", 6)]
-CASES = [
-    ("qwen3_5", 6),
-    ("channels", 3),
-    *(pytest.param(name, num, marks=pytest.mark.matrix) for name, num in _LATER),
-]
 """Forty turns with `make test-all`, where the layers make it hardest, fewer elsewhere; `channels` thinks in channels
 instead of tags."""
 
@@ -34,7 +30,7 @@ def model_of(name: str, models: dict[str, Path]) -> Path:
     return tiny_model("gpt_oss") if name == "channels" else models[name]
 
 
-@pytest.mark.parametrize(("name", "num"), CASES)
+@pytest.mark.parametrize(("name", "num"), rows_now_and_later([("channels", 3)], [("qwen3_5", 6), *_LATER]))
 def test_with_settling_only_the_users_words_are_computed(name: str, num: int, models: dict[str, Path]) -> None:
     with serving(model_of(name, models), has_channels=name == "channels") as server:
         messages, turns = chat(server, num, waits=True)
@@ -49,7 +45,7 @@ def test_with_settling_only_the_users_words_are_computed(name: str, num: int, mo
         assert server.record(turns[-1].id)["settled"] > 0
 
 
-@pytest.mark.parametrize(("name", "num"), CASES)
+@pytest.mark.parametrize(("name", "num"), rows_now_and_later([("qwen3_5", 6)], [("channels", 3), *_LATER]))
 def test_without_settling_the_oracle_computes_as_much(name: str, num: int, models: dict[str, Path]) -> None:
     with serving(model_of(name, models), has_channels=name == "channels", settles=False) as server:
         _, turns = chat(server, num)

@@ -59,7 +59,7 @@ class Client:
     settles: bool
     drops_reasoning: bool
     tools: tuple[Mapping[str, Any], ...]
-    messages: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list[Message])
 
     def __post_init__(self) -> None:
         self.text = text_model(self.template)
@@ -110,7 +110,7 @@ TEMPLATES = [name for name in template_names() if name not in ("single_turn", "p
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @given(chosen=st.data())
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 def test_every_computed_token_has_the_right_reason(template: str, chosen: st.DataObject) -> None:
     # `alternates` writes tools but takes no results; another template writes none.
     has_tools = template != "alternates" and "tools" in template_source(template) and chosen.draw(st.booleans())

@@ -167,6 +167,7 @@ def test_a_server_that_was_killed_finds_its_chats_again(models: dict[str, Path],
     assert not any(path.suffix not in (".kv", ".lock", "") for path in tmp_path.rglob("*"))
 
 
+@pytest.mark.matrix
 def test_a_server_that_is_stopped_writes_what_waits_whatever_clients_do(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
