@@ -5,7 +5,7 @@
 The records of a long prompt are made of random entries and put on disk, no model has computed them; then an engine
 starts, streams answer short prompts, and the long prompt is asked for. `--held`: the share of it that is in memory by
 then, which the rest joins. Bytes are exact and gate (exit status 1): no step holds more at its worst than what it may
-take over, a plane with its room to grow and a section of a record; all of the prompt is resumed. Times are for reading:
+decode, a plane with its room to grow and a section of a record; all of the prompt is resumed. Times are for reading:
 they depend on the machine. The streams' gaps without a restore, before it and after, are measured in the same run.
 """
 
@@ -182,7 +182,7 @@ class CountedStep:
     nbytes: int = 0
     step_s: float = 0.0
     taken_s: float = 0.0
-    """What of it was for taking over what was read, and for restoring."""
+    """What of it was for decoding what was read, and for restoring."""
 
 
 def count_steps(steps: list[CountedStep]) -> None:
@@ -276,7 +276,7 @@ def main() -> int:
     print(
         f"  of a step, median and most: {1000 * taken_s[len(steps) // 2]:.1f} and {1000 * taken_s[-1]:.1f} ms", end=""
     )
-    print(f" to take over, {1000 * rest_s[len(steps) // 2]:.1f} and {1000 * rest_s[-1]:.1f} ms for the rest")
+    print(f" to decode, {1000 * rest_s[len(steps) // 2]:.1f} and {1000 * rest_s[-1]:.1f} ms for the rest")
     print(f"  {worst / 1e6:.1f} MB in one step at most", end="")
     print("" if holds else "  <- too much, or not all restored")
     return 0 if holds else 1

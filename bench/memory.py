@@ -3,9 +3,9 @@
     python -m bench.memory [--positions 65536]
 
 Full attention, 16 KB a token, random entries, no model. Four ways to hold the path: copied into the cache and out of it
-again; lent by the sequence that runs on it, as the server does; and where its buffers have gone since, restored as a
-copy while there is room for two, or taken over where there is not. Bytes are what MLX holds, as multiples of the
-conversation's KV. Those of lending and of taking over gate (exit status 1).
+again; shared with the sequence that runs on it, as the server does; and where its buffers have gone since, restored as
+a copy while there is room for two, or in place of what is stored where there is not. Bytes are what MLX holds, as
+multiples of the conversation's KV. Those of the shared path and of the last way gate (exit status 1).
 """
 
 import argparse
@@ -29,7 +29,7 @@ from reprise.memory import Memory
 CHUNK = 2048
 NEVER = 10**9
 MOST = 1.08
-"""Of what is lent, in multiples of the conversation's KV: it is held once, with room to grow."""
+"""Of what is shared, in multiples of the conversation's KV: it is held once, with room to grow."""
 
 
 def dense(*, shares_from: int = SHARES_FROM) -> Runner:
@@ -71,13 +71,13 @@ class LoopParts:
         match = self.cache.match(tokens)
         at = self.cache.resume_at(match, limit=len(tokens) - 1)
         self.lease = self.cache.lease(match, at)
-        lent = self._lent()
+        shared = self._shared()
         num_idle = self.sequences.num_idle
         self.live = self.sequences.start(match, at, reserve=len(tokens))
         while not self.sequences.restore(self.live, tokens[:at], namespace="", allowance=self.allowance):
             self.allowance.renew()
         is_reopened = self.sequences.num_idle < num_idle
-        self.copied += lent - self._lent() if is_reopened else at * self.each
+        self.copied += shared - self._shared() if is_reopened else at * self.each
         self.sequences.measure()
         self._feed(tokens, at)
 
@@ -85,9 +85,9 @@ class LoopParts:
         """The answer comes, and prompt and answer are stored."""
         assert self.live is not None
         self._feed(tokens, self.live.position)
-        held, lent = self.cache.stats.kv_nbytes, self._lent()
+        held, shared = self.cache.stats.kv_nbytes, self._shared()
         self.cache.commit(tokens, self.runner.source(self.live), kind=BoundaryKind.GENERATION_END)
-        self.copied += self.cache.stats.kv_nbytes - held - (self._lent() - lent)
+        self.copied += self.cache.stats.kv_nbytes - held - (self._shared() - shared)
         self.sequences.measure()
 
     def end(self, tokens: Tokens) -> None:
@@ -105,7 +105,7 @@ class LoopParts:
             self.runner.prefill([self.live], [chunk])
             self.sequences.measure()
 
-    def _lent(self) -> int:
+    def _shared(self) -> int:
         segments = (s for node in self.cache.tree.nodes() for group in node.segments.values() for s in group)
         return sum(segment.nbytes for segment in segments if segment.sequence is not None)
 
@@ -123,7 +123,7 @@ class Way:
 
 WAYS = (
     Way(name="copied", shares_from=NEVER),
-    Way(name="lent", most=MOST),
+    Way(name="shared", most=MOST),
     Way(name="its buffers gone, room for two", loses_buffers=True),
     Way(name="its buffers gone, room for 1.25", loses_buffers=True, budget=1.25, most=1.15),
 )

@@ -3,7 +3,7 @@
     python -m bench.restore [--repeats 5]
 
 Layers are filled with random entries, no model is run. Bytes are exact and gate (exit status 1): a restore copies what
-is needed once and nothing else, and the room to grow beside it is bounded; a commit copies what is new; an adopted
+is needed once and nothing else, and the room to grow beside it is bounded; a commit copies what is new; a reopened
 sequence keeps its buffers. Restores are measured as sixteen turns on a server that is never idle left the store, and
 after its idle compaction. Times are ratios to one `mx.concatenate` of as many bytes in the same run.
 """
@@ -237,7 +237,7 @@ def commit(name: str, position: int, gates: Gates) -> None:
     )
 
 
-def adopt(name: str, position: int, gates: Gates) -> None:
+def reopen(name: str, position: int, gates: Gates) -> None:
     runner = runner_of(name, shares_from=1)
     cache = PrefixCache(runner.loaded.blueprint.layout)
     sequences = SequencePool(runner, cache, cache.memory, chunk=2048)
@@ -246,7 +246,7 @@ def adopt(name: str, position: int, gates: Gates) -> None:
     full = [plane for layer in live.rows.layers(Full()) for plane in layer.planes]
     sequences.end(live, tokens, namespace="")
     longer = as_tokens([*tokens.tolist(), *prompt_of(TURN).tolist()])
-    adopted: list[LiveSequence | None] = []
+    reopened: list[LiveSequence | None] = []
 
     def take() -> None:
         match = cache.match(longer)
@@ -255,16 +255,16 @@ def adopt(name: str, position: int, gates: Gates) -> None:
         taken, allowance = sequences.start(match, at, reserve=len(longer)), StepAllowance(1.0)
         while not sequences.restore(taken, longer[:at], namespace="", allowance=allowance):
             allowance.renew()
-        adopted.append(taken)
+        reopened.append(taken)
 
     _, most = memory_of(take)
-    assert adopted == [live], "the parked sequence is taken"
+    assert reopened == [live], "the idle sequence is reopened"
     kept = [plane for layer in live.rows.layers(Full()) for plane in layer.planes]
     rest = runner.footprint.at(position) - position * runner.footprint.full
     room = ROOM * sum(n for kind, n in runner.footprint.by_kind.items() if not isinstance(kind, Full))
     is_kept = all(one is other for one, other in zip(full, kept, strict=True))
     print(
-        f"  adoption at {position:,}: {'no' if is_kept else 'SOME'} KV of full attention copied, "
+        f"  reopened at {position:,}: {'no' if is_kept else 'SOME'} KV of full attention copied, "
         f"{max(0, most) / 1e6:.2f} MB for windows and states{gates.check(is_kept and most <= 2 * (rest + room))}"
     )
 
@@ -280,7 +280,7 @@ def main() -> None:
         for position in POSITIONS:
             restore(name, position, repeats, gates)
         commit(name, POSITIONS[1], gates)
-        adopt(name, POSITIONS[1], gates)
+        reopen(name, POSITIONS[1], gates)
     if gates.num_broken > 0:
         raise SystemExit(1)
 

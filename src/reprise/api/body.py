@@ -1,6 +1,5 @@
 """Request bodies: the base of their models, and errors in JSON that is valid but not usable."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from math import isfinite
@@ -10,8 +9,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchema
 from pydantic_core import CoreSchema
 
 from reprise.core.errors import BadRequest, InvalidValue
-
-log = logging.getLogger(__name__)
 
 
 def _stop_at_first_error(schema: object) -> None:

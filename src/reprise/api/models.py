@@ -1,7 +1,6 @@
 """The models of one server: resolves the model of a request, and has a service for each loaded model."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     # At run time the API is used without MLX.
     from reprise.engine.load import LoadedModel
 
-log = logging.getLogger(__name__)
 
 _AT_ONCE_S = 1.0
 """How long a stream's response waits for the model before it starts with comments."""

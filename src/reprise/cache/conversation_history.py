@@ -152,7 +152,7 @@ class ConversationHistory:
     def _mark(self, hashes: Hashes, new_at: int, number: int) -> None:
         num_new = len(hashes) - new_at
         lengths = {new_at + max(1, int(num_new * share)) for share in _MARKED}
-        # An exact repeat has no new part: it takes over the mark at the end.
+        # An exact repeat has no new part: the mark at the end becomes its own.
         for length in lengths | {len(hashes) - _END} if num_new > 0 else {len(hashes)}:
             if length > new_at or num_new == 0:
                 key = hashes[length - 1]

@@ -5,14 +5,12 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Scope
 
 _LEAVES_S = 5.0
 """How long an application may take to notice that its client has gone."""
-
-T = TypeVar("T")
 
 LOOKUP_PATH = "/v1/cache/lookup"
 REPLICA_HEADER = "x-reprise-replica"

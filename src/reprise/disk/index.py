@@ -156,7 +156,7 @@ class DiskIndex:
             self.unwritten_uses[key] = at_ns
 
     def note_use(self, key: bytes, at_ns: int) -> None:
-        """Take over the time of last use that another server gave the file."""
+        """Use the time of last use that another server gave the file."""
         self._set_use(key, at_ns)
         self._latest_ns = max(self._latest_ns, at_ns)
 
