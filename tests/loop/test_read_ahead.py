@@ -25,7 +25,7 @@ from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import Engine
-from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words
+from tests.loop.restarts import BLOCK, Restarts, bound_steps_of_reading, disk_cache, disk_of, words
 from tests.matrix import now_and_later, rows_now_and_later
 
 _GRACE_S = 120.0
@@ -127,6 +127,7 @@ def test_a_disk_that_hangs_makes_nobody_wait_for_ever(
     engine = start()
     turn = next_turn(engine, words(3, 200))
     monkeypatch.setattr(read_ahead, "STALLED_S", 0.05)
+    bound_steps_of_reading(monkeypatch)
     engine = start()
     answer = engine.run(turn)
     assert (answer.computed, answer.end.outcome.num_loaded) == (len(turn), 0)

@@ -189,14 +189,14 @@ DISK_MUTANTS = (
         "nobody writes the time of use that a record takes over from one that others removed",
         "self.changed.notify_all()",
         "pass",
-        _SHARING,
+        (*_SHARING, "-k", "nobody_writes"),
     ),
     _mutant(
         "RecordStore.forget_missing",
         "nobody writes the time of use that a record takes over from one that is gone when it is read",
         "self.changed.notify_all()",
         "pass",
-        _SHARING,
+        (*_SHARING, "-k", "nobody_writes"),
     ),
     _mutant(
         "RecordStore._is_known_file",
@@ -317,7 +317,7 @@ DISK_MUTANTS = (
         "a disk that hangs is waited for",
         "now_s - read.progress_s >= STALLED_S",
         "now_s - read.progress_s < 0",
-        _READ_AHEAD,
+        (*_READ_AHEAD, "-k", "disk_that_hangs"),
     ),
     _mutant(
         "ReadAhead.void",
