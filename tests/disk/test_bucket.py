@@ -36,6 +36,8 @@ from tests.disk.fake_bucket import FakeBucket
 from tests.matrix import examples
 
 CHAT = list(range(10))
+_HELD_UP_S = 20.0
+"""For a few threads to be started: only the clock shows that one is not."""
 
 
 @pytest.fixture(autouse=True)
@@ -154,13 +156,20 @@ class ReadGate:
             self.most = max(self.most, number)
             self.most_nbytes = max(self.most_nbytes, sum(self._under_way))
             self._changed.notify_all()
-            assert self._changed.wait_for(lambda: self.most >= self._num_wanted, PATIENCE_S), "read one at a time"
+            self._wait_until(lambda: self.most >= self._num_wanted)
             # The last one that began is the first to end.
-            assert self._changed.wait_for(lambda: self._num_wanted == 0 or len(self._under_way) == number, PATIENCE_S)
+            self._wait_until(lambda: len(self._under_way) == number)
             self._under_way.pop()
             self.order.append(name)
             self._changed.notify_all()
         return self._get(name, nbytes)
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Where one has waited in vain, no other waits."""
+        if not self._changed.wait_for(lambda: self._num_wanted == 0 or is_so(), _HELD_UP_S):
+            self._num_wanted = 0
+            self._changed.notify_all()
+            raise AssertionError("read one at a time")
 
     def release(self) -> None:
         """Hold up nothing any more."""

@@ -82,7 +82,7 @@ DRAFTS_MUTANTS = (
         "a draft model may fill the disk",
         "return loaded.nbytes / max(1, loaded.nbytes + target.nbytes)",
         "return 1.0",
-        _ON_DISK,
+        (*_ON_DISK, "-k", "takes_its_share"),
     ),
     _mutant(
         "TokenHistory.append",
