@@ -8,6 +8,7 @@ import pytest
 from reprise.core.job import Job
 from tests.api.servers import MODEL, api, running_server, says
 from tests.chat.text_models import text_model
+from tests.matrix import in_turn
 from tests.sdks import anthropic
 
 pytestmark = pytest.mark.anyio
@@ -58,8 +59,7 @@ GRAMMARS: list[dict[str, Any]] = [
 ]
 
 
-@EACH
-@pytest.mark.parametrize("fields", GRAMMARS, ids=lambda fields: str(fields)[:50])
+@pytest.mark.parametrize(("fields", "name"), in_turn(GRAMMARS, [*REQUESTS]), ids=lambda value: str(value)[:50])
 async def test_an_answer_is_held_to_each_kind_of_grammar(name: str, fields: dict[str, Any]) -> None:
     # The engine of this test fails an answer that breaks its grammar.
     held, job = await post(name, says('{"a":1}'), **fields)
@@ -158,7 +158,7 @@ async def test_options_of_a_stream_that_is_none(name: str) -> None:
 async def test_what_would_change_the_answer_is_refused(name: str, field: str, value: Any) -> None:
     refused, _ = await post(name, **{field: value})
     assert refused.status_code == 400 and f"`{field}`" in refused.json()["error"]["message"]
-    harmless = {"use_beam_search": False, "bad_words": [], "typical_p": 1.0}[field]
+    harmless: Any = {"use_beam_search": False, "bad_words": [], "typical_p": 1.0}[field]
     assert (await post(name, **{field: harmless}))[0].status_code == 200
 
 

@@ -89,7 +89,7 @@ def check(client: httpx.Client, name: str, *, num_cases: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_broken_body_makes_the_server_fail(name: str, client: httpx.Client):
-    check(client, name, num_cases=examples(40))
+    check(client, name, num_cases=examples(16))
 
 
 @pytest.mark.soak

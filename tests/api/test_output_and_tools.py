@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.api.servers import api, says
+from tests.matrix import in_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -119,8 +120,7 @@ async def asked(name: str, said: str, choice: str | None = None, *, template: st
     return dialect.read(response.json()) if response.status_code == 200 else response.status_code
 
 
-@pytest.mark.parametrize("name", DIALECTS)
-@pytest.mark.parametrize("choice", [None, "auto"])
+@pytest.mark.parametrize(("name", "choice"), in_turn(DIALECTS, [None, "auto"]))
 async def test_the_answer_is_a_call_or_the_output(name: str, choice: str | None) -> None:
     assert await asked(name, CALL, choice) == (None, [{"city": "Paris"}])
     assert await asked(name, f"{CALL}\n{CALL}", choice) == (None, [{"city": "Paris"}] * 2)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.api.real_server import real_server
 from tests.api.servers import api
-from tests.matrix import examples
+from tests.matrix import examples, in_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -51,8 +51,7 @@ STRUCTURED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("asked", STRUCTURED, ids=lambda asked: next(iter(asked)))
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("asked", "stream"), in_turn(STRUCTURED, [False, True]))
 def test_likeliest_tokens_under_a_grammar(real: httpx.Client, asked: dict[str, Any], stream: bool) -> None:
     body = {"messages": HI, "max_tokens": 40, "logprobs": True, "top_logprobs": 20, "thinking_budget": 1, "seed": 4}
     response = real.post(CHAT, json=body | asked | {"stream": stream})

@@ -14,6 +14,7 @@ from reprise.memory import Account, Memory
 from tests.cache.hash_model import HashSource, prefix_hashes
 from tests.cache.strategies import EXAMPLES, NAMESPACES, layouts, runs
 from tests.cache.trial import SIZES
+from tests.matrix import examples
 
 ROW_NBYTES = 5
 PROMPT = tuple(i % 3 for i in range(20))
@@ -45,7 +46,7 @@ def row_at(cache: PrefixCache, tokens: tuple[int, ...], *, namespace: str = "") 
     return row.item
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     layout=layouts(),
     budget=st.one_of(st.none(), st.integers(3000, 40_000)),

@@ -28,7 +28,7 @@ from reprise.core.job import Constraint, ForcingConstraint, Thinking
 from tests.chat.pieces import WEATHER, tool, tool_fields
 from tests.chat.test_tool_formats import SAMPLES
 from tests.chat.text_models import backend_tokenizer, make_text_model, text_model
-from tests.matrix import every_other, now_and_later
+from tests.matrix import every_nth, now_and_later
 
 MODEL = replace(text_model(), tokenizer_json=backend_tokenizer().to_str)
 GRAMMARS = Grammars(MODEL)
@@ -114,7 +114,7 @@ def random_object(choose: random.Random, depth: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("block", now_and_later(range(3), range(3, 10)))
+@pytest.mark.parametrize("block", now_and_later(range(2), range(2, 10)))
 def test_two_hundred_schemas(block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
         schema = random_object(random.Random(seed), depth=2)
@@ -396,7 +396,7 @@ FORCED = {
 """The formats that can be forced, with what closes a value that is text."""
 
 
-@pytest.mark.parametrize("parser", every_other(sorted(FORCED)))
+@pytest.mark.parametrize("parser", every_nth(sorted(FORCED), 4))
 @pytest.mark.parametrize("choice", now_and_later([{"type": "function", "function": {"name": "look-up"}}], ["required"]))
 def test_a_forced_call_is_one_that_the_parser_reads(parser: str, choice: Any) -> None:
     model = with_calls(tokenizer_with(*SAMPLES[parser][0]), parser)
@@ -420,7 +420,7 @@ def test_a_forced_call_is_one_that_the_parser_reads(parser: str, choice: Any) ->
             assert isinstance(arguments["deep"]["n"], int)
 
 
-@pytest.mark.parametrize("parser", every_other(sorted(FORCED), start=1))
+@pytest.mark.parametrize("parser", every_nth(sorted(FORCED), 4, start=2))
 def test_several_forced_calls(parser: str) -> None:
     model = with_calls(tokenizer_with(*SAMPLES[parser][0]), parser)
     wanted = call_grammar(model, tools=[WEATHER], tool_choice="required")

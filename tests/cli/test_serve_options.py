@@ -13,6 +13,7 @@ from reprise.cli.main import app
 from reprise.core.settings import OPTIONS as DECLARED
 from reprise.core.settings import Settings
 from reprise.core.sizes import Share
+from tests.matrix import every_other
 
 OPTIONS: dict[str, tuple[list[str], object]] = {
     "host": (["--host", "0.0.0.0"], "0.0.0.0"),
@@ -103,7 +104,7 @@ def test_without_options_the_defaults_are_those_of_the_settings(served: list[Set
     assert served == [Settings(model="somewhere")]
 
 
-@pytest.mark.parametrize("field", OPTIONS)
+@pytest.mark.parametrize("field", every_other(OPTIONS))
 def test_an_option_changes_its_field_and_no_other(field: str, served: list[Settings]) -> None:
     words, value = OPTIONS[field]
     assert CliRunner().invoke(app, ["serve", "somewhere", *words]).exit_code == 0

@@ -15,7 +15,7 @@ from tests.demo.damage import Damage, confuse, damage_all, falling_behind, lose,
 from tests.demo.recall_model import FULL, LOOKS_BACK, PERIOD, WINDOWED, continued, loaded, recall_model
 from tests.loop.driving import Engine, Running
 from tests.loop.restarts import Restarts
-from tests.matrix import in_turn, now_and_later
+from tests.matrix import in_turn, now_and_later, rows_now_and_later
 
 NUM = 2 * max(LOOKS_BACK.values())
 """Tokens of an answer: what is wrong in the full layer is seen when the window has come to it."""
@@ -81,7 +81,12 @@ def test_damage_to_one_layer_makes_answers_wrong(damage: str, layer: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("damage", "of_full"), in_turn([lose, confuse, None, shift, falling_behind(16)], [True, False])
+    ("damage", "of_full"),
+    rows_now_and_later(
+        [(lose, True), (falling_behind(16), False)],
+        [(damage, of_full) for damage in (confuse, None, shift) for of_full in (True, False)]
+        + [(lose, False), (falling_behind(16), True)],
+    ),
 )
 def test_damage_to_what_the_cache_holds_makes_the_next_answer_wrong(damage: Damage | None, of_full: bool) -> None:
     engine = Engine(recall_model())
@@ -109,7 +114,7 @@ def asked(engine: Engine, prompt: Sequence[int], *, num: int = 40, **options: ob
 
 @pytest.mark.parametrize(
     "settings",
-    now_and_later([{"prefill_chunk": 32, "shares_from": 40}, {"cache_bytes": 900_000}], [{"drafts": "auto"}, {}]),
+    now_and_later([{"prefill_chunk": 32, "shares_from": 40}], [{"cache_bytes": 900_000}, {"drafts": "auto"}, {}]),
     ids=["shared buffers", "little memory", "drafts", "plain"],
 )
 def test_grown_cut_branched_edited_and_batched_chats_are_answered_right(settings: dict[str, object]) -> None:

@@ -103,7 +103,7 @@ def stores(draw: st.DrawFn) -> set[Piece]:
 
 
 @given(have=stores(), namespace=namespaces, tokens=ids, limit=st.integers(-1, 20), resumes_anywhere=st.booleans())
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_what_is_found_is_the_furthest(
     have: set[Piece], namespace: str, tokens: Ids, limit: int, resumes_anywhere: bool
 ) -> None:

@@ -208,6 +208,7 @@ class Strange(KVCache):
         return keys, values + mx.concatenate(self.log["seen"], axis=2).mean(axis=2, keepdims=True)
 
 
+@pytest.mark.matrix
 def test_a_class_that_nobody_knows_answers_the_same_warm_and_cold() -> None:
     model = build("qwen3")
     num = len(make_caches(model))

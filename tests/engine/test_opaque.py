@@ -14,6 +14,7 @@ from mlx_lm.models.cache import KVCache
 
 from reprise.engine.blueprint import OpaqueSpec, blueprint_of
 from reprise.engine.opaque import freeze, look_into
+from tests.matrix import now_and_later
 from tests.zoo.caches import build_any
 from tools.matrix.sequence import answers_of, random_prompt
 from tools.matrix.warm import warm_against_cold
@@ -109,7 +110,7 @@ class Together(KVCache):
         self.clock = clock
 
 
-@pytest.mark.parametrize("cls", [WithoutDict, InDeque, IsList, Counting])
+@pytest.mark.parametrize("cls", now_and_later([InDeque], [WithoutDict, IsList, Counting]))
 def test_whatever_a_cache_keeps_its_things_in(cls: type) -> None:
     model = build_any("qwen3")
     prompt = random_prompt(30, seed=4)

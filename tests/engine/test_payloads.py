@@ -20,7 +20,7 @@ from reprise.engine.opaque import look_into
 from reprise.engine.payloads import PackedSegment, Snapshot, pack, save
 from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from tests.holding import active_memory, settled_memory
-from tests.matrix import examples
+from tests.matrix import every_nth, examples
 from tests.zoo.caches import build_any
 from tools.matrix.sequence import feed, random_prompt
 
@@ -69,7 +69,7 @@ def test_bytes_out_are_bytes_in(name: str) -> None:
     assert back.lengths == [51]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", every_nth(KINDS, 5))
 def test_what_is_stored_stays_as_it_was_while_the_sequence_goes_on(name: str) -> None:
     rows, tokens, cache = stored(name, 51)
     restore = cache.read(cache.match(tokens), 51)

@@ -12,6 +12,7 @@ from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job, Sampling, Thinking
 from reprise.engine.runner import LiveSequence, TokenFailure
 from tests.engine.sequences import GREEDY, Bench, a_job
+from tests.matrix import now_and_later
 
 KINDS = ("llama", "gemma3_text", "gpt_oss", "qwen3_5", "mamba2")
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=5)
@@ -65,12 +66,14 @@ def stand_together(bench: Bench, live: LiveSequence, job: Job, found: Sequence[S
 
 
 @pytest.mark.parametrize("architecture", KINDS)
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, replace(SAMPLED, logprobs=2, repetition_penalty=1.2)])
+@pytest.mark.parametrize(
+    "sampling", now_and_later([replace(SAMPLED, logprobs=2, repetition_penalty=1.2)], [GREEDY, SAMPLED])
+)
 def test_an_answer_is_the_one_without_drafts(architecture: str, sampling: Sampling) -> None:
     plain = Bench(architecture).events(a_job(PROMPT, num=40, sampling=sampling))
     truth = [event.token for event in plain]
     bench = Bench(architecture)
-    for right in ((0,), (2,), (7,), (0, 3, -1, 1, -2, 12), (-1, 5)):
+    for right in ((0,), (7,), (0, 3, -1, 1, -2, 12)):
         found = drafted(bench, a_job(PROMPT, num=40, sampling=sampling), truth, right)
         assert [event.token for event in found] == truth, right
         for one, other in zip(found, plain, strict=True):

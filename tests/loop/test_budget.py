@@ -68,9 +68,9 @@ def test_answers_that_outgrow_the_memory_together_take_turns(architecture: str, 
     engine = Engine(architecture, cache_bytes=room, prefill_chunk=_CHUNK)
     engines.append(engine)
     prompts = [words(700 + i, 180 + 5 * i) for i in range(3)]
-    cold = [engine.cold(prompt, num=180) for prompt in prompts]
+    cold = [engine.cold(prompt, num=100) for prompt in prompts]
     over = watch(engine)
-    running = engine.submit_all(prompts, num=180)
+    running = engine.submit_all(prompts, num=100)
     assert [each.wait().tokens for each in running] == cold
     assert max(over) <= 0
     # Sliding windows give back what a prefill chunk needed, so that two of them fit to the end.

@@ -23,6 +23,7 @@ from reprise.memory import SharedMemory
 from tests.loop.driving import GREEDY, PATIENCE_S, Engine
 from tests.loop.test_drafts import SAMPLED, FreePasses, OneText
 from tests.loop.test_reuse import words
+from tests.matrix import now_and_later
 from tests.models.shared import loaded, nearly
 
 PAIRS = [
@@ -91,11 +92,17 @@ def num_drafted(engine: Engine) -> int:
     "options",
     [
         {"sampling": GREEDY},
-        {"sampling": SAMPLED},
-        {"sampling": replace(SAMPLED, logprobs=1, frequency_penalty=0.3, frequency_context_size=30)},
-        {"sampling": replace(GREEDY, logit_bias={7: 3.0, 9: -100.0}, repetition_penalty=1.2)},
-        {"sampling": GREEDY, "thinking": Thinking(start=(3,), end=(4, 6), budget=9, is_open=True)},
-        {"sampling": SAMPLED, "stop_tokens": frozenset(range(0, 512, 7)), "min_tokens": 12},
+        *now_and_later(
+            [{"sampling": replace(SAMPLED, logprobs=1, frequency_penalty=0.3, frequency_context_size=30)}],
+            [
+                {"sampling": SAMPLED},
+                {"sampling": replace(GREEDY, logit_bias={7: 3.0, 9: -100.0}, repetition_penalty=1.2)},
+            ],
+        ),
+        *now_and_later(
+            [{"sampling": GREEDY, "thinking": Thinking(start=(3,), end=(4, 6), budget=9, is_open=True)}],
+            [{"sampling": SAMPLED, "stop_tokens": frozenset(range(0, 512, 7)), "min_tokens": 12}],
+        ),
     ],
 )
 def test_an_answer_is_the_one_without(pair: tuple[Engine, Engine], options: dict[str, Any]) -> None:
@@ -285,6 +292,7 @@ class Quarter(DraftCosts):
         return passes.one_s / 32
 
 
+@pytest.mark.matrix
 def test_a_draft_model_that_is_never_right_costs_next_to_nothing() -> None:
     with closing(Engine("llama", load_draft_model=partial(loaded, "qwen3_5"), drafts="auto")) as engine:
 
