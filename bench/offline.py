@@ -40,7 +40,7 @@ class TokenTally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ReplayedRequest:
     """A request that was read, and what was reused and computed of it."""
 
     rendered: Rendered
@@ -59,7 +59,7 @@ class OfflineServer:
         self._interval = interval_tokens(checkpoint_nbytes=sizes.snapshot, kv_nbytes_per_token=sizes.full)
         self._oracle = Oracle()
 
-    def ask(self, request: ChatRequest) -> Asked:
+    def ask(self, request: ChatRequest) -> ReplayedRequest:
         """Read the prompt; `answer` has to follow."""
         rendered = self.renderer.render(request)
         prompt = rendered.prompt
@@ -70,7 +70,7 @@ class OfflineServer:
         # The last token starts the decode and is always computed.
         outcome = replace(outcome, num_prefilled=outcome.num_prefilled + 1)
         self.tally.computed += outcome.num_prefilled
-        return Asked(rendered=rendered, outcome=outcome)
+        return ReplayedRequest(rendered=rendered, outcome=outcome)
 
     def answer(self, rendered: Rendered, sampled: Sequence[int], answer: Answer) -> None:
         """The model has sampled these tokens, which mean `answer`."""

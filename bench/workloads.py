@@ -18,7 +18,7 @@ from reprise.demo.tiny.build import build_model
 from tests.models.tiny import CONFIGS
 from tests.workloads import plays
 from tests.workloads.conftest import LAYERS
-from tests.workloads.serving import Serving, Turn, serving
+from tests.workloads.serving import HttpTurn, Serving, serving
 from tests.workloads.talk import whole_prose
 
 
@@ -27,7 +27,7 @@ class WorkloadRow:
     """A workload that was held. `against`: what `most` is a multiple of, in tokens; `allowed` on top of it."""
 
     workload: str
-    turns: list[Turn]
+    turns: list[HttpTurn]
     against: int
     most: float
     allowed: int = 0
@@ -42,7 +42,7 @@ class WorkloadRow:
         return self.computed <= self.most * self.against + self.allowed
 
 
-def against_oracle(workload: str, turns: list[Turn], most: float, *, allowed: int = 0) -> WorkloadRow:
+def against_oracle(workload: str, turns: list[HttpTurn], most: float, *, allowed: int = 0) -> WorkloadRow:
     return WorkloadRow(workload=workload, turns=turns, against=sum(t.oracle for t in turns), most=most, allowed=allowed)
 
 
@@ -71,7 +71,7 @@ def rows(model: Path) -> Iterator[WorkloadRow]:
     with serving(model, settles=False) as server:
         _, turns = plays.chat(server, 40)
         yield against_oracle("forty turns, thinking stripped", turns, 1.02)
-        held: list[tuple[str, Callable[[], list[Turn]], float]] = [
+        held: list[tuple[str, Callable[[], list[HttpTurn]], float]] = [
             ("20 tool calls, then a message; reasoning returned", lambda: agent(server, has_reasoning=True), 1.05),
             ("20 tool calls, then a message; reasoning dropped", lambda: agent(server, has_reasoning=False), 1.05),
             ("ten users, one system prompt", lambda: plays.one_system_prompt(server), 1.02),
@@ -90,11 +90,11 @@ def rows(model: Path) -> Iterator[WorkloadRow]:
             yield against_oracle(f"edit message {at + 1} of 20", edited, 1.0, allowed=plays.spacing(turns))
 
 
-def agent(server: Serving, *, has_reasoning: bool) -> list[Turn]:
+def agent(server: Serving, *, has_reasoning: bool) -> list[HttpTurn]:
     return plays.agent(server, 20, has_reasoning=has_reasoning)
 
 
-def document(server: Serving) -> list[Turn]:
+def document(server: Serving) -> list[HttpTurn]:
     return plays.one_document(server, whole_prose())[2:]
 
 

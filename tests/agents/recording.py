@@ -30,7 +30,7 @@ _KEPT_TOOLS = 2
 
 
 @dataclass(eq=False)
-class Recorder:
+class ExchangeRecorder:
     """Requests and their answers, as they come to a server that was made within `recording`."""
 
     pairs: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
@@ -70,12 +70,12 @@ class Recorder:
 
 
 @contextmanager
-def recording() -> Iterator[Recorder | None]:
+def recording() -> Iterator[ExchangeRecorder | None]:
     """A recorder of the servers that are made within; None if nothing is to be recorded."""
     if VARIABLE not in os.environ:
         yield None
         return
-    recorder = Recorder()
+    recorder = ExchangeRecorder()
     make = running.create_app
 
     def made(*arguments: Any) -> FastAPI:
@@ -88,7 +88,9 @@ def recording() -> Iterator[Recorder | None]:
         yield recorder
 
 
-def write(recorder: Recorder | None, name: str, *, source: str, answers: list[Mapping[str, Any]], tool: str) -> None:
+def write(
+    recorder: ExchangeRecorder | None, name: str, *, source: str, answers: list[Mapping[str, Any]], tool: str
+) -> None:
     """Keep the tool loop that came since the last time: a request for each answer, all with the tool `tool`."""
     if recorder is None:
         return

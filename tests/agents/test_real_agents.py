@@ -17,7 +17,7 @@ from reprise.cli.agents import AGENTS, ServerAddress
 from reprise.core.job import Job
 from reprise.demo.tiny.build import QWEN3_5, build_model
 from tests.agents.packages import installed
-from tests.agents.recording import Recorder, recording, write
+from tests.agents.recording import ExchangeRecorder, recording, write
 from tests.workloads.serving import Serving, serving, spoken
 
 pytestmark = pytest.mark.agents
@@ -35,13 +35,13 @@ def programs() -> Path:
 
 
 @pytest.fixture(scope="module")
-def recorder() -> Iterator[Recorder | None]:
+def recorder() -> Iterator[ExchangeRecorder | None]:
     with recording() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, recorder: Recorder | None) -> Iterator[Serving]:
+def server(tmp_path_factory: pytest.TempPathFactory, recorder: ExchangeRecorder | None) -> Iterator[Serving]:
     model = tmp_path_factory.mktemp("agent-model")
     sizes = {"max_position_embeddings": 262144, "hidden_size": 64, "intermediate_size": 128}
     build_model(model, {**QWEN3_5, "text_config": {**QWEN3_5["text_config"], **sizes}}, vocab_size=2048)
@@ -87,7 +87,9 @@ def address(server: Serving) -> ServerAddress:
     return ServerAddress(url=str(server.client.base_url).rstrip("/"), api_key="none", model="tiny", context=262144)
 
 
-def keep(recorder: Recorder | None, name: str, version: str, tool: str, arguments: Mapping[str, object]) -> None:
+def keep(
+    recorder: ExchangeRecorder | None, name: str, version: str, tool: str, arguments: Mapping[str, object]
+) -> None:
     """Record the loop that just ran."""
     call = {"name": tool, "arguments": arguments}
     answers = [
@@ -116,7 +118,7 @@ def test_claude_code(
     programs: Path,
     folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
-    recorder: Recorder | None,
+    recorder: ExchangeRecorder | None,
 ) -> None:
     server.engine.says = calls_once(server, {"Read": {"file_path": str(folder / "a.txt")}})
     told = run(
@@ -169,7 +171,7 @@ def test_codex(
     programs: Path,
     folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
-    recorder: Recorder | None,
+    recorder: ExchangeRecorder | None,
 ) -> None:
     server.engine.says = calls_once(server, CODEX_TOOLS)
     told = run_codex(server, programs, folder, tmp_path_factory.mktemp("home"))
@@ -206,7 +208,7 @@ def test_opencode(
     programs: Path,
     folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
-    recorder: Recorder | None,
+    recorder: ExchangeRecorder | None,
 ) -> None:
     server.client.delete("/v1/cache")
     before = {record["id"] for record in server.client.get("/v1/cache/requests").json()["data"]}

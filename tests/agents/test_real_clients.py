@@ -17,7 +17,7 @@ import pytest
 from reprise.chat.answer import Answer, ToolCall
 from reprise.core.job import Job
 from tests.agents.packages import installed, python_with
-from tests.agents.recording import Recorder, recording, write
+from tests.agents.recording import ExchangeRecorder, recording, write
 from tests.models.tiny import tiny_model
 from tests.workloads.serving import Serving, serving, spoken
 
@@ -75,7 +75,7 @@ LOOPS = [
 
 
 @dataclass(eq=False)
-class Reader:
+class LookingModel:
     """The model's part: calls `look` once for each question, then says what it said, as JSON if that is asked for."""
 
     server: Serving
@@ -95,13 +95,13 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def recorder() -> Iterator[Recorder | None]:
+def recorder() -> Iterator[ExchangeRecorder | None]:
     with recording() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def server(recorder: Recorder | None) -> Iterator[Serving]:
+def server(recorder: ExchangeRecorder | None) -> Iterator[Serving]:
     with serving(tiny_model("qwen3_5"), accepts_any_model=True, max_context=8192) as served:
         yield served
 
@@ -124,9 +124,9 @@ def run(name: str, script: str, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.id)
-def test_a_tool_loop_computes_what_is_new(server: Serving, loop: Loop, recorder: Recorder | None) -> None:
+def test_a_tool_loop_computes_what_is_new(server: Serving, loop: Loop, recorder: ExchangeRecorder | None) -> None:
     server.client.delete("/v1/cache")
-    server.engine.says = Reader(server, calls=loop.structure_calls).says
+    server.engine.says = LookingModel(server, calls=loop.structure_calls).says
     before = {record["id"] for record in _records(server)}
     told = run(loop.name, loop.script, str(server.client.base_url).rstrip("/"), *loop.arguments)
     server.wait_until_idle()
@@ -145,7 +145,7 @@ def test_a_tool_loop_computes_what_is_new(server: Serving, loop: Loop, recorder:
     keep(recorder, loop)
 
 
-def keep(recorder: Recorder | None, loop: Loop) -> None:
+def keep(recorder: ExchangeRecorder | None, loop: Loop) -> None:
     """Record the loop that just ran, with what the reader said."""
     call = {"name": "look", "arguments": {"path": "a.txt"}}
     asks = {"reasoning": "I should read it.", "content": None, "calls": [call]}

@@ -9,11 +9,11 @@ import pytest
 from reprise.loop.worker import Worker
 from tests.api.test_pins import CHAT, HEAD, PIN, flood
 from tests.loop.test_budget import needed
-from tests.soak.house import House, house
+from tests.soak.house import SoakServer, house
 
 
 @pytest.fixture(params=["llama", "gemma3_text", "qwen3_5"])
-def server(request: pytest.FixtureRequest) -> Iterator[House]:
+def server(request: pytest.FixtureRequest) -> Iterator[SoakServer]:
     with house(request.param, cache_bytes=4 * needed(request.param, 200), settles=False) as made:
         yield made
 
@@ -42,7 +42,7 @@ def told(client: httpx.Client) -> dict[str, float]:
     return {name: float(value) for name, _, value in samples}
 
 
-def test_what_is_told_of_memory_is_what_the_books_say(server: House) -> None:
+def test_what_is_told_of_memory_is_what_the_books_say(server: SoakServer) -> None:
     of = f'model="{server.service.served.id}"'
     with httpx.Client(base_url=server.url, timeout=60) as client:
         assert told(client)[f'reprise_evictions_total{{{of},reason="budget"}}'] == 0

@@ -24,7 +24,7 @@ from reprise.cli.main import app
 from reprise.core.backend import Status, WeightsState
 from reprise.core.errors import LoadFailed, UnknownModel
 from tests.api.test_health import until
-from tests.api.test_watching import Stream
+from tests.api.test_watching import ServerEvents
 from tests.models.tiny import tiny_model
 
 CHAT = [{"role": "user", "content": "Write a few words about the sea, the wind and the harbour, please."}]
@@ -191,7 +191,7 @@ def test_events_name_the_model_and_tell_its_state(server: httpx.Client) -> None:
     first, second = states(server)
     server.post(f"/v1/models/{second}/unload").raise_for_status()
     with server.stream("GET", "/v1/events") as response:
-        stream = Stream(response)
+        stream = ServerEvents(response)
         name, snapshot = stream.next()
         assert name == "snapshot" and [tree["model"] for tree in snapshot["trees"]] == [first, second]
         assert {each["id"]: each["state"] for each in snapshot["models"]} == {first: "ready", second: "unloaded"}

@@ -15,7 +15,7 @@ from reprise.loop.worker import Worker
 from tests.api.servers import api
 from tests.loop.test_budget import needed
 from tests.matrix import now_and_later
-from tests.soak.house import House, house
+from tests.soak.house import SoakServer, house
 
 PIN = "/v1/cache/pin"
 CHAT = "/v1/chat/completions"
@@ -37,13 +37,13 @@ def budget(architecture: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def running(architecture: str, budget: int) -> Iterator[House]:
+def running(architecture: str, budget: int) -> Iterator[SoakServer]:
     with house(architecture, cache_bytes=budget, prefill_chunk=128, settles=False) as made:
         yield made
 
 
 @pytest.fixture
-def server(running: House) -> House:
+def server(running: SoakServer) -> SoakServer:
     """A server with an empty cache."""
     running.engine.loop.clear()
     running.engine.check()
@@ -51,7 +51,7 @@ def server(running: House) -> House:
 
 
 @pytest.fixture
-def client(server: House) -> Iterator[httpx.Client]:
+def client(server: SoakServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as made:
         yield made
 
@@ -80,7 +80,7 @@ def unpinned_delete(client: httpx.Client, body: dict[str, Any]) -> httpx.Respons
     return client.request("DELETE", PIN, json=body)
 
 
-def test_a_system_prompt_and_tools_are_pinned_before_anybody_came(client: httpx.Client, server: House) -> None:
+def test_a_system_prompt_and_tools_are_pinned_before_anybody_came(client: httpx.Client, server: SoakServer) -> None:
     made = client.post(PIN, json=HEAD).json()
     assert made["prefilled_tokens"] == made["tokens"] > 100
     assert made["expires_in_s"] is None
@@ -146,7 +146,7 @@ def test_a_pin_ends_with_its_time_though_nothing_happens(client: httpx.Client) -
 
 @pytest.mark.parametrize("ttl", [0.04, 1e-6])
 def test_a_pin_shorter_than_its_own_prefill_is_set_all_the_same(
-    client: httpx.Client, server: House, monkeypatch: pytest.MonkeyPatch, ttl: float
+    client: httpx.Client, server: SoakServer, monkeypatch: pytest.MonkeyPatch, ttl: float
 ) -> None:
     def slow_down(worker: Worker) -> None:
         prefill = worker.runner.prefill
@@ -164,7 +164,7 @@ def test_a_pin_shorter_than_its_own_prefill_is_set_all_the_same(
     assert 0 <= answer.json()["expires_in_s"] <= ttl
 
 
-def test_clearing_the_cache_drops_pins(client: httpx.Client, server: House) -> None:
+def test_clearing_the_cache_drops_pins(client: httpx.Client, server: SoakServer) -> None:
     client.post(PIN, json=HEAD)
     assert client.delete("/v1/cache").json()["cleared"]
     server.engine.check()
@@ -190,7 +190,7 @@ def test_pins_keep_half_of_the_budget_at_most(client: httpx.Client, budget: int)
 
 
 def test_a_running_request_that_has_no_room_otherwise_comes_before_pins(
-    client: httpx.Client, server: House, budget: int
+    client: httpx.Client, server: SoakServer, budget: int
 ) -> None:
     held = client.post(PIN, json={"prompt": [step % 400 for step in range(3 * _PROMPT)]}).json()
     assert client.get("/health").json()["bytes_pinned"] == held["bytes"]
@@ -371,7 +371,7 @@ def test_a_key_that_clears_a_shared_cache_leaves_what_others_have_pinned() -> No
         server.engine.check()
 
 
-def test_pinning_unpinning_and_clearing_during_load(client: httpx.Client, server: House, budget: int) -> None:
+def test_pinning_unpinning_and_clearing_during_load(client: httpx.Client, server: SoakServer, budget: int) -> None:
     """Clients of few chats beside an administrator who pins, unpins and clears: nobody fails, and the books balance."""
 
     def talk(number: int) -> None:

@@ -132,7 +132,7 @@ def test_what_would_go_next_goes_and_other_budgets_are_replayed(server: httpx.Cl
     assert all(0 < each["reused"] < each["prompt"] for each in replayed["data"])
 
 
-class Stream:
+class ServerEvents:
     """The events of a server, one after the other."""
 
     def __init__(self, response: httpx.Response) -> None:
@@ -162,7 +162,7 @@ def test_events_tell_requests_tree_and_counters_and_go_on_where_they_were_left(s
     body = {"messages": [{"role": "user", "content": f"{TEXT} Again."}], "max_tokens": 3}
     with server.stream("GET", "/v1/events") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        stream = Stream(response)
+        stream = ServerEvents(response)
         name, snapshot = stream.next()
         assert name == "snapshot" and snapshot["counters"]["requests"] == wait_until_idle(server)["requests"]
         made = server.post("/v1/chat/completions", json=body).json()
@@ -172,9 +172,9 @@ def test_events_tell_requests_tree_and_counters_and_go_on_where_they_were_left(s
         left_at = stream.last_id
     again = server.post("/v1/chat/completions", json=body).json()
     with server.stream("GET", "/v1/events", headers={"last-event-id": left_at}) as response:
-        assert Stream(response).until("request.ended")["id"] == again["id"]
+        assert ServerEvents(response).until("request.ended")["id"] == again["id"]
     with server.stream("GET", "/v1/events", headers={"last-event-id": "other-5"}) as response:
-        assert Stream(response).next()[0] == "snapshot"
+        assert ServerEvents(response).next()[0] == "snapshot"
 
 
 def ahead_of(client: httpx.Client, key: dict[str, str]) -> int:
@@ -195,7 +195,7 @@ def test_a_key_sees_its_own_alone(separates: bool) -> None:
         one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
         body = {"messages": [{"role": "user", "content": f"{TEXT} A secret."}], "max_tokens": 2}
         with client.stream("GET", "/v1/events", headers=two) as response:
-            stream = Stream(response)
+            stream = ServerEvents(response)
             stream.next()
             client.post("/v1/chat/completions", json=body, headers=one).raise_for_status()
             mine = client.post("/v1/chat/completions", json=body, headers=two).json()

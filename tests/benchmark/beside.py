@@ -39,7 +39,7 @@ class InProcess(Side):
 def talking(answer: dict[str, Any], *, status: int = 200, models: tuple[str, ...] = ("one",)) -> Generator[str]:
     """The address of a server that answers each request with this."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class RivalHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._say(200, {"data": [{"id": model} for model in models]})
 
@@ -58,7 +58,7 @@ def talking(answer: dict[str, Any], *, status: int = 200, models: tuple[str, ...
         def log_message(self, *told: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), RivalHandler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -25,7 +25,7 @@ def sees(kind: KvKind, token_at: int, position: int) -> bool:
             return position // size == token_at // size
 
 
-class Oracle:
+class StoreOracle:
     """Remembers everything that was stored, one namespace and prefix at a time."""
 
     def __init__(self, layout: Layout) -> None:
@@ -63,9 +63,9 @@ class Oracle:
         return next(p for p in range(limit, -1, -1) if self.can_resume(namespace, tokens, p))
 
 
-def stored_in(cache: PrefixCache) -> Oracle:
+def stored_in(cache: PrefixCache) -> StoreOracle:
     """An oracle that knows exactly what the cache's trees hold now, read off node by node."""
-    oracle = Oracle(cache.layout)
+    oracle = StoreOracle(cache.layout)
     for namespace, root in cache.tree.roots.items():
         for prefix, node in _nodes(root, ()):
             path = (*prefix, *map(int, node.tokens))

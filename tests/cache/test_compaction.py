@@ -9,7 +9,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
 from tests.cache.hash_model import HashSource
 from tests.cache.strategies import EXAMPLES
-from tests.cache.trial import Trial
+from tests.cache.trial import CacheTrial
 
 TURN = 3
 
@@ -25,7 +25,7 @@ def pieces_of(cache: PrefixCache, tokens: tuple[int, ...]) -> dict[object, int]:
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=str)
 def test_a_path_that_is_tidied_as_it_grows_reads_as_before(layout: Layout) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     for turn in range(1, 30):
         tokens = chat(turn)
         assert trial.commit(tokens, kind=BoundaryKind.STABLE)

@@ -13,7 +13,7 @@ from reprise.core.tokens import as_tokens
 from reprise.simulate.policies import Lru
 from tests.cache.hash_model import ALIVE, ENTRY_NBYTES, SNAPSHOT_NBYTES, HashSource
 from tests.cache.strategies import BUDGETS, EXAMPLES, NAMESPACES, layouts, runs
-from tests.cache.trial import Trial
+from tests.cache.trial import CacheTrial
 from tests.matrix import examples, now_and_later
 
 BASE = tuple(i % 3 for i in range(37))
@@ -46,7 +46,7 @@ def turns(draw: st.DrawFn, most: int = 8) -> list[tuple[str, tuple[int, ...]]]:
 @settings(max_examples=examples(80), deadline=None)
 @given(layout=layouts(), stored=turns(), asked=turns(4), compacts=st.booleans())
 def test_without_eviction_all_that_was_stored_is_reused(layout, stored, asked, compacts) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     for namespace, tokens in stored:
         assert trial.commit(tokens, namespace=namespace)
         trial.judge()
@@ -62,7 +62,7 @@ def test_without_eviction_all_that_was_stored_is_reused(layout, stored, asked, c
 @settings(max_examples=examples(80), deadline=None)
 @given(layout=layouts(), budget=BUDGETS, chats=turns(10), moves=st.lists(st.integers(0, 9), max_size=30))
 def test_under_pressure_what_is_left_is_right_and_is_reused(layout, budget, chats, moves) -> None:
-    trial = Trial(layout, budget)
+    trial = CacheTrial(layout, budget)
     for (namespace, tokens), move in zip(chats, [*moves, *[0] * len(chats)], strict=False):
         trial.request(tokens, namespace=namespace)
         trial.commit(tokens[: max(1, len(tokens) - move)], namespace=namespace)
@@ -79,7 +79,7 @@ def test_under_pressure_what_is_left_is_right_and_is_reused(layout, budget, chat
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_every_position_of_an_edge_is_a_place_to_leave_it(layout: Layout, first: int) -> None:
     for at in {*range(first, len(BASE), 3), len(BASE)}:
-        trial = Trial(layout)
+        trial = CacheTrial(layout)
         trial.commit(BASE[:20])
         trial.commit(BASE)
         trial.request(BASE)
@@ -97,7 +97,7 @@ def test_every_position_of_an_edge_is_a_place_to_leave_it(layout: Layout, first:
 def test_a_source_that_fails_changes_nothing(layout: Layout, *, is_known: bool) -> None:
     longer = (*BASE[:25], 8, *range(31))
     for fails_after in range(12):
-        trial = Trial(layout)
+        trial = CacheTrial(layout)
         if is_known:
             trial.commit(BASE)
         books = (trial.cache.stats, trial.cache.tree.clock)
@@ -112,7 +112,7 @@ def test_a_source_that_fails_changes_nothing(layout: Layout, *, is_known: bool) 
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_a_conversation_is_stored_once(layout: Layout) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     chat: tuple[int, ...] = ()
     for turn in range(6):
         chat = (*chat, *(turn + i for i in range(9)))
@@ -129,7 +129,7 @@ def test_a_conversation_is_stored_once(layout: Layout) -> None:
 
 
 def test_a_window_that_has_wrapped_resumes_wherever_its_entries_still_reach() -> None:
-    trial = Trial(Layout(kinds=(Full(), Window(8))))
+    trial = CacheTrial(Layout(kinds=(Full(), Window(8))))
     trial.commit(BASE[:30])
     reachable = [limit for limit in range(31) if trial.request(BASE[:30], limit=limit, is_held=False) == limit]
     assert reachable == [0, 30]
@@ -140,7 +140,7 @@ def test_a_window_that_has_wrapped_resumes_wherever_its_entries_still_reach() ->
 
 
 def test_namespaces_share_nothing() -> None:
-    trial = Trial(Layout(kinds=(Full(),)))
+    trial = CacheTrial(Layout(kinds=(Full(),)))
     trial.commit(BASE, namespace="one")
     assert trial.request(BASE, namespace="two") == 0
     trial.commit(BASE, namespace="two")
@@ -150,7 +150,7 @@ def test_namespaces_share_nothing() -> None:
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_what_cannot_fit_is_refused_and_nothing_is_evicted_for_it(layout: Layout) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     trial.commit(BASE)
     trial.cache.memory.resize(trial.cache.nbytes)
     trial.request(BASE, limit=len(BASE))
@@ -162,7 +162,7 @@ def test_what_cannot_fit_is_refused_and_nothing_is_evicted_for_it(layout: Layout
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_a_commit_evicts_nothing_of_the_path_that_it_extends(layout: Layout) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     trial.commit(BASE)
     trial.cache.memory.resize(trial.cache.nbytes)
     # Wanted, so that anything may go for it; there is nothing but the path itself, on which nobody has a lease.
@@ -176,7 +176,7 @@ def test_a_commit_evicts_nothing_of_the_path_that_it_extends(layout: Layout) -> 
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_a_commit_of_what_is_there_succeeds_over_the_budget(layout: Layout) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     trial.commit(BASE)
     trial.request(BASE, limit=len(BASE))
     trial.cache.memory.resize(1)
@@ -187,7 +187,7 @@ def test_a_commit_of_what_is_there_succeeds_over_the_budget(layout: Layout) -> N
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_a_pin_outlasts_pressure_and_then_runs_out(layout: Layout) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     trial.commit(BASE[:20], pinned_until=5.0, kind=BoundaryKind.EXPLICIT)
     trial.commit(BASE)
     trial.judge()
@@ -202,7 +202,7 @@ def test_a_pin_outlasts_pressure_and_then_runs_out(layout: Layout) -> None:
 
 @pytest.mark.parametrize("pinned_at", range(1, len(BASE)))
 def test_pins_that_ran_out_inside_an_edge_go_with_it(pinned_at: int) -> None:
-    trial = Trial(Layout(kinds=(Full(),)), policy=LargestFirst())
+    trial = CacheTrial(Layout(kinds=(Full(),)), policy=LargestFirst())
     trial.commit(BASE)
     trial.commit(BASE[:pinned_at], pinned_until=5.0)
     trial.request(BASE, limit=len(BASE))
@@ -215,7 +215,7 @@ def test_pins_that_ran_out_inside_an_edge_go_with_it(pinned_at: int) -> None:
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_all_is_evicted_but_what_is_leased(layout: Layout) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     trial.commit(BASE[:20])
     trial.commit(BASE)
     trial.commit((*BASE[:5], 9, 9, 9))
@@ -231,7 +231,7 @@ def test_all_is_evicted_but_what_is_leased(layout: Layout) -> None:
 
 
 def test_a_path_of_hundreds_of_edges_is_evicted_whole() -> None:
-    trial = Trial(Layout(kinds=(), has_snapshots=True))
+    trial = CacheTrial(Layout(kinds=(), has_snapshots=True))
     cache = trial.cache
     chat = tuple(i % 5 for i in range(400))
     for length in range(1, len(chat) + 1):
@@ -246,7 +246,7 @@ def test_a_path_of_hundreds_of_edges_is_evicted_whole() -> None:
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_bytes_that_the_books_give_back_are_given_back(layout: Layout) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     gc.collect()
     others = set(ALIVE)
 
@@ -271,7 +271,7 @@ def test_bytes_that_the_books_give_back_are_given_back(layout: Layout) -> None:
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 @pytest.mark.parametrize("leased_at", [10, 20, 30])
 def test_what_is_superseded_stays_for_a_lease_at_it_and_for_no_other(layout: Layout, leased_at: int) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     for length in (10, 20, 30):
         trial.commit(BASE[:length])
     assert trial.request(BASE[:31], limit=leased_at) == leased_at
@@ -286,7 +286,7 @@ def test_what_is_superseded_stays_for_a_lease_at_it_and_for_no_other(layout: Lay
 
 @pytest.mark.parametrize("leased_at", range(14, len(BASE) + 1))
 def test_a_chat_loses_its_end_down_to_a_lease(leased_at: int) -> None:
-    trial = Trial(Layout(kinds=(Full(),)))
+    trial = CacheTrial(Layout(kinds=(Full(),)))
     trial.commit(BASE)
     trial.request(BASE, limit=leased_at)
     while trial.cache.evict_one():
@@ -295,7 +295,7 @@ def test_a_chat_loses_its_end_down_to_a_lease(leased_at: int) -> None:
 
 
 def test_what_a_lease_alone_kept_goes_with_it() -> None:
-    trial = Trial(Layout(kinds=(Full(), Window(8))))
+    trial = CacheTrial(Layout(kinds=(Full(), Window(8))))
     for length in (20, 23, 37):
         trial.commit(BASE[:length])
     assert trial.request(BASE, limit=22) == 22
@@ -308,7 +308,7 @@ def test_what_a_lease_alone_kept_goes_with_it() -> None:
 
 
 def test_window_entries_go_with_the_last_who_needs_them() -> None:
-    trial = Trial(Layout(kinds=(Full(), Window(8))))
+    trial = CacheTrial(Layout(kinds=(Full(), Window(8))))
     for length in (20, 23):
         trial.commit(BASE[:length], kind=BoundaryKind.SYSTEM)
     trial.request(BASE[:23], limit=22)
@@ -322,7 +322,7 @@ def test_window_entries_go_with_the_last_who_needs_them() -> None:
 
 
 def test_nothing_is_evicted_for_what_the_leases_leave_no_room_for() -> None:
-    trial = Trial(Layout(kinds=(Full(),)))
+    trial = CacheTrial(Layout(kinds=(Full(),)))
     trial.commit(BASE)
     trial.request(BASE, limit=len(BASE))
     trial.commit((5, *BASE[:10]))

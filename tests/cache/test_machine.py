@@ -9,7 +9,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
 from reprise.memory import Account
 from tests.cache.strategies import BUDGETS, NAMESPACES, layouts, runs
-from tests.cache.trial import Trial
+from tests.cache.trial import CacheTrial
 from tests.matrix import examples
 
 Chat = tuple[str, tuple[int, ...]]
@@ -23,7 +23,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(target=chats, layout=layouts(), budget=BUDGETS, tokens=runs())
     def start(self, layout: Layout, budget: int | None, tokens: tuple[int, ...]) -> Chat:
-        self.trial = Trial(layout, budget)
+        self.trial = CacheTrial(layout, budget)
         return ("", tokens)
 
     @rule(target=chats, chat=chats, cut=st.integers(0, 60), more=runs(), namespace=st.one_of(st.none(), NAMESPACES))

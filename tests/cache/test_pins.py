@@ -8,7 +8,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
 from tests.cache.hash_model import SNAPSHOT_NBYTES
 from tests.cache.strategies import EXAMPLES
-from tests.cache.trial import Trial
+from tests.cache.trial import CacheTrial
 
 CHAT = tuple(range(1, 41))
 
@@ -17,14 +17,14 @@ def by_name(layout: Layout) -> str:
     return str(layout)
 
 
-def _trial(layout: Layout) -> Trial:
-    trial = Trial(layout)
+def _trial(layout: Layout) -> CacheTrial:
+    trial = CacheTrial(layout)
     for at in (10, 20, 30, 40):
         trial.commit(CHAT[:at])
     return trial
 
 
-def _evict_all(trial: Trial) -> int:
+def _evict_all(trial: CacheTrial) -> int:
     """Evict whatever may go; gives how far the chat still reaches."""
     while trial.cache.evict_one():
         trial.cache.check()
@@ -103,7 +103,7 @@ def test_the_pin_that_ends_first_is_lifted_first(layout: Layout) -> None:
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_of_too_many_pins_those_that_end_first_go_and_then_the_newest(layout: Layout) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     forever, soon, later = ((n, *range(1, 20)) for n in (100, 101, 102))
     for tokens, until in ((forever, float("inf")), (soon, 5.0), (later, float("inf"))):
         trial.commit(tokens)
@@ -120,7 +120,7 @@ def test_of_too_many_pins_those_that_end_first_go_and_then_the_newest(layout: La
 
 @pytest.mark.parametrize("layout", EXAMPLES, ids=by_name)
 def test_namespaces_are_cleared_and_counted_apart(layout: Layout) -> None:
-    trial = Trial(layout)
+    trial = CacheTrial(layout)
     for namespace in ("a", "b"):
         trial.commit(CHAT[:20], namespace=namespace)
         assert trial.cache.pin(as_tokens(CHAT[:20]), namespace=namespace, until=5.0)

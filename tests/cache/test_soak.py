@@ -8,7 +8,7 @@ from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
 from reprise.memory import Account
-from tests.cache.trial import Trial
+from tests.cache.trial import CacheTrial
 from tests.matrix import examples
 from tests.soak.lengths import times
 
@@ -29,9 +29,9 @@ def some_prompt(rng: random.Random, chats: list[tuple[int, ...]]) -> tuple[int, 
     return base[:50] + tuple(rng.randint(0, 2) for _ in range(rng.randint(1, 20)))
 
 
-def one_life(rng: random.Random, rounds: int) -> Trial:
+def one_life(rng: random.Random, rounds: int) -> CacheTrial:
     """A cache from empty to cleared."""
-    trial = Trial(some_layout(rng), rng.choice([None, 400, 900, 2500]))
+    trial = CacheTrial(some_layout(rng), rng.choice([None, 400, 900, 2500]))
     chats: list[tuple[int, ...]] = [()]
     for _ in range(rounds):
         namespace = rng.choice(["", "", "other"])

@@ -21,7 +21,7 @@ from tests.cache.hash_model import (
     cold_entries,
     cold_snapshot,
 )
-from tests.cache.oracle import Oracle, sees, stored_in
+from tests.cache.oracle import StoreOracle, sees, stored_in
 
 SIZES = SegmentSizes(longest=8, tail=6)
 """Small, so that short chats have several pieces and lose their ends in several bites."""
@@ -38,7 +38,7 @@ class ManualClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldLease:
     """A lease, and what was asked of the cache when it was taken."""
 
     lease: Lease
@@ -60,7 +60,7 @@ class Promise:
 
 
 @dataclass(slots=True)
-class Trial:
+class CacheTrial:
     layout: Layout
     budget: int | None = None
     policy: Policy | None = None
@@ -69,8 +69,8 @@ class Trial:
     """Calls of the cache that changed something, and those whose answer was judged."""
     clock: ManualClock = field(default_factory=ManualClock)
     cache: PrefixCache = field(init=False)
-    stored: Oracle = field(init=False)
-    held: list[Held] = field(default_factory=list[Held])
+    stored: StoreOracle = field(init=False)
+    held: list[HeldLease] = field(default_factory=list[HeldLease])
     promises: dict[tuple[str, tuple[int, ...]], Promise] = field(default_factory=dict)
     evictions: int = 0
     superseded: set[tuple[str, tuple[int, ...]]] = field(default_factory=set[tuple[str, tuple[int, ...]]])
@@ -80,7 +80,7 @@ class Trial:
         self.cache = PrefixCache(
             self.layout, memory=Memory(self.budget), policy=self.policy, sizes=SIZES, clock=self.clock
         )
-        self.stored = Oracle(self.layout)
+        self.stored = StoreOracle(self.layout)
 
     # What the owner of a cache does.
 
@@ -94,7 +94,7 @@ class Trial:
         if is_held:
             self.num_changes += 1
             path = {(namespace, tuple(tokens[:at])) for at in range(1, position + 1)}
-            held = Held(
+            held = HeldLease(
                 lease=self.cache.lease(match, position),
                 namespace=namespace,
                 tokens=tuple(tokens),
@@ -264,7 +264,7 @@ class Trial:
         assert self.cache.stats.kv_nbytes == ENTRY_NBYTES * len(now.entries), "an entry is stored twice"
         assert self.cache.stats.snapshot_nbytes == SNAPSHOT_NBYTES * len(now.snapshots)
         if not self.layout.resumes_anywhere:
-            needed = Oracle(self.layout)
+            needed = StoreOracle(self.layout)
             for namespace, tokens in self._checkpoints():
                 needed.store(namespace, tokens)
             for held in self.held:

@@ -61,7 +61,7 @@ class PerfectStore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class RenderedTurn:
     rendered: Rendered
     prompt: int
     oracle: int
@@ -81,11 +81,11 @@ def play(
     settles: bool,
     has_channels: bool = False,
     drops_reasoning: bool = False,
-) -> list[Turn]:
+) -> list[RenderedTurn]:
     """The turns of a chat that begins with the request's messages and goes on with what comes in."""
     store = PerfectStore()
     messages = request.messages
-    turns: list[Turn] = []
+    turns: list[RenderedTurn] = []
     for incoming, answer in conversation:
         messages = (*messages, *incoming)
         rendered = renderer.render(
@@ -105,6 +105,8 @@ def play(
             if next_prompt is not None:
                 settled = len(next_prompt) - store.resumable(next_prompt.tokens)
                 store.add(next_prompt.tokens, [b.position for b in next_prompt.boundaries])
-        turns.append(Turn(rendered=rendered, prompt=len(prompt), oracle=oracle, computed=computed, settled=settled))
+        turns.append(
+            RenderedTurn(rendered=rendered, prompt=len(prompt), oracle=oracle, computed=computed, settled=settled)
+        )
         messages = (*messages, as_message(answer, has_reasoning=not drops_reasoning))
     return turns

@@ -35,7 +35,7 @@ LONG_SYSTEM = "You are a helpful assistant. Answer briefly, and say so when ther
 
 
 @dataclass
-class Server:
+class RememberingServer:
     """A renderer and a store that resumes anywhere: what a request's outcome would be, and its explanation."""
 
     template: str
@@ -96,7 +96,7 @@ def test_every_reason_has_advice() -> None:
 
 
 def test_cold_then_nothing_new_then_new_tokens() -> None:
-    server = Server("keeps_everything")
+    server = RememberingServer("keeps_everything")
     assert server.reason(chat(system(), ASK)) is Reason.COLD
     assert server.reason(chat(system(), ASK)) is Reason.NOTHING_NEW
     answer = Answer(content="It is sunny.")
@@ -109,7 +109,7 @@ def test_cold_then_nothing_new_then_new_tokens() -> None:
 @pytest.mark.parametrize("template", ["strips_thinking", "think_in_prompt", "keeps_in_loop"])
 @pytest.mark.parametrize("thought", ["It is sunny.", "Really?"])
 def test_thinking_that_is_said_again_is_stripped_where_it_was(template: str, thought: str) -> None:
-    server = Server(template)
+    server = RememberingServer(template)
     # A short model thinks what it says, and the same is asked and said again later.
     said = Answer(content="It is sunny.", reasoning=thought)
     messages: list[Message] = [ASK]
@@ -125,7 +125,7 @@ def test_thinking_that_is_said_again_is_stripped_where_it_was(template: str, tho
 
 @pytest.mark.parametrize("template", ["strips_thinking", "think_in_prompt", "empty_block", "keeps_in_loop", "channels"])
 def test_thinking_stripped(template: str) -> None:
-    server = Server(template)
+    server = RememberingServer(template)
     answer = Answer(content="It is sunny.", reasoning="They ask for the weather, so I say that it is sunny there.")
     server.ask(chat(ASK), answer)
     _, explanation = server.ask(chat(ASK, as_message(answer), user("Thanks!")))
@@ -137,7 +137,7 @@ def test_thinking_stripped(template: str) -> None:
 
 
 def test_the_loop_is_stripped_at_the_next_user_message() -> None:
-    server = Server("keeps_in_loop")
+    server = RememberingServer("keeps_in_loop")
     for messages in ((ASK,), (ASK, CALL, RESULT)):
         server.ask(ChatRequest(messages=messages, tools=(WEATHER,)))
     after = ChatRequest(messages=(ASK, CALL, RESULT, TOLD, user("Thanks!")), tools=(WEATHER,))
@@ -148,7 +148,7 @@ def test_the_loop_is_stripped_at_the_next_user_message() -> None:
 
 
 def test_thinking_off_leaves_a_mark() -> None:
-    server = Server("thinking_off_mark")
+    server = RememberingServer("thinking_off_mark")
     answer = Answer(content="It is sunny.")
     server.ask(chat(ASK, enable_thinking=False), answer)
     _, explanation = server.ask(chat(ASK, as_message(answer), user("Thanks!"), enable_thinking=False))
@@ -156,21 +156,21 @@ def test_thinking_off_leaves_a_mark() -> None:
 
 
 def test_the_date_changed() -> None:
-    server = Server("dated")
+    server = RememberingServer("dated")
     server.ask(chat(system(LONG_SYSTEM), ASK))
     server.now += timedelta(days=1)
     _, explanation = server.ask(chat(system(LONG_SYSTEM), ASK))
     assert explanation.reason is Reason.DATE_CHANGED
     assert "--freeze-template-date" in explanation.advice
     # In the client's own system prompt it is seen from the text.
-    server = Server("strips_thinking")
+    server = RememberingServer("strips_thinking")
     server.ask(chat(system(f"{LONG_SYSTEM} Today is 2026-03-01. {LONG_SYSTEM}"), ASK))
     assert server.reason(chat(system(f"{LONG_SYSTEM} Today is 2026-03-02. {LONG_SYSTEM}"), ASK)) is Reason.DATE_CHANGED
 
 
 @pytest.mark.parametrize("now", ["2026-03-01 09:{:02d}", "9:{:02d} am on March 1", "17723580{:02d}"])
 def test_a_clock_is_told_apart_from_a_date(now: str) -> None:
-    server = Server("strips_thinking")
+    server = RememberingServer("strips_thinking")
     server.ask(chat(system(f"{LONG_SYSTEM} It is {now.format(41)}. {LONG_SYSTEM}"), ASK))
     _, explanation = server.ask(chat(system(f"{LONG_SYSTEM} It is {now.format(52)}. {LONG_SYSTEM}"), ASK))
     assert explanation.reason is Reason.CLOCK_CHANGED
@@ -178,13 +178,13 @@ def test_a_clock_is_told_apart_from_a_date(now: str) -> None:
 
 
 def test_a_value_that_changes_with_every_request() -> None:
-    server = Server("strips_thinking")
+    server = RememberingServer("strips_thinking")
     server.ask(chat(system(f"{LONG_SYSTEM} billing: cch=a81f7; {LONG_SYSTEM}"), ASK))
     assert server.reason(chat(system(f"{LONG_SYSTEM} billing: cch=3be02; {LONG_SYSTEM}"), ASK)) is Reason.BREAKER
 
 
 def test_the_system_prompt_changed() -> None:
-    server = Server("strips_thinking")
+    server = RememberingServer("strips_thinking")
     server.ask(chat(system(LONG_SYSTEM + " Be kind."), ASK))
     _, explanation = server.ask(chat(system(LONG_SYSTEM + " Write long answers."), ASK))
     assert explanation.reason is Reason.SYSTEM_CHANGED
@@ -196,19 +196,19 @@ def test_the_system_prompt_changed() -> None:
 
 @pytest.mark.parametrize("template", ["strips_thinking", "moves_tools"])
 def test_the_tools_changed(template: str) -> None:
-    server = Server(template)
+    server = RememberingServer(template)
     server.ask(ChatRequest(messages=(system(), ASK), tools=(WEATHER, SEARCH)))
     assert server.reason(ChatRequest(messages=(system(), ASK), tools=(SEARCH, WEATHER))) is Reason.TOOLS_CHANGED
 
 
 def test_template_options_changed() -> None:
-    server = Server("thinking_off_mark")
+    server = RememberingServer("thinking_off_mark")
     server.ask(chat(ASK, enable_thinking=True))
     assert server.reason(chat(ASK, enable_thinking=False)) is Reason.TEMPLATE_OPTIONS_CHANGED
 
 
 def test_edited_messages() -> None:
-    server = Server("strips_thinking")
+    server = RememberingServer("strips_thinking")
     told = assistant("Sunny.")
     server.ask(chat(system(), ASK, told, user("And tomorrow?"), assistant("Rain."), user("And on Monday?")))
     edited_last = chat(system(), ASK, told, user("And tomorrow?"), assistant("Rain."), user("Or on Sunday?"))
@@ -220,25 +220,25 @@ def test_edited_messages() -> None:
 
 
 def test_another_chat_with_the_same_system_prompt_branches() -> None:
-    server = Server("strips_thinking")
+    server = RememberingServer("strips_thinking")
     server.ask(chat(system(LONG_SYSTEM), ASK))
     assert server.reason(chat(system(LONG_SYSTEM), user("How are you today?"))) is Reason.BRANCHED
 
 
 def test_another_chat_that_shares_the_templates_first_words_alone_is_cold() -> None:
-    server = Server("strips_thinking")
+    server = RememberingServer("strips_thinking")
     server.ask(chat(ASK))
     assert server.reason(chat(user("Tell me a story."))) is Reason.COLD
 
 
 def test_an_answer_given_back_in_other_words() -> None:
-    server = Server("keeps_everything")
+    server = RememberingServer("keeps_everything")
     server.ask(chat(ASK), Answer(content="It is sunny."))
     assert server.reason(chat(ASK, assistant("It is rainy."), user("Ok."))) is Reason.ANSWER_RENDERED_DIFFERENTLY
 
 
 def test_arguments_that_the_template_writes_again() -> None:
-    server = Server("respaced_arguments")
+    server = RememberingServer("respaced_arguments")
     answer = CONVERSATION[1][1]
     server.ask(ChatRequest(messages=(ASK,), tools=(WEATHER,)), Answer(content=None, tool_calls=answer.tool_calls))
     _, explanation = server.ask(
@@ -249,7 +249,7 @@ def test_arguments_that_the_template_writes_again() -> None:
 
 @pytest.mark.parametrize("template", ["moves_tools", "moves_system"])
 def test_text_that_the_template_moves(template: str) -> None:
-    server = Server(template)
+    server = RememberingServer(template)
     request = ChatRequest(messages=(system(), ASK), tools=(WEATHER,))
     server.ask(request)
     grown = ChatRequest(messages=(system(), ASK, assistant("Sunny."), user("Thanks!")), tools=(WEATHER,))
@@ -257,7 +257,7 @@ def test_text_that_the_template_moves(template: str) -> None:
 
 
 def test_what_was_there_and_is_no_more_was_evicted() -> None:
-    server = Server("strips_thinking")
+    server = RememberingServer("strips_thinking")
     server.ask(chat(system(LONG_SYSTEM), ASK))
     server.runs.clear()
     _, explanation = server.ask(chat(system(LONG_SYSTEM), ASK))
@@ -265,7 +265,7 @@ def test_what_was_there_and_is_no_more_was_evicted() -> None:
 
 
 def test_a_match_without_a_snapshot() -> None:
-    server = Server("strips_thinking")
+    server = RememberingServer("strips_thinking")
     rendered = server.renderer.render(chat(system(LONG_SYSTEM), ASK))
     length = len(rendered.prompt)
     outcome = Outcome(num_prompt=length, num_matched=length - 3, num_reused=2, num_prefilled=length - 2)
@@ -276,7 +276,7 @@ def test_a_match_without_a_snapshot() -> None:
 
 
 def test_a_cache_that_is_off() -> None:
-    server = Server("strips_thinking")
+    server = RememberingServer("strips_thinking")
     rendered = server.renderer.render(chat(ASK))
     outcome = Outcome(num_prompt=len(rendered.prompt), num_prefilled=len(rendered.prompt), reason=Reason.CACHE_OFF)
     assert server.renderer.explain(rendered, outcome).reason is Reason.CACHE_OFF
@@ -284,7 +284,7 @@ def test_a_cache_that_is_off() -> None:
 
 @pytest.mark.parametrize("template", every_nth((name for name in template_names() if name != "single_turn"), 3))
 def test_every_computed_token_is_accounted_for(template: str) -> None:
-    server = Server(template)
+    server = RememberingServer(template)
     refused = {"alternates": {"tool", "system in the middle", "after a tool loop"}}.get(template, set())
     for name, request in SHAPES.items():
         if any(name.startswith(each) for each in refused):

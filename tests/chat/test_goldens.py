@@ -14,7 +14,7 @@ from reprise.chat.render import Renderer
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest
-from tests.chat.replay import Turn, play
+from tests.chat.replay import RenderedTurn, play
 from tests.chat.shapes import CONVERSATION, PLAIN_CONVERSATION, SHAPES, WEATHER, system
 from tests.chat.text_models import template_names, text_model
 from tests.matrix import every_other
@@ -73,7 +73,7 @@ def played(template: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def _row(turn: Turn) -> str:
+def _row(turn: RenderedTurn) -> str:
     return f"{turn.prompt:8}{turn.oracle:8}{turn.computed:10}{turn.settled:9}"
 
 

@@ -43,7 +43,7 @@ class FakeHub:
 def running_hub() -> Generator[FakeHub]:
     hub = FakeHub()
 
-    class Handler(BaseHTTPRequestHandler):
+    class HubHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *_: object) -> None:
@@ -108,7 +108,7 @@ def running_hub() -> Generator[FakeHub]:
             if cut is not None:
                 self.close_connection = True
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

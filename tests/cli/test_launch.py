@@ -140,7 +140,7 @@ def test_a_server_that_loads_its_model_is_waited_for(tmp_path: Path) -> None:
     loading = {"status": "loading", "loading": {"seconds": 3.2, "bytes_read": 10**9, "bytes_total": 4 * 10**9}}
     answers: list[tuple[int, object]] = [(503, loading)] * 3 + [(200, {"tokens_held": 0})]
 
-    class Handler(BaseHTTPRequestHandler):
+    class HealthHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, body = answers.pop(0) if len(answers) > 1 else answers[0]
             if not self.path.startswith("/health"):
@@ -154,7 +154,7 @@ def test_a_server_that_loads_its_model_is_waited_for(tmp_path: Path) -> None:
     fake = tmp_path / "aider"
     fake.write_text("#!/bin/sh\necho $AIDER_MODEL\n")
     fake.chmod(0o755)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), HealthHandler) as server:
         threading.Thread(target=server.serve_forever).start()
         ran = launch(tmp_path, "--url", f"127.0.0.1:{server.server_port}", "aider", path=str(tmp_path))
         server.shutdown()
@@ -163,7 +163,7 @@ def test_a_server_that_loads_its_model_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_one_of_the_models_of_a_server_can_be_chosen(tmp_path: Path) -> None:
-    class Handler(BaseHTTPRequestHandler):
+    class ModelListHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
@@ -173,7 +173,7 @@ def test_one_of_the_models_of_a_server_can_be_chosen(tmp_path: Path) -> None:
 
         def log_message(self, *_: object) -> None: ...
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), ModelListHandler) as server:
         threading.Thread(target=server.serve_forever).start()
         words = ("--url", f"127.0.0.1:{server.server_port}", "--print")
         ran = [here(tmp_path, *words, *named, "aider") for named in ((), ("--model", "fast"), ("--model", "slow"))]

@@ -13,7 +13,7 @@ from reprise.core.kinds import Full
 from reprise.core.prompt import Boundary, BoundaryKind
 from tests.demo.damage import Damage, confuse, damage_all, falling_behind, lose, shift
 from tests.demo.recall_model import FULL, LOOKS_BACK, PERIOD, WINDOWED, continued, loaded, recall_model
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.restarts import Restarts
 from tests.matrix import in_turn, now_and_later, rows_now_and_later
 
@@ -89,7 +89,7 @@ def test_damage_to_one_layer_makes_answers_wrong(damage: str, layer: int) -> Non
     ),
 )
 def test_damage_to_what_the_cache_holds_makes_the_next_answer_wrong(damage: Damage | None, of_full: bool) -> None:
-    engine = Engine(recall_model())
+    engine = DrivenEngine(recall_model())
     try:
         for seed in (1, 2):
             engine.run(words(seed, 300), num=1)
@@ -106,7 +106,7 @@ def test_damage_to_what_the_cache_holds_makes_the_next_answer_wrong(damage: Dama
 # And no way in which a chat grows does.
 
 
-def asked(engine: Engine, prompt: Sequence[int], *, num: int = 40, **options: object) -> Running:
+def asked(engine: DrivenEngine, prompt: Sequence[int], *, num: int = 40, **options: object) -> SubmittedJob:
     running = engine.run(prompt, num=num, **options)
     assert running.tokens == continued(prompt, len(running.tokens)) and len(running.tokens) == num
     return running
@@ -118,7 +118,7 @@ def asked(engine: Engine, prompt: Sequence[int], *, num: int = 40, **options: ob
     ids=["shared buffers", "little memory", "drafts", "plain"],
 )
 def test_grown_cut_branched_edited_and_batched_chats_are_answered_right(settings: dict[str, object]) -> None:
-    engine = Engine(recall_model(), max_batch=4, **settings)
+    engine = DrivenEngine(recall_model(), max_batch=4, **settings)
     source = Random(5)
     try:
         system = words(6, PERIOD + 20)

@@ -13,7 +13,7 @@ from reprise.demo.facts import FactExchange
 from reprise.demo.turns import OPENING, Message
 from tests.demo.damage import Damage, confuse, damage_all, falling_behind, lose, shift
 from tests.demo.trained import MODEL, after, answer, fresh, loaded, prompt_of, tokenizer
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.test_audit import audited
 from tests.matrix import now_and_later
 
@@ -107,7 +107,7 @@ def free_text(seed: int) -> list[int]:
 
 @pytest.mark.parametrize("damage", now_and_later([None, falling_behind(128)], [shift, lose, confuse]))
 def test_damage_to_the_state_of_attention_is_found_by_the_audit(damage: Damage | None) -> None:
-    engine = Engine(MODEL, load=loaded, is_audit_off=False, audit_rate=1.0)
+    engine = DrivenEngine(MODEL, load=loaded, is_audit_off=False, audit_rate=1.0)
     try:
         prompt, other = free_text(1), free_text(2)
         for tokens in (prompt, other):

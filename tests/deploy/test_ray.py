@@ -31,7 +31,7 @@ KEY = "a-key"
 REPLICA = "x-reprise-replica"
 
 
-class Cluster:
+class RayProcess:
     """The process of `tests/deploy/cluster.py`, and a client of what it serves."""
 
     def __init__(self, process: "subprocess.Popen[str]", log: Path, client: httpx.Client) -> None:
@@ -76,7 +76,7 @@ class Cluster:
 
 
 @contextmanager
-def cluster(log: Path, *arguments: str) -> Generator[Cluster]:
+def cluster(log: Path, *arguments: str) -> Generator[RayProcess]:
     """With these arguments of `build`."""
     port = free_port()
     command = [sys.executable, "-m", "tests.deploy.cluster", str(port), *arguments]
@@ -88,7 +88,7 @@ def cluster(log: Path, *arguments: str) -> Generator[Cluster]:
         ) as client,
     ):
         try:
-            found = Cluster(process, log, client)
+            found = RayProcess(process, log, client)
             found.wait()
             yield found
         finally:
@@ -168,7 +168,7 @@ def finish(pool: ThreadPoolExecutor, streams: list[Iterator[Any]], stop: Callabl
         assert sum(bool(chunk["choices"][0]["delta"]) for chunk in chunks) >= 250
 
 
-def long_chat(served: Cluster, number: int, replica: str) -> list[dict[str, str]]:
+def long_chat(served: RayProcess, number: int, replica: str) -> list[dict[str, str]]:
     """A chat of one turn that this replica has answered."""
     chat = [{"role": "user", "content": f"Chat {number}. " + " ".join(str(number * i * i) for i in range(400))}]
     at, response = served.chat(chat, replica=replica)
@@ -185,7 +185,7 @@ def say(chat: list[dict[str, str]], response: dict[str, Any]) -> None:
     ]
 
 
-def streamed(served: Cluster, replica: str, *, max_tokens: int) -> Iterator[Any]:
+def streamed(served: RayProcess, replica: str, *, max_tokens: int) -> Iterator[Any]:
     """The events of an answer of this length by this replica."""
     body = {"messages": [{"role": "user", "content": replica}], "max_tokens": max_tokens, "stream": True}
     body["ignore_eos"] = True

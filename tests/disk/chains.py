@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 """Longer than anything takes: who waits so long has found a bug."""
 
 
-class Clock:
+class DirectoryClock:
     """A clock that goes when it is told to."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from reprise.disk.model_directory import OtherFiles
 from reprise.disk.record import DiskMatch, DiskRecord
 from tests.disk.chains import (
     PATIENCE_S,
-    Clock,
+    DirectoryClock,
     all_files,
     find,
     keys_in,
@@ -83,7 +83,7 @@ paths = st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple)
 @settings(max_examples=examples(40), deadline=None)
 def test_what_remains_is_what_a_naive_store_keeps(steps, max_bytes: int, tmp_path_factory) -> None:
     directory = tmp_path_factory.mktemp("kv")
-    naive, clock = Naive(max_bytes), Clock()
+    naive, clock = Naive(max_bytes), DirectoryClock()
     options = {"max_bytes": max_bytes, "clock": clock}
     cache = DiskCache(directory, fingerprint="model", block=4, resumes_anywhere=False, **options)
     try:
@@ -201,7 +201,7 @@ def test_a_smaller_bound_holds_from_the_start(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_set_back_does_not_turn_the_order_around(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = DirectoryClock()
     with opened(tmp_path / "kv", clock=clock) as cache:
         put_path(cache, [1, 1, 1])
     clock.now_s -= 10_000.0
@@ -231,7 +231,7 @@ def foreign_files(directory: Path, *, num: int = 6, nbytes: int = 1_000, at_s: f
 def test_files_of_models_that_nobody_serves_count_and_go_by_age(tmp_path: Path) -> None:
     others = foreign_files(tmp_path)
     (tmp_path / "note.txt").write_bytes(bytes(500))
-    with opened(tmp_path, max_bytes=8_000, clock=Clock()) as cache:
+    with opened(tmp_path, max_bytes=8_000, clock=DirectoryClock()) as cache:
         assert cache.stats().others_nbytes == 6_500
         for k in range(10):
             put_path(cache, [k, k, k])
@@ -244,7 +244,7 @@ def test_files_of_models_that_nobody_serves_count_and_go_by_age(tmp_path: Path) 
 
 
 def test_ours_goes_before_what_is_younger_of_others(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = DirectoryClock()
     others = foreign_files(tmp_path, at_s=clock.now_s + 100)
     with opened(tmp_path, max_bytes=8_000, clock=clock) as cache:
         for k in range(5):
@@ -306,7 +306,7 @@ def test_a_folder_that_has_just_changed_is_listed_again(tmp_path: Path) -> None:
 
 
 def test_a_use_is_known_after_a_restart(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = DirectoryClock()
     with opened(tmp_path, clock=clock) as cache:
         for k in range(4):
             put_path(cache, [k, k, k])
@@ -318,7 +318,7 @@ def test_a_use_is_known_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_who_used_a_record_used_what_it_stands_on_also_after_a_restart(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = DirectoryClock()
     with opened(tmp_path, clock=clock) as cache:
         path = put_path(cache, [5] * 7)
         put_path(cache, [1, 1, 1])

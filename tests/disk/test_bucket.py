@@ -20,7 +20,7 @@ from reprise.disk.lease import EXPIRED_S
 from reprise.disk.model_bucket import ModelBucket
 from tests.disk.chains import (
     PATIENCE_S,
-    Clock,
+    DirectoryClock,
     content_of,
     find,
     keys_in,
@@ -402,7 +402,7 @@ def test_a_damaged_object_is_removed_and_one_that_came_damaged_is_not(caplog: py
 
 def test_the_bound_holds_over_all_servers() -> None:
     bucket, max_bytes = FakeBucket(), 12_000
-    clock = Clock()
+    clock = DirectoryClock()
     with (
         server(bucket, max_bytes=max_bytes, clock=clock) as one,
         server(bucket, max_bytes=max_bytes, clock=clock) as other,
@@ -490,7 +490,7 @@ def test_what_another_server_uses_is_not_removed_as_the_oldest() -> None:
         put_path(one, newer)
         nbytes = bucket.nbytes
     max_bytes = nbytes + nbytes // 4 + 1000
-    clock = Clock()
+    clock = DirectoryClock()
     clock.now_s = bucket.now_ns / 1e9
     with (
         server(bucket, max_bytes=max_bytes, clock=clock) as one,

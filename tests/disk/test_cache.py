@@ -31,7 +31,7 @@ from tests.disk.chains import (
 CHAT = list(range(10))
 
 
-class Gate:
+class WriterGate:
     """Holds the writer up between two records until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_a_position_inside_a_block_is_resumed_where_every_position_is(tmp_path: 
 
 
 def test_what_is_there_or_queued_is_not_put_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch)
+    gate = WriterGate(monkeypatch)
     with opened(tmp_path / "kv") as cache:
         records = records_for(cache, CHAT)
         assert [cache.put(record) for record in records] == [True] * 3
@@ -100,7 +100,7 @@ def test_what_stands_on_nothing_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch)
+    gate = WriterGate(monkeypatch)
     with opened(tmp_path / "kv", queue_bytes=250) as cache:
         first, second, mark = records_for(cache, CHAT)
         assert first.nbytes == second.nbytes == 116
@@ -114,7 +114,7 @@ def test_a_full_queue_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_record_that_is_larger_than_the_queue_is_taken_when_nothing_else_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(monkeypatch)
+    gate = WriterGate(monkeypatch)
     with opened(tmp_path / "kv", queue_bytes=10) as cache:
         first, second, _ = records_for(cache, CHAT)
         assert cache.can_take(first.nbytes) and cache.put(first)

@@ -13,7 +13,7 @@ from reprise.disk.record import DiskMatch, DiskRecord
 from tests.disk.chains import (
     BLOCK,
     PATIENCE_S,
-    Clock,
+    DirectoryClock,
     all_files,
     content_of,
     damage,
@@ -37,7 +37,7 @@ class DiskMachine(RuleBasedStateMachine):
     @initialize(resumes_anywhere=st.booleans(), max_bytes=st.sampled_from([6_000, 20_000, 10**6]))
     def start(self, resumes_anywhere: bool, max_bytes: int) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="kv"))
-        self.clock = Clock()
+        self.clock = DirectoryClock()
         self.resumes_anywhere, self.max_bytes = resumes_anywhere, max_bytes
         self.put: dict[bytes, tuple[Piece, DiskRecord]] = {}
         """Everything that should be there, but for what had to make room."""

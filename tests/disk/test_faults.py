@@ -14,7 +14,7 @@ from reprise.disk.cache import DiskCache
 from reprise.disk.model_directory import MAX_QUARANTINED, ModelDirectory
 from tests.disk.chains import (
     PATIENCE_S,
-    Clock,
+    DirectoryClock,
     all_files,
     damage,
     find,
@@ -42,7 +42,7 @@ def broken(code: int):
 def test_a_write_that_fails_is_said_once_and_tried_again_after_a_minute(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, fill = Clock(), ModelDirectory.fill
+    clock, fill = DirectoryClock(), ModelDirectory.fill
     with opened(tmp_path, clock=clock) as cache:
         kept = put_path(cache, CHAT)
         monkeypatch.setattr(ModelDirectory, "fill", broken(code))
@@ -68,7 +68,7 @@ def test_a_write_that_fails_is_said_once_and_tried_again_after_a_minute(
 
 
 def test_a_clock_that_is_set_back_ends_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+    clock = DirectoryClock()
     with opened(tmp_path, clock=clock) as cache:
         with monkeypatch.context() as patch:
             patch.setattr(ModelDirectory, "fill", broken(errno.ENOSPC))
@@ -205,7 +205,7 @@ def test_a_bodys_damage_is_found_when_it_is_read_and_not_before(tmp_path: Path) 
 
 
 def test_quarantine_keeps_the_latest_few(tmp_path: Path) -> None:
-    with opened(tmp_path, clock=Clock()) as cache:
+    with opened(tmp_path, clock=DirectoryClock()) as cache:
         names: list[str] = []
         for k in range(MAX_QUARANTINED + 3):
             (record,) = put_path(cache, [k, k, k])

@@ -165,18 +165,18 @@ def test_other_tools_read_the_same(record: DiskRecord) -> None:
 
 
 def test_a_body_is_not_read_for_the_header() -> None:
-    class Counting(io.BytesIO):
+    class CountingFile(io.BytesIO):
         num_read = 0
 
         def readinto(self, buffer) -> int:  # type: ignore[override]
             count = super().readinto(buffer)
-            Counting.num_read += count
+            CountingFile.num_read += count
             return count
 
     record = small(sections=(Section(dtype="uint8", shape=(10**6,), data=bytes(10**6)),))
     content = file_of(record)
-    read_header(io.BufferedReader(Counting(content), buffer_size=512), len(content))  # type: ignore[arg-type]
-    assert Counting.num_read < 10_000
+    read_header(io.BufferedReader(CountingFile(content), buffer_size=512), len(content))  # type: ignore[arg-type]
+    assert CountingFile.num_read < 10_000
 
 
 @pytest.mark.parametrize("content", [b"REPRIS\r\n" + bytes(500), None])

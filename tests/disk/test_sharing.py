@@ -17,7 +17,7 @@ from reprise.disk.lease import EXPIRED_S
 from reprise.disk.record import DiskRecord
 from tests.disk.chains import (
     PATIENCE_S,
-    Clock,
+    DirectoryClock,
     all_files,
     content_of,
     damage,
@@ -43,13 +43,13 @@ steps = st.tuples(
 )
 
 
-class Cluster:
+class SharedDirectory:
     """Servers on one directory, and everything that any of them was given."""
 
     def __init__(self, max_bytes: int) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="kv"))
         self.max_bytes = max_bytes
-        self.clock = Clock()
+        self.clock = DirectoryClock()
         self.content: dict[bytes, tuple[object, ...]] = {}
         self.caches = [self.open() for _ in range(NUM_SERVERS)]
 
@@ -119,7 +119,7 @@ class Cluster:
 @given(steps=st.lists(steps, max_size=25), max_bytes=st.sampled_from([6_000, 20_000, 10**6]), asked=prompts)
 @settings(max_examples=examples(40), deadline=None)
 def test_nothing_is_read_wrong_and_the_bound_holds_whatever_servers_do(steps, max_bytes: int, asked) -> None:
-    cluster = Cluster(max_bytes)
+    cluster = SharedDirectory(max_bytes)
     try:
         for step in steps:
             cluster.step(*step)
@@ -235,7 +235,7 @@ def test_a_file_that_goes_while_it_is_open_is_a_miss(
 
 
 def test_what_another_uses_stays_before_what_nobody_does(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = DirectoryClock()
     with opened(tmp_path, clock=clock) as a:
         for k in range(4):
             put_path(a, [k, k, k])

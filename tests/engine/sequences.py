@@ -22,7 +22,7 @@ def a_job(tokens: Sequence[int], *, num: int = 8, sampling: Sampling = GREEDY, *
     )
 
 
-class Bench:
+class RunnerWithCache:
     """A runner with its prefix cache."""
 
     def __init__(self, architecture: str = "llama") -> None:

@@ -163,11 +163,11 @@ def test_masks_are_asked_of_layers_in_the_same_words() -> None:
     """A layer that counts as false, or whose mask takes other names, would be passed over in silence."""
     seen: list[dict[str, Any]] = []
 
-    class Asked(FullLayer):
+    class MaskRecorder(FullLayer):
         def make_mask(self, N: int, **named: Any) -> None:
             seen.append({"N": N, **named})
 
-    create_attention_mask(mx.zeros((1, 3, 8)), Asked(), window_size=5, return_array=True)
+    create_attention_mask(mx.zeros((1, 3, 8)), MaskRecorder(), window_size=5, return_array=True)
     assert seen == [{"N": 3, "window_size": 5, "return_array": True}]
     assert create_ssm_mask(mx.zeros((1, 3, 8)), StateLayer(2)) is None
 

@@ -77,7 +77,7 @@ class IsList(list[Any]):
     make_mask = Growing.make_mask
 
 
-class Counting(KVCache):
+class CountingCache(KVCache):
     """Counts its positions in things that change in place, and has what cannot be copied."""
 
     def __init__(self) -> None:
@@ -100,17 +100,17 @@ class Counting(KVCache):
         return keys, values
 
 
-class Clock:
+class SharedClock:
     """One for all layers of a sequence."""
 
 
 class Together(KVCache):
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: SharedClock) -> None:
         super().__init__()
         self.clock = clock
 
 
-@pytest.mark.parametrize("cls", now_and_later([InDeque], [WithoutDict, IsList, Counting]))
+@pytest.mark.parametrize("cls", now_and_later([InDeque], [WithoutDict, IsList, CountingCache]))
 def test_whatever_a_cache_keeps_its_things_in(cls: type) -> None:
     model = build_any("qwen3")
     prompt = random_prompt(30, seed=4)
@@ -128,7 +128,7 @@ def test_what_two_caches_share_their_copies_share() -> None:
     model = build_any("qwen3")
 
     def make() -> list[Together]:
-        clock = Clock()
+        clock = SharedClock()
         return [Together(clock), Together(clock)]
 
     model.make_cache = make

@@ -6,18 +6,18 @@ import pytest
 
 from reprise.core.job import Sampling, Thinking
 from reprise.core.tokens import as_tokens
-from tests.engine.sequences import Bench, a_job
+from tests.engine.sequences import RunnerWithCache, a_job
 from tests.loop.test_reuse import words
 
 ARCHITECTURES = ["llama", "gemma3_text", "qwen3_5"]
 
 
 @pytest.fixture(params=ARCHITECTURES)
-def bench(request: pytest.FixtureRequest) -> Bench:
-    return Bench(request.param)
+def bench(request: pytest.FixtureRequest) -> RunnerWithCache:
+    return RunnerWithCache(request.param)
 
 
-def test_random_company_changes_nothing(bench: Bench) -> None:
+def test_random_company_changes_nothing(bench: RunnerWithCache) -> None:
     """Each pass is for some of the sequences, in any order: strangers are split off, members join."""
     draw = random.Random(3)
     prompts = [words(800 + i, length) for i, length in enumerate((12, 60, 33, 90))]
@@ -33,7 +33,7 @@ def test_random_company_changes_nothing(bench: Bench) -> None:
     assert said == expected
 
 
-def test_one_that_ends_leaves_the_others_in_place(bench: Bench) -> None:
+def test_one_that_ends_leaves_the_others_in_place(bench: RunnerWithCache) -> None:
     prompts = [words(810 + i, 20 + 9 * i) for i in range(3)]
     expected = [bench.tokens(prompt, num=12) for prompt in prompts]
     lives = [bench.begin(a_job(prompt, num=12)) for prompt in prompts]
@@ -48,7 +48,7 @@ def test_one_that_ends_leaves_the_others_in_place(bench: Bench) -> None:
     assert whole[1] == expected[1][:4]
 
 
-def test_what_is_stored_in_the_middle_of_a_batch_is_right(bench: Bench) -> None:
+def test_what_is_stored_in_the_middle_of_a_batch_is_right(bench: RunnerWithCache) -> None:
     """A commit between two passes, while the next one may have been begun, stores what was accepted."""
     prompts = [words(820 + i, 25 + 10 * i) for i in range(3)]
     jobs = [a_job(prompt, num=20) for prompt in prompts]
@@ -66,7 +66,7 @@ def test_what_is_stored_in_the_middle_of_a_batch_is_right(bench: Bench) -> None:
         assert bench.tokens(tokens, num=1) == [after[live]]
 
 
-def test_one_broken_row_breaks_alone(bench: Bench) -> None:
+def test_one_broken_row_breaks_alone(bench: RunnerWithCache) -> None:
     prompts = [words(830 + i, 20 + 7 * i) for i in range(3)]
     expected = [bench.tokens(prompt, num=8) for prompt in prompts]
 
@@ -86,7 +86,7 @@ def test_one_broken_row_breaks_alone(bench: Bench) -> None:
     assert said == expected
 
 
-def test_a_grammar_that_raises_breaks_alone(bench: Bench) -> None:
+def test_a_grammar_that_raises_breaks_alone(bench: RunnerWithCache) -> None:
     class Broken:
         def allowed(self) -> None:
             raise ValueError("no such rule")
@@ -105,7 +105,7 @@ def test_a_grammar_that_raises_breaks_alone(bench: Bench) -> None:
     assert said == expected
 
 
-def test_sequences_of_all_sorts_together(bench: Bench) -> None:
+def test_sequences_of_all_sorts_together(bench: RunnerWithCache) -> None:
     jobs = [
         lambda: a_job(words(860, 20), num=10),
         lambda: a_job(words(861, 45), num=10, sampling=Sampling(seed=1)),
@@ -119,11 +119,11 @@ def test_sequences_of_all_sorts_together(bench: Bench) -> None:
     assert [[result[live] for result in passes] for live in lives] == expected
 
 
-def test_prefill_in_slices_together(bench: Bench) -> None:
+def test_prefill_in_slices_together(bench: RunnerWithCache) -> None:
     """Fresh sequences share slices of equal length and then decode together."""
     prompts = [words(870 + i, 40) for i in range(3)]
     expected = [bench.tokens(prompt, num=6) for prompt in prompts]
-    other = Bench(bench.runner.loaded.architecture)
+    other = RunnerWithCache(bench.runner.loaded.architecture)
     empty = other.cache.read(other.cache.match(as_tokens(prompts[0])), 0)
     lives = [other.runner.start(empty, reserve=50) for _ in prompts]
     for start, stop in ((0, 25), (25, 39)):
@@ -136,7 +136,7 @@ def test_prefill_in_slices_together(bench: Bench) -> None:
     assert [[result[live] for result in passes] for live in lives] == expected
 
 
-def test_the_bytes_of_live_sequences_are_counted_once(bench: Bench) -> None:
+def test_the_bytes_of_live_sequences_are_counted_once(bench: RunnerWithCache) -> None:
     runner = bench.runner
     assert runner.live_nbytes == 0
     lives = [bench.begin(a_job(words(880 + i, 50))) for i in range(3)]
@@ -150,7 +150,7 @@ def test_the_bytes_of_live_sequences_are_counted_once(bench: Bench) -> None:
     assert runner.live_nbytes == 0
 
 
-def test_the_footprint_is_what_sequences_take(bench: Bench) -> None:
+def test_the_footprint_is_what_sequences_take(bench: RunnerWithCache) -> None:
     footprint, blueprint = bench.runner.footprint, bench.runner.loaded.blueprint
     job = a_job(words(890, 100))
     bench.events(job)
@@ -162,7 +162,7 @@ def test_the_footprint_is_what_sequences_take(bench: Bench) -> None:
     assert footprint.full == sum(n for kind, n in footprint.by_kind.items() if not hasattr(kind, "size"))
 
 
-def test_a_sequence_that_was_dropped_is_forgotten(bench: Bench) -> None:
+def test_a_sequence_that_was_dropped_is_forgotten(bench: RunnerWithCache) -> None:
     live = bench.begin(a_job(words(900, 30)))
     bench.runner.drop(live)
     bench.runner.drop(live)

@@ -15,7 +15,7 @@ from reprise.core.events import FinishReason
 from reprise.core.job import Sampling, Thinking
 from reprise.engine.sampler import TokenSampler, accept, sample_along, sample_batch
 from reprise.engine.sequence_batch import SequenceBatch
-from tests.engine.sequences import GREEDY, Bench, a_job
+from tests.engine.sequences import GREEDY, RunnerWithCache, a_job
 from tests.loop.test_reuse import words
 from tests.models.shared import loaded
 
@@ -24,8 +24,8 @@ PROMPT = words(700, 40)
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def bench() -> RunnerWithCache:
+    return RunnerWithCache()
 
 
 def logprobs_after(tokens: list[int]) -> npt.NDArray[np.float64]:
@@ -57,7 +57,9 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
-def test_a_seed_gives_the_same_tokens_warm_and_cold_and_beside_others(bench: Bench, sampling: Sampling) -> None:
+def test_a_seed_gives_the_same_tokens_warm_and_cold_and_beside_others(
+    bench: RunnerWithCache, sampling: Sampling
+) -> None:
     cold = bench.tokens(PROMPT, num=12, sampling=sampling)
     mx.random.seed(99)
     assert bench.tokens(PROMPT, num=12, sampling=sampling) == cold
@@ -69,11 +71,11 @@ def test_a_seed_gives_the_same_tokens_warm_and_cold_and_beside_others(bench: Ben
     assert beside == cold
 
 
-def test_without_a_seed_two_runs_differ(bench: Bench) -> None:
+def test_without_a_seed_two_runs_differ(bench: RunnerWithCache) -> None:
     assert bench.tokens(PROMPT, num=12, sampling=Sampling()) != bench.tokens(PROMPT, num=12, sampling=Sampling())
 
 
-def test_filters_leave_only_what_they_should(bench: Bench) -> None:
+def test_filters_leave_only_what_they_should(bench: RunnerWithCache) -> None:
     logprobs = logprobs_after(PROMPT)
     order = np.argsort(-logprobs)
     nucleus = int(np.searchsorted(np.cumsum(np.exp(logprobs[order])), 0.3)) + 1
@@ -88,7 +90,7 @@ def test_filters_leave_only_what_they_should(bench: Bench) -> None:
         assert len(tokens) == 1 or len(seen) > 1, name
 
 
-def test_tokens_come_as_often_as_they_are_likely(bench: Bench) -> None:
+def test_tokens_come_as_often_as_they_are_likely(bench: RunnerWithCache) -> None:
     """At a low temperature a few tokens hold nearly everything: their shares are those of the softmax."""
     job = a_job(PROMPT, num=1, sampling=Sampling(temperature=0.5))
     bench.events(job)
@@ -103,7 +105,7 @@ def test_tokens_come_as_often_as_they_are_likely(bench: Bench) -> None:
 # Penalties and biases.
 
 
-def test_penalties_see_the_history_that_was_reused(bench: Bench) -> None:
+def test_penalties_see_the_history_that_was_reused(bench: RunnerWithCache) -> None:
     sampling = replace(GREEDY, repetition_penalty=0.4, repetition_context_size=200)
 
     # Below 1 it is a reward: what the prompt says is said again, so every token of the prompt counts.
@@ -121,7 +123,7 @@ def test_penalties_see_the_history_that_was_reused(bench: Bench) -> None:
     assert expected != greedy_by_hand(6, lambda logprobs, _: logprobs), "the penalty changes nothing here"
 
 
-def test_presence_and_frequency_look_at_the_latest_tokens(bench: Bench) -> None:
+def test_presence_and_frequency_look_at_the_latest_tokens(bench: RunnerWithCache) -> None:
     sampling = replace(
         GREEDY, presence_penalty=1.5, presence_context_size=10, frequency_penalty=2.0, frequency_context_size=30
     )
@@ -137,7 +139,7 @@ def test_presence_and_frequency_look_at_the_latest_tokens(bench: Bench) -> None:
     assert bench.tokens(PROMPT, num=10, sampling=sampling) == greedy_by_hand(10, penalised)
 
 
-def test_a_bias_moves_one_token_and_no_other(bench: Bench) -> None:
+def test_a_bias_moves_one_token_and_no_other(bench: RunnerWithCache) -> None:
     plain = bench.tokens(PROMPT, num=3)
     assert bench.tokens(PROMPT, num=3, sampling=replace(GREEDY, logit_bias={77: 100.0})) == [77, 77, 77]
     without = bench.tokens(PROMPT, num=1, sampling=replace(GREEDY, logit_bias={plain[0]: -100.0}))
@@ -145,7 +147,7 @@ def test_a_bias_moves_one_token_and_no_other(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB, 10**9])
-def test_a_bias_for_a_token_that_is_none(bench: Bench, token: int) -> None:
+def test_a_bias_for_a_token_that_is_none(bench: RunnerWithCache, token: int) -> None:
     with pytest.raises(BadRequest, match="logit_bias"):
         bench.begin(a_job(PROMPT, sampling=replace(GREEDY, logit_bias={token: 1.0})))
 
@@ -154,7 +156,7 @@ def test_a_bias_for_a_token_that_is_none(bench: Bench, token: int) -> None:
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5, VOCAB + 5])
-def test_logprobs_are_the_models_own(bench: Bench, num_top: int) -> None:
+def test_logprobs_are_the_models_own(bench: RunnerWithCache, num_top: int) -> None:
     events = bench.events(a_job(PROMPT, num=3, sampling=replace(GREEDY, logprobs=num_top)))
     tokens = list(PROMPT)
     for event in events:
@@ -167,7 +169,7 @@ def test_logprobs_are_the_models_own(bench: Bench, num_top: int) -> None:
         tokens.append(event.token)
 
 
-def test_nobody_pays_for_logprobs_that_nobody_wants(bench: Bench) -> None:
+def test_nobody_pays_for_logprobs_that_nobody_wants(bench: RunnerWithCache) -> None:
     assert all(event.logprob is None and event.top == () for event in bench.events(a_job(PROMPT, num=3)))
 
 
@@ -176,7 +178,7 @@ def test_nobody_pays_for_logprobs_that_nobody_wants(bench: Bench) -> None:
 END = (6, 7, 8)
 
 
-def test_thinking_is_ended_at_its_budget_by_all_tokens_of_the_end(bench: Bench) -> None:
+def test_thinking_is_ended_at_its_budget_by_all_tokens_of_the_end(bench: RunnerWithCache) -> None:
     plain = bench.tokens(PROMPT, num=4)
     thinking = Thinking(start=(5,), end=END, budget=4, is_open=True)
     tokens = bench.tokens(PROMPT, num=12, thinking=thinking)
@@ -186,31 +188,31 @@ def test_thinking_is_ended_at_its_budget_by_all_tokens_of_the_end(bench: Bench) 
     assert tokens[7:] == bench.tokens(rest, num=5)
 
 
-def test_a_budget_of_nothing_ends_thinking_at_once(bench: Bench) -> None:
+def test_a_budget_of_nothing_ends_thinking_at_once(bench: RunnerWithCache) -> None:
     thinking = Thinking(start=(5,), end=END, budget=0, is_open=True)
     assert bench.tokens(PROMPT, num=6, thinking=thinking)[:3] == list(END)
 
 
-def test_thinking_that_is_not_open_has_no_budget_to_spend(bench: Bench) -> None:
+def test_thinking_that_is_not_open_has_no_budget_to_spend(bench: RunnerWithCache) -> None:
     plain = bench.tokens(PROMPT, num=8)
     assert bench.tokens(PROMPT, num=8, thinking=Thinking(start=(5,), end=END, budget=2)) == plain
 
 
-def test_thinking_that_the_model_opens_is_counted_from_there(bench: Bench) -> None:
+def test_thinking_that_the_model_opens_is_counted_from_there(bench: RunnerWithCache) -> None:
     plain = bench.tokens(PROMPT, num=8)
     start = (plain[1], plain[2])
     tokens = bench.tokens(PROMPT, num=8, thinking=Thinking(start=start, end=END, budget=2))
     assert tokens == [*plain[:5], *END]
 
 
-def test_an_end_that_the_model_has_begun_itself_counts(bench: Bench) -> None:
+def test_an_end_that_the_model_has_begun_itself_counts(bench: RunnerWithCache) -> None:
     """The model ends thinking itself, one token before its budget: nothing is forced."""
     plain = bench.tokens(PROMPT, num=8)
     thinking = Thinking(start=(5,), end=(plain[2], plain[3]), budget=5, is_open=True)
     assert bench.tokens(PROMPT, num=8, thinking=thinking) == plain
 
 
-def test_the_forced_end_is_the_same_beside_others(bench: Bench) -> None:
+def test_the_forced_end_is_the_same_beside_others(bench: RunnerWithCache) -> None:
     thinking = Thinking(start=(5,), end=END, budget=3, is_open=True)
     alone = bench.tokens(PROMPT, num=10, thinking=thinking)
     ours = bench.begin(a_job(PROMPT, num=10, thinking=thinking))
@@ -243,7 +245,7 @@ class Only:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=3)], ids=["greedy", "sampled"])
-def test_a_grammar_decides_what_may_come(bench: Bench, sampling: Sampling) -> None:
+def test_a_grammar_decides_what_may_come(bench: RunnerWithCache, sampling: Sampling) -> None:
     sets = ({0, 31, 32}, {511}, {64, 95})
     tokens = bench.tokens(PROMPT, num=5, sampling=sampling, constraint=lambda: Only(*sets))
     assert all(token in allowed for token, allowed in zip(tokens, sets, strict=False))
@@ -251,7 +253,7 @@ def test_a_grammar_decides_what_may_come(bench: Bench, sampling: Sampling) -> No
 
 
 @pytest.mark.parametrize("allowed", [{12, 99, 400}, set(range(96, 128))], ids=["far apart", "one word"])
-def test_a_grammar_chooses_the_likeliest_that_it_allows(bench: Bench, allowed: set[int]) -> None:
+def test_a_grammar_chooses_the_likeliest_that_it_allows(bench: RunnerWithCache, allowed: set[int]) -> None:
     (token,) = bench.tokens(PROMPT, num=1, constraint=lambda: Only(allowed))
     assert token == max(allowed, key=lambda t: logprobs_after(PROMPT)[t])
 
@@ -272,7 +274,7 @@ def test_an_only_token_that_the_model_does_not_have_is_an_error() -> None:
     assert isinstance(failed, EngineFailed)
 
 
-def test_what_is_sampled_behind_an_only_token_is_the_same(bench: Bench) -> None:
+def test_what_is_sampled_behind_an_only_token_is_the_same(bench: RunnerWithCache) -> None:
     def make() -> Only:
         return Only({31}, set(range(100)), {40}, {41})
 
@@ -283,7 +285,7 @@ def test_what_is_sampled_behind_an_only_token_is_the_same(bench: Bench) -> None:
     assert [tokens[0], *tokens[2:4]] == [31, 40, 41]
 
 
-def test_a_mask_shorter_than_the_vocabulary_forbids_the_rest(bench: Bench) -> None:
+def test_a_mask_shorter_than_the_vocabulary_forbids_the_rest(bench: RunnerWithCache) -> None:
     class Short(Only):
         def allowed(self) -> npt.NDArray[np.uint32] | None:
             return np.full(2, 0xFFFFFFFF, dtype=np.uint32)
@@ -291,7 +293,7 @@ def test_a_mask_shorter_than_the_vocabulary_forbids_the_rest(bench: Bench) -> No
     assert max(bench.tokens(PROMPT, num=6, sampling=Sampling(seed=1), constraint=Short)) < 64
 
 
-def test_a_stop_token_is_no_business_of_the_grammar(bench: Bench) -> None:
+def test_a_stop_token_is_no_business_of_the_grammar(bench: RunnerWithCache) -> None:
     made: list[Only] = []
 
     def make() -> Only:
@@ -305,7 +307,7 @@ def test_a_stop_token_is_no_business_of_the_grammar(bench: Bench) -> None:
 # Ends.
 
 
-def test_where_a_sequence_ends(bench: Bench) -> None:
+def test_where_a_sequence_ends(bench: RunnerWithCache) -> None:
     plain = bench.tokens(PROMPT, num=6)
     assert bench.reason is FinishReason.LENGTH
     stopped = bench.events(a_job(PROMPT, num=6, stop_tokens=frozenset({plain[2]})))
@@ -323,7 +325,7 @@ def test_where_a_sequence_ends(bench: Bench) -> None:
     assert bench.reason is FinishReason.STOP
 
 
-def test_a_watch_does_not_hear_stop_tokens(bench: Bench) -> None:
+def test_a_watch_does_not_hear_stop_tokens(bench: RunnerWithCache) -> None:
     plain = bench.tokens(PROMPT, num=2)
     heard: list[Any] = []
     bench.tokens(PROMPT, num=6, stop_tokens=frozenset({plain[0]}), watch=lambda token: bool(heard.append(token)))
@@ -343,5 +345,5 @@ def test_a_grammar_that_is_complete_ends_an_answer_before_its_minimum() -> None:
             raise AssertionError(token)
 
     job = a_job(PROMPT, stop_tokens=frozenset({3}), min_tokens=4, constraint=Complete)
-    (only,) = Bench().events(job)
+    (only,) = RunnerWithCache().events(job)
     assert (only.token, only.is_stop) == (3, True)

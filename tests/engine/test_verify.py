@@ -11,7 +11,7 @@ import pytest
 from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job, Sampling, Thinking
 from reprise.engine.runner import LiveSequence, TokenFailure
-from tests.engine.sequences import GREEDY, Bench, a_job
+from tests.engine.sequences import GREEDY, RunnerWithCache, a_job
 from tests.matrix import now_and_later
 
 KINDS = ("llama", "gemma3_text", "gpt_oss", "qwen3_5", "mamba2")
@@ -20,7 +20,7 @@ PROMPT = [int(token) for token in np.random.default_rng(3).integers(5, 200, 70)]
 """Longer than the windows of the tiny models."""
 
 
-class Anything:
+class Unrestricted:
     """A grammar that allows everything: tokens are sampled one after the other."""
 
     def allowed(self) -> npt.NDArray[np.uint32] | None:
@@ -30,7 +30,7 @@ class Anything:
         pass
 
 
-def drafted(bench: Bench, job: Job, truth: Sequence[int], right: Sequence[int]) -> list[Sampled]:
+def drafted(bench: RunnerWithCache, job: Job, truth: Sequence[int], right: Sequence[int]) -> list[Sampled]:
     """The answer to a job whose drafts have so many right tokens and then three wrong ones, in turn; -1: no draft."""
     live = bench.begin(job)
     found: list[Sampled] = []
@@ -58,7 +58,7 @@ def drafted(bench: Bench, job: Job, truth: Sequence[int], right: Sequence[int]) 
             return found
 
 
-def stand_together(bench: Bench, live: LiveSequence, job: Job, found: Sequence[Sampled]) -> None:
+def stand_together(bench: RunnerWithCache, live: LiveSequence, job: Job, found: Sequence[Sampled]) -> None:
     assert live.position + len(live.unfed) == len(job.prompt) - 1 + len(found)
     assert not live.unfed or not bench.runner.loaded.blueprint.rewinds
     for layer in live.rows.kv_layers():
@@ -70,9 +70,9 @@ def stand_together(bench: Bench, live: LiveSequence, job: Job, found: Sequence[S
     "sampling", now_and_later([replace(SAMPLED, logprobs=2, repetition_penalty=1.2)], [GREEDY, SAMPLED])
 )
 def test_an_answer_is_the_one_without_drafts(architecture: str, sampling: Sampling) -> None:
-    plain = Bench(architecture).events(a_job(PROMPT, num=40, sampling=sampling))
+    plain = RunnerWithCache(architecture).events(a_job(PROMPT, num=40, sampling=sampling))
     truth = [event.token for event in plain]
-    bench = Bench(architecture)
+    bench = RunnerWithCache(architecture)
     for right in ((0,), (7,), (0, 3, -1, 1, -2, 12)):
         found = drafted(bench, a_job(PROMPT, num=40, sampling=sampling), truth, right)
         assert [event.token for event in found] == truth, right
@@ -82,11 +82,11 @@ def test_an_answer_is_the_one_without_drafts(architecture: str, sampling: Sampli
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
 def test_what_is_stored_behind_drafts_resumes_as_if_computed(architecture: str) -> None:
-    bench, cold = Bench(architecture), Bench(architecture)
+    bench, cold = RunnerWithCache(architecture), RunnerWithCache(architecture)
     truth = cold.tokens(PROMPT, num=24)
     drafted(bench, a_job(PROMPT, num=24), truth, (3, 0))
     following = [*PROMPT, *truth, 9, 8, 7]
-    expected = Bench(architecture).tokens(following, num=12)
+    expected = RunnerWithCache(architecture).tokens(following, num=12)
     match = bench.cache.match(a_job(following).prompt.tokens)
     assert bench.cache.resume_at(match, limit=len(following) - 1) == len(PROMPT) + len(truth) - 1
     assert bench.tokens(following, num=12) == expected
@@ -94,8 +94,8 @@ def test_what_is_stored_behind_drafts_resumes_as_if_computed(architecture: str) 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
 def test_an_answer_ends_in_the_middle_of_a_draft_that_was_right(architecture: str) -> None:
-    truth = Bench(architecture).tokens(PROMPT, num=20)
-    bench = Bench(architecture)
+    truth = RunnerWithCache(architecture).tokens(PROMPT, num=20)
+    bench = RunnerWithCache(architecture)
     seen: list[int] = []
     live = bench.begin(a_job(PROMPT, num=20, watch=lambda token: seen.append(token) or len(seen) == 7))
     result = bench.runner.verify(live, truth[:12])
@@ -108,33 +108,33 @@ def test_an_answer_ends_in_the_middle_of_a_draft_that_was_right(architecture: st
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
 def test_a_thinking_budget_ends_where_it_would(architecture: str) -> None:
     thinking = Thinking(start=(3,), end=(4, 6), budget=9, is_open=True)
-    truth = Bench(architecture).tokens(PROMPT, num=24, thinking=thinking)
+    truth = RunnerWithCache(architecture).tokens(PROMPT, num=24, thinking=thinking)
     assert truth[9:11] == [4, 6]
     for right in ((12,), (0, 5)):
-        found = drafted(Bench(architecture), a_job(PROMPT, num=24, thinking=thinking), truth, right)
+        found = drafted(RunnerWithCache(architecture), a_job(PROMPT, num=24, thinking=thinking), truth, right)
         assert [event.token for event in found] == truth
 
 
 def test_a_grammar_sees_accepted_tokens_only() -> None:
     seen: list[int] = []
 
-    class Notes(Anything):
+    class Notes(Unrestricted):
         def accept(self, token: int) -> None:
             seen.append(token)
 
-    truth = Bench("qwen3_5").tokens(PROMPT, num=24)
-    found = drafted(Bench("qwen3_5"), a_job(PROMPT, num=24, constraint=Notes), truth, (4, 0))
+    truth = RunnerWithCache("qwen3_5").tokens(PROMPT, num=24)
+    found = drafted(RunnerWithCache("qwen3_5"), a_job(PROMPT, num=24, constraint=Notes), truth, (4, 0))
     assert [event.token for event in found] == truth == seen
 
 
 def test_a_token_that_raises_leaves_the_sequence_where_it_was() -> None:
-    class Breaks(Anything):
+    class Breaks(Unrestricted):
         def accept(self, token: int) -> None:
             raise ValueError("no")
 
     for architecture in ("llama", "qwen3_5"):
-        bench = Bench(architecture)
-        truth = Bench(architecture).tokens(PROMPT, num=24)
+        bench = RunnerWithCache(architecture)
+        truth = RunnerWithCache(architecture).tokens(PROMPT, num=24)
         live = bench.begin(a_job(PROMPT, num=24, constraint=Breaks))
         result = bench.runner.verify(live, truth[:6])
         assert isinstance(result, TokenFailure)
@@ -145,8 +145,8 @@ def test_a_token_that_raises_leaves_the_sequence_where_it_was() -> None:
 def test_sequences_with_rejected_drafts_join_a_batch() -> None:
     for architecture in ("llama", "qwen3_5"):
         other = [*PROMPT[:30], 11, 12]
-        truths = [Bench(architecture).tokens(prompt, num=16) for prompt in (PROMPT, other)]
-        bench = Bench(architecture)
+        truths = [RunnerWithCache(architecture).tokens(prompt, num=16) for prompt in (PROMPT, other)]
+        bench = RunnerWithCache(architecture)
         lives = [bench.begin(a_job(prompt, num=16)) for prompt in (PROMPT, other)]
         found: list[list[int]] = [[], []]
         for number, live in enumerate(lives):

@@ -33,7 +33,7 @@ _ids = itertools.count()
 
 
 @dataclass(eq=False)
-class Running:
+class SubmittedJob:
     """A submitted job and what was heard of it."""
 
     job: Job
@@ -52,10 +52,10 @@ class Running:
         if self.on_event is not None:
             self.on_event(event)
 
-    def wait(self) -> "Running":
+    def wait(self) -> "SubmittedJob":
         return self.wait_for(Finished)
 
-    def wait_for(self, kind: type[Event]) -> "Running":
+    def wait_for(self, kind: type[Event]) -> "SubmittedJob":
         with self.heard:
             assert self.heard.wait_for(lambda: kind in self.kinds, PATIENCE_S), self.job.id
         return self
@@ -77,7 +77,7 @@ class Running:
         return [event.position for event in self.events if isinstance(event, Progress)]
 
 
-class Engine:
+class DrivenEngine:
     """An engine loop on a tiny model; checks the cache's books after every answer."""
 
     def __init__(
@@ -128,13 +128,13 @@ class Engine:
         boundaries: Iterable[Boundary] = (),
         sampling: Sampling = GREEDY,
         on_event: Callable[[Event], None] | None = None,
-        cancel_when: Callable[[Running], bool] | None = None,
+        cancel_when: Callable[[SubmittedJob], bool] | None = None,
         purpose: Purpose = Purpose.GENERATE,
         **job: Any,
-    ) -> Running:
+    ) -> SubmittedJob:
         """Send a job. `cancel_when` is asked at each of its events, from the first on: whoever asks after submitting
         may come too late on a busy machine."""
-        running = Running(
+        running = SubmittedJob(
             Job(
                 id=f"job-{next(_ids)}",
                 prompt=Prompt(tokens=as_tokens(tokens), boundaries=tuple(sorted(boundaries))),
@@ -156,11 +156,11 @@ class Engine:
         self.loop.submit(running.job, running)
         return running
 
-    def submit_all(self, prompts: Iterable[Sequence[int]], **options: Any) -> list[Running]:
+    def submit_all(self, prompts: Iterable[Sequence[int]], **options: Any) -> list[SubmittedJob]:
         """Send jobs that are all there before the engine looks at the first."""
         return self.ask(lambda worker: [self.submit(prompt, **options) for prompt in prompts])
 
-    def run(self, tokens: Sequence[int], **options: Any) -> Running:
+    def run(self, tokens: Sequence[int], **options: Any) -> SubmittedJob:
         running = self.submit(tokens, **options).wait()
         self.check()
         return running

@@ -25,7 +25,7 @@ from reprise.engine.runner import LiveSequence, Runner
 
 
 @dataclass(slots=True, eq=False)
-class Following:
+class LeaderAndFollower:
     """What `load` gives is run by a leader, and by a follower that gets its messages as bytes."""
 
     load: Callable[[], LoadedModel]

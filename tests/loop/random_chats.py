@@ -12,7 +12,7 @@ from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Purpose, Sampling, Thinking
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.loop.worker import Worker
-from tests.loop.driving import GREEDY, Engine, Running
+from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
 
 _KINDS = (BoundaryKind.STABLE, BoundaryKind.SYSTEM, BoundaryKind.LAST_USER, BoundaryKind.EXPLICIT)
 _TIE = 1e-3
@@ -32,7 +32,7 @@ class _SentRequest:
     sampling: Sampling
     thinking: Thinking | None
     will_end: bool
-    running: Running
+    running: SubmittedJob
 
 
 @dataclass(slots=True)
@@ -50,8 +50,8 @@ class Seen:
 class RandomChats:
     """Random bursts of requests on `engine`, judged by `oracle`. The same seed sends the same requests."""
 
-    engine: Engine
-    oracle: Engine
+    engine: DrivenEngine
+    oracle: DrivenEngine
     seed: int
     has_room: bool = True
     """The engine can store everything: then all that was computed has to be reused."""

@@ -11,7 +11,7 @@ from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.loop.worker import Worker
 from reprise.memory import Account
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.random_chats import RandomChats
 from tests.loop.restarts import Restarts, disk_cache
 
@@ -23,8 +23,8 @@ _VOCABULARY = 200
 class RandomRestarts:
     """Bursts of `RandomChats`, and what may happen to a server and its directory between two of them."""
 
-    begin: Callable[[], Engine]
-    oracle: Engine
+    begin: Callable[[], DrivenEngine]
+    oracle: DrivenEngine
     restarts: Restarts
     seed: int
     num_loaded: int = 0
@@ -123,8 +123,8 @@ class SteadyTwin:
     beginning was settled resume where they would have.
     """
 
-    begin: Callable[[], Engine]
-    steady: Engine
+    begin: Callable[[], DrivenEngine]
+    steady: DrivenEngine
     seed: int
     num_restarts: int = 0
     num_loaded: int = 0
@@ -160,11 +160,11 @@ class SteadyTwin:
                 self._settle(chat, engine, self._words(source, 20))
         self.num_loaded += engine.loop.status().counts.num_loaded
 
-    def _asked(self, engine: Engine, chat: _RandomChat, system_at: int) -> Running:
+    def _asked(self, engine: DrivenEngine, chat: _RandomChat, system_at: int) -> SubmittedJob:
         boundaries = [Boundary(system_at, BoundaryKind.SYSTEM), Boundary(chat.stable_at, BoundaryKind.STABLE)]
         return engine.run(chat.prompt, num=10, boundaries=boundaries)
 
-    def _settle(self, chat: _RandomChat, engine: Engine, rest: list[int]) -> None:
+    def _settle(self, chat: _RandomChat, engine: DrivenEngine, rest: list[int]) -> None:
         """Settle the next turn of a chat on both: it repeats what was stable, and `rest` in place of the answer."""
         stable_at = chat.stable_at
         seen = (chat.prompt + chat.answer)[stable_at]

@@ -11,7 +11,7 @@ from reprise.core.sizes import Bytes
 from reprise.disk.cache import DiskCache
 from reprise.disk.read_ahead import ReadAhead
 from reprise.loop.worker import Worker
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 
 BLOCK = 32
 """Far shorter than the prompts of the tests, so that these are made of blocks and tails."""
@@ -39,13 +39,13 @@ class Restarts:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._running: Engine | None = None
+        self._running: DrivenEngine | None = None
 
-    def __call__(self, model: str | Path = "qwen3_5", **options: Any) -> Engine:
+    def __call__(self, model: str | Path = "qwen3_5", **options: Any) -> DrivenEngine:
         self.end()
         settings: dict[str, Any] = {"prefill_chunk": 256, "disk_bytes": Bytes(1 << 30), "disk_block": BLOCK}
         settings["disk_directory"] = str(self.directory)
-        self._running = Engine(model, **(settings | options))
+        self._running = DrivenEngine(model, **(settings | options))
         return self._running
 
     def end(self) -> None:
@@ -63,7 +63,7 @@ def disk_cache(worker: Worker) -> DiskCache:
     return worker.disk.cache
 
 
-def disk_of(engine: Engine) -> OnDisk:
+def disk_of(engine: DrivenEngine) -> OnDisk:
     disk = engine.loop.status().disk
     assert disk is not None
     return disk

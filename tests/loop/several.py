@@ -15,13 +15,13 @@ from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK
 from tests.models.shared import loaded, loaded_anew
 from tests.models.tiny import tiny_model
 
 
-class OneOfSeveral(Engine):
+class OneOfSeveral(DrivenEngine):
     """A model of several, driven like a single one."""
 
     def __init__(self, name: str, thread: EngineThread, *, disk_block: int | None = None, **settings: Any) -> None:  # pyright: ignore[reportMissingSuperCall]
@@ -81,7 +81,7 @@ def serving(
 
 
 def cold(architecture: str, prompts: Sequence[Sequence[int]], *, num: int) -> list[list[int]]:
-    engine = Engine(architecture)
+    engine = DrivenEngine(architecture)
     try:
         return [engine.run(prompt, num=num).tokens for prompt in prompts]
     finally:

@@ -11,13 +11,13 @@ from reprise.core.events import Event, FinishReason, Sampled
 from reprise.core.job import Sampling, Thinking
 from reprise.engine.sequence_batch import SequenceBatch
 from reprise.loop.worker import Worker
-from tests.loop.driving import GREEDY, Engine, Running
+from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
 
 SAMPLED = Sampling(temperature=0.8, top_p=0.9, top_k=50, min_p=0.01, seed=11)
 
 
-class Anything:
+class StepwiseGrammar:
     """A grammar that allows everything: each token has to be read before the next pass."""
 
     def allowed(self) -> npt.NDArray[np.uint32] | None:
@@ -28,8 +28,8 @@ class Anything:
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_5", "mamba2"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, max_batch=4, drafts="off")
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param, max_batch=4, drafts="off")
     yield engine
     engine.close()
 
@@ -54,16 +54,16 @@ def num_ahead(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def step_by_step(engine: Engine, prompt: list[int], **options: object) -> list[int]:
+def step_by_step(engine: DrivenEngine, prompt: list[int], **options: object) -> list[int]:
     """The answer, cold, with every token read before the next pass begins."""
-    return engine.cold(prompt, constraint=Anything, **options)
+    return engine.cold(prompt, constraint=StepwiseGrammar, **options)
 
 
 @pytest.mark.parametrize(
     "sampling", [GREEDY, SAMPLED, replace(GREEDY, logprobs=2), replace(SAMPLED, xtc_probability=0.5)]
 )
 def test_a_pass_ahead_is_the_pass_that_would_have_come(
-    engine: Engine, num_ahead: list[str], sampling: Sampling
+    engine: DrivenEngine, num_ahead: list[str], sampling: Sampling
 ) -> None:
     prompt = words(500, 70)
     expected = step_by_step(engine, prompt, num=20, sampling=sampling)
@@ -74,7 +74,7 @@ def test_a_pass_ahead_is_the_pass_that_would_have_come(
     assert num_ahead == ["run"] * (19 if engine.ask(lambda worker: worker.cache.layout.resumes_anywhere) else 18)
 
 
-def test_the_next_turn_goes_on_from_before_a_pass_that_was_undone(engine: Engine, num_ahead: list[str]) -> None:
+def test_the_next_turn_goes_on_from_before_a_pass_that_was_undone(engine: DrivenEngine, num_ahead: list[str]) -> None:
     prompt = words(510, 60)
     expected = step_by_step(engine, prompt, num=30)
     seen: list[int] = []
@@ -88,13 +88,13 @@ def test_the_next_turn_goes_on_from_before_a_pass_that_was_undone(engine: Engine
     assert warm.tokens == step_by_step(engine, longer, num=8)
 
 
-def test_those_who_come_go_and_stop_leave_the_others_their_tokens(engine: Engine, num_ahead: list[str]) -> None:
+def test_those_who_come_go_and_stop_leave_the_others_their_tokens(engine: DrivenEngine, num_ahead: list[str]) -> None:
     """One stops by itself, one is cancelled and one joins in the midst of the others' passes."""
     prompts = [words(520 + i, 40 + 9 * i) for i in range(4)]
     expected = [step_by_step(engine, prompt, num=40) for prompt in prompts]
     stop = frozenset({expected[1][10]})
-    late: list[Running] = []
-    running: list[Running] = []
+    late: list[SubmittedJob] = []
+    running: list[SubmittedJob] = []
 
     def meanwhile(event: Event) -> None:
         if isinstance(event, Sampled) and len(running[0].tokens) == 6:
@@ -122,7 +122,7 @@ def test_those_who_come_go_and_stop_leave_the_others_their_tokens(engine: Engine
         assert engine.run(again).tokens == engine.cold(again)
 
 
-def test_thinking_ends_at_its_budget_all_the_same(engine: Engine, num_ahead: list[str]) -> None:
+def test_thinking_ends_at_its_budget_all_the_same(engine: DrivenEngine, num_ahead: list[str]) -> None:
     thinking = Thinking(start=(5,), end=(6, 7), budget=8, is_open=True)
     prompt = words(530, 20)
     tokens = engine.cold(prompt, num=24, thinking=thinking)
@@ -131,7 +131,7 @@ def test_thinking_ends_at_its_budget_all_the_same(engine: Engine, num_ahead: lis
     assert num_ahead.count("run") > 10
 
 
-def test_a_copy_in_the_midst_of_a_pass_ahead_counts_its_bytes(engine: Engine) -> None:
+def test_a_copy_in_the_midst_of_a_pass_ahead_counts_its_bytes(engine: DrivenEngine) -> None:
     """Recurrent states before the pass are kept beside those behind it, and are in the books."""
     held: list[tuple[int, int]] = []
 

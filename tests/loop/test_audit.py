@@ -21,7 +21,7 @@ from reprise.engine.records import RecordSource
 from reprise.engine.sequence_batch import SequenceBatch
 from reprise.loop.worker import Worker
 from reprise.memory import Account
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.restarts import Restarts
 from tests.loop.test_drafts import make_passes_free
 from tests.loop.test_repeats import JOBS, prompt_of, sampled
@@ -31,7 +31,7 @@ from tests.soak.lengths import times
 KINDS = now_and_later(["llama", "gemma3_text", "qwen3_5"], ["gpt_oss", "mamba2", "qwen3"])
 
 
-def audited(engine: Engine, num: int) -> AuditTotals:
+def audited(engine: DrivenEngine, num: int) -> AuditTotals:
     """The totals once so many answers were audited; the pauses between the steps are left out."""
 
     def hurry(worker: Worker) -> int:
@@ -46,8 +46,8 @@ def audited(engine: Engine, num: int) -> AuditTotals:
 
 
 @pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, is_audit_off=False, audit_rate=1.0)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param, is_audit_off=False, audit_rate=1.0)
     yield engine
     engine.close()
 
@@ -70,7 +70,7 @@ def spoil(worker: Worker) -> None:
                                 array[:] = mx.roll(array, 1, axis=-1)
 
 
-def test_right_answers_are_not_blamed_and_nothing_is_disturbed(engine: Engine) -> None:
+def test_right_answers_are_not_blamed_and_nothing_is_disturbed(engine: DrivenEngine) -> None:
     prompt = prompt_of(70, 90)
     for job in JOBS.values():
         prompt = [*prompt, *engine.run(prompt, **job).tokens, 5, 6]
@@ -84,7 +84,7 @@ def test_right_answers_are_not_blamed_and_nothing_is_disturbed(engine: Engine) -
     engine.check()
 
 
-def test_a_wrong_state_is_found_and_its_path_dropped(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_state_is_found_and_its_path_dropped(engine: DrivenEngine, caplog: pytest.LogCaptureFixture) -> None:
     prompt = prompt_of(71, 90)
     engine.run(prompt)
     audited(engine, 1)
@@ -153,7 +153,7 @@ def test_rows_that_are_mixed_up_in_a_batch_are_found(architecture: str, monkeypa
             mixed.append(rows)
         return forward(rows, *given)
 
-    engine = Engine(architecture, is_audit_off=False, audit_rate=1.0)
+    engine = DrivenEngine(architecture, is_audit_off=False, audit_rate=1.0)
     try:
         # Not before: a model whose batches differ when it is loaded runs its sequences alone.
         monkeypatch.setattr(SequenceBatch, "forward", mix_up)
@@ -166,7 +166,7 @@ def test_rows_that_are_mixed_up_in_a_batch_are_found(architecture: str, monkeypa
 
 
 def test_an_audit_gives_way_and_gives_its_memory_back() -> None:
-    engine = Engine("llama", is_audit_off=False, audit_rate=1.0, prefill_chunk=16)
+    engine = DrivenEngine("llama", is_audit_off=False, audit_rate=1.0, prefill_chunk=16)
     try:
         prompt = prompt_of(73, 200)
         answer = engine.run(prompt)
@@ -194,7 +194,7 @@ def test_an_audit_gives_way_and_gives_its_memory_back() -> None:
 
 @pytest.mark.parametrize("settings", [{"is_audit_off": True}, {"audit_rate": 0.0, "is_audit_off": False}])
 def test_without_it_nothing_is_computed_again(settings: dict[str, Any]) -> None:
-    engine = Engine("llama", **settings)
+    engine = DrivenEngine("llama", **settings)
     try:
         engine.run(prompt_of(74))
         assert engine.ask(lambda worker: worker.audit.due_in_s) is None
@@ -204,7 +204,7 @@ def test_without_it_nothing_is_computed_again(settings: dict[str, Any]) -> None:
 
 def test_a_near_tie_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tokens that nothing but rounding tells apart: which one comes is nobody's fault."""
-    engine = Engine("llama", is_audit_off=False, audit_rate=1.0)
+    engine = DrivenEngine("llama", is_audit_off=False, audit_rate=1.0)
     prompt = prompt_of(75)
     try:
         (first,) = sampled(engine.run(prompt, sampling=Sampling(temperature=0, logprobs=2), num=1))
@@ -235,7 +235,7 @@ def test_a_near_tie_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5", "gpt_oss", "mamba2", "qwen3"])
 def test_it_never_blames_a_right_answer(architecture: str, drafts: str) -> None:
     """Chats that grow, are asked again and are cut, with new ones beside them, with drafts and without."""
-    engine = Engine(architecture, is_audit_off=False, audit_rate=1.0, drafts=drafts)
+    engine = DrivenEngine(architecture, is_audit_off=False, audit_rate=1.0, drafts=drafts)
     try:
         if drafts == "auto":
             engine.ask(make_passes_free)

@@ -7,13 +7,13 @@ import pytest
 from reprise.core.events import Event
 from reprise.engine.layers import FullLayer, KvLayer
 from reprise.loop.worker import Worker
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
 
 
 @pytest.fixture(params=["llama", "gemma3_text", "qwen3_5"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, shares_from=100, prefill_chunk=512)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param, shares_from=100, prefill_chunk=512)
     yield engine
     engine.close()
 
@@ -22,7 +22,7 @@ def _lenders(worker: Worker) -> set[object]:
     return {sequence for node in worker.cache.tree.nodes() for sequence in node.sequences()}
 
 
-def _breaks_once(engine: Engine, name: str, *, before: Callable[[Worker], None] = lambda worker: None) -> None:
+def _breaks_once(engine: DrivenEngine, name: str, *, before: Callable[[Worker], None] = lambda worker: None) -> None:
     """Let the next `prefill` or `decode` raise, as it does without memory."""
     engine.ask(lambda worker: _break_next(worker, name, before=before))
 
@@ -38,7 +38,7 @@ def _break_next(worker: Worker, name: str, *, before: Callable[[Worker], None]) 
     setattr(worker.runner, name, broken)
 
 
-def _stored(engine: Engine, seed: int) -> list[int]:
+def _stored(engine: DrivenEngine, seed: int) -> list[int]:
     """A path that the cache owns: whoever goes on from it has a copy. Gives a prompt that does."""
     prompt = words(seed, 300)
     answer = engine.run(prompt, num=20)
@@ -46,7 +46,7 @@ def _stored(engine: Engine, seed: int) -> list[int]:
     return [*prompt, *answer.tokens, *words(seed + 1, 40)]
 
 
-def test_one_that_is_lost_lends_nothing_when_memory_gets_short(engine: Engine) -> None:
+def test_one_that_is_lost_lends_nothing_when_memory_gets_short(engine: DrivenEngine) -> None:
     longer = _stored(engine, 600)
     _breaks_once(engine, "prefill")
     assert engine.run(longer).end.error is not None
@@ -57,7 +57,7 @@ def test_one_that_is_lost_lends_nothing_when_memory_gets_short(engine: Engine) -
     assert again.tokens == engine.cold(longer)
 
 
-def test_nobody_makes_room_with_what_a_broken_pass_left(engine: Engine) -> None:
+def test_nobody_makes_room_with_what_a_broken_pass_left(engine: DrivenEngine) -> None:
     prompts = [_stored(engine, 610 + 10 * i) for i in range(2)]
     lent: list[object] = []
 
@@ -66,7 +66,7 @@ def test_nobody_makes_room_with_what_a_broken_pass_left(engine: Engine) -> None:
         worker.runner.share = lambda *given: lent.append(given) or share(*given)  # type: ignore[method-assign]
         worker.memory.reserve = lambda nbytes: not worker.sequences.share_duplicates()  # type: ignore[method-assign]
 
-    running: list[Running] = []
+    running: list[SubmittedJob] = []
 
     def break_when_both_decode(event: Event) -> None:
         if len(running) == 2 and all(len(each.tokens) > 3 for each in running) and not broken:
@@ -85,7 +85,7 @@ def test_nobody_makes_room_with_what_a_broken_pass_left(engine: Engine) -> None:
 
 
 def test_sequences_that_came_together_only_in_part_leave_nothing_behind(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = [words(630 + i, 300 + 20 * i) for i in range(2)]
     cold = [engine.cold(prompt, num=30) for prompt in prompts]

@@ -13,7 +13,7 @@ from reprise.core.job import Purpose
 from reprise.core.tokens import as_tokens
 from reprise.memory import Account
 from tests.holding import active_memory, settled_memory
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
 from tests.matrix import now_and_later
 
@@ -21,7 +21,7 @@ KINDS = ["llama", "gemma3_text", "qwen3_5"]
 _CHUNK = 128
 
 
-def watch(engine: Engine) -> list[int]:
+def watch(engine: DrivenEngine) -> list[int]:
     """How many bytes over the budget the books are after each step from now on (negative: below it)."""
     seen: list[int] = []
 
@@ -42,7 +42,7 @@ def watch(engine: Engine) -> list[int]:
 
 def needed(architecture: str, num_prompt: int) -> int:
     """What one request with so many prompt tokens takes."""
-    engine = Engine(architecture, prefill_chunk=_CHUNK)
+    engine = DrivenEngine(architecture, prefill_chunk=_CHUNK)
     try:
         return engine.ask(lambda worker: worker.sequences.estimate(num_prompt))
     finally:
@@ -55,17 +55,17 @@ def architecture(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def engines() -> Iterator[list[Engine]]:
-    made: list[Engine] = []
+def engines() -> Iterator[list[DrivenEngine]]:
+    made: list[DrivenEngine] = []
     yield made
     for engine in made:
         engine.close()
 
 
 @pytest.mark.parametrize("architecture", now_and_later(["llama"], ["gemma3_text", "qwen3_5"]))
-def test_answers_that_outgrow_the_memory_together_take_turns(architecture: str, engines: list[Engine]) -> None:
+def test_answers_that_outgrow_the_memory_together_take_turns(architecture: str, engines: list[DrivenEngine]) -> None:
     room = 2 * needed(architecture, 200)
-    engine = Engine(architecture, cache_bytes=room, prefill_chunk=_CHUNK)
+    engine = DrivenEngine(architecture, cache_bytes=room, prefill_chunk=_CHUNK)
     engines.append(engine)
     prompts = [words(700 + i, 180 + 5 * i) for i in range(3)]
     cold = [engine.cold(prompt, num=100) for prompt in prompts]
@@ -80,15 +80,15 @@ def test_answers_that_outgrow_the_memory_together_take_turns(architecture: str, 
     assert engine.num_leases() == 0
 
 
-def test_nobody_is_preempted_for_ever_where_needs_are_underestimated(engines: list[Engine]) -> None:
+def test_nobody_is_preempted_for_ever_where_needs_are_underestimated(engines: list[DrivenEngine]) -> None:
     long, short = words(790, 700), words(791, 40)
-    engine = Engine("llama", cache_bytes=needed("llama", 500) + 50_000, prefill_chunk=32)
+    engine = DrivenEngine("llama", cache_bytes=needed("llama", 500) + 50_000, prefill_chunk=32)
     engines.append(engine)
     cold = [engine.cold(prompt, num=4) for prompt in (long, short)]
     engine.ask(lambda worker: setattr(worker.sequences, "estimate", lambda num_prompt: 1))
     _fail_after(engine, num_steps=500)
     # The second has less left to prefill: it comes first as often as it is admitted, and there is no room for both.
-    second: list[Running] = []
+    second: list[SubmittedJob] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, Progress) and not second:
@@ -99,7 +99,7 @@ def test_nobody_is_preempted_for_ever_where_needs_are_underestimated(engines: li
     assert engine.loop.status().counts.num_preemptions == 1
 
 
-def _fail_after(engine: Engine, *, num_steps: int) -> None:
+def _fail_after(engine: DrivenEngine, *, num_steps: int) -> None:
     """Have the engine fail what runs after so many steps, so that a loop without end is seen."""
 
     def install(worker) -> None:
@@ -114,8 +114,8 @@ def _fail_after(engine: Engine, *, num_steps: int) -> None:
     engine.ask(install)
 
 
-def test_one_answer_ends_where_the_memory_ends(architecture: str, engines: list[Engine]) -> None:
-    engine = Engine(architecture, cache_bytes=needed(architecture, 200), prefill_chunk=_CHUNK)
+def test_one_answer_ends_where_the_memory_ends(architecture: str, engines: list[DrivenEngine]) -> None:
+    engine = DrivenEngine(architecture, cache_bytes=needed(architecture, 200), prefill_chunk=_CHUNK)
     engines.append(engine)
     over = watch(engine)
     answer = engine.run(words(720, 200), num=3000)
@@ -125,18 +125,18 @@ def test_one_answer_ends_where_the_memory_ends(architecture: str, engines: list[
     assert engine.run(words(721, 100)).end.reason is FinishReason.LENGTH
 
 
-def test_what_can_never_fit_is_refused_before_it_begins(architecture: str, engines: list[Engine]) -> None:
-    engine = Engine(architecture, cache_bytes=needed(architecture, 200), prefill_chunk=_CHUNK)
+def test_what_can_never_fit_is_refused_before_it_begins(architecture: str, engines: list[DrivenEngine]) -> None:
+    engine = DrivenEngine(architecture, cache_bytes=needed(architecture, 200), prefill_chunk=_CHUNK)
     engines.append(engine)
     with pytest.raises(ContextTooLong, match="cache-bytes"):
         engine.submit(words(730, 3000))
     assert engine.loop.status().counts.num_requests == 0
 
 
-def test_every_budget_refuses_a_prompt_or_answers_it(architecture: str, engines: list[Engine]) -> None:
+def test_every_budget_refuses_a_prompt_or_answers_it(architecture: str, engines: list[DrivenEngine]) -> None:
     """However tight: nobody gets an answer of no tokens."""
     for share in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0):
-        engine = Engine(architecture, cache_bytes=int(share * needed(architecture, 1)), prefill_chunk=_CHUNK)
+        engine = DrivenEngine(architecture, cache_bytes=int(share * needed(architecture, 1)), prefill_chunk=_CHUNK)
         engines.append(engine)
         for prompt in (words(731, 1), words(732, 20), words(733, 250)):
             try:
@@ -147,9 +147,9 @@ def test_every_budget_refuses_a_prompt_or_answers_it(architecture: str, engines:
             assert len(answer.tokens) > 0
 
 
-def test_the_store_gives_way_to_running_requests(architecture: str, engines: list[Engine]) -> None:
+def test_the_store_gives_way_to_running_requests(architecture: str, engines: list[DrivenEngine]) -> None:
     room = 2 * needed(architecture, 200)
-    engine = Engine(architecture, cache_bytes=room, prefill_chunk=_CHUNK)
+    engine = DrivenEngine(architecture, cache_bytes=room, prefill_chunk=_CHUNK)
     engines.append(engine)
     over = watch(engine)
     for i in range(12):
@@ -161,10 +161,10 @@ def test_the_store_gives_way_to_running_requests(architecture: str, engines: lis
     assert max(over) <= 0
 
 
-def test_a_path_for_which_there_is_no_room_twice_is_taken_over(architecture: str, engines: list[Engine]) -> None:
+def test_a_path_for_which_there_is_no_room_twice_is_taken_over(architecture: str, engines: list[DrivenEngine]) -> None:
     prompt = words(770, 700)
     budget = needed(architecture, 700) + needed(architecture, 700) // 3
-    engine = Engine(architecture, cache_bytes=budget, prefill_chunk=_CHUNK, shares_from=400)
+    engine = DrivenEngine(architecture, cache_bytes=budget, prefill_chunk=_CHUNK, shares_from=400)
     engines.append(engine)
     cold = engine.cold(prompt)
     assert engine.run(prompt[:-1], purpose=Purpose.PREFILL).computed == 699
@@ -181,9 +181,9 @@ def test_a_path_for_which_there_is_no_room_twice_is_taken_over(architecture: str
     assert max(over) <= 0
 
 
-def test_taking_over_holds_little_twice(engines: list[Engine]) -> None:
+def test_taking_over_holds_little_twice(engines: list[DrivenEngine]) -> None:
     prompt = words(775, 4000)
-    engine = Engine("llama", prefill_chunk=1024, shares_from=400)
+    engine = DrivenEngine("llama", prefill_chunk=1024, shares_from=400)
     engines.append(engine)
     engine.run(prompt, purpose=Purpose.PREFILL)
 
@@ -213,10 +213,10 @@ def test_taking_over_holds_little_twice(engines: list[Engine]) -> None:
     assert after <= path // 10
 
 
-def test_nothing_is_held_twice_when_room_is_short(engines: list[Engine]) -> None:
+def test_nothing_is_held_twice_when_room_is_short(engines: list[DrivenEngine]) -> None:
     prompt = words(780, 1200)
     budget = 5 * needed("llama", 1200) // 2
-    engine = Engine("llama", cache_bytes=budget, prefill_chunk=_CHUNK, shares_from=400)
+    engine = DrivenEngine("llama", cache_bytes=budget, prefill_chunk=_CHUNK, shares_from=400)
     engines.append(engine)
     engine.run(prompt, purpose=Purpose.PREFILL)
     engine.ask(lambda worker: worker.sequences.close_idle())
@@ -227,8 +227,8 @@ def test_nothing_is_held_twice_when_room_is_short(engines: list[Engine]) -> None
     assert engine.run(prompt).computed == 1
 
 
-def test_max_context_bounds_prompt_and_answer(engines: list[Engine]) -> None:
-    engine = Engine("llama", max_context=64)
+def test_max_context_bounds_prompt_and_answer(engines: list[DrivenEngine]) -> None:
+    engine = DrivenEngine("llama", max_context=64)
     engines.append(engine)
     with pytest.raises(ContextTooLong):
         engine.submit(words(790, 64))
@@ -236,8 +236,8 @@ def test_max_context_bounds_prompt_and_answer(engines: list[Engine]) -> None:
     assert (answer.end.reason, len(answer.tokens)) == (FinishReason.LENGTH, 24)
 
 
-def test_freed_buffers_are_bounded_and_given_back(engines: list[Engine]) -> None:
-    engine = Engine("llama", cache_bytes=2**20)
+def test_freed_buffers_are_bounded_and_given_back(engines: list[DrivenEngine]) -> None:
+    engine = DrivenEngine("llama", cache_bytes=2**20)
     engines.append(engine)
     for i in itertools.islice(itertools.count(), 3):
         engine.run(words(800 + i, 300))

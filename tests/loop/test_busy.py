@@ -5,14 +5,14 @@ import pytest
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.events import Sampled
 from reprise.core.tokens import as_tokens
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.test_reuse import words
 from tests.matrix import now_and_later
 
 TURNS = 12
 
 
-def num_pieces(engine: Engine, tokens: list[int]) -> int:
+def num_pieces(engine: DrivenEngine, tokens: list[int]) -> int:
     """The most pieces of any layer kind on the path."""
 
     def count(cache: PrefixCache) -> int:
@@ -25,7 +25,7 @@ def num_pieces(engine: Engine, tokens: list[int]) -> int:
 @pytest.mark.parametrize("shares_from", now_and_later([50], [10**9]))
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
 def test_turns_beside_a_long_answer_leave_few_pieces(model: str, shares_from: int) -> None:
-    engine = Engine(model, shares_from=shares_from)
+    engine = DrivenEngine(model, shares_from=shares_from)
     try:
         engine.submit(words(900, 30), num=5000, namespace="other").wait_for(Sampled)
         prompt = words(901, 60)
@@ -41,7 +41,7 @@ def test_what_cannot_be_joined_costs_nobody_an_answer(monkeypatch: pytest.Monkey
     def fail(*_: object, **__: object) -> int:
         raise MemoryError("unable to allocate")
 
-    engine = Engine("llama")
+    engine = DrivenEngine("llama")
     try:
         with monkeypatch.context() as patch:
             patch.setattr(PrefixCache, "compact_path", fail)

@@ -18,7 +18,7 @@ from reprise.disk import write_behind
 from reprise.disk.model_directory import ModelDirectory
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop import sequences
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words
 from tests.models.tiny import CONFIGS
 
@@ -235,7 +235,7 @@ def test_the_status_tells_what_was_written_while_the_loop_sleeps(
 
 def test_a_directory_that_is_too_small_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DiskUnusable, match="--disk-bytes"):
-        Engine("qwen3_5", disk_bytes=Bytes(1000), disk_directory=str(tmp_path / "small"))
+        DrivenEngine("qwen3_5", disk_bytes=Bytes(1000), disk_directory=str(tmp_path / "small"))
 
 
 def test_a_beginning_that_was_computed_ahead_is_there_after_a_restart(start: Restarts) -> None:

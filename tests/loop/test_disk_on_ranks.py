@@ -16,8 +16,8 @@ from reprise.disk.format import encode, read_record
 from reprise.disk.shards import ShardKeeper
 from reprise.engine.operations import OPERATIONS
 from reprise.loop import sequences
-from tests.loop.driving import PATIENCE_S, Engine
-from tests.loop.following import Following
+from tests.loop.driving import PATIENCE_S, DrivenEngine
+from tests.loop.following import LeaderAndFollower
 from tests.loop.rank_restarts import RankRestarts
 from tests.loop.restarts import disk_cache, words
 from tests.matrix import now_and_later, rows_now_and_later
@@ -27,7 +27,7 @@ ARCHITECTURES = ["llama", "gpt_oss", "qwen3_5"]
 _MOST_CHECKS = 1000
 """However long a thread that has read something takes to let go of it."""
 
-Start = Callable[..., tuple[Engine, Following]]
+Start = Callable[..., tuple[DrivenEngine, LeaderAndFollower]]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def restarts(tmp_path: Path) -> Iterator[RankRestarts]:
 
 @pytest.fixture
 def start(restarts: RankRestarts) -> Start:
-    def begin(architecture: str = "llama", **options: Any) -> tuple[Engine, Following]:
+    def begin(architecture: str = "llama", **options: Any) -> tuple[DrivenEngine, LeaderAndFollower]:
         engine = restarts(architecture, **options)
         assert restarts.following is not None
         return engine, restarts.following
@@ -47,12 +47,12 @@ def start(restarts: RankRestarts) -> Start:
     return begin
 
 
-def _keeper(following: Following) -> ShardKeeper:
+def _keeper(following: LeaderAndFollower) -> ShardKeeper:
     assert following.follower is not None and following.follower.shards is not None
     return following.follower.shards
 
 
-def _keys(engine: Engine, following: Following) -> tuple[set[bytes], set[bytes]]:
+def _keys(engine: DrivenEngine, following: LeaderAndFollower) -> tuple[set[bytes], set[bytes]]:
     """What each of the two has on disk, when all is written."""
     keeper = _keeper(following)
     assert engine.ask(lambda worker: disk_cache(worker).flush(PATIENCE_S)) and keeper.flush(PATIENCE_S)
@@ -280,7 +280,7 @@ def test_what_was_read_for_nothing_is_dropped_on_all_ranks(start: Start, monkeyp
     _wait_until_nothing_is_kept(engine, following)
 
 
-def _wait_until_nothing_is_kept(engine: Engine, following: Following) -> None:
+def _wait_until_nothing_is_kept(engine: DrivenEngine, following: LeaderAndFollower) -> None:
     """Each check tells the other rank what nobody holds any more."""
     for _ in range(_MOST_CHECKS):
         assert _keeper(following).flush(PATIENCE_S)

@@ -20,7 +20,7 @@ from reprise.loop.draft_following import DraftAccount
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
-from tests.loop.driving import GREEDY, PATIENCE_S, Engine
+from tests.loop.driving import GREEDY, PATIENCE_S, DrivenEngine
 from tests.loop.test_drafts import SAMPLED, FreePasses, OneText
 from tests.loop.test_reuse import words
 from tests.matrix import now_and_later
@@ -61,28 +61,28 @@ def draft_always(worker: Worker, *, is_far: bool = False) -> None:
     worker.draft_model.costs = FreeModel(relative=0.0)
 
 
-def with_draft_model(architecture: str, drafting: str, *, noise: float = 0.05, **settings: Any) -> Engine:
-    engine = Engine(architecture, load_draft_model=partial(nearly, drafting, noise), drafts="auto", **settings)
+def with_draft_model(architecture: str, drafting: str, *, noise: float = 0.05, **settings: Any) -> DrivenEngine:
+    engine = DrivenEngine(architecture, load_draft_model=partial(nearly, drafting, noise), drafts="auto", **settings)
     engine.ask(draft_always)
     return engine
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[DrivenEngine, DrivenEngine]]:
     """One engine with a draft model that always drafts, and one without."""
-    drafting, plain = with_draft_model(*request.param, max_batch=4), Engine(request.param[0], max_batch=4)
+    drafting, plain = with_draft_model(*request.param, max_batch=4), DrivenEngine(request.param[0], max_batch=4)
     yield drafting, plain
     drafting.close()
     plain.close()
 
 
-def status(engine: Engine) -> DraftModelStatus:
+def status(engine: DrivenEngine) -> DraftModelStatus:
     drafts = engine.loop.status().drafts
     assert drafts is not None and drafts.model is not None
     return drafts.model
 
 
-def num_drafted(engine: Engine) -> int:
+def num_drafted(engine: DrivenEngine) -> int:
     drafts = engine.loop.status().drafts
     assert drafts is not None
     return drafts.num_drafted[DraftSource.DRAFT_MODEL]
@@ -105,7 +105,7 @@ def num_drafted(engine: Engine) -> int:
         ),
     ],
 )
-def test_an_answer_is_the_one_without(pair: tuple[Engine, Engine], options: dict[str, Any]) -> None:
+def test_an_answer_is_the_one_without(pair: tuple[DrivenEngine, DrivenEngine], options: dict[str, Any]) -> None:
     drafting, plain = pair
     before = num_drafted(drafting)
     prompt = words(900, 70)
@@ -113,14 +113,16 @@ def test_an_answer_is_the_one_without(pair: tuple[Engine, Engine], options: dict
     assert num_drafted(drafting) > before
 
 
-def test_what_a_grammar_allows_is_all_that_comes(pair: tuple[Engine, Engine]) -> None:
+def test_what_a_grammar_allows_is_all_that_comes(pair: tuple[DrivenEngine, DrivenEngine]) -> None:
     drafting, _ = pair
     text = words(905, 40)
     assert drafting.run(words(906, 30), num=len(text), constraint=lambda: OneText(text)).tokens == text
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
-def test_conversations_are_answered_as_without_and_computed_as_little(pair: tuple[Engine, Engine], seed: int) -> None:
+def test_conversations_are_answered_as_without_and_computed_as_little(
+    pair: tuple[DrivenEngine, DrivenEngine], seed: int
+) -> None:
     rng = random.Random(seed)
     drafting, plain = pair
     chats = [words(920 + 10 * seed + i, 60) for i in range(2)]
@@ -140,7 +142,9 @@ def test_conversations_are_answered_as_without_and_computed_as_little(pair: tupl
             chats[number] = chats[number][: len(chats[number]) // 2]
 
 
-def test_requests_that_come_and_go_have_the_answers_that_they_have_alone(pair: tuple[Engine, Engine]) -> None:
+def test_requests_that_come_and_go_have_the_answers_that_they_have_alone(
+    pair: tuple[DrivenEngine, DrivenEngine],
+) -> None:
     drafting, plain = pair
     prompts = [words(950, 80), [*words(950, 80), 5, 6], words(951, 50)]
     expected = [plain.cold(prompt, num=24, sampling=SAMPLED) for prompt in prompts]
@@ -157,7 +161,7 @@ def test_requests_that_come_and_go_have_the_answers_that_they_have_alone(pair: t
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5", "mamba2"])
 def test_the_draft_model_computes_what_is_new_and_nothing_else(architecture: str) -> None:
     """The same weights: all that it drafts is right, so it takes nothing back."""
-    engine = Engine(architecture, load_draft_model=partial(loaded, architecture), drafts="auto")
+    engine = DrivenEngine(architecture, load_draft_model=partial(loaded, architecture), drafts="auto")
     engine.ask(partial(draft_always, is_far=True))
     prompt = words(960, 100)
     before, num_new = status(engine), 100
@@ -190,7 +194,7 @@ def test_what_the_draft_model_stored_is_for_its_own_namespace_and_can_be_cleared
 
 
 def test_the_draft_model_gives_way_to_requests_before_any_of_them_does() -> None:
-    plain = Engine("qwen3_5")
+    plain = DrivenEngine("qwen3_5")
     prompts = [words(1010 + i, 300) for i in range(3)]
     expected = [plain.cold(prompt, num=40) for prompt in prompts]
     plain.close()
@@ -204,7 +208,7 @@ def test_the_draft_model_gives_way_to_requests_before_any_of_them_does() -> None
 
 
 def test_what_runs_for_the_draft_model_is_given_up_in_the_middle_of_an_answer() -> None:
-    plain, engine = Engine("llama"), with_draft_model("llama", "gemma3_text")
+    plain, engine = DrivenEngine("llama"), with_draft_model("llama", "gemma3_text")
     prompt = words(1020, 100)
     expected = plain.cold(prompt, num=80)
     given_up: list[bool] = []
@@ -226,7 +230,7 @@ def test_what_runs_for_the_draft_model_is_given_up_in_the_middle_of_an_answer() 
 
 
 def test_its_weights_go_when_running_requests_have_no_room_otherwise() -> None:
-    plain, engine = Engine("llama"), with_draft_model("llama", "llama")
+    plain, engine = DrivenEngine("llama"), with_draft_model("llama", "llama")
     prompt = words(1030, 100)
     expected = plain.cold(prompt, num=60)
     assert engine.run(prompt, num=60).tokens == expected
@@ -251,7 +255,7 @@ def test_its_weights_go_when_running_requests_have_no_room_otherwise() -> None:
 
 
 def test_a_draft_model_that_breaks_ends_no_answer() -> None:
-    plain, engine = Engine("llama"), with_draft_model("llama", "llama")
+    plain, engine = DrivenEngine("llama"), with_draft_model("llama", "llama")
     prompt = words(1040, 100)
 
     def break_it(worker: Worker) -> None:
@@ -268,7 +272,7 @@ def test_a_draft_model_that_breaks_ends_no_answer() -> None:
 
 
 def test_nothing_is_drafted_where_the_model_costs_more_than_it_saves() -> None:
-    engine = Engine("llama", load_draft_model=partial(nearly, "llama", 0.05), drafts="auto")
+    engine = DrivenEngine("llama", load_draft_model=partial(nearly, "llama", 0.05), drafts="auto")
 
     def cost_much(worker: Worker) -> None:
         assert worker.drafts is not None and worker.draft_model is not None
@@ -294,7 +298,7 @@ class Quarter(DraftCosts):
 
 @pytest.mark.matrix
 def test_a_draft_model_that_is_never_right_costs_next_to_nothing() -> None:
-    with closing(Engine("llama", load_draft_model=partial(loaded, "qwen3_5"), drafts="auto")) as engine:
+    with closing(DrivenEngine("llama", load_draft_model=partial(loaded, "qwen3_5"), drafts="auto")) as engine:
 
         def cost_a_quarter(worker: Worker) -> None:
             assert worker.drafts is not None and worker.draft_model is not None
@@ -356,11 +360,11 @@ def test_a_prefix_that_takes_longer_than_the_answer_is_not_computed() -> None:
 
 def test_a_model_with_another_vocabulary_is_refused_at_the_start() -> None:
     with pytest.raises(LoadFailed, match="vocabularies differ"):
-        Engine("llama", load_draft_model=partial(loaded, "gpt_oss"), drafts="auto")
+        DrivenEngine("llama", load_draft_model=partial(loaded, "gpt_oss"), drafts="auto")
 
 
 def test_drafts_that_are_off_need_no_model() -> None:
-    engine = Engine("llama", drafts="off", draft_model="nowhere at all")
+    engine = DrivenEngine("llama", drafts="off", draft_model="nowhere at all")
     assert engine.loop.status().drafts is None
     engine.close()
     assert Settings(model="x", draft_model="y").draft_mode == "auto"
@@ -369,7 +373,7 @@ def test_drafts_that_are_off_need_no_model() -> None:
 
 
 def test_after_a_restart_answers_from_disk_are_the_same(tmp_path: Path) -> None:
-    plain = Engine("qwen3_5")
+    plain = DrivenEngine("qwen3_5")
     prompt = words(1070, 300)
     expected = plain.cold(prompt, num=30)
     following = [*prompt, *expected, 5, 6]
@@ -386,14 +390,14 @@ def test_after_a_restart_answers_from_disk_are_the_same(tmp_path: Path) -> None:
 
 
 def test_beside_another_model_it_comes_and_goes_with_its_own_and_its_prefixes_stay() -> None:
-    plain = Engine("llama")
+    plain = DrivenEngine("llama")
     prompts = [words(1080, 80), words(1081, 120)]
     expected = [plain.cold(prompt, num=30) for prompt in prompts]
     expected.append(plain.cold([*prompts[1], *expected[1], 5], num=30))
     plain.close()
     thread = EngineThread(SharedMemory(1 << 30))
     model = with_draft_model("llama", "qwen3_5", noise=0.0, thread=thread)
-    other = Engine("mamba2", thread=thread)
+    other = DrivenEngine("mamba2", thread=thread)
     both = loaded("llama").nbytes + loaded("qwen3_5").nbytes
     assert model.ask(lambda worker: dict(worker.memory.shared.weights))[model.loop.name] == both
     assert [model.run(prompt, num=30).tokens for prompt in prompts] == expected[:2]
@@ -419,7 +423,7 @@ def test_beside_another_model_it_comes_and_goes_with_its_own_and_its_prefixes_st
 def test_a_draft_model_whose_files_have_changed_begins_anew() -> None:
     drafting = ["qwen3_5", "llama"]
     thread = EngineThread(SharedMemory(1 << 30))
-    engine = Engine("llama", load_draft_model=lambda: loaded(drafting[0]), drafts="auto", thread=thread)
+    engine = DrivenEngine("llama", load_draft_model=lambda: loaded(drafting[0]), drafts="auto", thread=thread)
     engine.ask(draft_always)
     prompt = words(1090, 80)
     expected = engine.run(prompt, num=20).tokens

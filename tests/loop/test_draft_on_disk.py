@@ -16,7 +16,7 @@ from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
 from reprise.disk import read_ahead
 from reprise.disk.model_directory import ModelDirectory
-from tests.loop.driving import GREEDY, PATIENCE_S, Engine
+from tests.loop.driving import GREEDY, PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK, disk_of
 from tests.loop.test_draft_model import PAIRS, draft_always, num_drafted, status
 from tests.loop.test_drafts import SAMPLED
@@ -24,10 +24,10 @@ from tests.loop.test_reuse import words
 from tests.models.shared import nearly
 
 
-def started(directory: Path, architecture: str, draft: str, **settings: Any) -> Engine:
+def started(directory: Path, architecture: str, draft: str, **settings: Any) -> DrivenEngine:
     """An engine on this directory, whose draft model always drafts."""
     given: dict[str, Any] = {"disk_directory": str(directory), "disk_bytes": Bytes(1 << 30), "prefill_chunk": 256}
-    engine = Engine(
+    engine = DrivenEngine(
         architecture,
         load_draft_model=partial(nearly, draft, 0.0),
         drafts="auto",
@@ -38,7 +38,7 @@ def started(directory: Path, architecture: str, draft: str, **settings: Any) -> 
     return engine
 
 
-def draft_folder(engine: Engine) -> Path:
+def draft_folder(engine: DrivenEngine) -> Path:
     """Where the draft model's records lie."""
     model = engine.ask(lambda worker: worker.draft_model)
     assert model is not None and model.disk.cache is not None
@@ -47,7 +47,7 @@ def draft_folder(engine: Engine) -> Path:
     return found.folder
 
 
-def run_until_loaded(engine: Engine, prompt: list[int], *, namespace: str = "") -> dict[int, list[int]]:
+def run_until_loaded(engine: DrivenEngine, prompt: list[int], *, namespace: str = "") -> dict[int, list[int]]:
     """Ask until the draft model's prefix was read while an answer was being written. Returns the answers."""
     answers: dict[int, list[int]] = {}
     for question in range(400, 430):
@@ -76,7 +76,7 @@ def test_after_a_restart_the_draft_model_reads_its_prefix(tmp_path: Path, archit
         # The rest of that, the three tokens that are new, and those of this answer.
         assert now.num_prefilled <= len(following) + 1 + 60 - now.num_loaded
         second.check()
-    with closing(Engine(architecture)) as plain:
+    with closing(DrivenEngine(architecture)) as plain:
         for question, found in answers.items():
             assert plain.cold([*following, question], num=60) == found
 
@@ -178,9 +178,9 @@ def test_chats_over_restarts_are_answered_as_without(tmp_path: Path, pair: tuple
     rng = random.Random(seed)
     architecture, draft = pair
     chats = [words(1300 + 10 * seed + i, 120) for i in range(2)]
-    with closing(Engine(architecture)) as plain, ExitStack() as running:
+    with closing(DrivenEngine(architecture)) as plain, ExitStack() as running:
         room = plain.ask(lambda worker: 4 * worker.runner.most_live_nbytes(600, chunk=256))
-        engine: Engine | None = None
+        engine: DrivenEngine | None = None
         for turn in range(8):
             if engine is None or rng.random() < 0.3:
                 running.close()
@@ -214,7 +214,7 @@ def test_chats_over_restarts_are_answered_as_without(tmp_path: Path, pair: tuple
 
 
 def test_in_a_full_directory_a_draft_model_takes_its_share_and_nothing_of_the_models(tmp_path: Path) -> None:
-    def chat(engine: Engine, numbers: range) -> None:
+    def chat(engine: DrivenEngine, numbers: range) -> None:
         for number in numbers:
             engine.run(words(1260 + number, 150), num=20)
 
@@ -231,7 +231,7 @@ def test_in_a_full_directory_a_draft_model_takes_its_share_and_nothing_of_the_mo
     shutil.rmtree(tmp_path)
     disk_bytes = of_model * 2
     with closing(
-        Engine("llama", disk_block=BLOCK, disk_directory=str(tmp_path), disk_bytes=Bytes(disk_bytes))
+        DrivenEngine("llama", disk_block=BLOCK, disk_directory=str(tmp_path), disk_bytes=Bytes(disk_bytes))
     ) as engine:
         chat(engine, range(6))
     full = main_files()

@@ -11,7 +11,7 @@ from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.drafts.benefit import DraftCosts
 from reprise.loop.worker import Worker
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.test_draft_model import FreeModel, draft_always, status, with_draft_model
 from tests.loop.test_drafts import FreePasses
 from tests.loop.test_reuse import words
@@ -31,7 +31,7 @@ class Interrupted(FreeModel):
             self._acts.pop()()
 
 
-def settle_until(engine: Engine, prompt: list[int], act: Callable[[], object]) -> Running:
+def settle_until(engine: DrivenEngine, prompt: list[int], act: Callable[[], object]) -> SubmittedJob:
     """A settle of `prompt`. What `act` asks of the engine is done when the draft model has computed a part of it."""
 
     def begin(worker: Worker) -> None:
@@ -49,7 +49,7 @@ def next_turn(answer: list[int], prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5", "mamba2"])
 def test_what_is_known_of_a_next_turn_is_computed_ahead(architecture: str) -> None:
-    with closing(Engine(architecture, load_draft_model=partial(loaded, architecture), drafts="auto")) as engine:
+    with closing(DrivenEngine(architecture, load_draft_model=partial(loaded, architecture), drafts="auto")) as engine:
         engine.ask(partial(draft_always, is_far=True))
         prompt = words(1121, 100)
         # The template says where a next turn leaves this one.
@@ -80,7 +80,7 @@ def test_a_request_pauses_what_the_draft_model_settles_and_loses_nothing() -> No
         known = words(1131, 1200)
         model = engine.ask(lambda worker: worker.draft_model)
         assert model is not None
-        others: list[Running] = []
+        others: list[SubmittedJob] = []
         paused: list[tuple[bool, bool]] = []
 
         def look(event: Event) -> None:
@@ -127,7 +127,7 @@ def test_what_is_settled_is_gone_after_a_clear() -> None:
 
 def test_nothing_is_computed_ahead_where_drafts_do_not_pay_or_there_is_too_much() -> None:
     with closing(
-        Engine("llama", load_draft_model=partial(nearly, "llama", 0.05), drafts="auto", max_settle=100)
+        DrivenEngine("llama", load_draft_model=partial(nearly, "llama", 0.05), drafts="auto", max_settle=100)
     ) as engine:
 
         def cost(worker: Worker, relative: float) -> None:

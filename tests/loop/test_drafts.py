@@ -17,7 +17,7 @@ from reprise.core.tokens import Tokens, join_tokens
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
 from reprise.engine.runner import LiveSequence, Runner
 from reprise.loop.worker import Worker
-from tests.loop.driving import GREEDY, Engine, Running
+from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
 from tests.matrix import now_and_later
 
@@ -45,9 +45,9 @@ def make_passes_free(worker: Worker) -> None:
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_5", "mamba2"])
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[DrivenEngine, DrivenEngine]]:
     """One engine that drafts whatever it can, and one that never does."""
-    drafting, plain = Engine(request.param, max_batch=4, drafts="auto"), Engine(request.param, max_batch=4)
+    drafting, plain = DrivenEngine(request.param, max_batch=4, drafts="auto"), DrivenEngine(request.param, max_batch=4)
     drafting.ask(make_passes_free)
     yield drafting, plain
     drafting.close()
@@ -69,7 +69,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
     ],
 )
 def test_an_answer_that_is_asked_for_again_is_drafted_from_the_first(
-    pair: tuple[Engine, Engine], options: dict[str, Any]
+    pair: tuple[DrivenEngine, DrivenEngine], options: dict[str, Any]
 ) -> None:
     drafting, plain = pair
     prompt = words(700, 90)
@@ -85,13 +85,13 @@ def test_an_answer_that_is_asked_for_again_is_drafted_from_the_first(
     assert all(mine.logprob == pytest.approx(other.logprob, abs=1e-3) for mine, other in pairs)
 
 
-def sampled(running: Running) -> list[Sampled]:
+def sampled(running: SubmittedJob) -> list[Sampled]:
     return [event for event in running.events if isinstance(event, Sampled)]
 
 
 @pytest.mark.parametrize("seed", now_and_later([0], [1, 2]))
 def test_conversations_are_answered_as_without_drafts_and_computed_as_little(
-    pair: tuple[Engine, Engine], seed: int
+    pair: tuple[DrivenEngine, DrivenEngine], seed: int
 ) -> None:
     rng = random.Random(seed)
     drafting, plain = pair
@@ -113,7 +113,9 @@ def test_conversations_are_answered_as_without_drafts_and_computed_as_little(
             chats[number] = chats[number][: len(chats[number]) // 2]
 
 
-def test_the_next_turn_resumes_behind_an_answer_whose_last_draft_was_wrong(pair: tuple[Engine, Engine]) -> None:
+def test_the_next_turn_resumes_behind_an_answer_whose_last_draft_was_wrong(
+    pair: tuple[DrivenEngine, DrivenEngine],
+) -> None:
     drafting, plain = pair
     prompt = words(740, 70)
     answer = drafting.run(prompt, num=20)
@@ -125,7 +127,9 @@ def test_the_next_turn_resumes_behind_an_answer_whose_last_draft_was_wrong(pair:
     assert following_end.tokens == plain.cold(following, num=4)
 
 
-def test_requests_that_come_and_go_have_the_answers_that_they_have_alone(pair: tuple[Engine, Engine]) -> None:
+def test_requests_that_come_and_go_have_the_answers_that_they_have_alone(
+    pair: tuple[DrivenEngine, DrivenEngine],
+) -> None:
     drafting, plain = pair
     prompts = [words(750, 80), [*words(750, 80), 5, 6], words(751, 50), words(752, 120)]
     expected = [plain.cold(prompt, num=24, sampling=SAMPLED) for prompt in prompts]
@@ -158,7 +162,7 @@ class OneText:
         return [token if len(self.rest) % 5 else 3 for token in self.rest[:7]]
 
 
-def test_what_a_grammar_forces_is_drafted(pair: tuple[Engine, Engine]) -> None:
+def test_what_a_grammar_forces_is_drafted(pair: tuple[DrivenEngine, DrivenEngine]) -> None:
     drafting, _ = pair
     text = words(791, 40)
     answer = drafting.run(words(790, 30), num=len(text), constraint=lambda: OneText(text))
@@ -173,7 +177,9 @@ class Unforeseen(OneText):
         return []
 
 
-def test_an_answer_that_changes_values_of_an_earlier_one_is_drafted_between_them(pair: tuple[Engine, Engine]) -> None:
+def test_an_answer_that_changes_values_of_an_earlier_one_is_drafted_between_them(
+    pair: tuple[DrivenEngine, DrivenEngine],
+) -> None:
     drafting, plain = pair
     prompt, call = words(792, 30), words(793, 60)
     changed = [*call[:20], *words(794, 3), *call[24:40], *words(795, 5), *call[42:]]
@@ -188,7 +194,7 @@ def test_an_answer_that_changes_values_of_an_earlier_one_is_drafted_between_them
     assert drafting.run(following, num=8, sampling=SAMPLED).tokens == plain.cold(following, num=8, sampling=SAMPLED)
 
 
-def test_an_answer_stops_where_it_is_told_to_in_the_middle_of_a_draft(pair: tuple[Engine, Engine]) -> None:
+def test_an_answer_stops_where_it_is_told_to_in_the_middle_of_a_draft(pair: tuple[DrivenEngine, DrivenEngine]) -> None:
     drafting, plain = pair
     prompt = words(760, 60)
     expected = plain.cold(prompt, num=30)
@@ -204,7 +210,7 @@ def test_an_answer_stops_where_it_is_told_to_in_the_middle_of_a_draft(pair: tupl
         assert following.tokens == plain.cold([*prompt, *expected[:length], 7, 7], num=6)
 
 
-def test_what_is_cleared_and_what_other_keys_said_is_not_drafted_from(pair: tuple[Engine, Engine]) -> None:
+def test_what_is_cleared_and_what_other_keys_said_is_not_drafted_from(pair: tuple[DrivenEngine, DrivenEngine]) -> None:
     drafting, _ = pair
     prompt = words(770, 300)
     first = drafting.run(prompt, num=24, namespace="mine", sampling=SAMPLED)
@@ -220,7 +226,7 @@ def test_what_is_cleared_and_what_other_keys_said_is_not_drafted_from(pair: tupl
     )
 
 
-def test_a_prediction_is_drafted_from(pair: tuple[Engine, Engine]) -> None:
+def test_a_prediction_is_drafted_from(pair: tuple[DrivenEngine, DrivenEngine]) -> None:
     drafting, plain = pair
     prompt = words(780, 60)
     expected = plain.cold(prompt, num=24, sampling=SAMPLED)
@@ -234,12 +240,12 @@ def test_a_prediction_is_drafted_from(pair: tuple[Engine, Engine]) -> None:
 
 
 def test_a_preempted_answer_goes_on_as_without_drafts() -> None:
-    plain = Engine("qwen3_5", drafts="off")
+    plain = DrivenEngine("qwen3_5", drafts="off")
     prompts = [words(790 + i, 300) for i in range(3)]
     expected = [plain.cold(prompt, num=40) for prompt in prompts]
     plain.close()
     # Room for one and a half.
-    tight = Engine("qwen3_5", cache_bytes=1_200_000, drafts="auto")
+    tight = DrivenEngine("qwen3_5", cache_bytes=1_200_000, drafts="auto")
     tight.ask(make_passes_free)
     for _ in range(2):
         assert [each.wait().tokens for each in tight.submit_all(prompts, num=40)] == expected
@@ -247,7 +253,7 @@ def test_a_preempted_answer_goes_on_as_without_drafts() -> None:
 
 
 def test_no_draft_is_made_where_they_are_off() -> None:
-    engine = Engine("llama", drafts="off")
+    engine = DrivenEngine("llama", drafts="off")
     prompt = words(795, 60)
     first, again = engine.run(prompt, num=24), engine.run(prompt, num=24)
     assert first.tokens == again.tokens
@@ -267,7 +273,7 @@ def test_exact_drafts_use_only_passes_that_equal_single_steps(
         return true_logits(self, live, chunk) + (1e-6 if len(chunk) == 5 else 0)
 
     monkeypatch.setattr(Runner, "logits", logits)
-    engine = Engine(architecture, drafts="exact")
+    engine = DrivenEngine(architecture, drafts="exact")
 
     class Noted(FreePasses):
         def note(self, num_tokens: int, seconds: float) -> None:
@@ -289,6 +295,6 @@ def test_exact_drafts_use_only_passes_that_equal_single_steps(
 def test_where_no_pass_equals_single_steps_exact_drafts_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     true_logits = Runner.logits
     monkeypatch.setattr(Runner, "logits", lambda self, live, chunk: true_logits(self, live, chunk) + len(chunk))
-    engine = Engine("llama", drafts="exact")
+    engine = DrivenEngine("llama", drafts="exact")
     assert engine.loop.status().drafts is None
     engine.close()

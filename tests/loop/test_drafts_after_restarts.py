@@ -6,21 +6,21 @@ from reprise.core.backend import DraftSource
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
 from reprise.loop.worker import Worker
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import Restarts, words
 from tests.loop.test_drafts import SAMPLED, make_passes_free
 
 PROMPT = words(1, 300)
 
 
-def started(start: Restarts, model: str = "llama", **options: object) -> Engine:
+def started(start: Restarts, model: str = "llama", **options: object) -> DrivenEngine:
     """An engine that drafts whatever it can."""
     engine = start(model, drafts="auto", **options)
     engine.ask(make_passes_free)
     return engine
 
 
-def num_repeated(engine: Engine, prompt: list[int], *, namespace: str = "") -> int:
+def num_repeated(engine: DrivenEngine, prompt: list[int], *, namespace: str = "") -> int:
     """How many tokens of an answer were drafted from what was said before, and right."""
     outcome = engine.run(prompt, num=48, sampling=SAMPLED, namespace=namespace).end.outcome
     drafted = outcome.drafted.get(str(DraftSource.HISTORY))

@@ -10,13 +10,13 @@ from reprise.core.errors import BadRequest, ContextTooLong, EngineFailed, QueueF
 from reprise.core.events import FinishReason, Sampled, Started
 from reprise.core.job import Sampling, Thinking
 from reprise.core.prompt import Boundary, BoundaryKind
-from tests.loop.driving import GREEDY, PATIENCE_S, Engine, Running
+from tests.loop.driving import GREEDY, PATIENCE_S, DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
 
 
 @pytest.fixture(scope="module", params=["qwen3_5", "llama"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, max_batch=4, max_queue=3, prefill_chunk=256)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param, max_batch=4, max_queue=3, prefill_chunk=256)
     yield engine
     engine.close()
 
@@ -25,7 +25,7 @@ def _raise(token: int) -> bool:
     raise RuntimeError("the watch is broken")
 
 
-def test_one_that_raises_leaves_its_batch_mates_alone(engine: Engine) -> None:
+def test_one_that_raises_leaves_its_batch_mates_alone(engine: DrivenEngine) -> None:
     prompts = [words(200 + i, 30 + i) for i in range(3)]
     cold = [engine.cold(prompt, num=12) for prompt in prompts]
     running = [engine.submit(prompt, num=12) for prompt in prompts]
@@ -36,7 +36,7 @@ def test_one_that_raises_leaves_its_batch_mates_alone(engine: Engine) -> None:
     assert engine.num_leases() == 0
 
 
-def test_a_sink_that_raises_harms_nobody(engine: Engine) -> None:
+def test_a_sink_that_raises_harms_nobody(engine: DrivenEngine) -> None:
     prompt = words(220, 30)
 
     def broken(event: object) -> None:
@@ -47,20 +47,20 @@ def test_a_sink_that_raises_harms_nobody(engine: Engine) -> None:
     assert engine.run(prompt).tokens == engine.cold(prompt)
 
 
-def test_a_token_that_the_model_does_not_have(engine: Engine) -> None:
+def test_a_token_that_the_model_does_not_have(engine: DrivenEngine) -> None:
     ended = engine.run(words(230, 20), sampling=replace(GREEDY, logit_bias={10**6: 1.0}))
     assert isinstance(ended.end.error, BadRequest)
     assert ended.end.error.param == "logit_bias"
 
 
-def test_a_prompt_longer_than_the_context(engine: Engine) -> None:
+def test_a_prompt_longer_than_the_context(engine: DrivenEngine) -> None:
     context = engine.model.context
     assert context is not None
     with pytest.raises(ContextTooLong, match="Shorten"):
         engine.submit([1] * context)
 
 
-def test_the_queue_is_bounded(engine: Engine) -> None:
+def test_the_queue_is_bounded(engine: DrivenEngine) -> None:
     # Four run and three wait; the engine is held up meanwhile.
     hold = threading.Event()
     engine.loop.call(lambda worker: hold.wait(PATIENCE_S) and None)
@@ -74,7 +74,7 @@ def test_the_queue_is_bounded(engine: Engine) -> None:
     assert engine.run(words(250, 20)).end.error is None
 
 
-def test_a_waiting_job_can_be_cancelled(engine: Engine) -> None:
+def test_a_waiting_job_can_be_cancelled(engine: DrivenEngine) -> None:
     hold = threading.Event()
     engine.loop.call(lambda worker: hold.wait(PATIENCE_S) and None)
     running = engine.submit(words(260, 20))
@@ -85,12 +85,12 @@ def test_a_waiting_job_can_be_cancelled(engine: Engine) -> None:
     assert not engine.loop.cancel(running.job.id)
 
 
-def test_a_follower_takes_over_from_a_cancelled_leader(engine: Engine) -> None:
+def test_a_follower_takes_over_from_a_cancelled_leader(engine: DrivenEngine) -> None:
     shared = words(270, 1500)
     prompts = [[*shared, *words(271 + i, 9)] for i in range(3)]
     cold = engine.cold(prompts[1])
 
-    def submit(worker: object) -> list[Running]:
+    def submit(worker: object) -> list[SubmittedJob]:
         leader = engine.submit(prompts[0], cancel_when=lambda leader: len(leader.progress) > 0)
         return [leader, *(engine.submit(prompt) for prompt in prompts[1:])]
 
@@ -102,7 +102,7 @@ def test_a_follower_takes_over_from_a_cancelled_leader(engine: Engine) -> None:
     assert computed <= 1.02 * (1500 + 3 * 9)
 
 
-def test_seeds_give_the_same_tokens_whatever_else_runs(engine: Engine) -> None:
+def test_seeds_give_the_same_tokens_whatever_else_runs(engine: DrivenEngine) -> None:
     sampling = Sampling(temperature=1.0, top_p=0.95, top_k=40, seed=7)
     prompt = words(280, 40)
     alone = engine.run(prompt, num=16, sampling=sampling).tokens
@@ -114,14 +114,14 @@ def test_seeds_give_the_same_tokens_whatever_else_runs(engine: Engine) -> None:
     assert alone != engine.run(prompt, num=16, sampling=replace(sampling, seed=8)).tokens
 
 
-def test_thinking_ends_at_its_budget(engine: Engine) -> None:
+def test_thinking_ends_at_its_budget(engine: DrivenEngine) -> None:
     thinking = Thinking(start=(5,), end=(6, 7), budget=4, is_open=True)
     tokens = engine.run(words(290, 20), num=12, thinking=thinking).tokens
     assert len(tokens) == 12
     assert tokens[4:6] == [6, 7]
 
 
-def test_logprobs_are_those_of_the_chosen_token(engine: Engine) -> None:
+def test_logprobs_are_those_of_the_chosen_token(engine: DrivenEngine) -> None:
     running = engine.run(words(300, 20), num=4, sampling=replace(GREEDY, logprobs=3))
     for event in running.events:
         if isinstance(event, Sampled):
@@ -132,7 +132,7 @@ def test_logprobs_are_those_of_the_chosen_token(engine: Engine) -> None:
 
 @pytest.mark.parametrize("architecture", ["qwen3_5", "gemma3_text"])
 def test_a_small_budget_is_kept_and_changes_no_answer(architecture: str) -> None:
-    engine = Engine(architecture)
+    engine = DrivenEngine(architecture)
     try:
         # For the chat as it is in the end, once as it runs and once as it is stored, and not for the turns before it.
         runner = engine.ask(lambda worker: worker.runner)
@@ -151,7 +151,7 @@ def test_a_small_budget_is_kept_and_changes_no_answer(architecture: str) -> None
 
 
 def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
-    engine = Engine("llama")
+    engine = DrivenEngine("llama")
     running = engine.submit(words(320, 20), num=200)
     engine.close()
     assert running.end.reason is FinishReason.LENGTH
@@ -159,7 +159,7 @@ def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
         engine.submit(words(321, 20))
 
 
-def test_a_pin_beyond_all_clocks_ends_nothing(engine: Engine) -> None:
+def test_a_pin_beyond_all_clocks_ends_nothing(engine: DrivenEngine) -> None:
     prompt = words(290, 40)
     engine.run(prompt, boundaries=[Boundary(20, BoundaryKind.EXPLICIT)], pin_for_s=1e300)
     assert engine.run(prompt).computed == 0
@@ -168,14 +168,14 @@ def test_a_pin_beyond_all_clocks_ends_nothing(engine: Engine) -> None:
     assert engine.ask(lambda worker: worker.wakes_in_s) is None
 
 
-def test_what_is_cleared_is_gone_when_the_answer_comes(engine: Engine) -> None:
+def test_what_is_cleared_is_gone_when_the_answer_comes(engine: DrivenEngine) -> None:
     engine.run(words(291, 60))
     assert engine.loop.status().held.num_tokens > 0
     engine.loop.clear().result(PATIENCE_S)
     assert engine.loop.status().held.num_tokens == 0
 
 
-def test_who_asked_and_has_gone_changes_nothing(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_asked_and_has_gone_changes_nothing(engine: DrivenEngine, caplog: pytest.LogCaptureFixture) -> None:
     engine.run(words(292, 60))
     hold = threading.Event()
     engine.loop.call(lambda worker: hold.wait(PATIENCE_S) and None)

@@ -11,26 +11,26 @@ from reprise.core.settings import Settings
 from reprise.engine.operations import OPERATIONS
 from reprise.engine.rank_links import RanksFailed
 from reprise.loop.worker import Worker
-from tests.loop.driving import Engine
-from tests.loop.following import Following
+from tests.loop.driving import DrivenEngine
+from tests.loop.following import LeaderAndFollower
 from tests.loop.random_chats import RandomChats, Seen
 from tests.loop.test_audit import audited
 from tests.models.shared import loader
 from tests.models.tiny import tiny_model
 from tests.soak.lengths import times
 
-Start = Callable[..., tuple[Engine, Following]]
+Start = Callable[..., tuple[DrivenEngine, LeaderAndFollower]]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    engines: list[Engine] = []
+    engines: list[DrivenEngine] = []
 
-    def begin(architecture: str, **options: Any) -> tuple[Engine, Following]:
+    def begin(architecture: str, **options: Any) -> tuple[DrivenEngine, LeaderAndFollower]:
         load = loader(Settings(model=str(tiny_model(architecture))))
         assert load is not None
-        following = Following(load)
-        engine = Engine(architecture, load=following, shares_from=32, **options)
+        following = LeaderAndFollower(load)
+        engine = DrivenEngine(architecture, load=following, shares_from=32, **options)
         engines.append(engine)
         return engine, following
 
@@ -39,8 +39,8 @@ def start() -> Iterator[Start]:
         engine.close()
 
 
-def _run(engine: Engine, architecture: str, *, seed: int, num_bursts: int, has_room: bool) -> Seen:
-    oracle = Engine(architecture, has_prefix_cache=False, max_batch=1)
+def _run(engine: DrivenEngine, architecture: str, *, seed: int, num_bursts: int, has_room: bool) -> Seen:
+    oracle = DrivenEngine(architecture, has_prefix_cache=False, max_batch=1)
     try:
         return RandomChats(engine, oracle, seed, has_room=has_room).run(num_bursts)
     finally:

@@ -7,13 +7,13 @@ import pytest
 
 from reprise.core.events import FinishReason
 from tests.holding import active_memory, settled_memory
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words
 
 
 @pytest.fixture(params=["llama", "gemma3_text", "qwen3_5", "mamba2"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param)
     gc.collect()
     gc.disable()
     yield engine
@@ -21,7 +21,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine.close()
 
 
-def unaccounted(engine: Engine, before: int) -> int:
+def unaccounted(engine: DrivenEngine, before: int) -> int:
     """Bytes that MLX holds beside those in the books, when nobody protects anything any more."""
     assert engine.num_leases() == 0
     held = engine.loop.status().held
@@ -30,7 +30,7 @@ def unaccounted(engine: Engine, before: int) -> int:
     )
 
 
-def test_memory_is_what_the_books_say_after_every_way_to_end(engine: Engine) -> None:
+def test_memory_is_what_the_books_say_after_every_way_to_end(engine: DrivenEngine) -> None:
     # The allocator's rounding, a few kilobytes for each array.
     before = engine.ask(lambda worker: active_memory())
     rounding = 150_000
@@ -62,7 +62,7 @@ def left_by_an_engine(architecture: str) -> int:
     before = active_memory()
     gc.disable()
     try:
-        engine = Engine(architecture, shares_from=64)
+        engine = DrivenEngine(architecture, shares_from=64)
         engine.run(words(720, 300))
         engine.close()
         del engine

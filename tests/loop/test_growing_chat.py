@@ -3,7 +3,7 @@
 import pytest
 
 from reprise.core.prompt import Boundary, BoundaryKind
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words
 
 _TURNS = 14
@@ -12,7 +12,7 @@ _CHUNK = 128
 
 def bytes_of(architecture: str, num_prompt: int) -> tuple[int, int]:
     """What a request with so many prompt tokens takes, and a resumable position."""
-    engine = Engine(architecture, prefill_chunk=_CHUNK)
+    engine = DrivenEngine(architecture, prefill_chunk=_CHUNK)
     try:
         return engine.ask(lambda worker: (worker.sequences.estimate(num_prompt), worker.runner.footprint.checkpoint))
     finally:
@@ -22,7 +22,7 @@ def bytes_of(architecture: str, num_prompt: int) -> tuple[int, int]:
 @pytest.mark.parametrize("architecture", ["qwen3_5", "gemma3_text", "mamba2"])
 def test_each_turn_computes_what_is_new_whatever_the_chat_has_left_behind(architecture: str) -> None:
     needed, checkpoint = bytes_of(architecture, 300)
-    engine = Engine(architecture, prefill_chunk=_CHUNK, cache_bytes=2 * needed + 5 * checkpoint)
+    engine = DrivenEngine(architecture, prefill_chunk=_CHUNK, cache_bytes=2 * needed + 5 * checkpoint)
     try:
         chat, computed = words(820, 60), []
         for turn in range(_TURNS):

@@ -5,7 +5,7 @@ import pytest
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.engine.runner import SHARES_FROM
 from reprise.loop.worker import Worker
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
 from tests.matrix import now_and_later
 
@@ -15,13 +15,13 @@ _MOST = 1.1
 @pytest.mark.parametrize("shares_from", now_and_later([200], [SHARES_FROM]))
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5"])
 def test_turns_branches_and_parallel_requests_are_held_once(architecture: str, shares_from: int) -> None:
-    engine = Engine(architecture, shares_from=shares_from, prefill_chunk=128, max_batch=6)
+    engine = DrivenEngine(architecture, shares_from=shares_from, prefill_chunk=128, max_batch=6)
     unique: set[tuple[int, ...]] = set()
 
-    def ask(prompt: list[int]) -> Running:
+    def ask(prompt: list[int]) -> SubmittedJob:
         return engine.submit(prompt, num=12, boundaries=[Boundary(len(prompt) - 2, BoundaryKind.STABLE)])
 
-    def note(prompt: list[int], running: Running) -> list[int]:
+    def note(prompt: list[int], running: SubmittedJob) -> list[int]:
         # The last token is sampled, and not computed.
         whole = [*prompt, *running.wait().tokens[:-1]]
         unique.update(tuple(whole[:stop]) for stop in range(1, len(whole) + 1))

@@ -9,19 +9,19 @@ from reprise.core.events import Finished, Progress, Sampled
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.loop import sequences
 from tests.holding import active_memory, settled_memory
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words
 from tests.matrix import now_and_later
 
 
 @pytest.fixture(params=["llama", "gemma3_text", "qwen3_5"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, shares_from=100, prefill_chunk=512)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param, shares_from=100, prefill_chunk=512)
     yield engine
     engine.close()
 
 
-def adoptions(engine: Engine) -> list[int]:
+def adoptions(engine: DrivenEngine) -> list[int]:
     """Where parked sequences were adopted from now on."""
     seen: list[int] = []
 
@@ -39,7 +39,7 @@ def adoptions(engine: Engine) -> list[int]:
     return seen
 
 
-def test_the_next_turn_goes_on_in_the_same_buffers(engine: Engine) -> None:
+def test_the_next_turn_goes_on_in_the_same_buffers(engine: DrivenEngine) -> None:
     seen = adoptions(engine)
     prompt = words(400, 600)
     for turn in range(4):
@@ -50,7 +50,7 @@ def test_the_next_turn_goes_on_in_the_same_buffers(engine: Engine) -> None:
     assert seen == [607, 635, 663]
 
 
-def test_a_branch_of_a_parked_sequence_leaves_the_other_path_whole(engine: Engine) -> None:
+def test_a_branch_of_a_parked_sequence_leaves_the_other_path_whole(engine: DrivenEngine) -> None:
     prompt = words(420, 300)
     answer = engine.run(prompt, num=40)
     first = [*prompt, *answer.tokens, *words(421, 10)]
@@ -61,7 +61,7 @@ def test_a_branch_of_a_parked_sequence_leaves_the_other_path_whole(engine: Engin
     assert again.computed <= 11
 
 
-def test_two_requests_on_one_parked_sequence(engine: Engine) -> None:
+def test_two_requests_on_one_parked_sequence(engine: DrivenEngine) -> None:
     prompt = words(430, 300)
     answer = engine.run(prompt, num=20)
     prompts = [[*prompt, *answer.tokens, *words(431 + i, 10)] for i in range(3)]
@@ -70,7 +70,7 @@ def test_two_requests_on_one_parked_sequence(engine: Engine) -> None:
     engine.check()
 
 
-def test_a_sequence_that_joins_a_batch_still_lends(engine: Engine) -> None:
+def test_a_sequence_that_joins_a_batch_still_lends(engine: DrivenEngine) -> None:
     prompt = words(440, 300)
     answer = engine.run(prompt, num=20)
     longer = [*prompt, *answer.tokens, *words(441, 10)]
@@ -83,7 +83,7 @@ def test_a_sequence_that_joins_a_batch_still_lends(engine: Engine) -> None:
     assert engine.run(longer, num=30).tokens == cold
 
 
-def test_evicting_recalls_what_was_lent(engine: Engine) -> None:
+def test_evicting_recalls_what_was_lent(engine: DrivenEngine) -> None:
     prompt = words(450, 400)
     answer = engine.run(prompt, num=20)
     assert engine.ask(lambda worker: worker.sequences.num_idle) == 1
@@ -96,7 +96,7 @@ def test_evicting_recalls_what_was_lent(engine: Engine) -> None:
     assert engine.run(longer).tokens == engine.cold(longer)
 
 
-def test_those_that_are_idle_longest_make_room(engine: Engine) -> None:
+def test_those_that_are_idle_longest_make_room(engine: DrivenEngine) -> None:
     prompts = [words(580 + i, 150) for i in range(6)]
     turns = [[*prompt, *engine.run(prompt, num=2).tokens, 1] for prompt in prompts]
     seen = adoptions(engine)
@@ -106,7 +106,7 @@ def test_those_that_are_idle_longest_make_room(engine: Engine) -> None:
         assert seen == begun
 
 
-def test_a_failed_pass_keeps_what_was_lent_before(engine: Engine) -> None:
+def test_a_failed_pass_keeps_what_was_lent_before(engine: DrivenEngine) -> None:
     prompt = words(460, 300)
     answer = engine.run(prompt, num=20)
     longer = [*prompt, *answer.tokens, *words(461, 40)]
@@ -131,7 +131,7 @@ def test_a_failed_pass_keeps_what_was_lent_before(engine: Engine) -> None:
 
 
 def test_a_long_conversation_is_held_once() -> None:
-    engine = Engine("llama", prefill_chunk=512, shares_from=2000)
+    engine = DrivenEngine("llama", prefill_chunk=512, shares_from=2000)
     try:
         each = engine.ask(lambda worker: worker.runner.footprint.full)
         before = engine.ask(lambda worker: active_memory())
@@ -154,7 +154,7 @@ def test_a_long_conversation_is_held_once() -> None:
         engine.close()
 
 
-def test_what_was_lent_and_lost_empties_the_cache_and_no_more(engine: Engine) -> None:
+def test_what_was_lent_and_lost_empties_the_cache_and_no_more(engine: DrivenEngine) -> None:
     prompt = words(480, 300)
     answer = engine.run(prompt, num=20)
     longer = [*prompt, *answer.tokens, *words(481, 40)]
@@ -179,7 +179,7 @@ def test_what_was_lent_and_lost_empties_the_cache_and_no_more(engine: Engine) ->
     assert engine.num_leases() == 0
 
 
-def _breaks_at(engine: Engine, number: int) -> None:
+def _breaks_at(engine: DrivenEngine, number: int) -> None:
     """Let the pass of this number, from now on, raise."""
 
     def arm(worker) -> None:
@@ -205,7 +205,7 @@ def _marks(prompt: list[int], every: int = 100) -> list[Boundary]:
 
 
 def test_a_failed_pass_leaves_no_loans_of_its_own_checkpoints() -> None:
-    engine = Engine("qwen3_5", shares_from=64, prefill_chunk=64)
+    engine = DrivenEngine("qwen3_5", shares_from=64, prefill_chunk=64)
     try:
         prompt = words(490, 600)
         _breaks_at(engine, 8)
@@ -222,7 +222,7 @@ def test_a_failed_pass_leaves_no_loans_of_its_own_checkpoints() -> None:
 
 @pytest.mark.parametrize("cache_bytes", now_and_later([700_000], [1_000_000]))
 def test_what_a_running_sequence_lends_can_be_evicted(cache_bytes: int) -> None:
-    engine = Engine("qwen3_5", shares_from=64, prefill_chunk=64, cache_bytes=cache_bytes)
+    engine = DrivenEngine("qwen3_5", shares_from=64, prefill_chunk=64, cache_bytes=cache_bytes)
     try:
         for turn in range(3):
             prompt = words(500 + turn, 900)
@@ -236,7 +236,7 @@ def test_what_a_running_sequence_lends_can_be_evicted(cache_bytes: int) -> None:
 
 
 def test_clearing_while_a_sequence_runs_changes_no_answer() -> None:
-    engine = Engine("qwen3_5", shares_from=64, prefill_chunk=64)
+    engine = DrivenEngine("qwen3_5", shares_from=64, prefill_chunk=64)
     try:
         prompt = words(510, 600)
         cold = engine.cold(prompt)
@@ -255,12 +255,12 @@ def test_clearing_while_a_sequence_runs_changes_no_answer() -> None:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
 def test_lending_takes_no_room(architecture: str) -> None:
-    engine = Engine(architecture)
+    engine = DrivenEngine(architecture)
     footprint = engine.ask(lambda worker: worker.runner.footprint)
     engine.close()
     # Nearly all of the budget: there is no room for the sequence and a copy.
     budget = int(footprint.at(2100) / 0.8) + 2 * footprint.snapshot
-    engine = Engine(architecture, shares_from=64, prefill_chunk=256, cache_bytes=budget)
+    engine = DrivenEngine(architecture, shares_from=64, prefill_chunk=256, cache_bytes=budget)
     try:
         prompt = words(520, 2000)
         answer = engine.run(prompt)
@@ -270,7 +270,7 @@ def test_lending_takes_no_room(architecture: str) -> None:
         engine.close()
 
 
-def test_a_parked_sequence_that_cannot_be_adopted_stays_parked(engine: Engine) -> None:
+def test_a_parked_sequence_that_cannot_be_adopted_stays_parked(engine: DrivenEngine) -> None:
     prompt = words(530, 300)
     answer = engine.run(prompt, num=20)
     longer = [*prompt, *answer.tokens, *words(531, 10)]
@@ -295,7 +295,7 @@ def test_a_parked_sequence_that_cannot_be_adopted_stays_parked(engine: Engine) -
 
 
 def test_a_recall_that_breaks_off_empties_the_cache_and_no_more(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = words(540, 300)
     answer = engine.run(prompt, num=20)
@@ -312,7 +312,7 @@ def test_a_recall_that_breaks_off_empties_the_cache_and_no_more(
 
 
 def test_a_recall_that_breaks_off_fails_only_the_request_that_needed_the_room(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = words(543, 300)
     engine.run(prompt, num=20)
@@ -342,7 +342,7 @@ def test_a_recall_that_breaks_off_fails_only_the_request_that_needed_the_room(
     engine.check()
 
 
-def test_one_whose_end_goes_wrong_ends_all_the_same(engine: Engine) -> None:
+def test_one_whose_end_goes_wrong_ends_all_the_same(engine: DrivenEngine) -> None:
     prompt = words(550, 300)
     beside = words(551, 200)
     cold = engine.cold(beside, num=30)
@@ -365,7 +365,7 @@ def test_one_whose_end_goes_wrong_ends_all_the_same(engine: Engine) -> None:
     assert engine.run(prompt, num=4).tokens == engine.cold(prompt, num=4)
 
 
-def test_joining_small_pieces_leaves_lent_ones_alone(engine: Engine) -> None:
+def test_joining_small_pieces_leaves_lent_ones_alone(engine: DrivenEngine) -> None:
     prompt = words(560, 60)
     answer = engine.run(prompt)
     # The first 67 entries are the cache's own, those behind are lent.
@@ -378,7 +378,7 @@ def test_joining_small_pieces_leaves_lent_ones_alone(engine: Engine) -> None:
     assert lenders == engine.ask(lambda worker: set(worker.sequences.idle))
 
 
-def test_a_sequence_is_parked_only_for_what_the_cache_has_on_loan(engine: Engine) -> None:
+def test_a_sequence_is_parked_only_for_what_the_cache_has_on_loan(engine: DrivenEngine) -> None:
     engine.run(words(570, 900), num=20)
     assert engine.ask(lambda worker: worker.sequences.num_idle) == 1
     # As when a path is cut back behind others' leases: what is dropped there is not asked for again.

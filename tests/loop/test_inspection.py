@@ -8,7 +8,7 @@ from reprise.core.events import Started
 from reprise.core.inspection import InspectedNode, Inspection, LastUse, PhaseName
 from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK, Restarts, words
 
 
@@ -19,7 +19,7 @@ def leaves(shown: Inspection) -> list[InspectedNode]:
 
 @pytest.mark.parametrize("shares_from", [10, 4096])
 def test_the_tree_and_the_memory_add_up(shares_from: int) -> None:
-    engine = Engine("qwen3_5", shares_from=shares_from)
+    engine = DrivenEngine("qwen3_5", shares_from=shares_from)
     try:
         system, boundary = words(1, 40), [Boundary(40, BoundaryKind.SYSTEM)]
         for branch in range(3):
@@ -50,7 +50,7 @@ def test_the_tree_and_the_memory_add_up(shares_from: int) -> None:
 
 
 def test_a_bound_shows_what_was_used_last_with_all_above_it() -> None:
-    engine = Engine("llama")
+    engine = DrivenEngine("llama")
     try:
         for branch in range(6):
             engine.run([1, 2, 3, *words(branch, 20)])
@@ -65,7 +65,7 @@ def test_a_bound_shows_what_was_used_last_with_all_above_it() -> None:
 
 
 def test_requests_are_shown_where_they_are() -> None:
-    engine = Engine("llama", max_batch=1)
+    engine = DrivenEngine("llama", max_batch=1)
     try:
         engine.run([1, 2, 3, 4], num=1)
         may_go_on = threading.Event()

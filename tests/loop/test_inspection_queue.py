@@ -5,7 +5,7 @@ from typing import Any
 
 from reprise.core.events import Sampled
 from reprise.loop.engine_thread import InspectionQueue
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, DrivenEngine
 
 
 def test_an_inspection_waits_for_a_hundred_times_what_the_last_one_took_while_there_is_work() -> None:
@@ -32,7 +32,7 @@ def test_an_inspection_waits_for_a_hundred_times_what_the_last_one_took_while_th
 
 
 def test_inspections_are_counted_and_hold_up_no_work_however_many_ask() -> None:
-    engine = Engine("llama")
+    engine = DrivenEngine("llama")
     try:
         engine.run([1, 2, 3], num=2)
         before = engine.loop.status()

@@ -7,7 +7,7 @@ import pytest
 from reprise.core.events import Event, Sampled
 from reprise.loop.requests import Decoding
 from reprise.loop.worker import Worker
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
 
 LONG = 1000
@@ -17,8 +17,8 @@ _TOKENS = 12
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_5"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param)
     yield engine
     engine.close()
 
@@ -26,7 +26,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 class Watch:
     """Looks at the engine, on its thread, while all of the requests decode."""
 
-    def __init__(self, engine: Engine, num: int) -> None:
+    def __init__(self, engine: DrivenEngine, num: int) -> None:
         self._num = num
         self.nbytes: list[int] = []
         self.groups: list[tuple[int, ...]] = []
@@ -44,10 +44,10 @@ class Watch:
             self.groups.append(tuple(sorted(r.num_rows for r in {t.live.rows for t in decoding if t.live})))
 
 
-def together(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[Running], Watch]:
+def together(engine: DrivenEngine, prompts: Sequence[list[int]]) -> tuple[list[SubmittedJob], Watch]:
     """The first has a longer answer; when that has begun the others come, all at once."""
     watch = Watch(engine, len(prompts))
-    later: list[Running] = []
+    later: list[SubmittedJob] = []
 
     def join(event: Event) -> None:
         if isinstance(event, Sampled) and not later:
@@ -57,7 +57,7 @@ def together(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[Running
     return [each.wait() for each in (first, *later)], watch
 
 
-def test_a_long_stream_and_short_ones_take_the_bytes_that_each_takes_alone(engine: Engine) -> None:
+def test_a_long_stream_and_short_ones_take_the_bytes_that_each_takes_alone(engine: DrivenEngine) -> None:
     prompts = [words(600, LONG), *(words(601 + i, SHORT + i) for i in range(NUM_SHORT))]
     alone: list[int] = []
     for prompt in prompts:

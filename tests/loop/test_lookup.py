@@ -10,11 +10,11 @@ from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
 from reprise.loop.inspection import status_of
 from reprise.loop.worker import Worker
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.restarts import Restarts, disk_of, words
 
 
-def looked_up(engine: Engine, tokens: list[int], namespace: str = "") -> Lookup:
+def looked_up(engine: DrivenEngine, tokens: list[int], namespace: str = "") -> Lookup:
     return engine.loop.lookup(Prompt(tokens=as_tokens(tokens)), namespace=namespace).result()
 
 
@@ -34,7 +34,7 @@ def trace(worker: Worker) -> list[object]:
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
 def test_it_says_where_the_next_request_resumes_and_changes_nothing(model: str) -> None:
-    engine = Engine(model)
+    engine = DrivenEngine(model)
     prompt = words(1, 300)
     cold = looked_up(engine, prompt)
     assert (cold.num_matched, cold.resume_at, cold.num_loaded, cold.queue_s) == (0, 0, 0, 0.0)
@@ -67,7 +67,7 @@ def test_after_a_restart_it_says_what_the_disk_would_give_and_reads_nothing(star
 
 
 def test_who_waits_is_in_the_estimate() -> None:
-    engine = Engine("llama", max_batch=1)
+    engine = DrivenEngine("llama", max_batch=1)
     engine.run(words(1, 200))
     gate, is_sampling = threading.Event(), threading.Event()
 
@@ -88,14 +88,14 @@ def test_who_waits_is_in_the_estimate() -> None:
 
 
 def test_where_nothing_is_cached_nothing_is_found() -> None:
-    engine = Engine("llama", has_prefix_cache=False)
+    engine = DrivenEngine("llama", has_prefix_cache=False)
     engine.run(words(1, 100))
     assert looked_up(engine, words(1, 100)).num_matched == 0
     engine.close()
 
 
 def test_seconds_saved_are_those_of_the_measured_speed() -> None:
-    engine = Engine("llama")
+    engine = DrivenEngine("llama")
     prompt = words(1, 400)
     first = engine.run(prompt).end.outcome
     assert first.saved_s == 0

@@ -22,7 +22,7 @@ from reprise.loop.worker import Worker
 from reprise.plan.checkpoints import Plan
 from tests.api.leaving import asking
 from tests.holding import active_memory, settled_memory
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.test_reuse import words
 from tests.soak.house import house
 
@@ -30,8 +30,8 @@ ARCHITECTURES = ["llama", "gemma3_text", "qwen3_5", "mamba2"]
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, max_batch=4)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param, max_batch=4)
     yield engine
     engine.close()
 
@@ -39,7 +39,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 class Peak:
     """The most that the books were over the budget, seen at every event."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: DrivenEngine) -> None:
         self._worker: Worker = engine.ask(lambda worker: worker)
         self.most = 0
         self.at_once = 0
@@ -53,7 +53,7 @@ class Peak:
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5"])
 def test_what_can_never_fit_is_refused_before_it_becomes_work(architecture: str) -> None:
-    engine = Engine(architecture, cache_bytes=1_000_000)
+    engine = DrivenEngine(architecture, cache_bytes=1_000_000)
     try:
         each = engine.ask(lambda worker: worker.runner.footprint.full)
         with pytest.raises(ContextTooLong, match="Shorten the conversation, or raise --cache-bytes"):
@@ -67,12 +67,12 @@ def test_what_can_never_fit_is_refused_before_it_becomes_work(architecture: str)
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5"])
 def test_the_store_gives_way_and_then_new_requests_wait(architecture: str) -> None:
     """Room for about two and a half of six requests, and a store that is full already."""
-    measured = Engine(architecture)
+    measured = DrivenEngine(architecture)
     footprint = measured.ask(lambda worker: worker.runner.footprint)
     measured.close()
     length = 400
     budget = 5 * (footprint.at(length + 256) + footprint.full * 256) // 2
-    engine = Engine(architecture, cache_bytes=budget, prefill_chunk=128)
+    engine = DrivenEngine(architecture, cache_bytes=budget, prefill_chunk=128)
     try:
         for i in range(6):
             engine.run(words(810 + i, length), purpose=Purpose.PREFILL)
@@ -94,7 +94,7 @@ def test_the_store_gives_way_and_then_new_requests_wait(architecture: str) -> No
 
 
 def test_what_a_running_request_was_promised_is_not_free() -> None:
-    engine = Engine("llama", cache_bytes=10_000_000)
+    engine = DrivenEngine("llama", cache_bytes=10_000_000)
     try:
 
         def taken(worker: Worker) -> tuple[int, int]:
@@ -116,7 +116,7 @@ def test_what_a_running_request_was_promised_is_not_free() -> None:
         engine.close()
 
 
-def fail_once(engine: Engine, name: str, *, after: int = 0) -> Callable[[], int]:
+def fail_once(engine: DrivenEngine, name: str, *, after: int = 0) -> Callable[[], int]:
     """Let a pass of the runner raise as MLX does when the memory is used up; gives how often it did."""
     raised: list[str] = []
     calls = itertools.count()
@@ -139,7 +139,7 @@ def fail_once(engine: Engine, name: str, *, after: int = 0) -> Callable[[], int]
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_out_of_memory_ends_those_it_hits_and_nobody_else(
-    engine: Engine, phase: str, caplog: pytest.LogCaptureFixture
+    engine: DrivenEngine, phase: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # What is logged here is kept with its stack, and with all that the stack refers to.
     caplog.set_level(logging.CRITICAL, logger="reprise.loop")
@@ -163,7 +163,7 @@ def test_out_of_memory_ends_those_it_hits_and_nobody_else(
     assert [engine.run(prompt).tokens for prompt in prompts] == cold
 
 
-def test_out_of_memory_in_a_pass_that_runs_ahead(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_pass_that_runs_ahead(engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = words(840, 60)
     cold = engine.cold(prompt)
     real = SequenceBatch.run_ahead
@@ -254,7 +254,7 @@ def test_a_client_with_a_short_patience_gets_its_answer_after_some_tries() -> No
         ]
 
 
-def wait_until_idle(engine: Engine) -> None:
+def wait_until_idle(engine: DrivenEngine) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not engine.loop.status().is_idle:
         assert time.monotonic() < deadline

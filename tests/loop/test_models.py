@@ -28,7 +28,7 @@ from reprise.loop import EngineLoop, engine_loop
 from reprise.loop.engine_thread import EngineThread
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits
-from tests.loop.driving import PATIENCE_S, Engine, Running
+from tests.loop.driving import PATIENCE_S, DrivenEngine, SubmittedJob
 from tests.loop.restarts import words
 from tests.loop.several import cold, on_disk, serving, serving_one_at_a_time, weights
 from tests.models.tiny import tiny_model
@@ -72,7 +72,7 @@ def test_a_prefix_outlives_the_weights_it_was_computed_with() -> None:
             for each in models[: 1 if turn == 0 and model is models[0] else 2]:
                 each.check()
     for name in chats:
-        engine, chat = Engine(name), list(words(list(chats).index(name), 300))
+        engine, chat = DrivenEngine(name), list(words(list(chats).index(name), 300))
         try:
             for turn, answer in enumerate(warm[name]):
                 alone[name].append(engine.cold(chat, num=8))
@@ -220,7 +220,7 @@ def test_what_one_model_has_stored_makes_room_for_another() -> None:
 def test_requests_that_outgrow_the_memory_together_wait_for_each_other() -> None:
     prompt = words(3, 240)
     alone = {name: cold(name, [prompt], num=50)[0] for name in KINDS[:2]}
-    engine = Engine("llama", prefill_chunk=64)
+    engine = DrivenEngine("llama", prefill_chunk=64)
     try:
         needed = engine.ask(lambda worker: worker.sequences.estimate(len(prompt)))
     finally:
@@ -299,7 +299,7 @@ def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: i
     with serving(*KINDS, nbytes=room + (1 << 20), limits=limits) as models:
         by_name = {model.name: model for model in models}
         for _ in range(14):
-            running: list[tuple[tuple[str, int], Running]] = []
+            running: list[tuple[tuple[str, int], SubmittedJob]] = []
             for chat in source.sample(sorted(chats), 3):
                 model = by_name[chat[0]]
                 if source.random() < 0.2 and model.state is WeightsState.UNLOADED:
@@ -329,7 +329,7 @@ def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: i
         assert sum(model.loop.status().num_loads for model in models) > 4, "they were swapped"
     for name in KINDS:
         # Each answer was one of a warm server; a single one has no more than this model.
-        engine = Engine(name)
+        engine = DrivenEngine(name)
         try:
             for chat, told in answers.items():
                 for prompt, tokens in told if chat[0] == name else ():

@@ -14,19 +14,19 @@ from reprise.core.job import Purpose
 from reprise.core.pin import pin_id
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.tokens import as_tokens
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words
 
 
 @pytest.fixture(params=["llama", "qwen3_5"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param)
     yield engine
     engine.close()
 
 
 @pytest.mark.parametrize("asked", [{}, {"retain_for_s": float("inf")}, {"pin_for_s": float("inf")}], ids=str)
-def test_the_cache_is_told_what_a_client_wants_kept(engine: Engine, asked: dict[str, Any]) -> None:
+def test_the_cache_is_told_what_a_client_wants_kept(engine: DrivenEngine, asked: dict[str, Any]) -> None:
     wanted: list[bool] = []
 
     def watch(worker) -> None:
@@ -43,7 +43,7 @@ def test_the_cache_is_told_what_a_client_wants_kept(engine: Engine, asked: dict[
     assert set(wanted) == {len(asked) > 0}
 
 
-def test_a_pin_is_found_by_the_tokens_that_it_keeps(engine: Engine) -> None:
+def test_a_pin_is_found_by_the_tokens_that_it_keeps(engine: DrivenEngine) -> None:
     prompt = words(991, 60)
     at = [Boundary(40, BoundaryKind.EXPLICIT), Boundary(55, BoundaryKind.STABLE)]
     engine.run(prompt, boundaries=at, pin_for_s=float("inf"), retain_for_s=float("inf"))
@@ -66,7 +66,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, now_s: Callable[[], float]) -> No
     monkeypatch.setattr(reprise.core.clock, "time", SimpleNamespace(monotonic=now_s))
 
 
-def test_how_long_a_pin_lasts_is_counted_from_now(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_long_a_pin_lasts_is_counted_from_now(engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = words(993, 60)
     engine.run(prompt, boundaries=[Boundary(40, BoundaryKind.EXPLICIT)], pin_for_s=5000)
     # Nothing happens for a while: no step is done, and nobody looks at the clock.
@@ -76,7 +76,7 @@ def test_how_long_a_pin_lasts_is_counted_from_now(engine: Engine, monkeypatch: p
     assert pin.expires_in_s is not None and pin.expires_in_s <= 2000
 
 
-class _Clock:
+class _SteppedClock:
     """Stands still but for what is added to it; at whole seconds, so that sums are exact."""
 
     def __init__(self) -> None:
@@ -87,9 +87,9 @@ class _Clock:
 
 
 @pytest.fixture
-def clock(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> _Clock:
+def clock(engine: DrivenEngine, monkeypatch: pytest.MonkeyPatch) -> _SteppedClock:
     """A clock on which the first pass over any prompt takes 1,000 seconds, and nothing else any time."""
-    clock = _Clock()
+    clock = _SteppedClock()
     set_clock(monkeypatch, clock)
 
     def slow_down(worker) -> None:
@@ -105,7 +105,7 @@ def clock(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> _Clock:
     return clock
 
 
-def test_the_time_of_a_pin_begins_when_its_prefix_is_there(engine: Engine, clock: _Clock) -> None:
+def test_the_time_of_a_pin_begins_when_its_prefix_is_there(engine: DrivenEngine, clock: _SteppedClock) -> None:
     prompt = words(994, 60)
     mark = [Boundary(60, BoundaryKind.EXPLICIT)]
     made = engine.run(prompt, boundaries=mark, purpose=Purpose.PREFILL, pin_for_s=500).end.outcome.pin
@@ -120,7 +120,7 @@ def test_the_time_of_a_pin_begins_when_its_prefix_is_there(engine: Engine, clock
     assert engine.run(prompt, purpose=Purpose.PREFILL).end.outcome.pin is None
 
 
-def test_the_time_of_a_pin_goes_on_while_its_own_request_does(engine: Engine, clock: _Clock) -> None:
+def test_the_time_of_a_pin_goes_on_while_its_own_request_does(engine: DrivenEngine, clock: _SteppedClock) -> None:
     def take_time(event: Event) -> None:
         clock.now_s += 10 if isinstance(event, Sampled) else 0
 
@@ -134,13 +134,13 @@ def test_the_time_of_a_pin_goes_on_while_its_own_request_does(engine: Engine, cl
     assert [(pin.num_tokens, pin.expires_in_s) for pin in pins] == [(40, left_s), (55, left_s)]
 
 
-def test_a_prompt_without_boundaries_is_retained_as_far_as_it_was_computed_first(engine: Engine) -> None:
+def test_a_prompt_without_boundaries_is_retained_as_far_as_it_was_computed_first(engine: DrivenEngine) -> None:
     engine.run(words(992, 60), retain_for_s=float("inf"))
     assert [pin.num_tokens for pin in engine.loop.pins("").result(120).pins] == [59]
 
 
 def test_a_shared_beginning_that_was_computed_ahead_is_not_superseded_by_the_first_chat() -> None:
-    engine = Engine("qwen3_5")
+    engine = DrivenEngine("qwen3_5")
     try:
         head = words(993, 50)
         engine.run(head, boundaries=[Boundary(50, BoundaryKind.SYSTEM)], purpose=Purpose.PREFILL)

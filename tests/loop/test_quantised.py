@@ -8,7 +8,7 @@ import pytest
 from reprise.core.errors import LoadFailed
 from reprise.demo.tiny.build import build_model
 from reprise.engine.load import load_model
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words
 from tests.models.tiny import CONFIGS, tiny_model
 
@@ -17,17 +17,17 @@ _WIDE = {"head_dim": 32}
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_5"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DrivenEngine]:
     """Full attention alone, with windows (which stay as they are), and with recurrent layers."""
     directory = tmp_path_factory.mktemp("quantised") / request.param
     config = CONFIGS[request.param]
     build_model(directory, config if "text_config" in config else {**config, **_WIDE}, vocab_size=512)
-    engine = Engine(directory, kv_bits=4, kv_group_size=32, prefill_chunk=64, shares_from=250)
+    engine = DrivenEngine(directory, kv_bits=4, kv_group_size=32, prefill_chunk=64, shares_from=250)
     yield engine
     engine.close()
 
 
-def test_turns_branches_and_repeats(engine: Engine) -> None:
+def test_turns_branches_and_repeats(engine: DrivenEngine) -> None:
     prompt = words(500, 150)
     for turn in range(3):
         answer = engine.run(prompt)
@@ -41,7 +41,7 @@ def test_turns_branches_and_repeats(engine: Engine) -> None:
         prompt = [*prompt, *answer.tokens, *words(510 + turn, 10)]
 
 
-def test_sequences_of_different_lengths_together(engine: Engine) -> None:
+def test_sequences_of_different_lengths_together(engine: DrivenEngine) -> None:
     prompts = [words(520 + i, length) for i, length in enumerate((30, 90, 210))]
     cold = [engine.cold(prompt, num=16) for prompt in prompts]
     for _ in range(2):
@@ -50,7 +50,7 @@ def test_sequences_of_different_lengths_together(engine: Engine) -> None:
     engine.check()
 
 
-def test_sequences_that_lend(engine: Engine) -> None:
+def test_sequences_that_lend(engine: DrivenEngine) -> None:
     prompt = words(530, 300)
     for turn in range(3):
         answer = engine.run(prompt)
@@ -58,8 +58,8 @@ def test_sequences_that_lend(engine: Engine) -> None:
         prompt = [*prompt, *answer.tokens, *words(531 + turn, 20)]
 
 
-def test_entries_take_a_share_of_the_bytes(engine: Engine) -> None:
-    plain = Engine(Path(engine.settings.model))
+def test_entries_take_a_share_of_the_bytes(engine: DrivenEngine) -> None:
+    plain = DrivenEngine(Path(engine.settings.model))
     try:
         full = plain.ask(lambda worker: worker.runner.footprint.full)
     finally:

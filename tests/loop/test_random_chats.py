@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.random_chats import RandomChats, Seen
 from tests.soak.lengths import times
 from tests.zoo.load import of_zoo
@@ -31,9 +31,11 @@ def _run(name: str, *, seed: int, num_bursts: int, **options: Any) -> Seen:
     load = of_zoo(name) if name in _ZOO else None
     architecture = "llama" if load is not None else name
     # Short sequences lend as well, and chunks are far shorter than prompts.
-    engine = Engine(architecture, load=load, **{"max_batch": 3, "prefill_chunk": 32, "shares_from": 40, **options})
+    engine = DrivenEngine(
+        architecture, load=load, **{"max_batch": 3, "prefill_chunk": 32, "shares_from": 40, **options}
+    )
     kept = {key: options[key] for key in ("kv_bits", "kv_group_size") if key in options}
-    oracle = Engine(architecture, load=load, has_prefix_cache=False, **kept)
+    oracle = DrivenEngine(architecture, load=load, has_prefix_cache=False, **kept)
     try:
         has_room = "cache_bytes" not in options
         return RandomChats(engine=engine, oracle=oracle, seed=seed, has_room=has_room).run(num_bursts)
@@ -49,7 +51,7 @@ def test_answers_are_those_of_cold_runs() -> None:
 
 def test_states_that_grow_in_the_first_tokens() -> None:
     # Of an n-gram, one that has just begun has fewer tokens than the others.
-    engine = Engine("llama", load=of_zoo("longcat_flash_ngram"))
+    engine = DrivenEngine("llama", load=of_zoo("longcat_flash_ngram"))
     try:
         prompts = [[1, 2], [3, 4, 5], list(range(40)), list(range(50, 90))]
         alone = [engine.run(prompt, num=20).tokens for prompt in prompts]

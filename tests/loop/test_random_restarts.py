@@ -8,7 +8,7 @@ import pytest
 from reprise.core.sizes import Bytes
 from reprise.demo.tiny.build import build_model
 from reprise.disk import read_ahead, write_behind
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.random_restarts import RandomRestarts, SteadyTwin
 from tests.loop.restarts import Restarts
 from tests.models.tiny import CONFIGS
@@ -41,7 +41,7 @@ def _given(name: str, folder: Path) -> tuple[str | Path, dict[str, Any]]:
 def _random_restarts(start: Restarts, folder: Path, name: str, *, seed: int, num_bursts: int, **options: Any) -> int:
     """A run of chats on servers that come and go. Returns the tokens that were read from disk."""
     model, given = _given(name, folder)
-    oracle = Engine(model, has_prefix_cache=False, **given)
+    oracle = DrivenEngine(model, has_prefix_cache=False, **given)
     small = {"max_batch": 3, "prefill_chunk": 32, "disk_block": 16}
     run = RandomRestarts(
         begin=lambda: start(model, **small, **given, **options), oracle=oracle, restarts=start, seed=seed
@@ -88,7 +88,7 @@ def test_long_chats_cost_no_token_after_restarts(start: Restarts, tmp_path: Path
     model, given = _given(name, tmp_path)
     for seed in range(times(1)):
         folder = Restarts(tmp_path / f"disk-{seed}")
-        steady = Engine(model, shares_from=shares_from, **given)
+        steady = DrivenEngine(model, shares_from=shares_from, **given)
         twin = SteadyTwin(
             begin=lambda folder=folder: folder(model, disk_block=16, shares_from=shares_from, **given),
             steady=steady,

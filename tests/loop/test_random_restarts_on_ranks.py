@@ -8,7 +8,7 @@ import pytest
 from reprise.core.sizes import Bytes
 from reprise.disk import read_ahead, write_behind
 from reprise.loop import sequences
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.random_restarts import RandomRestarts
 from tests.loop.rank_restarts import RankRestarts
 from tests.soak.lengths import times
@@ -52,10 +52,10 @@ def test_ranks_come_and_go_for_long(restarts: RankRestarts, monkeypatch: pytest.
 
 
 def _random_restarts(restarts: RankRestarts, architecture: str, *, seed: int, num_bursts: int) -> None:
-    oracle = Engine(architecture, has_prefix_cache=False)
+    oracle = DrivenEngine(architecture, has_prefix_cache=False)
     small = {"max_batch": 3, "prefill_chunk": 32, "disk_block": 16, "cache_bytes": 2_000_000}
 
-    def begin() -> Engine:
+    def begin() -> DrivenEngine:
         if restarts.following is not None:
             assert restarts.following.failures == []
         return restarts(architecture, **small, disk_bytes=Bytes(2_000_000), max_queue=9)

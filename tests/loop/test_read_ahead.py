@@ -24,7 +24,7 @@ from reprise.loop import sequences
 from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker
 from reprise.memory import Account
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.restarts import BLOCK, Restarts, bound_steps_of_reading, disk_cache, disk_of, words
 from tests.matrix import now_and_later, rows_now_and_later
 
@@ -59,11 +59,11 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDisk]:
     disk.goes_on.set()
 
 
-def next_turn(engine: Engine, prompt: list[int]) -> list[int]:
+def next_turn(engine: DrivenEngine, prompt: list[int]) -> list[int]:
     return [*prompt, *engine.run(prompt).tokens, 1, 2]
 
 
-def wait_until_loading(engine: Engine, num: int) -> None:
+def wait_until_loading(engine: DrivenEngine, num: int) -> None:
     """Until so many jobs wait for the disk."""
     for _ in range(1000):
         if engine.ask(lambda worker: sum(task.is_loading for task in worker.requests.values())) == num:

@@ -10,7 +10,7 @@ from reprise.core.events import Sampled
 from reprise.core.job import Constraint, Sampling, Thinking
 from reprise.core.outcome import Reason
 from reprise.memory import Account
-from tests.loop.driving import GREEDY, Engine, Running
+from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
 from tests.matrix import every_other, now_and_later
 
 
@@ -40,8 +40,8 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.fixture(
     scope="module", params=now_and_later(["llama", "gemma3_text", "qwen3_5"], ["gpt_oss", "mamba2", "qwen3"])
 )
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param)
     yield engine
     engine.close()
 
@@ -50,16 +50,16 @@ def prompt_of(seed: int, num: int = 60) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(4, 512, num)]
 
 
-def sampled(running: Running) -> list[Sampled]:
+def sampled(running: SubmittedJob) -> list[Sampled]:
     return [event for event in running.events if isinstance(event, Sampled)]
 
 
-def computed_of(running: Running) -> tuple[int, int]:
+def computed_of(running: SubmittedJob) -> tuple[int, int]:
     return running.end.outcome.num_reused, running.end.outcome.num_prefilled
 
 
 @pytest.mark.parametrize("name", every_other(JOBS))
-def test_a_repeat_samples_at_once(engine: Engine, name: str) -> None:
+def test_a_repeat_samples_at_once(engine: DrivenEngine, name: str) -> None:
     prompt, job = prompt_of(sorted(JOBS).index(name)), JOBS[name]
     cold = engine.run(prompt, namespace=f"cold {name}", **job)
     # The row is there whatever the request before was sampled with.
@@ -71,7 +71,7 @@ def test_a_repeat_samples_at_once(engine: Engine, name: str) -> None:
     assert computed_of(engine.run([*prompt, 5])) == (60, 1)
 
 
-def test_choices_of_one_prompt_compute_it_once(engine: Engine) -> None:
+def test_choices_of_one_prompt_compute_it_once(engine: DrivenEngine) -> None:
     prompt = prompt_of(31)
     alone = [engine.cold(prompt, sampling=Sampling(seed=seed)) for seed in range(4)]
     choices = engine.ask(lambda _: [engine.submit(prompt, sampling=Sampling(seed=seed)) for seed in range(4)])
@@ -80,7 +80,7 @@ def test_choices_of_one_prompt_compute_it_once(engine: Engine) -> None:
     engine.check()
 
 
-def test_a_retry_after_a_lost_connection_computes_nothing(engine: Engine) -> None:
+def test_a_retry_after_a_lost_connection_computes_nothing(engine: DrivenEngine) -> None:
     prompt = prompt_of(32)
     cold = engine.cold(prompt, num=12)
     engine.submit(prompt, num=12, cancel_when=lambda running: len(running.tokens) >= 2).wait()
@@ -89,7 +89,7 @@ def test_a_retry_after_a_lost_connection_computes_nothing(engine: Engine) -> Non
 
 
 @pytest.mark.parametrize("num", [1, 2])
-def test_a_repeat_of_an_answer_of_one_token(engine: Engine, num: int) -> None:
+def test_a_repeat_of_an_answer_of_one_token(engine: DrivenEngine, num: int) -> None:
     prompt = prompt_of(40 + num)
     cold = engine.cold(prompt, num=8)
     engine.run(prompt, num=1)
@@ -98,7 +98,7 @@ def test_a_repeat_of_an_answer_of_one_token(engine: Engine, num: int) -> None:
     assert whole.tokens == cold and computed_of(whole) == (60, 0)
 
 
-def test_without_its_row_one_token_is_computed(engine: Engine) -> None:
+def test_without_its_row_one_token_is_computed(engine: DrivenEngine) -> None:
     prompt = prompt_of(33)
     cold = engine.cold(prompt)
     engine.run(prompt)
@@ -114,7 +114,7 @@ def test_without_its_row_one_token_is_computed(engine: Engine) -> None:
     assert computed_of(engine.run(prompt)) == (60, 0)
 
 
-def test_scored_prompts_and_those_of_others_take_no_row(engine: Engine) -> None:
+def test_scored_prompts_and_those_of_others_take_no_row(engine: DrivenEngine) -> None:
     prompt = prompt_of(34)
     engine.run(prompt)
     scored = engine.run(prompt, prompt_logprobs=0)

@@ -22,7 +22,7 @@ from reprise.loop import sequences
 from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker
 from reprise.memory import Memory
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.restarts import Restarts, words
 from tests.matrix import now_and_later, rows_now_and_later
 from tests.models.tiny import CONFIGS
@@ -188,10 +188,10 @@ MOVED = now_and_later(["full"], ["full + state", "full + window", "full + chunk"
 
 
 @pytest.fixture
-def stored(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, list[int]]]:
+def stored(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[DrivenEngine, list[int]]]:
     """An engine whose cache alone has a prompt with its answer, and the next turn."""
     build_model(tmp_path / "model", CONFIGS_OF_KINDS[request.param], markup=MARKUP, vocab_size=512)
-    engine = Engine(tmp_path / "model", shares_from=64, prefill_chunk=256, **_SETTINGS.get(request.param, {}))
+    engine = DrivenEngine(tmp_path / "model", shares_from=64, prefill_chunk=256, **_SETTINGS.get(request.param, {}))
     prompt = words(13, 600)
     turn = [*prompt, *engine.run(prompt).tokens, 1, 2]
     engine.ask(lambda worker: worker.sequences.close_idle())
@@ -201,7 +201,7 @@ def stored(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Eng
 
 @pytest.mark.parametrize("stored", MOVED, indirect=True)
 def test_without_room_for_two_copies_entries_are_taken_over_in_steps(
-    stored: tuple[Engine, list[int]], monkeypatch: pytest.MonkeyPatch
+    stored: tuple[DrivenEngine, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, turn = stored
     cold = engine.cold(turn)
@@ -222,12 +222,12 @@ def test_without_room_for_two_copies_entries_are_taken_over_in_steps(
 
 @pytest.mark.parametrize("stored", MOVED, indirect=True)
 def test_what_is_being_taken_over_is_there_for_others(
-    stored: tuple[Engine, list[int]], monkeypatch: pytest.MonkeyPatch
+    stored: tuple[DrivenEngine, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, turn = stored
     branch = [*turn[:500], 7, 8, 9]
     cold, cold_branch = engine.cold(turn), engine.cold(branch)
-    others: list[Running] = []
+    others: list[SubmittedJob] = []
     with monkeypatch.context() as patch:
         take_little(patch)
         moving = Moving(patch)
@@ -243,13 +243,13 @@ def test_what_is_being_taken_over_is_there_for_others(
 @pytest.mark.parametrize("num_steps", now_and_later([15], [1]))
 @pytest.mark.parametrize("stored", now_and_later(["full"], ["full + state"]), indirect=True)
 def test_a_client_that_leaves_while_entries_are_taken_over_loses_none(
-    stored: tuple[Engine, list[int]], monkeypatch: pytest.MonkeyPatch, num_steps: int
+    stored: tuple[DrivenEngine, list[int]], monkeypatch: pytest.MonkeyPatch, num_steps: int
 ) -> None:
     engine, turn = stored
     with monkeypatch.context() as patch:
         take_little(patch)
         moving = Moving(patch)
-        leaving: list[Running] = []
+        leaving: list[SubmittedJob] = []
         moving.on_step[num_steps] = lambda worker: worker.cancel(leaving[0].job.id)
         engine.ask(lambda worker: leaving.append(engine.submit(turn)))
         assert leaving[0].wait().end.reason is FinishReason.CANCELLED
@@ -266,7 +266,7 @@ def test_a_step_is_told_how_long_the_streams_beside_it_decode(monkeypatch: pytes
         renew(allowance, decode_s=decode_s, **named)
 
     monkeypatch.setattr(StepAllowance, "renew", renewing)
-    engine = Engine("llama")
+    engine = DrivenEngine("llama")
     engine.run(words(14, 20), num=20)
     engine.run(words(15, 20), purpose=Purpose.PREFILL)
     engine.close()

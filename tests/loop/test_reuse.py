@@ -10,7 +10,7 @@ from reprise.core.job import Purpose
 from reprise.core.outcome import Reason
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.engine.runner import SHARES_FROM
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.matrix import now_and_later
 from tests.models.tiny import CONFIGS
 
@@ -20,10 +20,10 @@ _ALL = [(name, lends) for name in sorted(CONFIGS) for lends in (False, True)]
 
 
 @pytest.fixture(scope="module", params=now_and_later(_NOW, [pair for pair in _ALL if pair not in _NOW]), ids=str)
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
     """Each tiny model twice: sequences that are copied into the cache, and sequences that lend to it."""
     architecture, lends = request.param
-    engine = Engine(architecture, prefill_chunk=256, shares_from=50 if lends else SHARES_FROM)
+    engine = DrivenEngine(architecture, prefill_chunk=256, shares_from=50 if lends else SHARES_FROM)
     yield engine
     engine.close()
 
@@ -33,7 +33,7 @@ def words(seed: int, num: int) -> list[int]:
     return [source.randrange(512) for _ in range(num)]
 
 
-def test_an_exact_repeat_computes_nothing(engine: Engine) -> None:
+def test_an_exact_repeat_computes_nothing(engine: DrivenEngine) -> None:
     prompt = words(1, 120)
     cold = engine.cold(prompt)
     first, second = engine.run(prompt), engine.run(prompt)
@@ -42,7 +42,7 @@ def test_an_exact_repeat_computes_nothing(engine: Engine) -> None:
     assert second.end.outcome.reason is Reason.NOTHING_NEW
 
 
-def test_the_next_turn_computes_what_is_new(engine: Engine) -> None:
+def test_the_next_turn_computes_what_is_new(engine: DrivenEngine) -> None:
     prompt = words(2, 100)
     for turn in range(4):
         answer = engine.run(prompt)
@@ -52,7 +52,7 @@ def test_the_next_turn_computes_what_is_new(engine: Engine) -> None:
         prompt = [*prompt, *answer.tokens, *words(20 + turn, 12)]
 
 
-def test_a_branch_resumes_at_its_boundary(engine: Engine) -> None:
+def test_a_branch_resumes_at_its_boundary(engine: DrivenEngine) -> None:
     shared = words(3, 90)
     boundary = [Boundary(90, BoundaryKind.SYSTEM)]
     engine.run([*shared, *words(30, 40)], boundaries=boundary)
@@ -62,7 +62,7 @@ def test_a_branch_resumes_at_its_boundary(engine: Engine) -> None:
     assert answer.tokens == engine.cold(branch)
 
 
-def test_a_branch_that_nobody_planned_is_resumable_the_next_time(engine: Engine) -> None:
+def test_a_branch_that_nobody_planned_is_resumable_the_next_time(engine: DrivenEngine) -> None:
     shared = words(4, 90)
     engine.run([*shared, *words(40, 40)])
     engine.run([*shared, *words(41, 25)])
@@ -72,7 +72,7 @@ def test_a_branch_that_nobody_planned_is_resumable_the_next_time(engine: Engine)
     assert answer.tokens == engine.cold(third)
 
 
-def test_an_edit_of_an_earlier_message(engine: Engine) -> None:
+def test_an_edit_of_an_earlier_message(engine: DrivenEngine) -> None:
     start, end = words(5, 60), words(51, 60)
     boundary = [Boundary(60, BoundaryKind.LAST_USER)]
     engine.run([*start, *words(50, 30), *end], boundaries=boundary)
@@ -83,7 +83,7 @@ def test_an_edit_of_an_earlier_message(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_very_short_prompts(engine: Engine, length: int) -> None:
+def test_very_short_prompts(engine: DrivenEngine, length: int) -> None:
     prompt = words(60 + length, length)
     cold = engine.cold(prompt)
     assert engine.run(prompt).tokens == cold
@@ -92,7 +92,7 @@ def test_very_short_prompts(engine: Engine, length: int) -> None:
     assert again.computed == 0
 
 
-def test_parallel_requests_compute_their_shared_prefix_once(engine: Engine) -> None:
+def test_parallel_requests_compute_their_shared_prefix_once(engine: DrivenEngine) -> None:
     shared = words(7, 150)
     prompts = [[*shared, *words(70 + i, 10 + 7 * i)] for i in range(6)]
     cold = [engine.cold(prompt) for prompt in prompts]
@@ -105,7 +105,7 @@ def test_parallel_requests_compute_their_shared_prefix_once(engine: Engine) -> N
     assert all(answer.computed == 0 for answer in again)
 
 
-def test_a_cancelled_prefill_is_not_lost(engine: Engine) -> None:
+def test_a_cancelled_prefill_is_not_lost(engine: DrivenEngine) -> None:
     prompt = words(8, 900)
     running = engine.submit(prompt, cancel_when=lambda running: len(running.progress) > 0).wait()
     assert running.end.reason is FinishReason.CANCELLED
@@ -118,7 +118,7 @@ def test_a_cancelled_prefill_is_not_lost(engine: Engine) -> None:
     assert answer.tokens == engine.cold(prompt)
 
 
-def test_a_client_that_always_gives_up_too_early_gets_its_answer_in_the_end(engine: Engine) -> None:
+def test_a_client_that_always_gives_up_too_early_gets_its_answer_in_the_end(engine: DrivenEngine) -> None:
     """Its prompt takes six times as long as it waits: the seventh try answers, and no token is computed twice."""
     prompt = words(14, 900)
     computed: list[int] = []
@@ -132,10 +132,10 @@ def test_a_client_that_always_gives_up_too_early_gets_its_answer_in_the_end(engi
     assert answer.tokens == engine.cold(prompt)
 
 
-def _given_up_after(engine: Engine, prompt: list[int], patience: int) -> Running:
+def _given_up_after(engine: DrivenEngine, prompt: list[int], patience: int) -> SubmittedJob:
     """The request, cancelled when so many tokens of its prompt have been computed and it has no answer yet."""
 
-    def has_waited(running: Running) -> bool:
+    def has_waited(running: SubmittedJob) -> bool:
         first = next((each for each in running.events if isinstance(each, Started)), None)
         is_prefilling = isinstance(running.events[-1], Progress)
         return is_prefilling and first is not None and running.progress[-1] - first.reused >= patience
@@ -143,7 +143,7 @@ def _given_up_after(engine: Engine, prompt: list[int], patience: int) -> Running
     return engine.submit(prompt, cancel_when=has_waited).wait()
 
 
-def test_a_cancelled_decode_is_not_lost(engine: Engine) -> None:
+def test_a_cancelled_decode_is_not_lost(engine: DrivenEngine) -> None:
     prompt = words(9, 50)
     running = engine.submit(prompt, num=5000, cancel_when=lambda running: len(running.tokens) == 20).wait()
     assert running.end.reason is FinishReason.CANCELLED
@@ -153,7 +153,7 @@ def test_a_cancelled_decode_is_not_lost(engine: Engine) -> None:
     assert answer.tokens == engine.cold(longer)
 
 
-def test_a_prefill_job_stores_its_prompt(engine: Engine) -> None:
+def test_a_prefill_job_stores_its_prompt(engine: DrivenEngine) -> None:
     prompt = words(10, 80)
     assert engine.run(prompt, purpose=Purpose.PREFILL).end.reason is FinishReason.DONE
     longer = [*prompt, *words(100, 9)]
@@ -164,7 +164,7 @@ def test_a_prefill_job_stores_its_prompt(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("purpose", [Purpose.PREFILL, Purpose.SETTLE])
-def test_a_prompt_that_is_there_twice_is_computed_once(engine: Engine, purpose: Purpose) -> None:
+def test_a_prompt_that_is_there_twice_is_computed_once(engine: DrivenEngine, purpose: Purpose) -> None:
     prompt = words(13 + len(purpose), 90)
     first, second = (engine.submit(prompt, purpose=purpose) for _ in range(2))
     assert [running.wait().end.reason for running in (first, second)] == [FinishReason.DONE] * 2
@@ -179,7 +179,7 @@ def test_a_prompt_that_is_there_twice_is_computed_once(engine: Engine, purpose: 
     assert answer.tokens == engine.cold(longer)
 
 
-def test_a_settle_is_counted_apart(engine: Engine) -> None:
+def test_a_settle_is_counted_apart(engine: DrivenEngine) -> None:
     prompt = words(11, 70)
     before = engine.loop.status().counts
     settle = engine.run(prompt, purpose=Purpose.SETTLE)
@@ -193,14 +193,14 @@ def test_a_settle_is_counted_apart(engine: Engine) -> None:
     assert answer.computed == 5
 
 
-def test_nothing_stays_leased(engine: Engine) -> None:
+def test_nothing_stays_leased(engine: DrivenEngine) -> None:
     assert engine.num_leases() == 0
     shown = engine.inspect()
     assert shown.num_sequences == len(shown.idle)
     assert engine.loop.status().is_idle
 
 
-def test_a_compacted_cache_gives_the_same_answers(engine: Engine) -> None:
+def test_a_compacted_cache_gives_the_same_answers(engine: DrivenEngine) -> None:
     prompt = words(12, 40)
     for turn in range(6):
         answer = engine.run(prompt)
@@ -215,7 +215,7 @@ def test_a_compacted_cache_gives_the_same_answers(engine: Engine) -> None:
 @pytest.mark.parametrize("architecture", now_and_later(["gemma3_text", "qwen3_5"], ["llama"]))
 @pytest.mark.parametrize("kinds", [(BoundaryKind.EXPLICIT,), (BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT)])
 def test_what_a_client_marked_stays(architecture: str, kinds: tuple[BoundaryKind, ...]) -> None:
-    engine = Engine(architecture)
+    engine = DrivenEngine(architecture)
     try:
         # For about four of the prompts that follow, and the buffers of one that runs.
         runner = engine.ask(lambda worker: worker.runner)

@@ -7,18 +7,18 @@ import pytest
 from reprise.core.events import FinishReason, Sampled, Scored
 from reprise.core.job import Purpose, Sampling
 from reprise.core.outcome import Reason
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
 
 
 @pytest.fixture(scope="module", params=["qwen3_5", "gemma3_text"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, prefill_chunk=256)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param, prefill_chunk=256)
     yield engine
     engine.close()
 
 
-def scores(running: Running) -> list[Sampled]:
+def scores(running: SubmittedJob) -> list[Sampled]:
     """The scored tokens of a prompt, from token 1 on."""
     found: list[Sampled] = []
     for event in running.events:
@@ -28,7 +28,7 @@ def scores(running: Running) -> list[Sampled]:
     return found
 
 
-def test_a_prompt_is_scored_as_it_would_have_been_sampled(engine: Engine) -> None:
+def test_a_prompt_is_scored_as_it_would_have_been_sampled(engine: DrivenEngine) -> None:
     start = words(50, 300)
     answered = engine.run(start, num=40, sampling=Sampling(temperature=0, logprobs=3))
     told = [event for event in answered.events if isinstance(event, Sampled)]
@@ -61,7 +61,7 @@ def test_a_prompt_is_scored_as_it_would_have_been_sampled(engine: Engine) -> Non
     assert plain.end.outcome.num_reused > 0
 
 
-def test_what_was_scored_is_stored_like_anything_else(engine: Engine) -> None:
+def test_what_was_scored_is_stored_like_anything_else(engine: DrivenEngine) -> None:
     prompt = words(53, 130)
     alone = engine.run(prompt, purpose=Purpose.PREFILL, prompt_logprobs=0)
     assert [event.token for event in scores(alone)] == prompt[1:]
@@ -72,7 +72,7 @@ def test_what_was_scored_is_stored_like_anything_else(engine: Engine) -> None:
     assert scores(single) == [] and len(single.tokens) == 1
 
 
-def test_an_answer_does_not_end_before_its_minimum(engine: Engine) -> None:
+def test_an_answer_does_not_end_before_its_minimum(engine: DrivenEngine) -> None:
     prompt = words(54, 60)
     # Whatever comes likeliest without it would have ended the answer.
     free = engine.run(prompt, num=24)

@@ -8,20 +8,20 @@ from reprise.core.events import Event, FinishReason, Progress
 from reprise.core.job import Purpose
 from reprise.core.tokens import as_tokens
 from reprise.loop.prefixes import SettledSpans
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
 
 
 @pytest.fixture(params=["llama", "qwen3_5"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, prefill_chunk=64)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param, prefill_chunk=64)
     yield engine
     engine.close()
 
 
-def given_up(engine: Engine, prompt: list[int], *, at: int) -> Running:
+def given_up(engine: DrivenEngine, prompt: list[int], *, at: int) -> SubmittedJob:
     """A settle of `prompt` for which a request comes when it has got to about `at`."""
-    others: list[Running] = []
+    others: list[SubmittedJob] = []
 
     def interrupt(event: Event) -> None:
         if isinstance(event, Progress) and event.position >= at and not others:
@@ -33,7 +33,7 @@ def given_up(engine: Engine, prompt: list[int], *, at: int) -> Running:
     return settle
 
 
-def test_what_a_settle_computed_before_it_was_given_up_counts_as_settled(engine: Engine) -> None:
+def test_what_a_settle_computed_before_it_was_given_up_counts_as_settled(engine: DrivenEngine) -> None:
     prompt = words(900, 600)
     engine.run(prompt[:200], purpose=Purpose.PREFILL)
     first = given_up(engine, prompt, at=300).end.outcome

@@ -23,7 +23,7 @@ from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits
 from tests.holding import active_memory
-from tests.loop.driving import PATIENCE_S, Engine, Running
+from tests.loop.driving import PATIENCE_S, DrivenEngine, SubmittedJob
 from tests.loop.restarts import words
 from tests.matrix import now_and_later
 from tests.models.adapters import write_adapter
@@ -32,7 +32,7 @@ from tests.models.tiny import CONFIGS, tiny_model
 MODEL = "qwen3_5"
 
 
-class Adapted(Engine):
+class Adapted(DrivenEngine):
     """One of several on a thread, driven like a single one."""
 
     def __init__(self, settings: Settings, thread: EngineThread) -> None:  # pyright: ignore[reportMissingSuperCall]
@@ -94,7 +94,7 @@ def test_they_answer_as_alone_in_the_memory_of_one(choices: list[Settings]) -> N
             each.loop.dismiss().result(PATIENCE_S)
     assert active_memory() - before < 100_000
     for choice, settings in enumerate(choices):
-        engine = Engine(Path(settings.model), adapter_path=settings.adapter_path, has_prefix_cache=False)
+        engine = DrivenEngine(Path(settings.model), adapter_path=settings.adapter_path, has_prefix_cache=False)
         try:
             for (index, prompt), answer in zip(asked, answers, strict=True):
                 assert index != choice or engine.run(prompt).tokens == answer
@@ -117,7 +117,7 @@ def test_two_kv_formats_have_the_weights_once_and_a_tree_each(tmp_path: Path) ->
         assert [each.run(prompt).computed for each in served] == [0, 0]
         assert served[1].run([*prompt, 5]).computed == 1
     for settings, answer in zip((plain, quantised), answers, strict=True):
-        engine = Engine(Path(settings.model), kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)
+        engine = DrivenEngine(Path(settings.model), kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)
         try:
             assert engine.run(prompt).tokens == answer
         finally:
@@ -167,7 +167,7 @@ def test_adapters_are_swapped_under_load_and_answer_as_alone(choices: list[Setti
     answers: list[tuple[int, list[int], list[int]]] = []
     with serving(choices, most_nbytes=nbytes + added) as served:
         for _ in range(12):
-            running: list[tuple[int, Running]] = []
+            running: list[tuple[int, SubmittedJob]] = []
             for index in source.sample(range(3), 2):
                 running.append((index, served[index].ready().submit(chats[index], num=source.randint(1, 8))))
                 if source.random() < 0.3:
@@ -182,7 +182,7 @@ def test_adapters_are_swapped_under_load_and_answer_as_alone(choices: list[Setti
                     each.ask(Worker.check)
         assert sum(each.loop.status().num_loads for each in served) > 4, "they were swapped"
     for choice, settings in enumerate(choices):
-        engine = Engine(Path(settings.model), adapter_path=settings.adapter_path)
+        engine = DrivenEngine(Path(settings.model), adapter_path=settings.adapter_path)
         try:
             for index, prompt, answer in answers:
                 assert index != choice or engine.run(prompt, num=len(answer)).tokens == answer

@@ -11,18 +11,18 @@ from reprise.core.sizes import Bytes
 from reprise.disk import read_ahead, watcher, write_behind
 from reprise.disk.watcher import FolderWatcher
 from reprise.loop.worker import Worker
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK, bound_steps_of_reading, disk_cache, disk_of, words
 
 
 @pytest.fixture
-def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Engine]]:
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DrivenEngine]]:
     """Two, which write when they are told to and look when they are asked."""
     monkeypatch.setattr(write_behind, "SOON_S", 3600.0)
     monkeypatch.setattr(watcher, "SCAN_EVERY_S", 3600.0)
     monkeypatch.setattr(read_ahead, "SCAN_TIMEOUT_S", PATIENCE_S)
     on_disk: dict[str, Any] = {"disk_bytes": Bytes(1 << 30), "disk_directory": str(tmp_path), "disk_block": BLOCK}
-    engines = [Engine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
+    engines = [DrivenEngine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
     # The first was there before the second, and has not seen it yet.
     engines[0].ask(lambda worker: disk_cache(worker).scan(lambda: None))
     yield engines
@@ -35,7 +35,7 @@ def write_all(worker: Worker) -> None:
         assert disk_cache(worker).flush(PATIENCE_S)
 
 
-def test_a_chat_that_moves_computes_what_is_new(servers: list[Engine]) -> None:
+def test_a_chat_that_moves_computes_what_is_new(servers: list[DrivenEngine]) -> None:
     prompt = words(1, 200)
     for turn in range(3):
         engine = servers[turn % 2]
@@ -47,7 +47,7 @@ def test_a_chat_that_moves_computes_what_is_new(servers: list[Engine]) -> None:
     assert all(disk_of(engine).num_errors == disk_of(engine).num_quarantined == 0 for engine in servers)
 
 
-def test_a_chat_that_stays_waits_for_no_look(servers: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_that_stays_waits_for_no_look(servers: list[DrivenEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = servers[1]
     prompt = words(1, 200)
     answer = engine.run(prompt)
@@ -66,7 +66,7 @@ def test_a_chat_that_stays_waits_for_no_look(servers: list[Engine], monkeypatch:
     assert len(looks) == 1, "one that nobody here knows may be another's"
 
 
-def test_a_look_that_hangs_is_not_waited_for(servers: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_hangs_is_not_waited_for(servers: list[DrivenEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     def never(watcher: FolderWatcher, wake: Callable[[], None]) -> int:
         return 1 << 60
 
@@ -85,7 +85,7 @@ def test_a_chat_moves_through_an_object_store(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(read_ahead, "SCAN_TIMEOUT_S", PATIENCE_S)
     place = f"file://{tmp_path}/store"
     on_disk: dict[str, Any] = {"disk_bytes": Bytes(1 << 30), "disk_directory": place, "disk_block": BLOCK}
-    engines = [Engine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
+    engines = [DrivenEngine("qwen3_5", prefill_chunk=256, **on_disk) for _ in range(2)]
     try:
         for engine in (*engines, *engines):
             scanned = threading.Event()

@@ -9,7 +9,7 @@ from reprise.core.outcome import Reason
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
 from reprise.disk import read_ahead
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.restarts import Restarts, disk_cache, disk_of, words
 
 
@@ -20,7 +20,7 @@ def start(tmp_path: Path) -> Iterator[Restarts]:
     restarts.end()
 
 
-def seem(engine: Engine, *, nbytes: int, seconds: float, times: int = 60) -> None:
+def seem(engine: DrivenEngine, *, nbytes: int, seconds: float, times: int = 60) -> None:
     """Have the disk look as if every record so far had taken this long."""
 
     def note(worker: object) -> None:

@@ -4,7 +4,7 @@ from reprise.cache.node import subtree
 from reprise.cache.policy import ExpectedSaving
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.loop.worker import Worker
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 
 
 class ListeningPolicy(ExpectedSaving):
@@ -31,7 +31,7 @@ def test_how_long_an_answer_was_and_where_the_next_turn_may_differ() -> None:
             (mark.position, mark.stable_at) for node in nodes for mark in node.checkpoints.values() if mark.stable_at
         ]
 
-    engine = Engine("llama")
+    engine = DrivenEngine("llama")
     try:
         engine.ask(listen)
         engine.run(

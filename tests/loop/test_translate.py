@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from reprise.core.events import Finished
-from tests.loop.driving import Engine, Running
+from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
 from tests.soak.lengths import times
 
@@ -30,8 +30,8 @@ PAGE = TextLengths(system=2000, text=300)
 
 
 @pytest.fixture(scope="module", params=LAYERS)
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = Engine(request.param, prefill_chunk=512)
+def engine(request: pytest.FixtureRequest) -> Iterator[DrivenEngine]:
+    engine = DrivenEngine(request.param, prefill_chunk=512)
     yield engine
     engine.close()
 
@@ -48,18 +48,18 @@ def page(seed: int, size: TextLengths) -> tuple[list[list[int]], list[list[int]]
     return [text() for _ in range(_PARALLEL)], [text() for _ in range(_PARALLEL)]
 
 
-def burst(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[Running]:
+def burst(engine: DrivenEngine, prompts: Sequence[Sequence[int]]) -> list[SubmittedJob]:
     answers = [each.wait() for each in engine.submit_all(prompts, num=6)]
     engine.check()
     return answers
 
 
-def computed(answers: Sequence[Running]) -> int:
+def computed(answers: Sequence[SubmittedJob]) -> int:
     assert all(isinstance(answer.end, Finished) and answer.end.error is None for answer in answers)
     return sum(answer.computed for answer in answers)
 
 
-def translate(engine: Engine, seed: int, size: TextLengths) -> None:
+def translate(engine: DrivenEngine, seed: int, size: TextLengths) -> None:
     prompts, others = page(seed, size)
     alone = [engine.cold(prompt, num=6) for prompt in [*prompts, *others]]
     engine.loop.clear()
@@ -73,11 +73,11 @@ def translate(engine: Engine, seed: int, size: TextLengths) -> None:
     assert engine.num_leases() == 0
 
 
-def test_a_page_is_computed_once(engine: Engine) -> None:
+def test_a_page_is_computed_once(engine: DrivenEngine) -> None:
     translate(engine, 0, SHORT)
 
 
 @pytest.mark.soak
-def test_pages_of_two_thousand_tokens(engine: Engine) -> None:
+def test_pages_of_two_thousand_tokens(engine: DrivenEngine) -> None:
     for seed in range(100, 100 + times(1)):
         translate(engine, seed, PAGE)

@@ -16,7 +16,7 @@ from reprise.loop.tree_inspection import edge_tokens, inspect_tree
 from tests.cache.hash_model import BlankSource
 from tests.disk.chains import BLOCK
 from tests.disk.test_index import ROOTS, Ids, Piece, filled, ids, naive_keys, stores
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import Restarts, words
 from tests.matrix import examples
 
@@ -130,6 +130,6 @@ def test_a_chat_on_disk_is_a_branch_until_it_is_read(start: Restarts) -> None:
     assert branch.age_s < 120
 
 
-def shown_of(engine: Engine) -> Sequence[InspectedNode]:
+def shown_of(engine: DrivenEngine) -> Sequence[InspectedNode]:
     part = TreePart(namespace="", on_disk=engine.loop.disk_tree(""))
     return engine.loop.inspect(part=part).result(PATIENCE_S).tree.nodes

@@ -13,7 +13,7 @@ from typing import IO, Self
 PATIENCE_S = 240.0
 
 
-class Group:
+class RankProcesses:
     """One command, run as each of several ranks; with `only`, as the first so many of them."""
 
     def __init__(self, command: Sequence[str], directory: Path, *, num_ranks: int = 2, only: int | None = None) -> None:

@@ -14,7 +14,7 @@ from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.disk import read_ahead, write_behind
 from reprise.engine.ranks import LeadingRank, follow
-from tests.loop.driving import Engine
+from tests.loop.driving import DrivenEngine
 from tests.loop.random_chats import RandomChats
 
 
@@ -27,7 +27,7 @@ def main(model: str, *, seed: int, num_bursts: int, cache_bytes: int, drafts: st
         follow(settings, on_ready=lambda: None, on_end=lambda: os._exit(75))
         return
     ranks = LeadingRank(settings)
-    engine = Engine(
+    engine = DrivenEngine(
         Path(model),
         load=ranks.load,
         shares_from=32,
@@ -37,7 +37,7 @@ def main(model: str, *, seed: int, num_bursts: int, cache_bytes: int, drafts: st
         disk_block=16,
         **on_disk,
     )
-    oracle = Engine(Path(model), has_prefix_cache=False, max_batch=1)
+    oracle = DrivenEngine(Path(model), has_prefix_cache=False, max_batch=1)
     assert ranks.links is not None and ranks.leader is not None
     try:
         seen = RandomChats(engine, oracle, seed, has_room=cache_bytes == 0).run(num_bursts)

@@ -14,19 +14,19 @@ import httpx
 import pytest
 
 from reprise.disk.format import read_header
-from tests.loop.driving import PATIENCE_S, Engine
+from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.models.tiny import tiny_model
-from tests.ranks.group import Group
+from tests.ranks.group import RankProcesses
 from tests.soak.lengths import times
 
 _REPRISE = str(Path(sys.executable).parent / "reprise")
 
 
 @contextmanager
-def serving(directory: Path, architecture: str, *options: str) -> Generator[tuple[Group, httpx.Client]]:
+def serving(directory: Path, architecture: str, *options: str) -> Generator[tuple[RankProcesses, httpx.Client]]:
     """A server over two ranks, and a client of it."""
     command = [_REPRISE, "serve", str(tiny_model(architecture)), "--tensor-parallel", "--port", "0", *options]
-    with Group(command, directory) as group:
+    with RankProcesses(command, directory) as group:
         line = next(line for line in group.wait_for("Serving ").splitlines() if line.startswith("Serving "))
         url = line.partition(" at ")[2].partition(" ")[0]
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
@@ -40,7 +40,7 @@ def _complete(client: httpx.Client, prompt: list[int], num: int) -> tuple[str, i
     return _clean(answer["choices"][0]["text"]), answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def _text(engine: Engine, tokens: list[int]) -> str:
+def _text(engine: DrivenEngine, tokens: list[int]) -> str:
     return _clean(engine.model.text.decode(tokens))
 
 
@@ -54,7 +54,7 @@ def test_two_processes_answer_as_one_and_end_when_one_dies(tmp_path: Path) -> No
     prompt = [(7 * i) % 300 for i in range(60)]
     with serving(tmp_path, "llama") as (group, client):
         text, reused = _complete(client, prompt, 12)
-        engine = Engine("llama")
+        engine = DrivenEngine("llama")
         expected = engine.run(prompt, num=12).tokens
         assert text == _text(engine, expected)
         longer = [*prompt, *expected, 3, 4]
@@ -81,7 +81,7 @@ def test_after_a_kill_of_all_ranks_only_what_is_new_is_computed(tmp_path: Path, 
     disk = tmp_path / "disk"
     options = ("--disk-cache", str(disk), "--disk-bytes", "1GB")
     prompt = [(7 * i + i // 9) % 300 for i in range(600)]
-    engine = Engine(architecture)
+    engine = DrivenEngine(architecture)
     expected = engine.run(prompt, num=12).tokens
     longer = [*prompt, *expected, 3, 4]
     with serving(tmp_path, architecture, *options) as (group, client):
@@ -93,7 +93,7 @@ def test_after_a_kill_of_all_ranks_only_what_is_new_is_computed(tmp_path: Path, 
         assert group.wait() == [-signal.SIGKILL, -signal.SIGKILL]
     with serving(tmp_path, architecture, *options) as (group, client):
         assert _complete(client, longer, 4) == (_text(engine, engine.cold(longer, num=4)), len(longer) - 3)
-        alone = Engine(architecture, disk_directory=str(disk))
+        alone = DrivenEngine(architecture, disk_directory=str(disk))
         assert alone.run(longer, num=1).computed == len(longer)
         alone.close()
         assert client.delete("/v1/cache").is_success
@@ -105,7 +105,7 @@ def test_after_a_kill_of_all_ranks_only_what_is_new_is_computed(tmp_path: Path, 
     engine.close()
 
 
-def _wait_for_files(disk: Path, position: int, group: Group) -> None:
+def _wait_for_files(disk: Path, position: int, group: RankProcesses) -> None:
     """Until each of two ranks has a record that ends there."""
     due_s = time.monotonic() + PATIENCE_S
     while len({file.parent.parent for file in disk.rglob("*.kv") if _end_of(file) == position}) < 2:
@@ -141,7 +141,7 @@ def test_a_rank_whose_group_never_forms_ends(tmp_path: Path) -> None:
         with ended_if_alone(0.2):
             mx.distributed.init(strict=True, backend="ring")
     """
-    with Group([sys.executable, "-c", script], tmp_path, only=1) as group:
+    with RankProcesses([sys.executable, "-c", script], tmp_path, only=1) as group:
         assert group.wait() == [-signal.SIGALRM]
 
 
@@ -161,7 +161,7 @@ def test_the_other_rank_ends_with_rank_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["gemma3_text", "mamba2"])
 def test_what_mlx_lm_does_not_split_is_refused_with_the_list(tmp_path: Path, architecture: str) -> None:
     command = [_REPRISE, "serve", str(tiny_model(architecture)), "--tensor-parallel", "--port", "0"]
-    with Group(command, tmp_path) as group:
+    with RankProcesses(command, tmp_path) as group:
         assert group.wait()[0] == 2
         assert "cannot split this architecture over ranks. It splits: deepseek_v2," in group.log(0)
 
@@ -170,7 +170,7 @@ def test_what_mlx_lm_does_not_split_is_refused_with_the_list(tmp_path: Path, arc
 def test_other_options_on_another_rank_are_refused(tmp_path: Path) -> None:
     options = "--tensor-parallel --port 0 --kv-group-size $((32 + 32 * MLX_RANK))"
     script = f"exec {_REPRISE} serve {tiny_model('llama')} {options}"
-    with Group(["bash", "-c", script], tmp_path) as group:
+    with RankProcesses(["bash", "-c", script], tmp_path) as group:
         assert group.wait()[0] == 2
         assert "Rank 1 and rank 0 differ in --kv-bits, --kv-group-size or --chat-template" in group.log(0)
 
@@ -205,7 +205,7 @@ def _chat(
     disk = str(directory / "disk") if has_disk else ""
     given = {"seed": seed, "num_bursts": num_bursts, "cache_bytes": cache_bytes, "drafts": drafts, "disk": disk}
     program = [sys.executable, "-m", "tests.ranks.random_chats_on_ranks", str(tiny_model(architecture))]
-    with Group([*program, json.dumps(given)], directory) as group:
+    with RankProcesses([*program, json.dumps(given)], directory) as group:
         status = group.wait(max(PATIENCE_S, 10.0 * num_bursts))
         assert status == [0, 0], (group.log(0)[-4000:], group.log(1)[-2000:])
         seen = json.loads(next(line for line in group.log(0).splitlines() if line.startswith("{")))

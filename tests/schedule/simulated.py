@@ -18,7 +18,7 @@ PREFILL_TOKENS_PER_S = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Request:
+class SimulatedRequest:
     """What a client sends. `leaves_s`: when it goes away; `is_lost`: then nothing of it can be committed."""
 
     id: str
@@ -35,10 +35,10 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class SimulatedJob:
     """A job in the loop. `position` is None while it waits."""
 
-    request: Request
+    request: SimulatedRequest
     resume_at: int
     shares: dict[str, int]
     position: int | None = None
@@ -77,7 +77,7 @@ class Store:
 
 
 @dataclass(slots=True)
-class Report:
+class SimulationReport:
     """What happened. `steps` with the time at which each was decided."""
 
     steps: list[tuple[float, Step]] = field(default_factory=list)
@@ -91,17 +91,19 @@ class Report:
 class Simulation:
     """Runs the requests to their end. `free_nbytes`: room for live state in all."""
 
-    def __init__(self, requests: list[Request], limits: SchedulerLimits, *, room_nbytes: int | None = None) -> None:
+    def __init__(
+        self, requests: list[SimulatedRequest], limits: SchedulerLimits, *, room_nbytes: int | None = None
+    ) -> None:
         self.limits = limits
         self.room_nbytes = room_nbytes
         self.coming = sorted(requests, key=lambda request: (request.arrived_s, request.id))
         self.store = Store(limits.resumes_anywhere)
-        self.jobs: dict[str, Running] = {}
+        self.jobs: dict[str, SimulatedJob] = {}
         self.speed = Speed(prefill_tokens_per_s=PREFILL_TOKENS_PER_S)
         self.now_s = 0.0
-        self.report = Report()
+        self.report = SimulationReport()
 
-    def run(self) -> Report:
+    def run(self) -> SimulationReport:
         while True:
             self._receive()
             state = self.state()
@@ -184,7 +186,7 @@ class Simulation:
             if leaves_s is not None and leaves_s <= self.now_s:
                 self._end(job, is_kept=not job.request.is_lost)
 
-    def _arrive(self, request: Request) -> None:
+    def _arrive(self, request: SimulatedRequest) -> None:
         queued = [job for job in self.jobs.values() if job.is_waiting and not job.request.is_settle]
         num_left = sum(job.end - (job.position or job.resume_at) for job in self.jobs.values() if not job.is_decoding)
         retry = retry_after_s(num_waiting=len(queued), num_left=num_left, limits=self.limits, speed=self.speed)
@@ -192,7 +194,7 @@ class Simulation:
             self.report.refused[request.id] = retry
             return
         live = {job_id: job.request.tokens for job_id, job in self.jobs.items()}
-        self.jobs[request.id] = Running(
+        self.jobs[request.id] = SimulatedJob(
             request, self.store.match(request.tokens), common_prefix_lengths(request.tokens, live)
         )
         self.report.num_prefilled[request.id] = 0
@@ -234,26 +236,26 @@ class Simulation:
             if job.is_decoding:
                 self._sample(job)
 
-    def _sample(self, job: Running) -> None:
+    def _sample(self, job: SimulatedJob) -> None:
         if job.num_generated < job.request.max_tokens:
             job.num_generated += 1
             self.report.token_times.setdefault(job.request.id, []).append(self.now_s)
         if job.num_generated == job.request.max_tokens:
             self._end(job, is_kept=True)
 
-    def _commit(self, job: Running) -> None:
+    def _commit(self, job: SimulatedJob) -> None:
         if job.position is not None:
             self.store.commit(job.request.tokens, job.position)
             job.stored = job.position
             self._match_again(job)
 
-    def _end(self, job: Running, *, is_kept: bool) -> None:
+    def _end(self, job: SimulatedJob, *, is_kept: bool) -> None:
         del self.jobs[job.request.id]
         self.report.ended_s[job.request.id] = self.now_s
         if is_kept:
             self._commit(job)
 
-    def _match_again(self, source: Running) -> None:
+    def _match_again(self, source: SimulatedJob) -> None:
         """The waiting jobs that may now go on from what `source` has committed."""
         for job_id, job in self.jobs.items():
             if job.is_waiting and (source.request.id in job.shares or job_id in source.shares):

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.schedule.limits import SchedulerLimits
 from tests.matrix import examples
-from tests.schedule.simulated import PASS_S, PREFILL_TOKENS_PER_S, Report, Request, Simulation
+from tests.schedule.simulated import PASS_S, PREFILL_TOKENS_PER_S, SimulatedRequest, Simulation, SimulationReport
 
 EXACT = SchedulerLimits(min_shared=1, prefill_chunk=64, max_batch=3, short_slice=24)
 SNAPSHOTS = replace(EXACT, resumes_anywhere=False)
 LAYOUTS = pytest.mark.parametrize("limits", [EXACT, SNAPSHOTS], ids=["anywhere", "snapshots"])
 
 
-def run(requests: list[Request], limits: SchedulerLimits, *, room_nbytes: int | None = None) -> Report:
+def run(
+    requests: list[SimulatedRequest], limits: SchedulerLimits, *, room_nbytes: int | None = None
+) -> SimulationReport:
     return Simulation(requests, limits, room_nbytes=room_nbytes).run()
 
 
@@ -39,14 +41,14 @@ def prompts(draw: st.DrawFn) -> Tokens:
 
 
 @st.composite
-def crowds(draw: st.DrawFn, *, is_burst: bool = False, may_leave: bool = True) -> list[Request]:
+def crowds(draw: st.DrawFn, *, is_burst: bool = False, may_leave: bool = True) -> list[SimulatedRequest]:
     times = st.just(0.0) if is_burst else st.floats(0, 0.6).map(lambda t: round(t, 3))
-    requests: list[Request] = []
+    requests: list[SimulatedRequest] = []
     for index in range(draw(st.integers(1, 9))):
         tokens = draw(prompts())
         leaves = draw(st.none() | st.floats(0.01, 1.0)) if may_leave else None
         requests.append(
-            Request(
+            SimulatedRequest(
                 id=f"r{index}",
                 tokens=tokens,
                 arrived_s=draw(times),
@@ -66,7 +68,7 @@ def crowds(draw: st.DrawFn, *, is_burst: bool = False, may_leave: bool = True) -
 @settings(deadline=None, max_examples=examples(60))
 @given(requests=crowds())
 def test_every_request_ends_and_every_stream_gets_all_its_tokens(
-    limits: SchedulerLimits, requests: list[Request]
+    limits: SchedulerLimits, requests: list[SimulatedRequest]
 ) -> None:
     report = run(requests, limits, room_nbytes=4)
     assert set(report.ended_s) == {request.id for request in requests}
@@ -78,7 +80,7 @@ def test_every_request_ends_and_every_stream_gets_all_its_tokens(
 @LAYOUTS
 @settings(deadline=None, max_examples=examples(30))
 @given(requests=crowds())
-def test_the_same_arrivals_give_the_same_schedule(limits: SchedulerLimits, requests: list[Request]) -> None:
+def test_the_same_arrivals_give_the_same_schedule(limits: SchedulerLimits, requests: list[SimulatedRequest]) -> None:
     assert run(requests, limits).steps == run(requests, limits).steps
 
 
@@ -86,7 +88,9 @@ def test_the_same_arrivals_give_the_same_schedule(limits: SchedulerLimits, reque
 @pytest.mark.parametrize("min_shared", [1, 8])
 @settings(deadline=None, max_examples=examples(50))
 @given(requests=crowds(is_burst=True, may_leave=False))
-def test_a_burst_computes_each_token_once(limits: SchedulerLimits, min_shared: int, requests: list[Request]) -> None:
+def test_a_burst_computes_each_token_once(
+    limits: SchedulerLimits, min_shared: int, requests: list[SimulatedRequest]
+) -> None:
     report = run(requests, replace(limits, min_shared=min_shared))
     # The last token of each prompt is always computed, and what is not worth waiting for.
     assert sum(report.num_prefilled.values()) <= num_unique(r.tokens for r in requests) + min_shared * len(requests)
@@ -95,16 +99,16 @@ def test_a_burst_computes_each_token_once(limits: SchedulerLimits, min_shared: i
 @settings(deadline=None, max_examples=examples(80))
 @given(requests=crowds())
 def test_who_comes_late_or_leaves_early_costs_nothing_where_all_positions_can_be_resumed(
-    requests: list[Request],
+    requests: list[SimulatedRequest],
 ) -> None:
     report = run([replace(request, is_lost=False) for request in requests], EXACT)
     assert sum(report.num_prefilled.values()) <= num_unique(r.tokens for r in requests) + len(requests)
 
 
-def translate_burst(num: int, *, first: int = 0, arrived_s: float = 0.0) -> list[Request]:
+def translate_burst(num: int, *, first: int = 0, arrived_s: float = 0.0) -> list[SimulatedRequest]:
     system = random_tokens(2000, seed=1)
     return [
-        Request(
+        SimulatedRequest(
             id=f"page{index}",
             tokens=as_tokens(np.concatenate([system, random_tokens(250 + 17 * index, seed=10 + index)])),
             arrived_s=arrived_s,
@@ -149,15 +153,15 @@ def test_a_follower_that_leaves_holds_up_nobody(limits: SchedulerLimits) -> None
 @LAYOUTS
 def test_three_answers_to_one_prompt_are_one_prefill(limits: SchedulerLimits) -> None:
     tokens = random_tokens(500, seed=3)
-    report = run([Request(id=f"n{index}", tokens=tokens, max_tokens=5) for index in range(3)], limits)
+    report = run([SimulatedRequest(id=f"n{index}", tokens=tokens, max_tokens=5) for index in range(3)], limits)
     assert sorted(report.num_prefilled.values()) == [1, 1, 500]
 
 
 @LAYOUTS
 def test_a_long_prompt_stalls_nobody(limits: SchedulerLimits) -> None:
     limits = replace(limits, prefill_chunk=2048, max_stall_s=0.1)
-    stream = Request(id="stream", tokens=random_tokens(10, seed=1), max_tokens=400)
-    long = Request(id="long", tokens=random_tokens(20_000, seed=2), arrived_s=0.05)
+    stream = SimulatedRequest(id="stream", tokens=random_tokens(10, seed=1), max_tokens=400)
+    long = SimulatedRequest(id="long", tokens=random_tokens(20_000, seed=2), arrived_s=0.05)
     times = run([stream, long], limits).token_times["stream"]
     gaps = [after - before for before, after in pairwise(times)]
     assert 0.08 < max(gaps) < 0.12
@@ -166,8 +170,8 @@ def test_a_long_prompt_stalls_nobody(limits: SchedulerLimits) -> None:
 @LAYOUTS
 def test_a_short_request_need_not_wait_for_a_long_prompt(limits: SchedulerLimits) -> None:
     limits = replace(limits, prefill_chunk=512)
-    long = Request(id="long", tokens=random_tokens(20_000, seed=2))
-    short = Request(id="short", tokens=random_tokens(30, seed=1), arrived_s=5.0)
+    long = SimulatedRequest(id="long", tokens=random_tokens(20_000, seed=2))
+    short = SimulatedRequest(id="short", tokens=random_tokens(30, seed=1), arrived_s=5.0)
     report = run([long, short], limits)
     assert report.token_times["short"][0] < 6.0
 
@@ -176,9 +180,10 @@ def test_a_short_request_need_not_wait_for_a_long_prompt(limits: SchedulerLimits
 def test_a_long_prompt_does_not_starve_among_short_ones(limits: SchedulerLimits) -> None:
     # More short prompts than can be computed, for ever.
     shorts = [
-        Request(id=f"s{index:04}", tokens=random_tokens(50, seed=index), arrived_s=0.04 * index) for index in range(160)
+        SimulatedRequest(id=f"s{index:04}", tokens=random_tokens(50, seed=index), arrived_s=0.04 * index)
+        for index in range(160)
     ]
-    long = Request(id="long", tokens=random_tokens(1000, seed=999_999), arrived_s=0.1)
+    long = SimulatedRequest(id="long", tokens=random_tokens(1000, seed=999_999), arrived_s=0.1)
     report = run([*shorts, long], replace(limits, max_queue=500, patience=3))
     assert report.ended_s["long"] < 0.1 + 4 * 1000 / PREFILL_TOKENS_PER_S + 2 < max(report.ended_s.values())
 
@@ -186,9 +191,10 @@ def test_a_long_prompt_does_not_starve_among_short_ones(limits: SchedulerLimits)
 @LAYOUTS
 def test_a_side_request_gives_way_and_does_not_starve(limits: SchedulerLimits) -> None:
     chats = [
-        Request(id=f"c{index:03}", tokens=random_tokens(200, seed=index), arrived_s=0.19 * index) for index in range(60)
+        SimulatedRequest(id=f"c{index:03}", tokens=random_tokens(200, seed=index), arrived_s=0.19 * index)
+        for index in range(60)
     ]
-    side = Request(id="side", tokens=random_tokens(20, seed=999), arrived_s=0.1, is_auxiliary=True)
+    side = SimulatedRequest(id="side", tokens=random_tokens(20, seed=999), arrived_s=0.1, is_auxiliary=True)
     report = run([*chats, side], replace(limits, max_queue=100))
     assert report.ended_s["side"] > report.ended_s["c001"]
     assert 1.0 < report.ended_s["side"] < 2.0
@@ -198,7 +204,7 @@ def test_a_side_request_gives_way_and_does_not_starve(limits: SchedulerLimits) -
 
 @LAYOUTS
 def test_the_queue_is_bounded_and_says_when_to_come_back(limits: SchedulerLimits) -> None:
-    requests = [Request(id=f"r{index:02}", tokens=random_tokens(100, seed=index)) for index in range(30)]
+    requests = [SimulatedRequest(id=f"r{index:02}", tokens=random_tokens(100, seed=index)) for index in range(30)]
     report = run(requests, replace(limits, max_queue=10))
     assert report.most_waiting == 10
     # Ten prompts of 100 tokens at 1,000 tokens/s: half of them are done in half a second.
@@ -209,8 +215,8 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(limits: SchedulerLimits
 @LAYOUTS
 def test_settling_runs_when_idle_and_is_given_up_on_arrival(limits: SchedulerLimits) -> None:
     limits = replace(limits, prefill_chunk=2048)
-    settle = Request(id="settle", tokens=random_tokens(3000, seed=1), max_tokens=0, is_settle=True)
-    chat = Request(id="chat", tokens=random_tokens(3100, seed=1), arrived_s=1.0)
+    settle = SimulatedRequest(id="settle", tokens=random_tokens(3000, seed=1), max_tokens=0, is_settle=True)
+    chat = SimulatedRequest(id="chat", tokens=random_tokens(3100, seed=1), arrived_s=1.0)
     report = run([settle, chat], limits)
     given_up_s = report.ended_s["settle"]
     assert 1.0 <= given_up_s <= 1.0 + limits.max_stall_s + 2 * PASS_S
@@ -220,8 +226,8 @@ def test_settling_runs_when_idle_and_is_given_up_on_arrival(limits: SchedulerLim
 
 @LAYOUTS
 def test_settling_waits_until_all_streams_have_ended(limits: SchedulerLimits) -> None:
-    chat = Request(id="chat", tokens=random_tokens(100, seed=2), max_tokens=50)
-    settle = Request(id="settle", tokens=random_tokens(100, seed=1), max_tokens=0, is_settle=True)
+    chat = SimulatedRequest(id="chat", tokens=random_tokens(100, seed=2), max_tokens=50)
+    settle = SimulatedRequest(id="settle", tokens=random_tokens(100, seed=1), max_tokens=0, is_settle=True)
     report = run([settle, chat], limits)
     begun = [time for time, step in report.steps if "settle" in step.admit]
     assert begun == [report.ended_s["chat"]]
@@ -230,7 +236,9 @@ def test_settling_waits_until_all_streams_have_ended(limits: SchedulerLimits) ->
 
 def test_models_that_run_alone_take_turns() -> None:
     limits = SchedulerLimits(can_batch=False)
-    requests = [Request(id=f"r{index}", tokens=random_tokens(20, seed=index), max_tokens=30) for index in range(4)]
+    requests = [
+        SimulatedRequest(id=f"r{index}", tokens=random_tokens(20, seed=index), max_tokens=30) for index in range(4)
+    ]
     report = run(requests, limits)
     assert all(len(report.token_times[request.id]) == 30 for request in requests)
     last = [times[-1] for times in report.token_times.values()]
@@ -239,10 +247,10 @@ def test_models_that_run_alone_take_turns() -> None:
 
 def test_a_job_that_is_too_big_for_now_is_not_overtaken_and_not_forgotten() -> None:
     requests = [
-        Request(id="a", tokens=random_tokens(100, seed=1), max_tokens=20, live_nbytes=6),
-        Request(id="big", tokens=random_tokens(100, seed=2), arrived_s=0.001, live_nbytes=8),
-        Request(id="small", tokens=random_tokens(100, seed=3), arrived_s=0.002, live_nbytes=1),
-        Request(id="huge", tokens=random_tokens(100, seed=4), arrived_s=0.003, live_nbytes=99),
+        SimulatedRequest(id="a", tokens=random_tokens(100, seed=1), max_tokens=20, live_nbytes=6),
+        SimulatedRequest(id="big", tokens=random_tokens(100, seed=2), arrived_s=0.001, live_nbytes=8),
+        SimulatedRequest(id="small", tokens=random_tokens(100, seed=3), arrived_s=0.002, live_nbytes=1),
+        SimulatedRequest(id="huge", tokens=random_tokens(100, seed=4), arrived_s=0.003, live_nbytes=99),
     ]
     report = run(requests, SchedulerLimits(), room_nbytes=10)
     assert sorted(report.ended_s, key=lambda job_id: report.ended_s[job_id]) == ["a", "big", "small", "huge"]

@@ -35,7 +35,7 @@ _BROKEN: tuple[tuple[bytes, frozenset[int]], ...] = (
 
 
 @dataclass(slots=True)
-class Report:
+class ClientReport:
     """What all clients saw."""
 
     seen: Counter[str] = field(default_factory=Counter[str])
@@ -54,7 +54,7 @@ class Report:
 class SoakClient:
     """One client, doing one thing after another until it is told to stop."""
 
-    def __init__(self, port: int, number: int, seed: int, report: Report) -> None:
+    def __init__(self, port: int, number: int, seed: int, report: ClientReport) -> None:
         self._port = port
         self._rng = random.Random(f"{seed}:{number}")
         self._report = report

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from tests.soak.clients import Report
+from tests.soak.clients import ClientReport
 
 _TIMEOUT_S = 120.0
 _CHAT = "/v1/chat/completions"
@@ -73,7 +73,7 @@ BODIES: tuple[tuple[str, bytes], ...] = (
 class Intruder:
     """One hostile client, doing one thing after another."""
 
-    def __init__(self, port: int, number: int, seed: int, report: Report) -> None:
+    def __init__(self, port: int, number: int, seed: int, report: ClientReport) -> None:
         self._port = port
         self._rng = random.Random(f"hostile:{seed}:{number}")
         self._report = report

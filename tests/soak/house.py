@@ -12,7 +12,7 @@ from reprise.api.service import ChatService
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
-from tests.loop.driving import PATIENCE_S, Engine, Running
+from tests.loop.driving import PATIENCE_S, DrivenEngine, SubmittedJob
 from tests.loop.passing import Passing
 
 TIE = 1e-3
@@ -20,7 +20,7 @@ TIE = 1e-3
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class JobResult:
     """What became of a job."""
 
     job: Job
@@ -29,14 +29,14 @@ class Kept:
 
 
 @dataclass(eq=False)
-class Recorder(Passing):
+class RecordingBackend(Passing):
     """A `Backend` that writes down what it is asked for and what it answers."""
 
-    kept: list[Kept] = field(default_factory=list[Kept])
+    kept: list[JobResult] = field(default_factory=list[JobResult])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
-        kept = Kept(job)
+        kept = JobResult(job)
 
         def listen(event: Event) -> None:
             if isinstance(event, Sampled):
@@ -49,30 +49,30 @@ class Recorder(Passing):
         with self._lock:
             self.kept.append(kept)
 
-    def of(self, purpose: Purpose) -> list[Kept]:
+    def of(self, purpose: Purpose) -> list[JobResult]:
         with self._lock:
             return [kept for kept in self.kept if kept.job.purpose is purpose]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class House:
+class SoakServer:
     """A server on a free port, and what is behind it."""
 
     url: str
-    engine: Engine
-    recorder: Recorder
+    engine: DrivenEngine
+    recorder: RecordingBackend
     service: ChatService
 
 
 @contextmanager
-def house(architecture: str, **settings: Any) -> Iterator[House]:
-    engine = Engine(architecture, **settings)
+def house(architecture: str, **settings: Any) -> Iterator[SoakServer]:
+    engine = DrivenEngine(architecture, **settings)
     chosen = engine.settings
-    recorder = Recorder(engine.loop)
+    recorder = RecordingBackend(engine.loop)
     service = ChatService(served=served_model(engine.model, chosen), backend=recorder, settings=chosen)
     server = ServerThread(service, chosen)
     try:
-        yield House(server.url, engine, recorder, service)
+        yield SoakServer(server.url, engine, recorder, service)
     finally:
         server.stop()
         engine.loop.close(now=True, timeout_s=PATIENCE_S)
@@ -82,13 +82,13 @@ class Alone:
     """Computes jobs one at a time on an engine that remembers nothing."""
 
     def __init__(self, architecture: str) -> None:
-        self._engine = Engine(architecture, has_prefix_cache=False, max_batch=1)
+        self._engine = DrivenEngine(architecture, has_prefix_cache=False, max_batch=1)
         self.num_ties = 0
 
     def close(self) -> None:
         self._engine.close()
 
-    def check(self, kept: Kept) -> None:
+    def check(self, kept: JobResult) -> None:
         """AssertionError if the job's tokens are not those that it gets alone."""
         job, got = kept.job, kept.tokens
         if not got:
@@ -110,7 +110,7 @@ class Alone:
     def _run(self, job: Job) -> list[int]:
         return self._submit(job).tokens
 
-    def _submit(self, job: Job) -> Running:
-        running = Running(replace(job, prompt=Prompt(tokens=job.prompt.tokens)))
+    def _submit(self, job: Job) -> SubmittedJob:
+        running = SubmittedJob(replace(job, prompt=Prompt(tokens=job.prompt.tokens)))
         self._engine.loop.submit(running.job, running)
         return running.wait()

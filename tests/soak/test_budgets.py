@@ -9,9 +9,9 @@ from reprise.core.events import Event
 from reprise.core.job import Sampling
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.loop.worker import Worker
-from tests.loop.driving import GREEDY, Engine, Running
+from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words
-from tests.soak.house import Alone, Kept
+from tests.soak.house import Alone, JobResult
 from tests.soak.lengths import times
 
 _CHUNK = 64
@@ -56,7 +56,7 @@ def some_prompt(source: random.Random, chats: list[list[int]]) -> list[int]:
 
 def fuzz(architecture: str, *, seed: int, num_bursts: int) -> None:
     source = random.Random(f"{architecture}:{seed}")
-    engine = Engine(architecture, max_batch=4, prefill_chunk=_CHUNK, cache_bytes=3_000_000, shares_from=100)
+    engine = DrivenEngine(architecture, max_batch=4, prefill_chunk=_CHUNK, cache_bytes=3_000_000, shares_from=100)
     alone = Alone(architecture)
     auditor = Auditor(engine.ask(lambda worker: worker))
     chats: list[list[int]] = []
@@ -69,7 +69,7 @@ def fuzz(architecture: str, *, seed: int, num_bursts: int) -> None:
         for running in burst:
             running.wait()
             assert running.end.error is None
-            alone.check(Kept(running.job, running.tokens, running.end))
+            alone.check(JobResult(running.job, running.tokens, running.end))
             chats = [*chats, [*running.job.prompt.tokens.tolist(), *running.tokens]][-8:]
         if auditor.failure is not None:
             raise auditor.failure
@@ -84,11 +84,11 @@ def fuzz(architecture: str, *, seed: int, num_bursts: int) -> None:
     alone.close()
 
 
-def one_request(engine: Engine, source: random.Random, prompt: list[int], auditor: Auditor) -> Running:
+def one_request(engine: DrivenEngine, source: random.Random, prompt: list[int], auditor: Auditor) -> SubmittedJob:
     sampling = source.choice([GREEDY, GREEDY, Sampling(temperature=0.9, top_p=0.9, seed=source.randrange(99))])
     marks = [Boundary(source.randint(1, len(prompt)), BoundaryKind.SYSTEM) for _ in range(source.randint(0, 2))]
     leaves_after = source.choice([None, None, None, source.randint(1, 12)])
-    mine: list[Running] = []
+    mine: list[SubmittedJob] = []
     heard: list[Event] = []
 
     def hear(event: Event) -> None:

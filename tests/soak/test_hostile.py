@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.api.server_process import server_process
-from tests.soak.clients import Report
+from tests.soak.clients import ClientReport
 from tests.soak.hostile import Intruder
 from tests.soak.lengths import times
 from tests.workloads.talk import QUESTIONS
@@ -117,7 +117,7 @@ def is_same(got: Turn, cold: Turn) -> bool:
     return len(got) == len(cold)
 
 
-def honest(port: int, number: int, num_chats: int, cold: dict[tuple[int, int], Turn], report: Report) -> None:
+def honest(port: int, number: int, num_chats: int, cold: dict[tuple[int, int], Turn], report: ClientReport) -> None:
     rng = random.Random(number)
     for _ in range(num_chats):
         of = rng.randrange(_NUM_CHATS)
@@ -141,7 +141,7 @@ def test_honest_clients_beside_hostile_ones(tmp_path: Path) -> None:
     with server_process(log, *options, "--max-queue", "32", "--grace", "20") as (process, port):
         resident = psutil.Process(process.pid).memory_info
         before = most = resident().rss
-        report, are_served = Report(), threading.Event()
+        report, are_served = ClientReport(), threading.Event()
         clients = [
             threading.Thread(target=honest, args=(port, number, times(_NUM_EACH), cold, report), daemon=True)
             for number in range(32)

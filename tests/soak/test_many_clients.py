@@ -9,16 +9,16 @@ import pytest
 from reprise.core.events import FinishReason
 from reprise.core.job import Purpose
 from tests.holding import active_memory, settled_memory
-from tests.soak.clients import Report, SoakClient
-from tests.soak.house import Alone, House, house
+from tests.soak.clients import ClientReport, SoakClient
+from tests.soak.house import Alone, SoakServer, house
 from tests.soak.lengths import times
 
 _IDLE_S = 120.0
 
 
-def load(server: House, *, num_clients: int, num_each: int, seed: int) -> Report:
+def load(server: SoakServer, *, num_clients: int, num_each: int, seed: int) -> ClientReport:
     """Let the clients loose, and come back when each has done so many things."""
-    report = Report()
+    report = ClientReport()
     port = urlsplit(server.url).port
     assert port is not None
     clients = [SoakClient(port, number, seed, report) for number in range(num_clients)]
@@ -31,14 +31,14 @@ def load(server: House, *, num_clients: int, num_each: int, seed: int) -> Report
     return report
 
 
-def wait_until_idle(server: House) -> None:
+def wait_until_idle(server: SoakServer) -> None:
     deadline = time.monotonic() + _IDLE_S
     while not server.service.is_idle:
         assert time.monotonic() < deadline, server.engine.loop.status()
         time.sleep(0.02)
 
 
-def check_what_is_left(server: House, before: int) -> None:
+def check_what_is_left(server: SoakServer, before: int) -> None:
     """Nothing is leased or inside, MLX holds what the books say, and nothing once the store is empty."""
     engine = server.engine
     engine.check()

@@ -64,7 +64,7 @@ def odd_spelling(encode: Spell, seed: int = 7) -> Spell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class FinishedJob:
     """A job that has ended. `oracle`: what a server that remembers every state would have computed of its prompt."""
 
     job: Job
@@ -85,7 +85,7 @@ class ScriptedEngine(Passing):
     """Where this is so the engine waits, with all that it has to do, until `go_on` is set."""
     go_on: threading.Event = field(default_factory=threading.Event)
     oracle: Oracle = field(default_factory=Oracle)
-    served: list[Served] = field(default_factory=list)
+    served: list[FinishedJob] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
@@ -100,7 +100,7 @@ class ScriptedEngine(Passing):
                 generated.append(event.token)
             elif isinstance(event, Finished):
                 self._ended(
-                    Served(
+                    FinishedJob(
                         job=job,
                         reason=event.reason,
                         outcome=event.outcome,
@@ -117,7 +117,7 @@ class ScriptedEngine(Passing):
 
         self.loop.submit(replace(job, constraint=constraint) if is_answer else job, listen)
 
-    def _ended(self, served: Served) -> None:
+    def _ended(self, served: FinishedJob) -> None:
         # The last token was sampled and not computed: nothing stands behind it.
         run: Tokens = join_tokens(served.job.prompt.tokens, as_tokens(served.generated[:-1]))
         with self.lock:
@@ -126,7 +126,7 @@ class ScriptedEngine(Passing):
                 num_prompt = len(served.job.prompt) if served.generated else None
                 self.oracle.remember(run, num_prompt=num_prompt)
 
-    def of(self, purpose: Purpose) -> list[Served]:
+    def of(self, purpose: Purpose) -> list[FinishedJob]:
         """The jobs of this purpose that have ended, in the order in which they did."""
         with self.lock:
             return [served for served in self.served if served.job.purpose is purpose]

@@ -43,7 +43,7 @@ def spoken_in_channels(answer: Answer) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class HttpTurn:
     """One request over HTTP: the message that came back, the counts of `usage`, and the oracle's."""
 
     id: str
@@ -73,7 +73,7 @@ class Serving:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         max_tokens: int = 512,
-    ) -> Turn:
+    ) -> HttpTurn:
         """One request, which the model answers with `answer`."""
         self.answer = answer
         body: dict[str, Any] = {"messages": list(messages), "temperature": 0, "max_tokens": max_tokens}
@@ -86,7 +86,7 @@ class Serving:
         served = self.engine.of(Purpose.GENERATE)[-1]
         computed = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
         assert computed == served.outcome.num_prefilled
-        return Turn(
+        return HttpTurn(
             id=told["id"],
             message=told["choices"][0]["message"],
             prompt=usage["prompt_tokens"],
@@ -131,7 +131,7 @@ def serving(model: Path, *, has_channels: bool = False, **settings: Any) -> Iter
         loop.close(now=True, timeout_s=120)
 
 
-def returned(turn: Turn, *, has_reasoning: bool) -> Message:
+def returned(turn: HttpTurn, *, has_reasoning: bool) -> Message:
     """The answer as a client sends it back, with its reasoning or without."""
     kept = {key: value for key, value in turn.message.items() if value is not None}
     if not has_reasoning:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.offline import Asked, OfflineServer
+from bench.offline import OfflineServer, ReplayedRequest
 from reprise.chat.answer import Answer, ToolCall
 from reprise.chat.explain import Explanation
 from reprise.chat.reasoning import as_message
@@ -52,7 +52,7 @@ ALLOWED: Mapping[str, set[Reason]] = {
 
 
 @dataclass
-class Client:
+class ExplainedChat:
     """One chat with a server that forgets nothing."""
 
     template: str
@@ -71,7 +71,7 @@ class Client:
         """The system prompt and the tools."""
         return repr((self.messages[0], self.tools))
 
-    def ask(self, answer: Answer) -> tuple[Asked, Explanation]:
+    def ask(self, answer: Answer) -> tuple[ReplayedRequest, Explanation]:
         """One request with the messages as they stand; the answer is not taken into the chat."""
         asked = self.server.ask(ChatRequest(messages=tuple(self.messages), tools=self.tools))
         explanation = self.server.renderer.explain(asked.rendered, asked.outcome)
@@ -86,7 +86,7 @@ class Client:
             self.messages.append(tool("sunny, 20 degrees"))
 
 
-def check_accounts(asked: Asked, explanation: Explanation) -> None:
+def check_accounts(asked: ReplayedRequest, explanation: Explanation) -> None:
     """The counts add up, and the accounts cover the computed tokens without a gap."""
     outcome = asked.outcome
     assert outcome.num_reused + outcome.num_prefilled == outcome.num_prompt == len(asked.rendered.prompt)
@@ -114,7 +114,7 @@ TEMPLATES = [name for name in template_names() if name not in ("single_turn", "p
 def test_every_computed_token_has_the_right_reason(template: str, chosen: st.DataObject) -> None:
     # `alternates` writes tools but takes no results; another template writes none.
     has_tools = template != "alternates" and "tools" in template_source(template) and chosen.draw(st.booleans())
-    client = Client(
+    client = ExplainedChat(
         template=template,
         settles=chosen.draw(st.booleans()),
         drops_reasoning=chosen.draw(st.booleans()),

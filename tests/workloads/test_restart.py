@@ -16,7 +16,7 @@ from httpx_sse import connect_sse
 
 from reprise.chat.answer import Answer
 from reprise.core.sizes import Bytes
-from tests.workloads.serving import Message, Serving, Turn, returned, serving
+from tests.workloads.serving import HttpTurn, Message, Serving, returned, serving
 from tests.workloads.talk import QUESTIONS, TOOLS, calling, result, system, thoughtful, user
 
 TURNS = 4
@@ -52,9 +52,9 @@ class Restarting:
         self.stop()
 
 
-def chat(restarting: Restarting) -> list[Turn]:
+def chat(restarting: Restarting) -> list[HttpTurn]:
     """Questions and answers; the template drops earlier thoughts."""
-    turns: list[Turn] = []
+    turns: list[HttpTurn] = []
     messages: list[Message] = [system()]
     for number in range(TURNS):
         messages.append(user(QUESTIONS[number]))
@@ -63,9 +63,9 @@ def chat(restarting: Restarting) -> list[Turn]:
     return turns
 
 
-def tool_loop(restarting: Restarting) -> list[Turn]:
+def tool_loop(restarting: Restarting) -> list[HttpTurn]:
     """Calls of tools, whose thoughts stay in the prompt, in the model's own odd spelling."""
-    turns: list[Turn] = []
+    turns: list[HttpTurn] = []
     messages: list[Message] = [system(), user("Find out why the count is wrong.")]
     for step in range(TURNS):
         turns.append(restarting.server().ask(messages, calling(step), tools=TOOLS))
@@ -83,7 +83,7 @@ _ALL = [(m, play, s) for m in ("qwen3_5", "llama", "gemma3_text") for play in (c
     [case if case in _NOW else pytest.param(*case, marks=pytest.mark.matrix) for case in _ALL],
 )
 def test_turns_with_restarts_between_them(
-    models: dict[str, Path], tmp_path: Path, model: str, play: Callable[[Restarting], list[Turn]], *, settles: bool
+    models: dict[str, Path], tmp_path: Path, model: str, play: Callable[[Restarting], list[HttpTurn]], *, settles: bool
 ) -> None:
     options: dict[str, Any] = {"settles": settles, "prefill_chunk": 64}
     with Restarting(models[model], options, restarts=False) as restarting:
