@@ -54,7 +54,7 @@ def test_reasoning_content_tokens_and_usage_are_gathered() -> None:
     [
         (('{"error": {"message": "no"}}',), 500, "status 500: no"),
         ((chunk({"content": "Hi"}, "Hi"),), 200, "no usage"),
-        (('data: {"error": {"message": "broken"}}',), 200, "broke off"),
+        (('data: {"error": {"message": "broken"}}',), 200, "stream failed: broken"),
         (("data: [DONE]",), 200, "no answer"),
     ],
 )

@@ -130,8 +130,8 @@ def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
         if sent.data == "":
             continue  # A comment, or nothing but an id.
         event: dict[str, Any] = json.loads(sent.data)
-        if "error" in event and event["error"] is not None:
-            raise Refused(f"the stream failed: {str(event['error'])[:_SHOWN]}")
+        if (error := event.get("error")) is not None:
+            raise Refused(f"the stream failed: {str(_object(error).get('message', error))[:_SHOWN]}")
         yield {"type": sent.event, **event}
 
 
