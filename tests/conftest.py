@@ -40,12 +40,21 @@ def pytest_configure() -> None:
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    # And of several processes that run tests each stays on a core of its own: handing over to another core costs a
-    # seventh of all the time.
+
+
+_CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Of several processes that run tests each stays on a core of its own: changing it costs a seventh of all the time.
+
+    A browser or an agent has to keep up with the server that answers it, so it has all of them.
+    """
     worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-    if worker and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(worker) % len(cores)]})
+    if worker and _CORES:
+        is_client = any(item.get_closest_marker(name) for name in ("agents", "browser"))
+        os.sched_setaffinity(0, _CORES if is_client else {_CORES[int(worker) % len(_CORES)]})
 
 
 @pytest.fixture(autouse=True)
