@@ -33,7 +33,9 @@ async def recorded(served: Api) -> dict[str, tuple[Any, str]]:
     return {name: (used["value"], used["from"]) for name, used in page["data"][0]["sampling"].items()}
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(
+    "name", ["chat", *(pytest.param(n, marks=pytest.mark.matrix) for n in REQUESTS if n != "chat")]
+)
 async def test_who_chose_what(name: str) -> None:
     path, body = REQUESTS[name]
     async with api() as served:

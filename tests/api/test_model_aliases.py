@@ -214,6 +214,7 @@ def test_files_that_change_while_a_model_is_unloaded(server: httpx.Client, log: 
     assert "its files have changed" in log.read_text()
 
 
+@pytest.mark.matrix
 def test_the_sdk_asks_by_alias(server: httpx.Client) -> None:
     client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none")
     assert {"main", "main:legal", "long", "helper"} <= {model.id for model in client.models.list()}

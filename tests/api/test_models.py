@@ -322,6 +322,7 @@ async def _answered(outcome: object, *, is_stream: bool) -> list[Message]:
     return sent
 
 
+@pytest.mark.matrix
 @pytest.mark.anyio
 async def test_a_stream_begins_while_its_model_is_loaded() -> None:
     loaded, failed, whole = await asyncio.gather(

@@ -119,6 +119,7 @@ def test_a_signal_finishes_answers_and_a_second_does_not_wait(first: signal.Sign
     assert isinstance(answer, httpx.Response) == (second is None), answer
 
 
+@pytest.mark.matrix
 def test_clients_that_never_finish_do_not_keep_the_server():
     body = b'{"stream": true, "messages": [{"role": "user", "content": "Hi"}]}'
     head = (
@@ -163,6 +164,7 @@ app(["serve", *sys.argv[1:], "--port", "0", "--grace", "3"])
 """
 
 
+@pytest.mark.matrix
 def test_a_server_that_is_loading_another_model_ends_without_it(tmp_path: Path):
     first, other = str(tiny_model("llama")), tiny_model("qwen3_5")
     command, log = [sys.executable, "-c", LOADING, first, str(other)], tmp_path / "log"

@@ -38,6 +38,7 @@ def test_where_nothing_repeats_nothing_is_drafted(costs: str) -> None:
     assert (found.passes, found.drafted, found.cost) == (399, 0, 399)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("costs", "least"), rows_now_and_later([("compute", 1.7)], [("memory", 2.8)]))
 def test_answers_of_the_demo_are_drafted(costs: str, least: float) -> None:
     assert all(counted(turns, costs).ratio > least for turns in demo_chats().values())

@@ -62,6 +62,7 @@ def test_what_only_looks_large_is_compiled(name: str):
     assert tokens_of(grammar.json_schema(HARMLESS[name]), Grammars(MODEL))
 
 
+@pytest.mark.matrix
 def test_a_known_grammar_does_not_wait_for_bombs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(grammar_trial, "MAX_CPU_S", 0.4)
     grammars = Grammars(MODEL)

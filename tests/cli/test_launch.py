@@ -182,6 +182,7 @@ def test_one_of_the_models_of_a_server_can_be_chosen(tmp_path: Path) -> None:
     assert ran[2].exit_code != 0 and "main, fast" in ran[2].stderr
 
 
+@pytest.mark.matrix
 def test_a_server_is_started_for_the_agent_and_ends_with_it(tmp_path: Path) -> None:
     fake = tmp_path / "aider"
     fake.write_text("#!/bin/sh\necho $AIDER_OPENAI_API_BASE $AIDER_MODEL $1\n")

@@ -52,6 +52,7 @@ def test_a_process_that_is_killed_leaves_nothing_half(num_paths: int, tmp_path: 
         assert len(read_all(cache, found)[0]) == 4
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fingerprint", now_and_later(["model"], ["other"]))
 def test_two_processes_that_write_at_once_keep_the_bound_together(fingerprint: str, tmp_path: Path) -> None:
     bound = 1_500_000

@@ -181,6 +181,7 @@ def test_a_path_for_which_there_is_no_room_twice_is_taken_over(architecture: str
     assert max(over) <= 0
 
 
+@pytest.mark.matrix
 def test_taking_over_holds_little_twice(engines: list[DrivenEngine]) -> None:
     prompt = words(775, 4000)
     engine = DrivenEngine("llama", prefill_chunk=1024, shares_from=400)

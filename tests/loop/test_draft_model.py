@@ -229,6 +229,7 @@ def test_what_runs_for_the_draft_model_is_given_up_in_the_middle_of_an_answer() 
     engine.close()
 
 
+@pytest.mark.matrix
 def test_its_weights_go_when_running_requests_have_no_room_otherwise() -> None:
     plain, engine = DrivenEngine("llama"), with_draft_model("llama", "llama")
     prompt = words(1030, 100)
@@ -389,6 +390,7 @@ def test_after_a_restart_answers_from_disk_are_the_same(tmp_path: Path) -> None:
     second.close()
 
 
+@pytest.mark.matrix
 def test_beside_another_model_it_comes_and_goes_with_its_own_and_its_prefixes_stay() -> None:
     plain = DrivenEngine("llama")
     prompts = [words(1080, 80), words(1081, 120)]

@@ -81,6 +81,7 @@ def test_after_a_restart_the_draft_model_reads_its_prefix(tmp_path: Path, archit
             assert plain.cold([*following, question], num=60) == found
 
 
+@pytest.mark.matrix
 def test_what_is_cleared_is_gone_from_its_disk(tmp_path: Path) -> None:
     prompt = words(1210, 300)
     with closing(started(tmp_path, "llama", "gemma3_text")) as first:

@@ -69,6 +69,7 @@ def test_a_follower_never_differs(start: Start, architecture: str) -> None:
         assert engine.ask(lambda worker: following.check()) > 0
 
 
+@pytest.mark.matrix
 def test_every_operation_is_run_by_a_follower(start: Start) -> None:
     names: set[str] = set()
     for architecture, seed in (("llama", 1), ("qwen3_5", 2)):

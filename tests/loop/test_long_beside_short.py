@@ -57,6 +57,7 @@ def together(engine: DrivenEngine, prompts: Sequence[list[int]]) -> tuple[list[S
     return [each.wait() for each in (first, *later)], watch
 
 
+@pytest.mark.matrix
 def test_a_long_stream_and_short_ones_take_the_bytes_that_each_takes_alone(engine: DrivenEngine) -> None:
     prompts = [words(600, LONG), *(words(601 + i, SHORT + i) for i in range(NUM_SHORT))]
     alone: list[int] = []

@@ -338,6 +338,7 @@ def test_random_traffic_in_room_for_one_is_answered_as_by_single_servers(seed: i
             engine.close()
 
 
+@pytest.mark.matrix
 def test_a_killed_server_s_models_find_their_own_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # So few tokens, too.
     monkeypatch.setattr(read_ahead, "MIN_TOKENS", 1)

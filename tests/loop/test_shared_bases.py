@@ -67,6 +67,7 @@ def serving(choices: list[Settings], *, most_nbytes: int) -> Generator[list[Adap
             each.loop.close(now=True, timeout_s=PATIENCE_S)
 
 
+@pytest.mark.matrix
 def test_they_answer_as_alone_in_the_memory_of_one(choices: list[Settings]) -> None:
     alone = [SharedBases().load(settings) for settings in choices]
     nbytes = alone[0].nbytes

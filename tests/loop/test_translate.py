@@ -73,6 +73,7 @@ def translate(engine: DrivenEngine, seed: int, size: TextLengths) -> None:
     assert engine.num_leases() == 0
 
 
+@pytest.mark.matrix
 def test_a_page_is_computed_once(engine: DrivenEngine) -> None:
     translate(engine, 0, SHORT)
 

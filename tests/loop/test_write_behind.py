@@ -140,6 +140,7 @@ def test_a_position_that_was_evicted_while_its_path_is_written_leaves_the_others
     assert engine.run([*prompt, *running.tokens, 1, 2]).computed == 3
 
 
+@pytest.mark.matrix
 def test_a_path_whose_end_was_evicted_is_written_as_far_as_it_goes(start: Restarts) -> None:
     engine = start("llama")
     prompt = words(4, 3000)

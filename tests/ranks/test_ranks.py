@@ -133,6 +133,7 @@ def test_a_rank_that_hangs_ends_the_server(tmp_path: Path) -> None:
         assert group.processes[1].wait(PATIENCE_S) == 75
 
 
+@pytest.mark.matrix
 def test_a_rank_whose_group_never_forms_ends(tmp_path: Path) -> None:
     script = """if True:
         import mlx.core as mx

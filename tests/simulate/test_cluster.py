@@ -39,6 +39,7 @@ def test_lookup_computes_little_more_than_one_large_server_and_random_much_more(
     assert 1.0 <= found["lookup"].balance < 2.5
 
 
+@pytest.mark.matrix
 def test_with_a_shared_store_every_routing_computes_what_is_new() -> None:
     unbounded = run("random", num=1, budget=10**9).computed
     for routing in ROUTINGS:

@@ -138,6 +138,7 @@ def test_the_default_is_never_below_lru(requests, budget: int, ratio: float, lay
     assert cost.reused >= ratio * lru.reused
 
 
+@pytest.mark.matrix
 def test_a_long_trace_grows_nothing_but_the_store() -> None:
     replay = Replay(policy="cost", budget=3_000, sizes=Sizes())
     numbers = np.random.default_rng(0)

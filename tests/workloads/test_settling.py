@@ -65,6 +65,7 @@ def test_health_is_not_idle_until_the_settle_is_done(server: Serving) -> None:
     assert server.record(turn.id)["settled"] > 100
 
 
+@pytest.mark.matrix
 def test_a_settle_computes_no_more_than_its_bound_and_a_chunk(server: Serving) -> None:
     stripped_chat(server, 900)
     server.wait_until_idle()
