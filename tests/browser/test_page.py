@@ -584,10 +584,10 @@ def test_load_is_what_health_and_the_records_say(browser: Any) -> None:
             page.wait_for_timeout(100)
         health = settle(server)
         records = server.get("/v1/cache/requests").json()["data"]
-        # Two at a time, so about twice what each had. What is shown is of a moment, and other programs run as well.
+        # Two at a time, so about twice what each had; a look at the engine may come a little early or late.
         speed = 2 * statistics.median(record["decode_tokens_per_s"] for record in records)
         assert health["generated"] == sum(record["generated"] for record in records)
-        assert speed / 10 < statistics.median(filter(None, shown)) < 10 * speed
+        assert speed / 2 < statistics.median(filter(None, shown)) < 2 * speed
         for place in ("#decoding", "#queued", "#prefilling"):
             says(page, place, "0")
         says(page, "#decode-speed", "0.0")
