@@ -293,7 +293,7 @@ LOOP_MUTANTS = (
         _TREE,
     ),
     _mutant(
-        "DiskIndex.newest",
+        "DiskIndex._newest_paths",
         "the many paths of one key on disk hide another's",
         "self._leaves_of.get(root, ())",
         "self._leaves",

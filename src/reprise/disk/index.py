@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -294,22 +294,10 @@ class DiskIndex:
 
         Each entry with its time of last use (ns), which includes its descendants', parents first.
         """
-        seen: set[bytes] = {root}
         found: list[tuple[IndexEntry, int]] = []
-        leaves = self._leaves_of.get(root, ())
-        for at_ns, leaf in islice(reversed(leaves), most):
-            path: list[tuple[IndexEntry, int]] = []
-            key = leaf
-            while key not in seen:
-                entry = self.entries.get(key)
-                if entry is None or entry.root != root:
-                    break  # It stands on nothing and cannot be found.
-                path.append((entry, max(at_ns, self.last_use_ns[key])))
-                key = entry.parent
-            else:
-                seen.update(entry.key for entry, _ in path)
-                found.extend(reversed(path))
-        return found, most >= len(leaves)
+        for at_ns, path in self._newest_paths(root, most=most):
+            found.extend((entry, max(at_ns, self.last_use_ns[entry.key])) for entry in reversed(path))
+        return found, most >= len(self._leaves_of.get(root, ()))
 
     def newest_texts(self, root: bytes, *, most: int, most_leaves: int) -> list[StoredText]:
         """The most recently used paths from `root`, newest first, each without what a newer one has.
@@ -317,18 +305,9 @@ class DiskIndex:
         Each behind the block before it. Ends after `most` tokens, or after visiting `most_leaves` leaves. A tail is
         left out if a longer record begins with it.
         """
-        seen: set[bytes] = {root}
         found: list[StoredText] = []
         left = most
-        for _, leaf in islice(reversed(self._leaves_of.get(root, ())), most_leaves):
-            path: list[IndexEntry] = []
-            key = leaf
-            while key not in seen and (entry := self.entries.get(key)) is not None:
-                path.append(entry)
-                key = entry.parent
-            if key not in seen or self._is_continued(leaf):
-                continue
-            seen.update(entry.key for entry in path)
+        for _, path in self._newest_paths(root, most=most_leaves, without=self._is_continued):
             text = path[: left // self.block + 2][::-1]
             before = self.entries.get(text[0].parent)
             tokens = b"".join(entry.tokens for entry in (text if before is None else [before, *text]))
@@ -339,6 +318,25 @@ class DiskIndex:
             if left <= 0:
                 break
         return found
+
+    def _newest_paths(
+        self, root: bytes, *, most: int, without: Callable[[bytes], bool] = lambda leaf: False
+    ) -> Iterator[tuple[int, list[IndexEntry]]]:
+        """The paths to the `most` leaves of `root` used last, newest first: when (ns), and what no newer one has.
+
+        Entries from the leaf up. What stands on nothing is left out, as it cannot be found, and leaves that are
+        `without`.
+        """
+        seen: set[bytes] = {root}
+        for at_ns, leaf in islice(reversed(self._leaves_of.get(root, ())), most):
+            path: list[IndexEntry] = []
+            key = leaf
+            while key not in seen and (entry := self.entries.get(key)) is not None and entry.root == root:
+                path.append(entry)
+                key = entry.parent
+            if key in seen and not without(leaf):
+                seen.update(entry.key for entry in path)
+                yield at_ns, path
 
     def _is_continued(self, key: bytes) -> bool:
         """Whether another record after the same block begins with this one's tokens. O(log children)."""
