@@ -111,7 +111,7 @@ class RecordMaker:
 
     def put(self, tokens: Tokens) -> None:
         """All records of this prompt, the last of which makes its end resumable."""
-        missing = self._disk.missing(tokens, namespace="")
+        [missing] = self._disk.missing(tokens, [len(tokens)], namespace="")
         for k, parent in missing.blocks:
             span = Span(k * self._disk.block, (k + 1) * self._disk.block)
             encoder = RecordEncoder(kind=None)

@@ -55,7 +55,7 @@ def records_for(
     """What the cache says is missing for this path, as records in order."""
     tokens = as_tokens(ids)
     root, block = cache.root(namespace), cache.block
-    missing = cache.missing(tokens, namespace=namespace)
+    [missing] = cache.missing(tokens, [len(tokens)], namespace=namespace)
     records = [
         DiskRecord.of(
             root=root,

@@ -1,8 +1,11 @@
 """What is found: against brute force, and with nothing computed that need not be."""
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,7 +154,9 @@ def test_what_is_missing_is_what_nobody_has(
 
 def judge_missing(have: set[Piece], queued: set[Piece], namespace: str, tokens: Ids, *, resumes_anywhere: bool) -> None:
     index = filled(have, resumes_anywhere=resumes_anywhere)
-    missing = index.missing(as_tokens(tokens), root=ROOTS[namespace], queued={entry_for(piece).key for piece in queued})
+    in_queue = {entry_for(piece).key for piece in queued}
+    missing_at = partial(index.missing, as_tokens(tokens), root=ROOTS[namespace], queued=in_queue)
+    [missing] = missing_at([len(tokens)])
     keys = naive_keys(namespace, tokens)
     there = have | queued
     assert missing.blocks == tuple(
@@ -164,6 +169,14 @@ def judge_missing(have: set[Piece], queued: set[Piece], namespace: str, tokens: 
     is_whole = len(tokens) == 0 or (resumes_anywhere and has_tail)
     assert missing.needs_tail == (not is_whole and Piece(namespace, tokens, True) not in there)
     assert missing.tail_parent == keys[-1]
+    # Asked for with others, each is as alone, less the blocks of those before it.
+    ends = range(len(tokens) + 1)
+    alone, together = [missing_at([end])[0] for end in ends], missing_at(ends)
+    assert [(each.needs_tail, each.tail_parent) for each in together] == [
+        (each.needs_tail, each.tail_parent) for each in alone
+    ]
+    for end, each in enumerate(alone):
+        assert each.blocks == tuple(chain.from_iterable(before.blocks for before in together[: end + 1]))
     # What is put for it lets the position be resumed.
     wanted = {Piece(namespace, tokens[: (k + 1) * BLOCK], False) for k, _ in missing.blocks}
     wanted |= {Piece(namespace, tokens, True)} if missing.needs_tail else set()
@@ -174,7 +187,7 @@ def judge_missing(have: set[Piece], queued: set[Piece], namespace: str, tokens: 
 @settings(max_examples=examples(200), deadline=None)
 def test_an_index_that_lost_entries_is_as_if_they_had_never_been(have: set[Piece], gone: st.DataObject) -> None:
     index = filled(have, resumes_anywhere=False)
-    removed = gone.draw(st.sets(st.sampled_from(sorted(have, key=repr)))) if have else set()
+    removed: set[Piece] = gone.draw(st.sets(st.sampled_from(sorted(have, key=repr)))) if have else set[Piece]()
     for piece in removed:
         assert index.remove(entry_for(piece).key) == entry_for(piece)
     index.check()
@@ -189,7 +202,7 @@ def test_the_bytes_of_a_path_are_counted_once() -> None:
     assert index.path_nbytes(leaves) == 4 * 1000 + 4 + 8 + 12 + 13
 
 
-def test_only_what_is_found_is_hashed(monkeypatch) -> None:
+def test_only_what_is_found_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[bytes] = []
 
     def counting(parent: bytes, tokens: bytes) -> bytes:

@@ -11,7 +11,7 @@ from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span, as_tokens
-from reprise.disk import write_behind
+from reprise.disk import index, write_behind
 from reprise.engine.records import RecordEncoder
 from reprise.loop import disk
 from reprise.loop.worker import Worker
@@ -111,6 +111,24 @@ def test_a_chunk_begins_on_disk_where_it_does_in_memory(start: Restarts, *, is_r
     branch = [*prompt[:70], *prompt[30:60]]
     answer = engine.run(branch)
     assert (answer.computed, answer.tokens) == (100 - 70 // WINDOW * WINDOW, engine.cold(branch))
+
+
+def test_a_path_is_hashed_once_however_many_positions_it_is_written_for(
+    start: Restarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start("llama", load=of_zoo("llama4"))
+    prompt = [token % VOCAB for token in words(9, 40 * WINDOW)]
+    engine.run(prompt)
+    hashed: list[int] = []
+    block_key = index.block_key
+
+    def hashing(parent: bytes, tokens: bytes) -> bytes:
+        hashed.append(len(tokens) // index.TOKEN_NBYTES)
+        return block_key(parent, tokens)
+
+    monkeypatch.setattr(index, "block_key", hashing)
+    assert engine.ask(write_all) > 40, "a chunk begins in many places"
+    assert sum(hashed) <= len(prompt)
 
 
 @pytest.mark.parametrize("num_steps", [1, 4, 9])

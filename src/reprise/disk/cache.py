@@ -141,10 +141,11 @@ class DiskCache:
                 return 0
             return self._store.index.common_length(tokens, root=self.root(namespace))
 
-    def missing(self, tokens: Tokens, *, namespace: str) -> MissingRecords:
-        """The records to `put` so that position ``len(tokens)`` can be resumed. Queued records count as present."""
+    def missing(self, tokens: Tokens, ends: Sequence[int], *, namespace: str) -> list[MissingRecords]:
+        """The records to `put` so that each of `ends`, which ascend, can be resumed. Queued ones count as present."""
+        queued = self._writer.queue.keys()
         with self._store.changed:
-            return self._store.index.missing(tokens, root=self.root(namespace), queued=self._writer.queue.keys())
+            return self._store.index.missing(tokens, ends, root=self.root(namespace), queued=queued)
 
     def runs(self, namespace: str) -> list[tuple[bytes, bytes, Tokens]]:
         """All reachable records of a namespace as (key, parent key, tokens), parents first. Thread-safe.

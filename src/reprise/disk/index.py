@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -371,27 +371,35 @@ class DiskIndex:
         """Whether the record may be damaged: another one was, and this one has not been read since."""
         return self.has_met_damage and key not in self.verified
 
-    def missing(self, tokens: Tokens, *, root: bytes, queued: Set[bytes]) -> MissingRecords:
-        """The records of a path that are missing or suspect and not in `queued`. O(tokens)."""
+    def missing(self, tokens: Tokens, ends: Sequence[int], *, root: bytes, queued: Set[bytes]) -> list[MissingRecords]:
+        """The records that are missing or suspect and not in `queued`, for each of `ends`, which ascend.
+
+        Each without the blocks of the ends before it. O(tokens + ends).
+        """
         wanted = token_bytes(tokens)
-        blocks: list[tuple[int, bytes]] = []
-        parent = root
-        for k, key in enumerate(self._keys(wanted, root)):
-            if not self.has(key) and key not in queued:
-                blocks.append((k, parent))
-            parent = key
-        tail = wanted[len(tokens) // self.block * self.block * TOKEN_NBYTES :]
-        is_whole = len(tokens) == 0
+        found: list[MissingRecords] = []
+        keys = enumerate(self._keys(wanted, root))
+        parent, num_blocks = root, 0
+        for end in ends:
+            blocks: list[tuple[int, bytes]] = []
+            for k, key in islice(keys, end // self.block - num_blocks):
+                if not self.has(key) and key not in queued:
+                    blocks.append((k, parent))
+                parent = key
+            num_blocks = end // self.block
+            tail = wanted[num_blocks * self.block * TOKEN_NBYTES : end * TOKEN_NBYTES]
+            needs_tail = end > 0 and self._needs_tail(parent, tail, queued)
+            found.append(MissingRecords(blocks=tuple(blocks), needs_tail=needs_tail, tail_parent=parent))
+        return found
+
+    def _needs_tail(self, parent: bytes, tail: bytes, queued: Set[bytes]) -> bool:
         if self.resumes_anywhere:
             # Any record that has the entries will do.
             holder, num = self._longest_common(parent, tail)
-            is_whole = num * TOKEN_NBYTES == len(tail) and (holder is None or not self.is_suspect(holder))
+            if num * TOKEN_NBYTES == len(tail) and (holder is None or not self.is_suspect(holder)):
+                return False
         key = tail_key(parent, tail)
-        return MissingRecords(
-            blocks=tuple(blocks),
-            needs_tail=not is_whole and not self.has(key) and key not in queued,
-            tail_parent=parent,
-        )
+        return not self.has(key) and key not in queued
 
     def check(self) -> None:
         """AssertionError if tables, order or byte count disagree with the entries."""

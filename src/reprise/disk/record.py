@@ -156,7 +156,7 @@ class DiskMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingRecords:
-    """What must be `put`, in this order, so that a position can be resumed."""
+    """What must be `put`, in this order, so that a position can be resumed once those asked for before it can."""
 
     blocks: tuple[tuple[int, bytes], ...]
     """The missing blocks as (k, parent key); block k is ``[k * block, (k + 1) * block)``."""

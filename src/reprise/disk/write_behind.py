@@ -10,6 +10,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from functools import partial
 from math import lcm
 
 from reprise.cache.lookup import Match
@@ -196,19 +197,15 @@ class WriteBehind:
     def _missing_records(self, path: _DuePath) -> deque[_RecordPlan]:
         """The records of a path that the disk lacks, in order of position."""
         match = self._cache.match(path.tokens, namespace=path.namespace)
-        block = self._disk.block
-        found: dict[tuple[int, bool], _RecordPlan] = {}
-        for end, kind in sorted(self._ends(path, match).items()):
-            if end > match.length or self._cache.resume_at(match, limit=end) < end:
-                continue
-            missing = self._disk.missing(path.tokens[:end], namespace=path.namespace)
-            for index, parent in missing.blocks:
-                plan = _RecordPlan(position=end, start=index * block, parent=parent, is_tail=False, kind=kind)
-                found.setdefault((plan.start, False), plan)
+        block, kinds = self._disk.block, self._ends(path, match)
+        ends = [end for end in sorted(kinds) if self._cache.resume_at(match, limit=end) == end]
+        found: deque[_RecordPlan] = deque()
+        for end, missing in zip(ends, self._disk.missing(path.tokens, ends, namespace=path.namespace), strict=True):
+            plan = partial(_RecordPlan, position=end, kind=kinds[end])
+            found.extend(plan(start=k * block, parent=parent, is_tail=False) for k, parent in missing.blocks)
             if missing.needs_tail:
-                start, parent = end // block * block, missing.tail_parent
-                found[end, True] = _RecordPlan(position=end, start=start, parent=parent, is_tail=True, kind=kind)
-        return deque(found.values())
+                found.append(plan(start=end // block * block, parent=missing.tail_parent, is_tail=True))
+        return found
 
     def _ends(self, path: _DuePath, match: Match) -> dict[int, BoundaryKind]:
         """The positions of a path at which a later request may resume, with their kinds."""
