@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import date
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from reprise.core.outcome import Outcome, Reason
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span
+from reprise.loop.heartbeat import Heartbeat
 from tests.api.real_server import real_server
 from tests.api.servers import MODEL, api
 
@@ -175,6 +177,27 @@ def test_events_tell_requests_tree_and_counters_and_go_on_where_they_were_left(s
         assert ServerEvents(response).until("request.ended")["id"] == again["id"]
     with server.stream("GET", "/v1/events", headers={"last-event-id": "other-5"}) as response:
         assert ServerEvents(response).next()[0] == "snapshot"
+
+
+def test_watching_an_idle_server_is_no_event(server: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An inspection is something to do, so the time may be read while it is above 0.
+    times = count()
+    monkeypatch.setattr(Heartbeat, "stalled_s", property(lambda _: next(times) / 1e6))
+    traces = {"stalled_s", "busy_s", "inspections", "inspection_s"}
+    body = {"messages": [{"role": "user", "content": f"{TEXT} Once more."}], "max_tokens": 3}
+    wait_until_idle(server)
+    with server.stream("GET", "/v1/events") as response:
+        stream = ServerEvents(response)
+        _, snapshot = stream.next()
+        counters = [snapshot["counters"]]
+        while server.get("/health").json()["inspections"] < counters[0]["inspections"] + 4:
+            pass
+        server.post("/v1/chat/completions", json=body).raise_for_status()
+        while (event := stream.next())[0] != "request.ended":
+            if event[0] == "counters":
+                counters.append(event[1])
+    for before, after in pairwise(counters):
+        assert any(before[name] != after[name] for name in after.keys() - traces), after
 
 
 def ahead_of(client: httpx.Client, key: dict[str, str]) -> int:

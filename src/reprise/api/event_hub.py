@@ -34,8 +34,8 @@ _LINGER_S = 30.0
 _SILENCE_S = 15.0
 """A stream that was silent for so long sends a comment."""
 
-_OWN_TRACES = frozenset(("inspections", "inspection_s", "busy_s"))
-"""Counters that inspecting itself moves: sent only along with others."""
+_OWN_TRACES = frozenset(("inspections", "inspection_s", "busy_s", "stalled_s"))
+"""Counters that inspecting itself changes: sent only along with others."""
 
 _GAP_S = 60.0
 """The longest gap between two tokens is told of the last one to two of these."""
