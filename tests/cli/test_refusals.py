@@ -1,6 +1,7 @@
 """What a server cannot be started with: one sentence on standard error and exit status 2."""
 
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def assert_refused(result: "subprocess.CompletedProcess[str]", *named: str) -> N
 
 
 @pytest.mark.parametrize("make", ["missing", "empty", "file", "strange"])
-def test_a_model_that_cannot_be_served(make: str, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_served(make: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     if make == "missing":
         assert_refused(start("serve", str(tmp_path / "nowhere"), "--port", "0"), "nowhere", "directory")
     elif make == "empty":
@@ -47,6 +48,7 @@ def test_a_model_that_cannot_be_served(make: str, tmp_path: Path) -> None:
         assert_refused(start("serve", str(tmp_path / "model.gguf"), "--port", "0"), "is a file")
     else:
         assert_refused(start("serve", str(model_of_a_strange_kind(tmp_path)), "--port", "0"), "perceptron")
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == [], "said once"
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ class EngineThread:
                 error = loop.read_weights()
             finally:
                 device_memory.leave_thread()
-            self.call(lambda: self._take(loop, error))
+            self.call(lambda: self._take_later(loop, error))
 
         threading.Thread(target=load, name="reprise-load", daemon=True).start()
 
@@ -324,7 +324,6 @@ class EngineThread:
         if error is None:
             error = loop.take_weights(self.memory)
         if error is not None:
-            log.error("%s was not loaded: %s", loop.name, error)
             loop.note_failure(error)
             self._give_back()
             return error
@@ -333,6 +332,12 @@ class EngineThread:
         if self.memory is not None:
             self.memory.reserve(0)
         return None
+
+    def _take_later(self, loop: EngineLoop, error: RepriseError | None) -> None:
+        """As `_take`, where nobody waits to report the error."""
+        error = self._take(loop, error)
+        if error is not None:
+            log.error("%s was not loaded: %s", loop.name, error)
 
     def _connect_preemptions(self) -> None:
         """Let each model's preemption see the others': the youngest request of all models is preempted first."""
