@@ -99,6 +99,15 @@ async def test_bodies_that_are_no_request(content: bytes):
         assert (await a.client.post(URL, json={"messages": HI})).status_code == 200
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b'"hi"', b"null", b"5"])
+async def test_a_body_that_is_no_object_is_told_so(content: bytes):
+    async with api() as a:
+        for url in (URL, "/v1/messages", "/v1/responses", "/v1/completions"):
+            response = await a.client.post(url, content=content, headers={"Content-Type": "application/json"})
+            assert response.status_code == 400
+            assert response.json()["error"]["message"] == "The body must be a JSON object."
+
+
 async def test_control_characters_are_text():
     async with api() as a:
         response = await a.client.post(URL, json={"messages": [{"role": "user", "content": "a\u0000b\u0007\u202e"}]})

@@ -107,6 +107,8 @@ def invalid_body(body: object, errors: Sequence[Mapping[str, Any]]) -> BadReques
     path = _path(body, first)
     sentence = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     if not path:
+        if not isinstance(body, dict):
+            return BadRequest("The body must be a JSON object.")
         return BadRequest(f"Invalid body: {sentence}.")
     name = field_name(path)
     return InvalidValue(f"`{name}`: {sentence}.", param=name)
