@@ -11,7 +11,8 @@ _HEAD = """# Metrics
 This page is written by `python -m tools.metrics_page` from the declarations in `src/reprise/core/metrics.py`.
 
 `GET /health` has them as JSON, `GET /metrics` for Prometheus, and the log gets a line of totals when the server stops.
-Counters start at zero with the server. Fields and series of `disk` are there with `--disk-cache` only.
+Counters start at zero with the server. Fields and series of `disk` are there with `--disk-cache` only. Without
+`--drafts` or `--record`, their fields are null and their series are absent.
 
 The label `model` is there on a server with one model, too. Series without it are of the whole server. `GET /health`
 adds up all models; `GET /health?model=NAME` is one model's.

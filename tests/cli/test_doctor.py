@@ -3,6 +3,7 @@
 import socket
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 from typer.testing import CliRunner
 
@@ -52,6 +53,14 @@ def test_what_is_wrong_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pyt
     assert "the weights alone" not in doctor(str(tiny_model("llama")), "--memory", str(2 * weights - 1))[1]
     small = doctor(str(tiny_model("llama")), "--memory", "1KB")
     assert small[0] == 1 and "the weights alone take" in small[1]
+
+
+def test_a_model_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    status, told = doctor("someone/absent")
+    assert status == 0
+    assert "note   model       someone/absent is neither a local directory nor a complete model" in told
+    assert "`reprise pull someone/absent`" in told
 
 
 def test_a_disk_that_cannot_be_written() -> None:

@@ -198,6 +198,12 @@ def test_names_that_are_none(hub: FakeHub, tmp_path: Path) -> None:
     assert tmp_path.is_dir()
 
 
+def test_a_directory_to_list_that_is_not_there(hub: FakeHub, tmp_path: Path) -> None:
+    assert "nowhere is not a directory" in sentence_of(run("models", str(tmp_path / "nowhere")))
+    (tmp_path / "file").touch()
+    assert "file is not a directory" in sentence_of(run("models", str(tmp_path / "file"), "--json"))
+
+
 def test_directories_are_listed_with_what_is_wrong(hub: FakeHub, tmp_path: Path) -> None:
     shutil.copytree(tiny_model("gpt_oss"), tmp_path / "here" / "owner" / "good")
     cut = shutil.copytree(tiny_model("llama"), tmp_path / "here" / "cut") / "model.safetensors"

@@ -237,6 +237,19 @@ def _sources(named: str | None, tables: Mapping[str, Mapping[str, Any]]) -> list
     return [tables[named]["model"] if named is not None and named in tables else named]
 
 
+def _hub_model(model: str, subject: str) -> DoctorFinding:
+    from reprise.engine.hub import local_directory  # noqa: PLC0415 (imports MLX)
+
+    if local_directory(model) is not None:
+        return DoctorFinding(subject=subject, verdict=Severity.FINE, text=f"{model}, in the hub's cache")
+    return DoctorFinding(
+        subject=subject,
+        verdict=Severity.ODD,
+        text=f"{model} is neither a local directory nor a complete model in the hub's cache",
+        mend=f"`reprise pull {model}` downloads it if it is a hub id; so does `reprise serve`.",
+    )
+
+
 def _model(model: str | None, *, subject: str = "model") -> DoctorFinding:
     if model is None:
         return DoctorFinding(
@@ -248,7 +261,7 @@ def _model(model: str | None, *, subject: str = "model") -> DoctorFinding:
         if is_path:
             mend = "Give the path of a model directory, or a hub id."
             return DoctorFinding(subject=subject, verdict=Severity.WRONG, text=f"{model} does not exist", mend=mend)
-        return DoctorFinding(subject=subject, verdict=Severity.FINE, text=f"{model}, from the hub")
+        return _hub_model(model, subject)
     missing: list[str] = [name for name in ("config.json", "tokenizer_config.json") if not (path / name).is_file()]
     if weights_nbytes(path) == 0:
         missing.append("*.safetensors")

@@ -64,7 +64,7 @@ IGNORED = {
 """What only tunes, and why it has no effect here."""
 REFUSED = {
     "quantized-kv-start": "KV is always quantized from the first token. Omit --quantized-kv-start.",
-    "pipeline": "Running a model on several machines is not supported yet.",
+    "pipeline": "Splitting a model by layers is not supported. --tensor-parallel splits it over several machines.",
 }
 _WITHOUT_VALUE = frozenset({"pipeline", "use-default-chat-template"})
 

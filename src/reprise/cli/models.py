@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reprise.cli.refuse import refuse
 from reprise.core.errors import LoadFailed
 from reprise.core.sizes import nbytes_text
 
@@ -40,6 +41,9 @@ def models(
     as_numbers: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """List the local models, and the context with which each fits into this machine's memory."""
+    for directory in directories or ():
+        if not Path(directory).expanduser().is_dir():
+            refuse(f"{directory} is not a directory. `reprise models` without arguments lists the hub's cache.")
     listed = list(listed_models([Path(directory) for directory in directories or ()]))
     if as_numbers:
         typer.echo(json.dumps([_as_json(model) for model in listed], indent=2))

@@ -183,7 +183,7 @@ def _failed(model: str, error: Exception) -> LoadFailed:
             text = f"Cannot store {model} in {constants.HF_HUB_CACHE}: {error.strerror}."
         case _:
             text = (
-                f"{model} is not completely downloaded, and {hub} cannot be reached ({type(error).__name__}). Connect "
-                "to the network, or give the path of a model directory."
+                f"{model} is neither a local directory nor a complete model in the hub's cache, and {hub} cannot be "
+                f"reached ({type(error).__name__}). Check the path or the name, or connect to the network."
             )
     return LoadFailed(text)
