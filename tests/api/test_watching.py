@@ -93,8 +93,8 @@ def test_the_tree_is_told_in_pages_with_text(server: httpx.Client) -> None:
 
 
 def test_what_is_on_disk_alone_is_shown_until_it_is_read(tmp_path: Path) -> None:
-    on_disk = {"disk_bytes": Bytes(1 << 28), "disk_directory": str(tmp_path), "settles": False}
-    keys = {"api_keys": ("one", "two"), "separates_keys": True}
+    on_disk: dict[str, Any] = {"disk_bytes": Bytes(1 << 28), "disk_directory": str(tmp_path), "settles": False}
+    keys: dict[str, Any] = {"api_keys": ("one", "two"), "separates_keys": True}
     one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
     body = {"messages": [{"role": "user", "content": f"{TEXT} Kept."}], "max_tokens": 2}
     with real_server(**on_disk, **keys) as server:

@@ -31,7 +31,11 @@ def test_what_is_wrong_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pyt
     from importlib import metadata  # noqa: PLC0415
 
     real = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: "0.20.0" if name == "mlx-lm" else real(name))
+
+    def version(name: str) -> str:
+        return "0.20.0" if name == "mlx-lm" else real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
     file = tmp_path / "file"
     file.touch()
     (tmp_path / "config.json").write_text("{}")

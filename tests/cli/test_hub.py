@@ -186,7 +186,11 @@ def test_files_for_others_are_not_fetched(hub: FakeHub) -> None:
 
 def test_a_disk_without_room_is_said_before(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     full = SimpleNamespace(total=10**9, used=10**9 - 1000, free=1000)
-    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda path: full)
+
+    def disk_usage(_: Path) -> SimpleNamespace:
+        return full
+
+    monkeypatch.setattr(hub_module.shutil, "disk_usage", disk_usage)
     assert "Free some space" in sentence_of(run("pull", ID))
     assert set(hub.fetched()) == {"config.json"}
 
