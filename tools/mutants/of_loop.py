@@ -20,6 +20,13 @@ def _mutant(function: str, name: str, old: str, new: str, tests: tuple[str, ...]
 
 LOOP_MUTANTS = (
     _mutant(
+        "Gate.ended",
+        "who has an answer finds nothing to do and old counts",
+        "self._has_unpublished = True",
+        "self._has_unpublished = False",
+        ("tests/loop/test_status.py",),
+    ),
+    _mutant(
         "SharedMemory._reclaim",
         "who gives up last is asked before the first is asked again",
         "any(reclaim() for reclaim in reclaimers)",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
-from reprise.core.backend import Status
 from reprise.core.errors import BadRequest, ContextTooLong, QueueFull, ShuttingDown, prompt_too_long
 from reprise.core.job import Job, Purpose
 from reprise.loop.sequences import initial_decode_slots
@@ -24,6 +22,7 @@ class Gate:
         self._inside: dict[str, Job] = {}
         self._waiting: set[str] = set()
         self._is_closed = False
+        self._has_unpublished = False
         self.limits = SchedulerLimits()
         self.speed = Speed()
         self.context: int | None = None
@@ -86,6 +85,12 @@ class Gate:
         with self._lock:
             self._waiting.discard(job_id)
             self._inside.pop(job_id, None)
+            self._has_unpublished = True
+
+    def published(self) -> None:
+        """The engine's status counts every job that has ended."""
+        with self._lock:
+            self._has_unpublished = False
 
     @property
     def num_inside(self) -> int:
@@ -96,7 +101,13 @@ class Gate:
         with self._lock:
             return job_id in self._inside
 
-    def adjust(self, status: Status) -> Status:
-        """The status including jobs that the engine thread has not seen yet."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job is inside, not even one that the engine thread has not seen yet, and all that ended are
+        counted."""
         with self._lock:
-            return replace(status, is_idle=len(self._inside) == 0, is_closing=self._is_closed)
+            return len(self._inside) == 0 and not self._has_unpublished
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed

@@ -210,14 +210,18 @@ class EngineLoop:
         return True
 
     def status(self) -> Status:
+        # First: what is published after it counts all jobs that have ended.
+        is_idle = self._gate.is_idle
         # Read here: the disk writer runs while the loop sleeps, and does not publish.
         on_disk = stats_of(self._tiers)
         has_died = self._loaded is not None and not self.is_closed and not self._thread.is_alive
         has_died = has_died or self._failure is not None
         stalled_s = self._thread.heartbeat.stalled_s
         weights = self._weights
-        now = replace(
+        return replace(
             self.published,
+            is_idle=is_idle,
+            is_closing=self._gate.is_closed,
             disk=on_disk,
             stalled_s=stalled_s,
             has_died=has_died,
@@ -226,7 +230,6 @@ class EngineLoop:
             num_loads=weights.num_loads,
             load_s=weights.load_s,
         )
-        return self._gate.adjust(now)
 
     def stack(self) -> str:
         """The engine thread's current stack as a traceback; "" if it is not running."""
@@ -611,6 +614,7 @@ class EngineLoop:
                 inspection_s=inspections.spent_s,
                 busy_s=self._thread.busy_s,
             )
+        self._gate.published()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
