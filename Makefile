@@ -51,6 +51,7 @@ check: $(VENV)/.can-test ## style, types, the direction of imports, and that eac
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.mutants --list > /dev/null
 	$(BIN)/python -m tools.links
+	$(BIN)/python -m pytest -m matrix tests/test_house.py
 
 format: $(VENV)/.can-test ## let ruff write the format
 	$(BIN)/ruff check --fix .

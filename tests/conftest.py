@@ -1,14 +1,17 @@
 """What holds for all tests."""
 
 import contextlib
+import functools
 import gc
 import logging
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Iterator
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import engine
 
@@ -24,6 +27,11 @@ settings.load_profile("quick")
 engine.MAX_SHRINKING_SECONDS = 20
 # Until all tests are collected: what is imported and collected stays.
 gc.disable()
+# Each client of httpx reads the certificates of all authorities anew, and each invocation builds every command anew: 40
+# milliseconds each, hundreds of times.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+assert hasattr(typer.testing, "_get_command")
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 
 def pytest_configure() -> None:

@@ -16,6 +16,7 @@ _SETTERS = frozenset({"setattr", "getattr", "delattr", "hasattr", "object"})
 """Functions that take a name as text; `patch.object` is one."""
 
 
+@pytest.mark.matrix
 def test_tests_go_through_public_names() -> None:
     """Names of the source with an underscore are its own: a test that uses one is in the way of every change."""
     private = _private_names()
@@ -31,6 +32,7 @@ def test_tests_go_through_public_names() -> None:
     assert found == []
 
 
+@pytest.mark.matrix
 def test_a_class_name_has_one_meaning() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in (
@@ -44,6 +46,7 @@ def test_a_class_name_has_one_meaning() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+@pytest.mark.matrix
 def test_the_map_of_the_house_names_what_is_there() -> None:
     """Every file and every `Class.member` of ARCHITECTURE.md exists."""
     text = (_ROOT / "ARCHITECTURE.md").read_text()

@@ -41,6 +41,11 @@ class Api:
     backend: FakeBackend
     client: httpx.AsyncClient
 
+    async def until_idle(self) -> None:
+        """Asleep meanwhile: who does nothing but ask keeps the engine's thread from its work."""
+        while not self.service.is_idle:
+            await asyncio.sleep(0.005)
+
 
 def make_service(
     backend: FakeBackend,

@@ -1,6 +1,5 @@
 """Anthropic's messages API in process: what goes in, what comes out, what is handed to the engine."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -48,8 +47,7 @@ def explicit_texts(job: Job) -> list[str]:
 
 
 async def record_of(a: Any, made: httpx.Response) -> dict[str, Any]:
-    while not a.service.is_idle:
-        await asyncio.sleep(0.005)
+    await a.until_idle()
     return (await a.client.get(f"/v1/cache/requests/{made.json()['id']}")).json()
 
 

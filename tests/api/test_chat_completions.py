@@ -1,6 +1,5 @@
 """Chat completions in process: what goes in, what comes out, what is handed to the engine."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -68,8 +67,7 @@ async def test_a_stream_has_usage_only_if_asked():
 async def test_the_next_turn_is_reused_and_settled():
     async with api(says("<think>\nHm.\n</think>\n\nHello there.")) as a:
         await a.client.post(URL, json={"messages": HI})
-        while not a.service.is_idle:
-            await asyncio.sleep(0.005)
+        await a.until_idle()
         assert len(a.backend.of(Purpose.SETTLE)) == 1
         history = [*HI, {"role": "assistant", "content": "Hello there."}, {"role": "user", "content": "And?"}]
         body = (await a.client.post(URL, json={"messages": history})).json()
@@ -111,8 +109,7 @@ async def test_a_malformed_call_is_its_text_and_noted():
     async with api(says(f"I look.\n{broken}")) as a:
         response = await a.client.post(URL, json={"messages": HI, "tools": TOOLS})
         (choice,) = response.json()["choices"]
-        while not a.service.is_idle:
-            await asyncio.sleep(0.005)
+        await a.until_idle()
         record = (await a.client.get(f"/v1/cache/requests/{response.json()['id']}")).json()
     assert choice["finish_reason"] == "stop"
     assert choice["message"]["content"] == f"I look.\n{broken}"
@@ -262,7 +259,6 @@ async def test_structured_output_is_held_to_its_schema():
 async def test_unknown_fields_are_noted():
     async with api() as a:
         made = await a.client.post(URL, json={"messages": HI, "user": "me", "temprature": 1})
-        while not a.service.is_idle:
-            await asyncio.sleep(0.005)
+        await a.until_idle()
         record = (await a.client.get(f"/v1/cache/requests/{made.json()['id']}")).json()
     assert record["notes"] == ["field without effect: user", "unknown field ignored: temprature"]

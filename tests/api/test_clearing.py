@@ -16,6 +16,7 @@ def idle(client: httpx.Client) -> dict[str, int]:
     until_s = time.monotonic() + 60
     while not (health := client.get("/health").json())["idle"]:
         assert time.monotonic() < until_s
+        time.sleep(0.005)
     return health
 
 

@@ -1,6 +1,5 @@
 """Clients that hang up, do not read or are cancelled; long prefills."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from threading import Thread
@@ -99,8 +98,7 @@ def test_a_batch_of_prompts_is_cancelled_as_one():
 async def test_records_are_paged_newest_first():
     async with api() as a:
         ids = [(await a.client.post(URL, json={"messages": HI})).json()["id"] for _ in range(3)]
-        while not a.service.is_idle:
-            await asyncio.sleep(0.005)
+        await a.until_idle()
         first = (await a.client.get("/v1/cache/requests", params={"limit": 2})).json()
         rest = (await a.client.get("/v1/cache/requests", params={"limit": 2, "before": ids[1]})).json()
         assert (await a.client.get("/v1/cache/requests", params={"limit": 0})).status_code == 400

@@ -27,8 +27,7 @@ def set_defaults(served: Api, **by_flag: float) -> None:
 
 
 async def recorded(served: Api) -> dict[str, tuple[Any, str]]:
-    while not served.service.is_idle:
-        await served.client.get("/health")
+    await served.until_idle()
     page = (await served.client.get("/v1/cache/requests")).json()
     return {name: (used["value"], used["from"]) for name, used in page["data"][0]["sampling"].items()}
 

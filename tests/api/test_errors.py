@@ -256,8 +256,7 @@ async def test_keys_share_what_is_computed_and_nothing_else():
         first = (await a.client.post("/v1/responses", json={"input": "hi"}, headers=one)).json()
         second = (await a.client.post("/v1/responses", json={"input": "hi"}, headers=two)).json()
         assert second["usage"]["input_tokens_details"]["cached_tokens"] > 0
-        while not a.service.is_idle:
-            await a.client.get("/health")
+        await a.until_idle()
         for address in (f"/v1/responses/{first['id']}", f"/v1/cache/requests/{first['id']}"):
             assert (await a.client.get(address, headers=two)).status_code == 404
             assert (await a.client.get(address, headers=one)).status_code == 200

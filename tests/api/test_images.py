@@ -1,6 +1,5 @@
 """Images and files with a model that reads text only: they never end a chat, and nothing is computed again for them."""
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -63,8 +62,7 @@ async def send(a: Api, api_name: str, chat: list[dict[str, Any]]) -> tuple[int, 
     response = await a.client.post(url, json={**body, **({"max_tokens": 8} if api_name == "messages" else {})})
     if response.status_code != 200:
         return response.status_code, response.json()["error"]["message"], []
-    while not a.service.is_idle:
-        await asyncio.sleep(0.005)
+    await a.until_idle()
     listed = (await a.client.get("/v1/cache/requests")).json()
     job = a.backend.of(Purpose.GENERATE)[-1]
     notes = next(record["notes"] for record in listed["data"] if record["id"] == job.id)

@@ -19,6 +19,9 @@ from tests.models.adapters import write_adapter
 from tests.models.tiny import CONFIGS, MARKUP, tiny_model
 from tests.sdks import openai
 
+# Server processes.
+pytestmark = pytest.mark.matrix
+
 CHAT = [{"role": "user", "content": "Write a few words about the sea, the wind and the harbour, please."}]
 
 

@@ -10,6 +10,7 @@ from reprise.core.settings import Settings
 from tests.api.servers import MODEL, api, says
 from tests.api.test_chat_completions import events_of
 from tests.chat.text_models import text_model
+from tests.matrix import now_and_later
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +52,7 @@ async def test_a_batch_of_prompts(stream: bool):
     assert texts == ["one", "one", "two", "two"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", now_and_later([False], [True]))
 async def test_more_prompts_than_may_wait(stream: bool):
     def echo(job: Any) -> list[int]:
         return [*job.prompt.tokens.tolist(), *text_model().eos]
@@ -59,8 +60,7 @@ async def test_more_prompts_than_may_wait(stream: bool):
     prompts = [f"number {number}" for number in range(40)]
     async with api(echo, settings=Settings(model=MODEL, max_queue=16)) as a:
         response = await a.client.post(URL, json={"prompt": prompts, "stream": stream})
-        while not a.service.is_idle:
-            await a.client.get("/health")
+        await a.until_idle()
         assert len(a.backend.jobs) == 40
     if stream:
         texts = [""] * 40
@@ -179,8 +179,7 @@ async def test_prefill_makes_the_next_request_warm():
 async def test_metrics_follow_prometheus():
     async with api() as a:
         await a.client.post("/v1/chat/completions", json={"messages": HI})
-        while not a.service.is_idle:
-            await asyncio.sleep(0.005)
+        await a.until_idle()
         response = await a.client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
     lines = response.text.splitlines()

@@ -104,6 +104,7 @@ def test_a_system_prompt_and_tools_are_pinned_before_anybody_came(client: httpx.
     server.engine.check()
 
 
+@pytest.mark.matrix
 def test_what_is_not_pinned_is_gone_where_a_pin_would_stay(client: httpx.Client) -> None:
     made = client.post("/v1/prefill", json=HEAD).json()
     flood(client)
@@ -371,6 +372,7 @@ def test_a_key_that_clears_a_shared_cache_leaves_what_others_have_pinned() -> No
         server.engine.check()
 
 
+@pytest.mark.matrix
 def test_pinning_unpinning_and_clearing_during_load(client: httpx.Client, server: SoakServer, budget: int) -> None:
     """Clients of few chats beside an administrator who pins, unpins and clears: nobody fails, and the books balance."""
 

@@ -88,6 +88,7 @@ def test_a_marked_document_is_read_once(served: Serving, claude: anthropic.Anthr
     assert read(second.usage) > 0.9 * total
 
 
+@pytest.mark.matrix
 def test_responses_in_a_tool_loop(served: Serving, gpt: openai.OpenAI):
     tools: Any = [{"type": "function", "name": "read_file", "parameters": SCHEMA, "strict": False}]
     items: Any = [{"role": "user", "content": "What does b.txt say?"}]

@@ -111,8 +111,7 @@ async def test_a_full_queue_is_a_refusal_and_a_failure_is_not() -> None:
         a.backend.refuse, a.backend.fail_after = None, 1
         await a.client.post("/v1/chat/completions", json={"messages": HI})
         await a.client.get("/v1/cache/requests/nobody")
-        while not a.service.is_idle:
-            await asyncio.sleep(0)
+        await a.until_idle()
         told = (await a.client.get("/v1/cache/requests")).json()["data"]
     assert [(r["ended"], r["status"]) for r in told] == [("failed", None), ("refused", 429)]
 

@@ -1,6 +1,5 @@
 """OpenAI's responses API in process: what goes in, what comes out, what is handed to the engine."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -62,8 +61,7 @@ def prompt_of(job: Job) -> str:
 
 
 async def notes_of(a: Any, made: httpx.Response) -> list[str]:
-    while not a.service.is_idle:
-        await asyncio.sleep(0.005)
+    await a.until_idle()
     return (await a.client.get(f"/v1/cache/requests/{made.json()['id']}")).json()["notes"]
 
 

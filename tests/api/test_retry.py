@@ -24,6 +24,7 @@ def test_a_retry_with_the_same_seed_is_the_same_answer(architecture: str) -> Non
         deadline = time.monotonic() + 30
         while not (health := client.get("/health").json())["idle"]:
             assert time.monotonic() < deadline
+            time.sleep(0.005)
         assert health["cancelled"] == 1
         again = client.post("/v1/chat/completions", json=body).json()
         assert again["choices"][0]["message"]["content"] == cold["content"]

@@ -190,8 +190,7 @@ async def test_what_a_route_returns_is_strict_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("reprise.api.server_routes.record_body", lambda record, verdicts: {"ttft_s": math.nan})
     async with api() as a:
         await a.client.post(CHAT, json={"messages": HI})
-        while not a.service.is_idle:
-            await a.client.get("/health")
+        await a.until_idle()
         response = await a.client.get("/v1/cache/requests")
     # FastAPI makes null of such a number on its own way to the encoder.
     assert strict(response.text)["data"] == [{"ttft_s": None}]

@@ -39,6 +39,7 @@ def test_with_room_for_all_everything_is_reused(trace: Path) -> None:
     assert reused(waits, 10**9, is_fitted=False) <= reused(waits, 10**9, is_fitted=True)
 
 
+@pytest.mark.matrix
 def test_no_policy_beats_who_is_fitted(trace: Path) -> None:
     budget = 40_000
     requests = read_trace(trace, granularity=Granularity.BLOCK)

@@ -60,6 +60,7 @@ def test_with_bodies_the_counts_are_those_of_the_server_that_recorded(tmp_path: 
     assert bench.notes == []
 
 
+@pytest.mark.matrix
 def test_without_bodies_lengths_and_shared_blocks_are_the_same(tmp_path: Path) -> None:
     lines = recorded(tmp_path / "trace.jsonl", "llama", with_text=False)
     bench = replayed(tmp_path / "trace.jsonl", "llama", is_fast=True)

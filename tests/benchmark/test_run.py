@@ -60,6 +60,7 @@ def whole() -> tuple[InProcess, InProcess, BenchResult]:
     return on, off, result
 
 
+@pytest.mark.matrix
 def test_every_workload_is_held_by_both_sides_with_the_same_prompts(
     whole: tuple[InProcess, InProcess, BenchResult],
 ) -> None:
@@ -75,6 +76,7 @@ def test_every_workload_is_held_by_both_sides_with_the_same_prompts(
             assert on.num_computed < off.num_computed, name
 
 
+@pytest.mark.matrix
 def test_answers_are_compared_and_reuse_changes_none(whole: tuple[InProcess, InProcess, BenchResult]) -> None:
     rows = [row for row in whole[2].summaries() if row.side == OFF]
     assert len(rows) == len(NAMES)
@@ -82,6 +84,7 @@ def test_answers_are_compared_and_reuse_changes_none(whole: tuple[InProcess, InP
     assert sum(row.num_different for row in rows) == 0
 
 
+@pytest.mark.matrix
 def test_the_numbers_are_the_servers_own(whole: tuple[InProcess, InProcess, BenchResult]) -> None:
     on, off, result = whole
     num = 0
@@ -99,11 +102,13 @@ def test_the_numbers_are_the_servers_own(whole: tuple[InProcess, InProcess, Benc
     assert num > 60
 
 
+@pytest.mark.matrix
 def test_servers_are_restarted_for_the_restart_alone(whole: tuple[InProcess, InProcess, BenchResult]) -> None:
     on, off, _ = whole
     assert (on.num_starts, off.num_starts) == (2, 2)
 
 
+@pytest.mark.matrix
 def test_a_peer_that_refuses_has_a_sentence_in_place_of_numbers(
     whole: tuple[InProcess, InProcess, BenchResult],
 ) -> None:
@@ -114,6 +119,7 @@ def test_a_peer_that_refuses_has_a_sentence_in_place_of_numbers(
     assert "no tools here" in as_html(result)
 
 
+@pytest.mark.matrix
 def test_the_report_needs_nothing_from_elsewhere(whole: tuple[InProcess, InProcess, BenchResult]) -> None:
     page = as_html(whole[2])
     assert not re.search(r"<script|<link|<img|src=|href=|url\(|@import|https?:", page)
@@ -183,6 +189,7 @@ class Paced(Side):
         return replies
 
 
+@pytest.mark.matrix
 def test_it_is_over_in_the_minutes_it_was_given() -> None:
     for minutes in (2, 5, 30):
         clock = BenchClock()

@@ -233,7 +233,7 @@ def test_all_is_evicted_but_what_is_leased(layout: Layout) -> None:
 def test_a_path_of_hundreds_of_edges_is_evicted_whole() -> None:
     trial = CacheTrial(Layout(kinds=(), has_snapshots=True))
     cache = trial.cache
-    chat = tuple(i % 5 for i in range(400))
+    chat = tuple(i % 5 for i in range(200))
     for length in range(1, len(chat) + 1):
         cache.commit(as_tokens(chat[:length]), HashSource(chat[:length]), kind=BoundaryKind.INTERVAL)
     match = cache.match(as_tokens(chat))

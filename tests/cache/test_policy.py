@@ -283,6 +283,7 @@ def test_an_end_is_cut_at_the_stable_boundary_and_the_rest_is_worth_what_it_was(
     assert scores[0] == scores[1] < scores[2] == scores[3]
 
 
+@pytest.mark.matrix
 def test_answers_tell_who_comes_back() -> None:
     sizes = Sizes(full=1)
     cache = store("cost", sizes, None)

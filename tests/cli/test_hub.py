@@ -51,7 +51,7 @@ def sentence_of(result: Result) -> str:
 def test_a_model_is_pulled_listed_served_and_removed(hub: FakeHub) -> None:
     pulled = run("pull", ID)
     assert pulled.exit_code == 0, pulled.output
-    assert f"{ID}: llama, 560 kB, float32, 2 × full attention; context that fits: all 8,192 tokens" in pulled.stdout
+    assert f"{ID}: llama, 232 kB, float32, 2 × full attention; context that fits: all 8,192 tokens" in pulled.stdout
     # Only what is needed, and each file once.
     assert hub.fetched() == dict.fromkeys(
         ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"), 1

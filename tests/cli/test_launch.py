@@ -104,13 +104,13 @@ def test_running_printing_writing_and_undoing(tmp_path: Path) -> None:
         assert environment["ANTHROPIC_BASE_URL"] == url.rstrip("/")
         assert environment["ANTHROPIC_MODEL"] == client.get("/v1/models").json()["data"][0]["id"]
         assert "ANTHROPIC_API_KEY" not in environment
-        printed = launch(home, "--url", url, "claude", "--print").stdout
+        printed = here(home, "--url", url, "claude", "--print").stdout
         shell = subprocess.run(
             ["/bin/sh", "-c", printed], env={"PATH": f"{programs}:/bin"}, capture_output=True, text=True, check=False
         )
         assert json.loads(shell.stdout)[1]["API_TIMEOUT_MS"] == environment["API_TIMEOUT_MS"]
-        missing = launch(home, "--url", url, "aider")
-        assert (missing.returncode, missing.stderr) == (
+        missing = here(home, "--url", url, "aider")
+        assert (missing.exit_code, missing.stderr) == (
             2,
             "reprise: aider is not installed: uv tool install aider-chat\n",
         )

@@ -44,6 +44,7 @@ def hold(chat: reprise.Chat, told: Sequence[FactExchange]) -> None:
     assert [say(chat, exchange) for exchange in told] == [exchange.answer for exchange in told]
 
 
+@pytest.mark.matrix
 def test_a_growing_chat_its_branch_and_its_edit(engine: reprise.Engine) -> None:
     told = story.exchanges(story.CHAT)
     chat = new_chat(engine)

@@ -105,6 +105,7 @@ def free_text(seed: int) -> list[int]:
     return tokenizer().encode(text(Random(seed), 40), add_special_tokens=False)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("damage", now_and_later([None, falling_behind(128)], [shift, lose, confuse]))
 def test_damage_to_the_state_of_attention_is_found_by_the_audit(damage: Damage | None) -> None:
     engine = DrivenEngine(MODEL, load=loaded, is_audit_off=False, audit_rate=1.0)

@@ -28,6 +28,7 @@ TEXTS = (
 )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("text", TEXTS)
 def test_any_text_comes_back(text: str, built: Tokenizer) -> None:
     assert built.decode(built.encode(text).ids, skip_special_tokens=False) == text

@@ -148,6 +148,7 @@ def test_tools(engine: reprise.Engine):
         chat.tool_result(call, "again")
 
 
+@pytest.mark.matrix
 def test_chats_in_threads_are_as_alone(engine: reprise.Engine):
     def talk(name: str) -> list[str]:
         chat = engine.chat(f"You are {name}.", **BRIEF)

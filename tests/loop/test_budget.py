@@ -214,6 +214,7 @@ def test_taking_over_holds_little_twice(engines: list[DrivenEngine]) -> None:
     assert after <= path // 10
 
 
+@pytest.mark.matrix
 def test_nothing_is_held_twice_when_room_is_short(engines: list[DrivenEngine]) -> None:
     prompt = words(780, 1200)
     budget = 5 * needed("llama", 1200) // 2

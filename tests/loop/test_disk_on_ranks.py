@@ -181,6 +181,7 @@ def test_clearing_removes_the_parts_of_all_ranks(start: Start, tmp_path: Path) -
     assert _keys(engine, following) == (set(), set())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("which", now_and_later(["ours"], ["theirs"]))
 def test_the_least_limit_of_all_ranks_holds_on_each(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str

@@ -193,6 +193,7 @@ def test_what_the_draft_model_stored_is_for_its_own_namespace_and_can_be_cleared
     engine.close()
 
 
+@pytest.mark.matrix
 def test_the_draft_model_gives_way_to_requests_before_any_of_them_does() -> None:
     plain = DrivenEngine("qwen3_5")
     prompts = [words(1010 + i, 300) for i in range(3)]

@@ -214,6 +214,7 @@ def test_chats_over_restarts_are_answered_as_without(tmp_path: Path, pair: tuple
             engine.check()
 
 
+@pytest.mark.matrix
 def test_in_a_full_directory_a_draft_model_takes_its_share_and_nothing_of_the_models(tmp_path: Path) -> None:
     def chat(engine: DrivenEngine, numbers: range) -> None:
         for number in numbers:

@@ -239,6 +239,7 @@ def test_a_prediction_is_drafted_from(pair: tuple[DrivenEngine, DrivenEngine]) -
             assert (answer.end.outcome.num_accepted > 15) == (prediction is expected)
 
 
+@pytest.mark.matrix
 def test_a_preempted_answer_goes_on_as_without_drafts() -> None:
     plain = DrivenEngine("qwen3_5", drafts="off")
     prompts = [words(790 + i, 300) for i in range(3)]

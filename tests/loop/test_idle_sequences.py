@@ -130,6 +130,7 @@ def test_a_failed_pass_keeps_what_was_lent_before(engine: DrivenEngine) -> None:
     assert engine.num_leases() == 0
 
 
+@pytest.mark.matrix
 def test_a_long_conversation_is_held_once() -> None:
     engine = DrivenEngine("llama", prefill_chunk=512, shares_from=2000)
     try:
@@ -220,6 +221,7 @@ def test_a_failed_pass_leaves_no_loans_of_its_own_checkpoints() -> None:
         engine.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("cache_bytes", now_and_later([700_000], [1_000_000]))
 def test_what_a_running_sequence_lends_can_be_evicted(cache_bytes: int) -> None:
     engine = DrivenEngine("qwen3_5", shares_from=64, prefill_chunk=64, cache_bytes=cache_bytes)

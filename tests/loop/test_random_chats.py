@@ -49,6 +49,7 @@ def test_answers_are_those_of_cold_runs() -> None:
     assert min(seen.compared, seen.reused, seen.cancelled) > 0
 
 
+@pytest.mark.matrix
 def test_states_that_grow_in_the_first_tokens() -> None:
     # Of an n-gram, one that has just begun has fewer tokens than the others.
     engine = DrivenEngine("llama", load=of_zoo("longcat_flash_ngram"))

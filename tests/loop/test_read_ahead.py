@@ -71,6 +71,7 @@ def wait_until_loading(engine: DrivenEngine, num: int) -> None:
     raise AssertionError("nothing is being read")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shares_from", now_and_later([50], [10**6]))
 @pytest.mark.parametrize("model", ["llama", "qwen3_5", "gemma3_text"])
 def test_many_large_prompts_at_once_are_read_once_each_and_within_the_budget(

@@ -101,8 +101,10 @@ def plane_nbytes(footprint: Footprint, position: int) -> int:
 @pytest.mark.parametrize(
     ("kinds", "num_held", "is_large"),
     rows_now_and_later(
-        [("full + state", 40, False), ("full + window", 0, True), ("full + chunk", 40, False)],
+        [("full + state", 40, False)],
         [
+            ("full + window", 0, True),
+            ("full + chunk", 40, False),
             ("full", 40, False),
             ("full", 0, True),
             ("full + state", 0, True),
@@ -199,6 +201,7 @@ def stored(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Dri
     engine.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stored", MOVED, indirect=True)
 def test_without_room_for_two_copies_entries_are_taken_over_in_steps(
     stored: tuple[DrivenEngine, list[int]], monkeypatch: pytest.MonkeyPatch
@@ -220,6 +223,7 @@ def test_without_room_for_two_copies_entries_are_taken_over_in_steps(
     assert again.tokens == engine.cold([*turn, *answer.tokens, 5])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stored", MOVED, indirect=True)
 def test_what_is_being_taken_over_is_there_for_others(
     stored: tuple[DrivenEngine, list[int]], monkeypatch: pytest.MonkeyPatch
@@ -240,6 +244,7 @@ def test_what_is_being_taken_over_is_there_for_others(
     engine.check()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("num_steps", now_and_later([15], [1]))
 @pytest.mark.parametrize("stored", now_and_later(["full"], ["full + state"]), indirect=True)
 def test_a_client_that_leaves_while_entries_are_taken_over_loses_none(

@@ -141,6 +141,7 @@ def test_weights_that_an_adapter_replaces_are_charged_beside_the_base(tmp_path: 
             assert memory.weights_nbytes == base.nbytes + trained.nbytes
 
 
+@pytest.mark.matrix
 def test_preloading_sends_nobody_away() -> None:
     settings = [Settings(model=str(tiny_model(name)), is_audit_off=True) for name in ("llama", "qwen3_5")]
     nbytes = [SharedBases().load(each).nbytes for each in settings]

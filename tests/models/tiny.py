@@ -10,8 +10,8 @@ from reprise.demo.tiny.build import QWEN3_5, build_model
 from reprise.demo.tiny.tokenizer import MARKUP
 
 _ATTENTION = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -32,8 +32,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
             **QWEN3_5["text_config"],
             "num_hidden_layers": 2,
             "full_attention_interval": 2,
-            "hidden_size": 64,
-            "intermediate_size": 128,
+            "hidden_size": 32,
+            "intermediate_size": 64,
         },
     },
     "llama": {"model_type": "llama", "num_hidden_layers": 2, "rope_theta": 10000.0, **_ATTENTION},

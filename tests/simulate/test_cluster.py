@@ -30,6 +30,7 @@ def test_one_replica_is_what_a_simulation_of_one_server_says() -> None:
     assert {run(routing, num=1, budget=8_000).computed for routing in ROUTINGS} == {alone.computed}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("budget", now_and_later([20_000], [10**6]))
 def test_lookup_computes_little_more_than_one_large_server_and_random_much_more(budget: int) -> None:
     one = run("random", num=1, budget=4 * budget).computed

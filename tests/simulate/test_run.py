@@ -97,6 +97,7 @@ def test_what_an_answer_stored_can_be_reused_with_the_future_known() -> None:
     assert future.reused_within(100) == 4
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("seed", "settles"), rows_now_and_later([(2, True)], [(0, False), (1, False)]))
 def test_nobody_beats_who_knows_the_future(seed: int, *, settles: bool) -> None:
     # Sizes that are no multiples of a block: prompts part, and end, in the midst of one.

@@ -74,14 +74,11 @@ def tool_loop(restarting: Restarting) -> list[HttpTurn]:
     return turns
 
 
-_NOW = [("qwen3_5", tool_loop, True)]
-_ALL = [(m, play, s) for m in ("qwen3_5", "llama", "gemma3_text") for play in (chat, tool_loop) for s in (True, False)]
-
-
-@pytest.mark.parametrize(
-    ("model", "play", "settles"),
-    [case if case in _NOW else pytest.param(*case, marks=pytest.mark.matrix) for case in _ALL],
-)
+@pytest.mark.matrix
+@pytest.mark.every_model
+@pytest.mark.parametrize("settles", [True, False])
+@pytest.mark.parametrize("play", [chat, tool_loop])
+@pytest.mark.parametrize("model", ["qwen3_5", "llama", "gemma3_text"])
 def test_turns_with_restarts_between_them(
     models: dict[str, Path], tmp_path: Path, model: str, play: Callable[[Restarting], list[HttpTurn]], *, settles: bool
 ) -> None:
