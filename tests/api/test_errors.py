@@ -237,6 +237,23 @@ async def test_names_of_the_model():
     assert answer["model"] == MODEL
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/cache/tree"),
+        ("GET", "/v1/cache/requests"),
+        ("GET", "/v1/cache/pin"),
+        ("GET", "/health"),
+        ("DELETE", "/v1/cache"),
+    ],
+)
+async def test_an_unknown_name_in_the_address_is_refused(method: str, path: str):
+    async with api() as a:
+        refused = await a.client.request(method, path, params={"model": "other"})
+        assert (await a.client.request(method, path, params={"model": MODEL})).status_code == 200
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
 @pytest.mark.parametrize("served", ["adapters/legal", None])
 async def test_names_of_the_adapter(served: str | None):
     """As mlx-lm's server takes it, in both of its APIs. `--any-model` is about the model's name alone."""

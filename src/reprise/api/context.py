@@ -43,6 +43,7 @@ class Context:
         """Of the model that is named, or one for each engine whose model was loaded. Raises UnknownModel, and NotFound
         as `of` does."""
         if self.models is None:
+            self.service.served.check_name(model)
             return [self.service]
         if model is not None:
             return [self.of(self.models.of(model)).service]
@@ -56,7 +57,10 @@ class Context:
 
     def model_id(self, name: str | None) -> str | None:
         """The id of the model that is named; None: none is, or the only one. Raises UnknownModel."""
-        return None if self.models is None or name is None else self.models.of(name).id
+        if self.models is None:
+            self.service.served.check_name(name)
+            return None
+        return None if name is None else self.models.of(name).id
 
 
 MODEL_IN_SCOPE = "reprise.model"
@@ -69,6 +73,7 @@ MODEL_IN_SCOPE = "reprise.model"
 async def _context(request: Request) -> Context:
     context = cast(Context, request.app.state.context)
     if context.models is None:
+        context.service.served.check_name(request.query_params.get("model"))
         return context
     named = cast(ServedModel | None, request.scope.get(MODEL_IN_SCOPE))
     return context.of(named if named is not None else context.models.of(request.query_params.get("model")))
