@@ -34,8 +34,8 @@ settle = false
 chat-template-args = { enable_thinking = false }
 ```
 
-A table `[models.ALIAS]` gives a model a name and options of its own: [Models](models.md) has an example. It belongs to
-the file, so the command line and the environment go before it.
+A table `[models.ALIAS]` gives a model a name and its own options: [Models](models.md) has an example. The command line
+and the environment take precedence over it, as over the rest of the file.
 
 Sizes have a decimal (kB, MB, GB, TB) or binary (KiB, MiB, GiB, TiB) unit or none, or are a percentage where the table
 says so.

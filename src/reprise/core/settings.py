@@ -70,7 +70,7 @@ class Settings:
         _server(
             "models",
             ModelTablesKind(options=lambda: MODEL_OPTIONS, others=lambda: [option.name for option in OPTIONS.values()]),
-            "Models by alias, each with options of its own. In the file: tables such as `[models.fast]`.",
+            "Models by alias, each with its own options. In the file: tables such as `[models.fast]`.",
         ),
     ] = field(default_factory=dict[str, Mapping[str, Any]])
     other_models: Annotated[
