@@ -8,7 +8,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from uuid import UUID
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import reprise.api.run as running
+import tests.api.server_thread as serving
 from tests.workloads.made import places
 
 VARIABLE = "REPRISE_RECORD"
@@ -33,7 +33,7 @@ _KEPT_TOOLS = 2
 class ExchangeRecorder:
     """Requests and their answers, as they come to a server that was made within `recording`."""
 
-    pairs: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
+    pairs: list[tuple[str, dict[str, Any], str]] = field(default_factory=list[tuple[str, dict[str, Any], str]])
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def around(self, app: ASGIApp) -> ASGIApp:
@@ -42,7 +42,7 @@ class ExchangeRecorder:
                 await app(scope, receive, send)
                 return
             asked, told = bytearray(), bytearray()
-            status = 0
+            statuses: list[int] = []
 
             async def received() -> Message:
                 message = await receive()
@@ -50,13 +50,13 @@ class ExchangeRecorder:
                 return message
 
             async def sent(message: Message) -> None:
-                nonlocal status
-                status = message.get("status", status)
+                if "status" in message:
+                    statuses.append(message["status"])
                 told.extend(message.get("body", b""))
                 await send(message)
 
             await app(scope, received, sent)
-            if status == 200:
+            if statuses == [200]:
                 with self.lock:
                     self.pairs.append((scope["path"], json.loads(bytes(asked)), told.decode()))
 
@@ -70,13 +70,13 @@ class ExchangeRecorder:
 
 
 @contextmanager
-def recording() -> Iterator[ExchangeRecorder | None]:
+def recording() -> Generator[ExchangeRecorder | None]:
     """A recorder of the servers that are made within; None if nothing is to be recorded."""
     if VARIABLE not in os.environ:
         yield None
         return
     recorder = ExchangeRecorder()
-    make = running.create_app
+    make = serving.create_app
 
     def made(*arguments: Any) -> FastAPI:
         app = make(*arguments)
@@ -84,7 +84,7 @@ def recording() -> Iterator[ExchangeRecorder | None]:
         app.build_middleware_stack = lambda: recorder.around(build())
         return app
 
-    with patch.object(running, "create_app", made):
+    with patch.object(serving, "create_app", made):
         yield recorder
 
 

@@ -1,6 +1,6 @@
 """The whole server over a tiny model that says what it likes: HTTP on a free port, the engine loop, no script."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 
 from reprise.api.models import Models, ServedModel
-from reprise.api.run import ServerThread
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings
@@ -17,6 +16,7 @@ from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
+from tests.api.server_thread import ServerThread
 from tests.models.shared import loader
 from tests.models.tiny import tiny_model
 
@@ -24,7 +24,7 @@ from tests.models.tiny import tiny_model
 @contextmanager
 def real_server(
     architecture: str = "llama", prepare: Callable[[Worker], None] | None = None, **settings: Any
-) -> Iterator[httpx.Client]:
+) -> Generator[httpx.Client]:
     """A client of a server of this tiny model. `prepare` is called on its engine thread before the first request."""
     chosen = Settings(model=str(tiny_model(architecture)), **settings)
     loop = EngineLoop(chosen, load=loader(chosen))
@@ -41,7 +41,7 @@ def real_server(
 
 
 @contextmanager
-def server_of_several(*architectures: str, **settings: Any) -> Iterator[httpx.Client]:
+def server_of_several(*architectures: str, **settings: Any) -> Generator[httpx.Client]:
     """A client of a server of these tiny models: the first is loaded, the others when they are asked for."""
     thread = EngineThread(SharedMemory())
     chosen = {name: Settings(model=str(tiny_model(name)), **settings) for name in architectures}

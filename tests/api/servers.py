@@ -10,7 +10,6 @@ import httpx
 from reprise.api.app import create_app
 from reprise.api.limits import Limits
 from reprise.api.reply import LoopClock
-from reprise.api.run import ServerThread
 from reprise.api.served import Served, names_of_adapter
 from reprise.api.service import ChatService
 from reprise.chat.grammar import Grammars
@@ -19,6 +18,7 @@ from reprise.chat.text_model import TextModel
 from reprise.core.job import Job
 from reprise.core.settings import Settings
 from tests.api.fake_backend import FakeBackend
+from tests.api.server_thread import ServerThread
 from tests.chat.text_models import fast_tokenizer, text_model
 
 MODEL = "org/tiny-chat"

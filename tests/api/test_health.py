@@ -8,7 +8,6 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from reprise.api.run import ServerThread
 from reprise.api.served import served_model
 from reprise.api.server_routes import load_of
 from reprise.api.service import ChatService
@@ -16,6 +15,7 @@ from reprise.core.backend import Counts, DraftModelStatus, DraftStatus, Held, St
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop
 from reprise.loop.heartbeat import Heartbeat, watchdog
+from tests.api.server_thread import ServerThread
 from tests.models.tiny import tiny_model
 
 AFTER_S = 0.2

@@ -23,7 +23,10 @@ HI = [{"role": "user", "content": "Hi"}]
 SERVER = """
 import sys, threading
 sys.path.insert(0, ".")
-from reprise.api.run import run
+from reprise.api.ending import Ending
+from reprise.api.listening import listen
+from reprise.api.loading import LoadingProgress
+from reprise.api.run import run_while_loading
 from reprise.core.settings import Settings
 from tests.api.fake_backend import FakeBackend
 from tests.api.servers import MODEL, make_service, says
@@ -33,7 +36,14 @@ settings = Settings(model=MODEL, port=0, grace_s=float(sys.argv[1]))
 backend.may_decode.clear()
 service = make_service(backend, settings=settings)
 threading.Thread(target=lambda: (sys.stdin.readline(), backend.may_decode.set()), daemon=True).start()
-run(service, settings)
+with Ending(settings.grace_s) as ending:
+    run_while_loading(
+        lambda: service,
+        settings,
+        listener=listen(settings.host, settings.port),
+        ending=ending,
+        progress=lambda: LoadingProgress(seconds=0, nbytes_read=0, nbytes_total=0),
+    )
 print("hurried" if backend.is_hurried else "not hurried", flush=True)
 backend.stop()
 """

@@ -7,12 +7,12 @@ import httpx
 import pytest
 
 from reprise.api.prefill import read_warm_file
-from reprise.api.run import ServerThread
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop
+from tests.api.server_thread import ServerThread
 from tests.models.tiny import tiny_model
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.api.run import ServerThread
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings
@@ -19,6 +18,7 @@ from reprise.core.sizes import Bytes
 from reprise.loop import EngineLoop
 from tests.agents.packages import installed
 from tests.api.real_server import real_server, server_of_several
+from tests.api.server_thread import ServerThread
 from tests.cache.hash_model import fill_with_chats
 from tests.loop.test_drafts import make_passes_free
 from tests.models.tiny import tiny_model

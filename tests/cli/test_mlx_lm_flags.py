@@ -8,8 +8,28 @@ import pytest
 from typer.testing import CliRunner
 
 from reprise.cli.main import app
-from reprise.cli.mlx_lm_flags import IGNORED, REFUSED, REWRITTEN, SAME, translated
+from reprise.cli.mlx_lm_flags import IGNORED, REFUSED, REWRITTEN, translated
 from reprise.core.settings import OPTIONS
+
+SAME = frozenset(
+    {
+        "host",
+        "port",
+        "trust-remote-code",
+        "adapter-path",
+        "chat-template",
+        "temp",
+        "top-p",
+        "top-k",
+        "min-p",
+        "max-tokens",
+        "chat-template-args",
+        "kv-bits",
+        "kv-group-size",
+        "draft-model",
+    }
+)
+"""Flags that both have, and that mean the same."""
 
 
 def test_every_flag_is_known() -> None:

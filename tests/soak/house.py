@@ -1,17 +1,17 @@
 """A real server under load, with every job that it computed on record, and an engine that computes each again alone."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reprise.api.run import ServerThread
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
+from tests.api.server_thread import ServerThread
 from tests.loop.driving import PATIENCE_S, DrivenEngine, SubmittedJob
 from tests.loop.passing import Passing
 
@@ -65,7 +65,7 @@ class SoakServer:
 
 
 @contextmanager
-def house(architecture: str, **settings: Any) -> Iterator[SoakServer]:
+def house(architecture: str, **settings: Any) -> Generator[SoakServer]:
     engine = DrivenEngine(architecture, **settings)
     chosen = engine.settings
     recorder = RecordingBackend(engine.loop)

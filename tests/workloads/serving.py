@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 
-from reprise.api.run import ServerThread
 from reprise.api.served import served_model
 from reprise.api.service import ChatService
 from reprise.chat.answer import Answer
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop
+from tests.api.server_thread import ServerThread
 from tests.models.shared import loader
 from tests.workloads.scripted import ScriptedEngine, odd_spelling
 
@@ -113,7 +113,7 @@ class Serving:
 
 
 @contextmanager
-def serving(model: Path, *, has_channels: bool = False, **settings: Any) -> Iterator[Serving]:
+def serving(model: Path, *, has_channels: bool = False, **settings: Any) -> Generator[Serving]:
     """A server of this model."""
     chosen = Settings(model=str(model), **settings)
     loop = EngineLoop(chosen, load=loader(chosen))

@@ -1,11 +1,10 @@
-"""Runs the API: listening, Ctrl-C, and a server on a thread for those who want it beside other work."""
+"""Runs the API: listening, and Ctrl-C."""
 
 import asyncio
 import ipaddress
 import logging
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -13,28 +12,14 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from reprise.api.app import create_app
 from reprise.api.connections import ConnectionLimits, end_overdue, protocol_with, raise_descriptor_limit
 from reprise.api.ending import Ending
-from reprise.api.listening import FirstAnswers, listen, url_of
+from reprise.api.listening import FirstAnswers, url_of
 from reprise.api.loading import LoadingApp, LoadingProgress
 from reprise.api.service import ChatService
 from reprise.core.settings import Settings
 
 log = logging.getLogger(__name__)
-
-
-def run(service: ChatService, settings: Settings) -> None:
-    """Serve until a signal ends it, and return. Raises CannotListen.
-
-    The first signal (Ctrl-C, SIGTERM, SIGHUP) takes no more requests and finishes the responses under way, for a
-    bounded time; the second cuts them off.
-    """
-    listener = listen(settings.host, settings.port)
-    with Ending(settings.grace_s) as ending:
-        server = _Server(create_app(service, settings), settings, service.begin_close, answers_s=ending.answers_s)
-        _say_where(service, listener)
-        _run(server, settings, listener, ending)
 
 
 def run_while_loading(
@@ -46,10 +31,11 @@ def run_while_loading(
     progress: Callable[[], LoadingProgress],
     first: FirstAnswers | None = None,
 ) -> bool:
-    """As `run`, answering from the first moment on while `load` runs on another thread. Raises what it raises.
+    """Serve until a signal ends it, from the first moment on: `load` runs on another thread. Raises what it raises.
 
-    `first` has answered on the listener until now. False: the end came before `load` had returned, and it is still at
-    work.
+    The first signal (Ctrl-C, SIGTERM, SIGHUP) takes no more requests and finishes the responses under way, for a
+    bounded time; the second cuts them off. `first` has answered on the listener until now. False: the end came before
+    `load` had returned, and it is still at work.
     """
     app = LoadingApp(
         load,
@@ -57,7 +43,7 @@ def run_while_loading(
         progress=progress,
         on_loaded=lambda service: _say_where(service, listener),
     )
-    server = _Server(app, settings, app.begin_close, answers_s=ending.answers_s)
+    server = Server(app, settings, app.begin_close, answers_s=ending.answers_s)
     app.on_failed = server.finish
     log.info("listening at %s; requests get a 503 until the model is loaded", url_of(listener))
     if first is not None:
@@ -68,7 +54,7 @@ def run_while_loading(
     return app.service is not None
 
 
-def _run(server: "_Server", settings: Settings, listener: socket.socket, ending: Ending) -> None:
+def _run(server: "Server", settings: Settings, listener: socket.socket, ending: Ending) -> None:
     if not settings.api_keys and not _is_loopback(listener):
         log.warning("Anyone who can reach %s can use this server. Set a key with --api-key.", settings.host)
     ending.on_first, ending.on_second = server.finish, server.cut_off
@@ -90,7 +76,7 @@ _BACKLOG = 128
 """Connections that are accepted in one go, before any of them can be refused."""
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn's server with our end, and our connections."""
 
     def __init__(self, app: ASGIApp, settings: Settings, begin_close: Callable[[], None], *, answers_s: float) -> None:
@@ -157,23 +143,3 @@ class _Server(uvicorn.Server):
         # To the requests it is as if all clients had hung up: each ends itself, and its work is kept.
         for connection in tuple(self.server_state.connections):
             connection.transport.abort()
-
-
-class ServerThread:
-    """A server on a thread of its own, on a free port of this machine: for tests and notebooks."""
-
-    def __init__(self, service: ChatService, settings: Settings) -> None:
-        self._listener = listen("127.0.0.1", 0)
-        self.url = url_of(self._listener)
-        app = create_app(service, settings)
-        self._server = _Server(app, settings, service.begin_close, answers_s=settings.grace_s)
-        self._thread = threading.Thread(target=self._run, name="reprise-http", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._listener]))
-
-    def stop(self) -> None:
-        """Finish the responses under way and return."""
-        self._server.finish()
-        self._thread.join()

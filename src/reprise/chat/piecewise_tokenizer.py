@@ -170,13 +170,6 @@ class TokenizedText:
                 return piece if position < piece.token_at + len(piece.tokens) else None
         return None
 
-    def piece_of_char(self, char: int) -> TextPiece | None:
-        """The piece that holds the character at `char`. O(pieces)."""
-        for piece in reversed(self.pieces):
-            if piece.char_at <= char:
-                return piece if char < piece.char_at + len(piece.text) else None
-        return None
-
     def token_at_last(self, text: str, tokens_of: Callable[[str], Tokens]) -> int | None:
         """The token at which the last occurrence of `text` begins, if a token begins there and it is within a piece.
 

@@ -78,25 +78,6 @@ class Rendered:
         # An unfinished character decodes to a replacement: it begins where that stands.
         return piece.char_at + min(len(piece.text), len(decode(before).rstrip("\ufffd")) if before else 0)
 
-    def token_at(self, char: int, decode: Callable[[Sequence[int]], str]) -> int:
-        """The first token that begins at or behind this character. Decodes within one piece, O(log) times."""
-        piece = self.tokenized.piece_of_char(char)
-        if piece is None:
-            return len(self.prompt)
-        low, high = 0, len(piece.tokens)
-        while low < high:
-            middle = (low + high) // 2
-            if self.char_at(piece.token_at + middle, decode) < char:
-                low = middle + 1
-            else:
-                high = middle
-        return piece.token_at + low
-
-    def tokens_of(self, part: PromptPart, decode: Callable[[Sequence[int]], str]) -> Span:
-        """The tokens that begin within the part."""
-        start = self.token_at(part.chars.start, decode)
-        return Span(start, max(start, self.token_at(part.chars.stop, decode)))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seam:

@@ -1,8 +1,7 @@
 """The flags of `mlx_lm.server`, so that a script that starts it starts this server.
 
 Those that mean the same have the same name here. The others are rewritten, ignored with a sentence where they only
-tune,
-or refused with one if ignoring them would change answers.
+tune, or refused with one if ignoring them would change answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,26 +11,6 @@ import typer
 from typer.core import TyperCommand
 
 from reprise.cli.refuse import refuse
-
-SAME = frozenset(
-    {
-        "host",
-        "port",
-        "trust-remote-code",
-        "adapter-path",
-        "chat-template",
-        "temp",
-        "top-p",
-        "top-k",
-        "min-p",
-        "max-tokens",
-        "chat-template-args",
-        "kv-bits",
-        "kv-group-size",
-        "draft-model",
-    }
-)
-"""Flags that `reprise serve` has itself."""
 
 
 def _renamed(name: str) -> Callable[[str], list[str]]:

@@ -116,11 +116,6 @@ class DiskCache:
             sizes = [entry.nbytes for entry in entries if entry is not None]
             return self._store.link.estimate_s(sizes, at_once=self._reader.num_at_once(sizes))
 
-    def note_read(self, nbytes: int, seconds: float) -> None:
-        """Record a read of `nbytes` that took `seconds`, for `read_s`."""
-        with self._store.changed:
-            self._store.link.note(nbytes, seconds)
-
     def measure(self, keys: Sequence[bytes]) -> None:
         """Read the first of these records when there is nothing else to read, to measure how long that takes."""
         self._reader.measure(keys)
