@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -212,6 +213,30 @@ def test_a_stream_of_another_server_is_read_as_the_standard_says() -> None:
     client = httpx.Client(transport=transport, base_url="http://other")
     model = RemoteModel(client, name="theirs", is_reprise=False, options={})
     assert [piece.text for piece in model.stream([{"role": "user", "content": "Hello!"}])] == [text]
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_a_server_of_something_else_is_named_in_one_line(status: int) -> None:
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"<html>\n<p>Hello\n</html>\n")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name there)
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as pages:
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{pages.server_port}"
+        refused = CliRunner().invoke(app, ["chat", url], input="Hello!\n")
+        launched = CliRunner().invoke(app, ["launch", "--url", url, "claude"])
+        pages.shutdown()
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    told = "The server answered: <html> <p>Hello" if status == 500 else "does not have the OpenAI API"
+    assert told in refused.stderr
+    assert (launched.exit_code, launched.stderr.count("\n")) == (2, 1), launched.stderr
+    assert f"The server at {url} is not Reprise." in launched.stderr
 
 
 def test_lines_history_and_what_is_typed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from http import HTTPStatus
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -200,6 +201,8 @@ def remote_model(url: str, *, api_key: str | None, model: str | None, options: M
     client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
     try:
         listed = client.get("/v1/models")
+        if listed.status_code == HTTPStatus.NOT_FOUND:
+            raise NoAnswer(_no_api(url))
         if not listed.is_success:
             raise NoAnswer(_sentence(listed.text))
         names = [one["id"] for one in listed.json()["data"]]
@@ -208,10 +211,14 @@ def remote_model(url: str, *, api_key: str | None, model: str | None, options: M
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoAnswer(f"No server answers at {url}: {error}. Start one with `reprise serve`.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise NoAnswer(f"The server at {url} does not support the OpenAI API.") from error
+        raise NoAnswer(_no_api(url)) from error
     if model is None and not names:
         raise NoAnswer(f"The server at {url} lists no models.")
     return RemoteModel(client, name=model or names[0], is_reprise=is_reprise, options=options)
+
+
+def _no_api(url: str) -> str:
+    return f"The server at {url} does not have the OpenAI API. Check the address. Example: 127.0.0.1:8080."
 
 
 def _sentence(body: str) -> str:
@@ -219,4 +226,4 @@ def _sentence(body: str) -> str:
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"The server answered: {body[:200].strip() or 'nothing'}"
+        return f"The server answered: {' '.join(body.split())[:200] or 'nothing'}"

@@ -22,6 +22,7 @@ from reprise.cli.server_url import (
     DEFAULT_URL,
     ServerKey,
     ServerUrl,
+    answers_at,
     get_json,
     is_reprise_at,
     server_url,
@@ -131,6 +132,8 @@ def _server(url: str, *, model: str | None, may_start: bool) -> Generator[str]:
         yield url
         return
     if model is None or not may_start:
+        if answers_at(url):
+            refuse(f"The server at {url} is not Reprise. Give the address of one with --url.")
         refuse(
             f"No server answers at {url}. Start one with `reprise serve MODEL`"
             f"{', or pass --model MODEL to start one' if may_start else ''}."

@@ -50,6 +50,17 @@ def is_reprise_at(url: str) -> bool:
     return (body := _health_at(url)) is not None and ("tokens_held" in body or "loading" in body)
 
 
+def answers_at(url: str) -> bool:
+    """Whether any HTTP server answers there."""
+    import httpx  # noqa: PLC0415 (slow to import)
+
+    try:
+        httpx.get(url, timeout=_HERE_S)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return True
+
+
 def loading_at(url: str) -> str | None:
     """The loading progress of a Reprise server as text; None if there is none, or loading is complete."""
     told = (_health_at(url) or {}).get("loading")
