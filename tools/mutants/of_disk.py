@@ -11,6 +11,7 @@ _CLEAR = ("tests/disk/test_clear.py",)
 _PROCESSES = ("tests/disk/test_processes.py",)
 _READ_AHEAD = ("tests/loop/test_read_ahead.py",)
 _SHARING = ("tests/disk/test_sharing.py",)
+_TIMES_OF_USE = ("tests/disk/test_times_of_use.py",)
 _BUCKET = ("tests/disk/test_bucket.py",)
 _MOVED = ("tests/loop/test_sharing.py",)
 _RESTORE_STEPS = ("tests/loop/test_restore_steps.py", "-k", "state-40-False")
@@ -189,14 +190,14 @@ DISK_MUTANTS = (
         "nobody writes the time of use that a record takes over from one that others removed",
         "self.changed.notify_all()",
         "pass",
-        (*_SHARING, "-k", "nobody_writes"),
+        _TIMES_OF_USE,
     ),
     _mutant(
         "RecordStore.forget_missing",
         "nobody writes the time of use that a record takes over from one that is gone when it is read",
         "self.changed.notify_all()",
         "pass",
-        (*_SHARING, "-k", "nobody_writes"),
+        _TIMES_OF_USE,
     ),
     _mutant(
         "RecordStore._is_known_file",
