@@ -321,3 +321,12 @@ def test_the_terminal_shows_the_same(server: httpx.Client, monkeypatch: pytest.M
     assert f"{health['tokens_held']:,} tokens in" in shown.output
     assert "red ·[31m and ·backwards" in shown.output
     assert "\x1b[31m" not in shown.output and "\u202e" not in shown.output
+    # A long reason beside them does not take the room of numbers.
+    server.post("/v1/chat/completions", content="{}")
+    wait_until_idle(server)
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, ["top", "--once", "--url", str(server.base_url)])
+    assert re.search(r"^\d\d:\d\d:\d\d +chat +Send JSON", shown.output, re.MULTILINE), shown.output
+    assert re.search(r"^\d\d:\d\d:\d\d +chat +[\d,]+ +\S+ +[\d,]+ +[\d.]+ m?s +\S", shown.output, re.MULTILINE), (
+        shown.output
+    )

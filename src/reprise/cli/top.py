@@ -32,7 +32,7 @@ _PARTS = (
     ("other", "everything else"),
 )
 _STATES = {"ready": "cyan", "loading": "yellow", "unloaded": "bright_black"}
-_BAR = 24
+_BAR = 16
 
 
 def top(
@@ -164,10 +164,11 @@ def _requests(records: Sequence[Mapping[str, Any]], *, names_model: bool) -> "Re
         ("prompt", 1),
         ("", 0),
         ("reused", 1),
-        ("first token", 1),
+        ("first", 1),
         ("why", 0),
     ):
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+        # Where the terminal is narrow the reason is cut off, not the numbers.
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=name != "why")
     for record in records:
         ttft = record.get("ttft_s")
         has_counts = "prompt_tokens" in record
@@ -179,7 +180,11 @@ def _requests(records: Sequence[Mapping[str, Any]], *, names_model: bool) -> "Re
             _bar(record["sources"]) if has_counts else "",
             f"{record['reused']:,}" if has_counts else "",
             "" if ttft is None else _seconds(ttft),
-            Text(_printable(record.get("reason") or record.get("error") or record["ended"])[:60]),
+            Text(
+                _printable(record.get("reason") or record.get("error") or record["ended"])[:60],
+                no_wrap=True,
+                overflow="ellipsis",
+            ),
         )
     legend = Text("   ").join(
         [Text.assemble((sign, style), f" {_NAMES.get(name, name)}") for name, sign, style in _SOURCES]
