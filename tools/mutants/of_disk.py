@@ -330,8 +330,8 @@ DISK_MUTANTS = (
     _mutant(
         "ReadAhead._commit_to",
         "all that is reused is told as read from the disk",
-        "request.loaded += max(0, self._resume_at(request) - held)",
-        "request.loaded += self._resume_at(request)",
+        "request.num_loaded += max(0, self._resume_at(request) - held)",
+        "request.num_loaded += self._resume_at(request)",
         _RESTARTS,
     ),
     _mutant(

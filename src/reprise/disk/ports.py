@@ -24,7 +24,7 @@ class TierRequest(Protocol):
     """How far it could resume from the disk, where reading takes longer than computing."""
     has_awaited_scan: bool
     """Whether it has waited for a scan for other servers' records."""
-    loaded: int
+    num_loaded: int
     """By how many tokens disk reads moved its resume position forward while it waited."""
 
     @property

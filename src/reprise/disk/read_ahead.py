@@ -378,7 +378,7 @@ class ReadAhead:
             log.debug("entries that were not read, since memory had them, are gone: %s", error)
             return None
         for request, held in zip(waiting, before, strict=True):
-            request.loaded += max(0, self._resume_at(request) - held)
+            request.num_loaded += max(0, self._resume_at(request) - held)
         if not committed.is_resumable:
             # No room even after eviction: another read would end the same way.
             for request in read.requests:

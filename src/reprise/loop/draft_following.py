@@ -88,7 +88,7 @@ class _ReadableText:
         self.num_loads = 0
         self.not_read_to = 0
         self.has_awaited_scan = False
-        self.loaded = 0
+        self.num_loaded = 0
         self.is_loading = False
         """Whether what memory lacks of its prompt is being read."""
 
@@ -203,8 +203,8 @@ class FollowedText:
         if is_request:
             model.memory.note_use()
             model.num_reused += resume_at
-        model.num_loaded += min(self._on_disk.loaded, resume_at)
-        self._on_disk.loaded = 0
+        model.num_loaded += min(self._on_disk.num_loaded, resume_at)
+        self._on_disk.num_loaded = 0
         plan = self._plan(resume_at, match.length)
         self._following = _Following(sequence=DraftSequence(model.runner, live), lease=lease, plan=plan)
         model.sequences.measure()

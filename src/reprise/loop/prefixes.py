@@ -216,7 +216,7 @@ class RequestPrefixes:
     def admission_of(self, request: RunningRequest, resume_at: int, speed: Speed) -> Admission:
         """What a request being admitted reuses, and what that saves at this speed."""
         # Some of it may have been evicted again.
-        loaded = min(request.loaded, resume_at)
+        loaded = min(request.num_loaded, resume_at)
         # What another request computed meanwhile saves nothing: this one waited for it.
         found = min(resume_at, request.first_resume_at + loaded)
         # Unknown until the speed was measured.

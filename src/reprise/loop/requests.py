@@ -181,7 +181,7 @@ class RunningRequest:
     not_read_to: int = 0
     """How far it could resume from the disk, where reading takes longer than computing."""
     has_awaited_scan: bool = False
-    loaded: int = 0
+    num_loaded: int = 0
 
     @property
     def id(self) -> str:
@@ -343,7 +343,7 @@ class RunningRequest:
         prompt, first_s, admission = len(self.job.prompt), self.first_token_s, self.admission
         computed = min(max(self.position, self.reached) if self.is_running else self.reached, prompt)
         reused = admission.num_reused if admission is not None else 0
-        loaded = admission.num_loaded if admission is not None else self.loaded
+        loaded = admission.num_loaded if admission is not None else self.num_loaded
         admitted_s = admission.at_s if admission is not None else now_s
         return Outcome(
             num_prompt=prompt,
