@@ -23,6 +23,20 @@ _ALIASES = ("tests/api/test_model_aliases.py",)
 
 API_MUTANTS = (
     _mutant(
+        "EventHub._look",
+        "an idle server that is watched sends its counters twice a second",
+        "counters.keys() - _OWN_TRACES",
+        "counters.keys()",
+        tests=("tests/api/test_watching.py", "-k", "watching_an_idle"),
+    ),
+    _mutant(
+        "Context.services",
+        "the one model answers for any name in the address",
+        "self.service.served.check_name(model)",
+        "pass",
+        tests=("tests/api/test_errors.py", "-k", "in_the_address"),
+    ),
+    _mutant(
         "EngineLoop.may_end",
         "a server that stops waits for weights that are being read",
         "return self._is_ending",
