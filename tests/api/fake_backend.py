@@ -44,13 +44,13 @@ class FakeBackend:
     is_cut_by_grammar: bool = False
     logprob: float = -0.5
     """Of every token."""
-    jobs: list[Job] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
-    stored: dict[str, list[Tokens]] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list[Job])
+    cancelled: list[str] = field(default_factory=list[str])
+    stored: dict[str, list[Tokens]] = field(default_factory=dict[str, list[Tokens]])
     counts: Counts = field(default_factory=Counts)
     is_cleared: bool = False
     is_hurried: bool = False
-    pinned: dict[tuple[str, str], Pin] = field(default_factory=dict)
+    pinned: dict[tuple[str, str], Pin] = field(default_factory=dict[tuple[str, str], Pin])
 
     def __post_init__(self) -> None:
         self.may_prefill = threading.Event()
@@ -180,7 +180,7 @@ class FakeBackend:
             num_stored=total - reused,
             reason=Reason.NEW_TOKENS if reused > 0 else Reason.COLD,
         )
-        sink(Started(reused=reused, total=total))
+        sink(Started(num_reused=reused, total=total))
         if not self._wait(self.may_prefill, job):
             sink(Finished(reason=FinishReason.CANCELLED, outcome=outcome))
             return

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import cast
 
 from reprise.api.settling import Settling
-from reprise.core.backend import Status
+from reprise.core.backend import Backend, Status
 from reprise.core.errors import ShuttingDown
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.job import Job
@@ -19,9 +20,9 @@ from reprise.core.tokens import as_tokens
 class Queue:
     """A backend that runs nothing: the test tells what happens to the jobs in it."""
 
-    jobs: dict[str, Job] = field(default_factory=dict)
-    sinks: dict[str, Callable[[Event], None]] = field(default_factory=dict)
-    cancelled: list[str] = field(default_factory=list)
+    jobs: dict[str, Job] = field(default_factory=dict[str, Job])
+    sinks: dict[str, Callable[[Event], None]] = field(default_factory=dict[str, Callable[[Event], None]])
+    cancelled: list[str] = field(default_factory=list[str])
     is_closed: bool = False
 
     def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
@@ -48,7 +49,7 @@ class Queue:
 
     def compute(self, job_id: str, start: int, *positions: int) -> None:
         sink, total = self.sinks[job_id], len(self.jobs[job_id].prompt)
-        sink(Started(reused=start, total=total))
+        sink(Started(num_reused=start, total=total))
         for position in positions:
             sink(Progress(position=position, total=total))
 
@@ -67,7 +68,7 @@ def job(*tokens: int, namespace: str = "") -> Job:
 
 def settling(*, max_tokens: int = 1000, max_waiting: int = 3) -> tuple[Settling, Queue]:
     queue = Queue()
-    return Settling(queue, max_tokens=max_tokens, max_waiting=max_waiting), queue
+    return Settling(cast(Backend, queue), max_tokens=max_tokens, max_waiting=max_waiting), queue
 
 
 def test_no_prefix_is_settled_twice() -> None:

@@ -216,7 +216,7 @@ def test_a_client_with_a_short_patience_gets_its_answer_after_some_tries() -> No
             def listen(event: Event) -> None:
                 sink(event)
                 if isinstance(event, Started):
-                    starts.append(event.reused)
+                    starts.append(event.num_reused)
                 elif isinstance(event, Progress) and next(num_chunks) == 3:
                     is_answered.put(False)
                     # The next chunk takes until the server has noticed.

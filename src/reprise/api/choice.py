@@ -48,7 +48,7 @@ class Choice:
         """What the event means for the client. Raises the error of a job that failed or was cancelled."""
         match event:
             case Started():
-                return (Began(choice=self.index, num_cached=event.reused, num_prompt=event.total),)
+                return (Began(choice=self.index, num_cached=event.num_reused, num_prompt=event.total),)
             case Progress():
                 return ()
             case Scored():

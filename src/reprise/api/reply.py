@@ -247,7 +247,7 @@ class Reply:
                 continue
             index, event = item
             if isinstance(event, Started):
-                position, total = event.reused, event.total
+                position, total = event.num_reused, event.total
                 self._progress.restart(position=position, now_s=time.monotonic())
             elif isinstance(event, Progress):
                 position, total = event.position, event.total

@@ -118,8 +118,8 @@ class Settling:
             # On the engine thread: whatever is called here returns at once.
             with self._lock:
                 match event:
-                    case Started(reused=reused):
-                        settle.started_at = settle.position = reused
+                    case Started(num_reused=num_reused):
+                        settle.started_at = settle.position = num_reused
                     case Progress(position=position):
                         settle.position = position
                         if settle.computed >= self._max_tokens and not settle.is_dropped:

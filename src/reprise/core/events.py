@@ -20,9 +20,9 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The job was admitted; prefill of the tokens ``[reused, total)`` begins."""
+    """The job was admitted; prefill of the tokens ``[num_reused, total)`` begins."""
 
-    reused: int
+    num_reused: int
     total: int
 
 

@@ -334,7 +334,7 @@ class Worker:
         if request.admission is None:
             self._note_admission(request, resume_at)
             self._gate.admitted(request.id)
-            self.requests.emit(request, Started(reused=resume_at, total=len(request.prompt)))
+            self.requests.emit(request, Started(num_reused=resume_at, total=len(request.prompt)))
         self._restore(request)
 
     def _restore(self, request: RunningRequest) -> None:
