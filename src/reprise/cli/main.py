@@ -1,6 +1,8 @@
 """The command `reprise`. Commands import what they need when they run, so that `reprise --help` is quick."""
 
-from typing import Annotated
+from collections.abc import Callable
+from inspect import cleandoc
+from typing import Annotated, Any
 
 import typer
 
@@ -28,22 +30,20 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command(cls=ServeCommand)(serve)
-app.command()(chat)
+
+
+def _add(function: Callable[..., None], **options: Any) -> None:
+    """Its docstring is its help: lines of the source are no lines of the terminal, whose width they do not know."""
+    paragraphs = cleandoc(function.__doc__ or "").split("\n\n")
+    app.command(help="\n\n".join(" ".join(each.split("\n")) for each in paragraphs), **options)(function)
+
+
+_add(serve, cls=ServeCommand)
+_add(chat)
 # What follows the agent is the agent's.
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
-app.command()(pull)
-app.command()(models)
-app.command()(rm)
-app.command()(config)
-app.command()(doctor)
-app.command()(inspect)
-app.command()(demo)
-app.command()(bench)
-app.command()(explain)
-app.command()(requests)
-app.command()(top)
-app.command()(simulate)
+_add(launch, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+for _command in (pull, models, rm, config, doctor, inspect, demo, bench, explain, requests, top, simulate):
+    _add(_command)
 
 
 def _print_version(is_wanted: bool) -> None:
