@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reprise.api.choice import Choice
 from reprise.api.exchange import EndReason, ServiceRequest
-from reprise.api.reply import AnswerJob
+from reprise.api.reply import AnswerJob, Choice
 from reprise.chat.call_format import ModelCalls
 from reprise.chat.parse import AnswerParser
 from reprise.chat.request import ChatRequest

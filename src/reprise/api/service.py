@@ -19,14 +19,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 
-from reprise.api.choice import Choice
 from reprise.api.exchange import EndReason, RawPrompt, ServiceRequest, used_of
 from reprise.api.jobs import AnswerFormat, answer_format_of, cut_at, job_of, running_of
 from reprise.api.limits import Limits
 from reprise.api.off_loop import OffLoop, Stage
 from reprise.api.records import Record, Records, log_line, record_of
 from reprise.api.renderers import Renderers
-from reprise.api.reply import Inbox, LoopClock, PrefillProgress, Reply
+from reprise.api.reply import Choice, Inbox, LoopClock, PrefillProgress, Reply
 from reprise.api.served import Served
 from reprise.api.settling import Settling
 from reprise.chat.explain import Explanation
