@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reprise.core.defaults import SamplingDefaults, read_generation_config
+from reprise.core.job import SamplingDefaults, read_generation_config
 from reprise.core.settings import Settings
 from tests.api.servers import MODEL, Api, api
 

@@ -8,9 +8,8 @@ from typing import Any
 from reprise.chat.answer import Answer, Delta
 from reprise.chat.grammar import Grammar
 from reprise.chat.request import ChatRequest
-from reprise.core.defaults import REPORTED, Origin
 from reprise.core.events import Sampled
-from reprise.core.job import Sampling
+from reprise.core.job import REPORTED, Origin, Sampling
 from reprise.core.outcome import Outcome
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens

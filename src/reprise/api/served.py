@@ -10,8 +10,8 @@ from reprise.api.unread import RefusedQuestions
 from reprise.chat.grammar import Grammars
 from reprise.chat.render import Renderer, RenderSettings
 from reprise.chat.text_model import TextModel
-from reprise.core.defaults import Number, SamplingDefaults
 from reprise.core.errors import UnknownModel, prompt_too_long
+from reprise.core.job import Number, SamplingDefaults
 from reprise.core.settings import Settings
 
 if TYPE_CHECKING:

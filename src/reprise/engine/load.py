@@ -24,8 +24,8 @@ from reprise.chat.call_learning import learn_calls
 from reprise.chat.extent import extent_of
 from reprise.chat.text_model import TextModel
 from reprise.chat.thinking_learning import with_learnt_thinking
-from reprise.core.defaults import Number, read_generation_config
 from reprise.core.errors import LoadFailed, first_line
+from reprise.core.job import Number, read_generation_config
 from reprise.core.kinds import Full
 from reprise.core.settings import KV_GROUP_SIZES
 from reprise.engine.blueprint import Blueprint, KvSpec, blueprint_of

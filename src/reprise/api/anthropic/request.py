@@ -14,9 +14,8 @@ from reprise.api.served import Served
 from reprise.api.unread import NO_QUESTION, UnreadParts, newest_question_at, question_of
 from reprise.chat.grammar import Grammar, json_schema
 from reprise.chat.request import ChatRequest
-from reprise.core.defaults import Origin
 from reprise.core.errors import BadRequest
-from reprise.core.job import Sampling
+from reprise.core.job import Origin, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

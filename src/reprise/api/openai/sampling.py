@@ -8,9 +8,8 @@ from reprise.api.body import AnswerBound
 from reprise.api.controls import AnswerControls
 from reprise.api.limits import Limits
 from reprise.api.served import Served
-from reprise.core.defaults import Origin
 from reprise.core.errors import BadRequest
-from reprise.core.job import Sampling
+from reprise.core.job import Origin, Sampling
 
 _SEEDS = 2**63
 
