@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from reprise.api.renderers import Renderers
 from reprise.chat.extent import extent_of
-from reprise.chat.render import Renderer, RenderSettings
+from reprise.chat.render import Renderer, Renderers, RenderSettings
 from tests.api.servers import Api, api
 from tests.chat.text_models import backend_tokenizer
 

@@ -24,13 +24,12 @@ from reprise.api.jobs import AnswerFormat, answer_format_of, cut_at, job_of, run
 from reprise.api.limits import Limits
 from reprise.api.off_loop import OffLoop, Stage
 from reprise.api.records import Record, Records, log_line, record_of
-from reprise.api.renderers import Renderers
 from reprise.api.reply import Choice, Inbox, LoopClock, PrefillProgress, Reply
 from reprise.api.served import Served
 from reprise.api.settling import Settling
 from reprise.chat.explain import Explanation
 from reprise.chat.piecewise_tokenizer import encode_long
-from reprise.chat.render import Branch, Renderer
+from reprise.chat.render import Branch, Renderer, Renderers
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest
 from reprise.chat.text_model import refuse_if_too_long

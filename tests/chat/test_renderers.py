@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from reprise.api.renderers import Renderers
-from reprise.chat.render import Renderer, RenderSettings
+from reprise.chat.render import Renderer, Renderers, RenderSettings
 from reprise.chat.request import ChatRequest
 from reprise.core.backend import StoredRun
 from reprise.core.tokens import as_tokens
