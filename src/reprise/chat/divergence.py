@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reprise.chat.dates import moments_in, touches_clock, touches_date
 from reprise.chat.message_format import joined_text
 from reprise.chat.probe_turns import head_length, last_user_at
 from reprise.chat.rendered import PartKind, PromptPart, Rendered
 from reprise.chat.request import Message
 from reprise.chat.text_model import TextModel
+from reprise.chat.volatile_prefix import moments_in, touches_clock, touches_date
 from reprise.core.outcome import Reason
 
 _NUM_AROUND = 24

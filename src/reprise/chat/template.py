@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 from jinja2 import TemplateSyntaxError
 
 from reprise.chat.call_ids import ID_LENGTHS, USUAL_IDS, shortened_id
-from reprise.chat.dates import TemplateDates, read_dates
 from reprise.chat.message_format import REASONING, REASONING_KEYS, Form, forms, is_text_only, written
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
@@ -77,6 +76,52 @@ class ToolsAs(StrEnum):
 
 
 _OTHER_TOOLS = rf"\b({ToolsAs.XML_TOOLS}|{ToolsAs.FUNCTIONS})\b"
+
+
+_OPTION = "template_dates"
+# On its own line, whose end the environment trims, so that the template's own first line stays a first line.
+_MACRO = "{%- macro strftime_now(format) -%}{{ " + _OPTION + "[format] }}{%- endmacro %}\n"
+_CALL = re.compile(r"\bstrftime_now\s*\(")
+_CONSTANT_CALL = re.compile(r"""\bstrftime_now\s*\(\s*(?:'([^'\\]*)'|"([^"\\]*)")\s*\)""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateDates:
+    """The date formats that a template asks for. `is_controlled`: all of them are known, so the answer is ours.
+
+    Chat templates ask for today's date with `strftime_now(format)`. A macro of that name, put before the template,
+    answers in place of the environment's function, with texts that the renderer gives: so the renderer knows and
+    decides what date the model reads, one moment for all renderings of a request, and on demand one day for a whole
+    chat. A template that computes its formats cannot be answered this way and keeps the clock of its environment.
+    """
+
+    source: str
+    formats: tuple[str, ...]
+    is_controlled: bool
+    has_dates: bool
+
+    def texts(self, moment: datetime) -> tuple[str, ...]:
+        """What the template writes at this moment, one for each format."""
+        return tuple(moment.strftime(form) for form in self.formats)
+
+    def options(self, moment: datetime) -> Mapping[str, Any]:
+        """Keyword arguments for `TextModel.render` that make `moment` the present."""
+        if not self.is_controlled:
+            return {}
+        return {"chat_template": self.source, _OPTION: dict(zip(self.formats, self.texts(moment), strict=True))}
+
+
+def read_dates(template_source: str) -> TemplateDates:
+    """The dates in a template's source."""
+    calls = len(_CALL.findall(template_source))
+    constant = [single or double for single, double in _CONSTANT_CALL.findall(template_source)]
+    is_controlled = calls > 0 and calls == len(constant)
+    return TemplateDates(
+        source=_MACRO + template_source if is_controlled else template_source,
+        formats=tuple(dict.fromkeys(constant)) if is_controlled else (),
+        is_controlled=is_controlled,
+        has_dates=calls > 0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
