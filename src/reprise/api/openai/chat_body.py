@@ -6,8 +6,7 @@ from pydantic import Field
 
 from reprise.api.body import AnswerBound, Body
 from reprise.api.controls import ThinkingSwitch
-from reprise.api.openai.retention import CacheOptions, Retention
-from reprise.api.openai.sampling import SamplingFields
+from reprise.api.openai.fields import CacheOptions, Retention, SamplingFields
 
 IGNORED = frozenset(
     {

@@ -25,8 +25,7 @@ from reprise.api.openai.chat_body import (
     ResponseFormat,
     ToolSpec,
 )
-from reprise.api.openai.retention import prewarms, retained_for_s
-from reprise.api.openai.sampling import num_choices_of, sampling_of, stops_of
+from reprise.api.openai.fields import num_choices_of, prewarms, retained_for_s, sampling_of, stops_of
 from reprise.api.served import Served
 from reprise.api.unread import NO_QUESTION, RefusedQuestions, Speaker, UnreadParts, newest_question_at, question_of
 from reprise.chat.grammar import Grammar, json_object, json_schema

@@ -12,8 +12,7 @@ from reprise.api.exchange import RawPrompt, ServiceRequest
 from reprise.api.limits import Limits
 from reprise.api.openai.chat_body import ResponseFormat, StreamOptions
 from reprise.api.openai.chat_request import response_grammar
-from reprise.api.openai.retention import Retention, retained_for_s
-from reprise.api.openai.sampling import SamplingFields, num_choices_of, sampling_of, stops_of
+from reprise.api.openai.fields import Retention, SamplingFields, num_choices_of, retained_for_s, sampling_of, stops_of
 from reprise.api.served import Served
 from reprise.chat.infill import InfillMarkers, infill_markers
 from reprise.chat.piecewise_tokenizer import encode_long

@@ -15,7 +15,7 @@ from reprise.api.controls import (
 )
 from reprise.api.exchange import ServiceRequest
 from reprise.api.limits import Limits
-from reprise.api.openai.retention import prewarms, retained_for_s
+from reprise.api.openai.fields import prewarms, retained_for_s
 from reprise.api.responses.body import IGNORED, REFUSED, Item, ResponsesBody
 from reprise.api.responses.items import MessageWriter, speaker_of
 from reprise.api.responses.tools import hosted_tools, own_tools, tool_choice_of
