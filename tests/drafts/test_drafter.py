@@ -1,6 +1,7 @@
 """Drafts of a request: from its own answer, from what was said in its namespace, from what its client predicts."""
 
 import numpy as np
+import pytest
 
 from reprise.core.backend import DraftSource, StoredText
 from reprise.core.tokens import as_tokens
@@ -240,7 +241,7 @@ def test_what_is_held_is_bounded() -> None:
     for number in range(8):
         namespace = drafts.namespace(f"number {number}")
         namespace.history.append(long)
-    drafts.namespace("last")
+    drafts.start(as_tokens(words(20)), namespace="last")
     assert drafts.nbytes <= MOST_NBYTES
     assert drafts.status().nbytes == drafts.nbytes
 
@@ -339,3 +340,32 @@ def test_an_answer_that_repeats_nothing_is_seldom_looked_up_until_it_repeats_som
         request.accept([token])
         request.propose(num_fed=1, most=31)
     assert looked_up == 8
+
+
+def test_a_step_looks_at_one_namespace_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = words(60)
+    drafts = free_drafts()
+    for number in range(40):
+        read_all(drafts.start(as_tokens(words(30)), namespace=f"number {number}"), words(30))
+    request = drafts.start(as_tokens(prompt), namespace="")
+    read_all(request, prompt)
+    sizes: list[int] = []
+    monkeypatch.setattr(Drafts, "nbytes", property(lambda drafts: sizes.append(1) or 0))
+    for _ in range(20):
+        request.accept(proposed(request)[0][:1] or [5])
+        drafts.status()
+    assert sum(sizes) <= 1
+
+
+def test_what_is_told_is_what_was_verified() -> None:
+    prompt = words(60)
+    drafts = free_drafts()
+    request = drafts.start(as_tokens(prompt), namespace="")
+    read_all(request, prompt)
+    told = drafts.status()
+    request.accept(prompt[20:28])
+    draft = request.propose(num_fed=1, most=8)
+    assert draft is not None and drafts.status() is told
+    request.note(draft, num_fed=1, num_tokens=3, seconds=0.01)
+    assert sum(drafts.status().num_accepted.values()) == 2
+    assert sum(drafts.status().num_drafted.values()) == len(draft.tokens)

@@ -73,8 +73,22 @@ DRAFTS_MUTANTS = (
     _mutant(
         "Drafts.namespace",
         "all namespaces draft from one text",
-        "        found = self._namespaces[name]",
-        "        found = next(iter(self._namespaces.values()))",
+        "return self._namespaces[name]",
+        "return next(iter(self._namespaces.values()))",
+        _DRAFTER,
+    ),
+    _mutant(
+        "Drafts.note_growth",
+        "text of other namespaces is never dropped",
+        "len(self._namespaces) > 1 and self.nbytes > MOST_NBYTES",
+        "False",
+        _DRAFTER,
+    ),
+    _mutant(
+        "Drafts.note_verified",
+        "what is told of drafts is what was told first",
+        "self._status = None",
+        "pass",
         _DRAFTER,
     ),
     _mutant(

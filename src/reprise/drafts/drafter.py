@@ -175,10 +175,12 @@ class Drafts:
         self.answer_tokens = 256.0
         """The mean length of answers."""
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
+        self._status: DraftStatus | None = None
+        """Asked for in each step: it is made anew where something has changed."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the histories of all namespaces, without those of running requests."""
+        """Bytes of the histories of all namespaces, without those of running requests. O(namespaces)."""
         return sum(namespace.nbytes for namespace in self._namespaces.values())
 
     def start(
@@ -191,6 +193,7 @@ class Drafts:
     ) -> RequestDrafts:
         """The drafts of a request. `prediction`: the output that its client predicts."""
         self.namespace(namespace).look_up_earlier(lambda: self._earlier(namespace))
+        self.note_growth()
         return RequestDrafts(self, prompt, namespace, prediction, computed)
 
     def best_length(
@@ -220,24 +223,37 @@ class Drafts:
             self._namespaces.clear()
         else:
             self._namespaces.pop(namespace, None)
+        self._status = None
 
     def namespace(self, name: str) -> _Namespace:
-        """The text of a namespace, created if needed; drops the least recently used ones beyond `MOST_NBYTES`."""
+        """The text of a namespace, created if needed."""
         if name not in self._namespaces:
             self._namespaces[name] = _Namespace()
-        found = self._namespaces[name]
         self._namespaces.move_to_end(name)
+        return self._namespaces[name]
+
+    def note_growth(self) -> None:
+        """Text was added to the namespace used last: drop the least recently used ones beyond `MOST_NBYTES`."""
         while len(self._namespaces) > 1 and self.nbytes > MOST_NBYTES:
             self._namespaces.popitem(last=False)
-        return found
+        self._status = None
+
+    def note_verified(self, source: DraftSource, *, num: int, num_accepted: int, saved_s: float) -> None:
+        """So many tokens of a draft were verified, and so many of them accepted."""
+        self.num_drafted[source] += num
+        self.num_accepted[source] += num_accepted
+        self.saved_s += saved_s
+        self._status = None
 
     def status(self) -> DraftStatus:
-        return DraftStatus(
-            num_drafted={str(source): self.num_drafted[source] for source in DraftSource},
-            num_accepted={str(source): self.num_accepted[source] for source in DraftSource},
-            saved_s=self.saved_s,
-            nbytes=self.nbytes,
-        )
+        if self._status is None:
+            self._status = DraftStatus(
+                num_drafted={str(source): self.num_drafted[source] for source in DraftSource},
+                num_accepted={str(source): self.num_accepted[source] for source in DraftSource},
+                saved_s=self.saved_s,
+                nbytes=self.nbytes,
+            )
+        return self._status
 
     def check(self) -> None:
         """AssertionError unless all look-up tables agree with their tokens. O(tokens)."""
@@ -299,9 +315,9 @@ class RequestDrafts:
         if self.num_read < stop:
             whole = len(self._prompt)
             namespace = self._drafts.namespace(self._namespace)
-            if namespace.read_earlier():
-                return
-            self.num_read = namespace.read(self._prompt, self.num_read, stop, is_whole=stop == whole)
+            if not namespace.read_earlier():
+                self.num_read = namespace.read(self._prompt, self.num_read, stop, is_whole=stop == whole)
+            self._drafts.note_growth()
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Append these tokens to the answer."""
@@ -324,6 +340,7 @@ class RequestDrafts:
             self._drafts.answer_tokens += _RISE * (len(self._answer) - self._drafts.answer_tokens)
             answer = join_tokens(self._prompt[-_OVERLAP:], as_tokens(self._answer))
             self._drafts.namespace(self._namespace).history.append(answer)
+            self._drafts.note_growth()
 
     def propose(self, *, num_fed: int, most: int, forced: Sequence[int] = (), is_chosen: bool = False) -> Draft | None:
         """A draft of at most `most` tokens, or None if none is worth a pass.
@@ -375,12 +392,11 @@ class RequestDrafts:
         if self._computed is None or draft.source is not self._computed.source:
             self._num_in_vain = 0 if accepted > 0 else self._num_in_vain + 1
         saved_s = num_tokens * drafts.costs.one_s - seconds - draft.seconds
-        drafts.saved_s += saved_s
         self.saved_s += saved_s
         self._learn(draft, accepted=accepted, drafted=len(draft.tokens))
-        for counts in (drafts, self):
-            counts.num_drafted[draft.source] += len(draft.tokens)
-            counts.num_accepted[draft.source] += accepted
+        self.num_drafted[draft.source] += len(draft.tokens)
+        self.num_accepted[draft.source] += accepted
+        drafts.note_verified(draft.source, num=len(draft.tokens), num_accepted=accepted, saved_s=saved_s)
 
     def _learn(self, draft: Draft, *, accepted: int, drafted: int) -> None:
         rates = self._drafts.rates
