@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.tau import answer_of, message_of, spoken, text_model, tools_of
-from reprise.chat.reasoning import as_message
+from reprise.chat.history import as_message
 from reprise.chat.text_model import TextModel
 from reprise.core.tokens import as_tokens
 from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, random_chat

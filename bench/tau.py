@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.offline import OfflineServer, TokenTally
 from reprise.chat.answer import Answer, ToolCall
-from reprise.chat.reasoning import as_message
+from reprise.chat.history import as_message
 from reprise.chat.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel

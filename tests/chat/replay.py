@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from reprise.chat.answer import Answer
-from reprise.chat.reasoning import as_message
+from reprise.chat.history import as_message
 from reprise.chat.render import Renderer
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest, Message

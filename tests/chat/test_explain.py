@@ -7,7 +7,7 @@ import pytest
 
 from reprise.chat.answer import Answer
 from reprise.chat.explain import ADVICE, Explanation
-from reprise.chat.reasoning import as_message
+from reprise.chat.history import as_message
 from reprise.chat.render import Renderer
 from reprise.chat.rendered import PartKind, Rendered
 from reprise.chat.request import ChatRequest, Message

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from reprise.chat.answer import Answer, ToolCall
-from reprise.chat.reasoning import as_message
+from reprise.chat.history import as_message
 from reprise.chat.render import Renderer, RenderSettings
 from reprise.chat.rendered import PartKind, Rendered
 from reprise.chat.request import ChatRequest, Message

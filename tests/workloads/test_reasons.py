@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench.offline import OfflineServer, ReplayedRequest
 from reprise.chat.answer import Answer, ToolCall
 from reprise.chat.explain import Explanation
-from reprise.chat.reasoning import as_message
+from reprise.chat.history import as_message
 from reprise.chat.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.core.errors import BadRequest

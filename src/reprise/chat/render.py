@@ -11,13 +11,12 @@ from reprise.chat.answer import Answer
 from reprise.chat.boundaries import find_boundaries
 from reprise.chat.compaction import Answered, Compactions
 from reprise.chat.explain import Explanation, explain
-from reprise.chat.history import argument_texts, completed
+from reprise.chat.history import ReasoningMemory, argument_texts, as_message, completed
 from reprise.chat.markup import is_harmony
 from reprise.chat.memo import Memo
 from reprise.chat.message_format import joined_text
 from reprise.chat.piecewise_tokenizer import PieceTokenizer, Spelled
 from reprise.chat.probe_turns import STAND_IN_WORDS, first_user_turns, head_length, known_results, known_turns
-from reprise.chat.reasoning import ReasoningMemory, as_message
 from reprise.chat.rendered import Rendered, find_parts
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.system_placement import Placement
