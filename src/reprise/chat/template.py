@@ -16,8 +16,8 @@ from reprise.chat.message_format import REASONING, REASONING_KEYS, Form, forms, 
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import Tool
-from reprise.core.abandon import stop_if_abandoned
 from reprise.core.errors import BadRequest, TemplateFailed
+from reprise.core.off_loop import stop_if_abandoned
 
 _RESERVED = frozenset(
     (

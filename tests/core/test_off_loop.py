@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from reprise.api.off_loop import OffLoop, Stage
-from reprise.core.abandon import stop_if_abandoned
+from reprise.core.off_loop import OffLoop, Stage, stop_if_abandoned
 
 pytestmark = pytest.mark.anyio
 
