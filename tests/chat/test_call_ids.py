@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from reprise.chat.answer import Answer, ToolCall
-from reprise.chat.call_ids import USUAL_IDS, shortened_ids
+from reprise.chat.message_format import USUAL_IDS, shortened_ids
 from reprise.chat.render import Renderer
 from reprise.chat.rendered import Rendered
 from reprise.chat.request import ChatRequest, Message

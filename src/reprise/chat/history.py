@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from reprise.chat.answer import Answer
-from reprise.chat.call_ids import shortened_id
 from reprise.chat.memo import Memo
-from reprise.chat.message_format import joined_text, parsed_arguments, unquoted_arguments
+from reprise.chat.message_format import joined_text, parsed_arguments, shortened_id, unquoted_arguments
 from reprise.chat.request import Message
 from reprise.core.errors import BadRequest
 from reprise.core.json_shape import json_shape

@@ -9,8 +9,7 @@ messages carry is carried on.
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from reprise.chat.call_ids import USUAL_IDS
-from reprise.chat.message_format import joined_text
+from reprise.chat.message_format import USUAL_IDS, joined_text
 from reprise.chat.request import ChatRequest, Cut, Message
 
 STAND_IN_WORDS = ("Alpha", "Bravo")

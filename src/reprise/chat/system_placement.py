@@ -12,9 +12,8 @@ from datetime import datetime
 from typing import Any, cast
 
 from reprise.chat import rewriting
-from reprise.chat.call_ids import USUAL_IDS
 from reprise.chat.call_writing import written_section
-from reprise.chat.message_format import joined_text
+from reprise.chat.message_format import USUAL_IDS, joined_text
 from reprise.chat.probe_turns import HEAD_ROLES
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.template import ChatTemplate, RenderContext

@@ -11,8 +11,17 @@ from weakref import WeakKeyDictionary
 
 from jinja2 import TemplateSyntaxError
 
-from reprise.chat.call_ids import ID_LENGTHS, USUAL_IDS, shortened_id
-from reprise.chat.message_format import REASONING, REASONING_KEYS, Form, forms, is_text_only, written
+from reprise.chat.message_format import (
+    ID_LENGTHS,
+    REASONING,
+    REASONING_KEYS,
+    USUAL_IDS,
+    Form,
+    forms,
+    is_text_only,
+    shortened_id,
+    written,
+)
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import Tool

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from reprise.chat.call_ids import USUAL_IDS
+from reprise.chat.message_format import USUAL_IDS
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.template import ChatTemplate
 from reprise.chat.text_model import TextModel

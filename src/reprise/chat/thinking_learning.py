@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from reprise.chat.call_ids import shortened_id
 from reprise.chat.markup import is_harmony
+from reprise.chat.message_format import shortened_id
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.template import ChatTemplate
 from reprise.chat.text_model import TextModel
