@@ -10,12 +10,12 @@ _HEAD = """# Metrics
 
 This page is written by `python -m tools.metrics_page` from the declarations in `src/reprise/core/metrics.py`.
 
-`GET /health` has them as JSON, `GET /metrics` for Prometheus, and the log gets a line of totals when the server stops.
-Counters start at zero with the server. Fields and series of `disk` are there with `--disk-cache` only. Without
+`GET /health` returns them as JSON, `GET /metrics` in Prometheus' format, and a line of totals is logged when the server
+stops. Counters start at zero with the server. The fields and series of `disk` exist only with `--disk-cache`. Without
 `--drafts` or `--record`, their fields are null and their series are absent.
 
-The label `model` is there on a server with one model, too. Series without it are of the whole server. `GET /health`
-adds up all models; `GET /health?model=NAME` is one model's.
+Series with the label `model` have it even if the server has only one model; those without it are for the whole server.
+`GET /health` adds up all models; `GET /health?model=NAME` returns one model's metrics.
 
 | /health | /metrics | unit | |
 |---|---|---|---|"""
@@ -23,7 +23,7 @@ adds up all models; `GET /health?model=NAME` is one model's.
 _TAIL = """
 `GET /metrics` has three more: `reprise_requests_total{api,outcome,model}`, and the histograms
 `reprise_time_to_first_token_seconds{model}` and `reprise_inter_token_seconds{model}`. `model` is empty for a refused
-request that named no model of this server.
+request that names no model of this server.
 """
 
 
