@@ -173,11 +173,11 @@ def test_a_client_does_not_pay_for_the_time_in_which_the_server_did_not_look():
 
 
 def test_a_server_that_stalls_ends_nobody_who_has_just_come(monkeypatch: pytest.MonkeyPatch):
-    with running_server(settings=Settings(model=MODEL, request_timeout_s=2)) as server:
+    with running_server(settings=Settings(model=MODEL, request_timeout_s=1)) as server:
         status = server.service.status
 
         def slow() -> Status:
-            time.sleep(3)
+            time.sleep(1.5)
             return status()
 
         with connected(server) as connection:

@@ -98,7 +98,7 @@ def test_what_went_wrong_elsewhere_is_told(begin: Callable[..., Pair]) -> None:
 
 
 def test_what_the_others_have_of_memory_is_known(begin: Callable[..., Pair]) -> None:
-    pair = begin()
+    pair = begin(silent_s=1.0)
     other = pair.connect()
     pair.accept()
     pair.links.begin_watch()
@@ -124,7 +124,7 @@ def test_who_does_not_know_the_secret_is_nobody(begin: Callable[..., Pair]) -> N
     nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
     nonsense.close()
     with pytest.raises(LoadFailed, match=r"Rank 1 did not connect to 127\.0\.0\.1:\d+ within 1 s"):
-        pair.accept(within_s=1.0)
+        pair.accept(within_s=0.6)
     stranger.close()
 
 

@@ -193,8 +193,9 @@ def test_a_small_budget_takes_what_fits(start: Restarts, model: str) -> None:
     assert [job.tokens for job in jobs] == [big.cold(prompt) for prompt in prompts] * 2
 
 
-def test_an_engine_that_is_cut_off_has_written_what_it_had(start: Restarts) -> None:
-    """Without a close: what was stored stands in files seconds later, and the lock is the process's own."""
+def test_an_engine_that_is_cut_off_has_written_what_it_had(start: Restarts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a close: what was stored stands in files soon, and the lock is the process's own."""
+    monkeypatch.setattr(write_behind, "SOON_S", 0.1)
     engine = start()
     prompt = words(10, 200)
     answer = engine.run(prompt)

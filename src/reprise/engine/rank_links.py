@@ -32,6 +32,7 @@ Message = Any
 _LENGTH = struct.Struct("<I")
 _MOST_NBYTES = 1 << 28
 _PING_S = 1.0
+"""At most: a third of the time after which a rank counts as hung is less."""
 
 
 class RanksFailed(EngineFailed):
@@ -225,7 +226,7 @@ class LinksToFollowers:
                     self._reports.put((rank, message))
 
     def _watch(self) -> None:
-        while not self._is_closed.wait(_PING_S) and self.failure is None:
+        while not self._is_closed.wait(min(_PING_S, self._silent_s / 3)) and self.failure is None:
             for rank, heard_s in self._heard_s.items():
                 if time.monotonic() - heard_s >= self._silent_s:
                     self.fail(f"rank {rank} has not answered for {self._silent_s:.0f} s")
