@@ -9,9 +9,18 @@ from dataclasses import dataclass, field
 
 from reprise.core.tokens import Tokens, common_prefix
 from reprise.schedule.decide import decide
-from reprise.schedule.limits import SchedulerLimits, Speed, retry_after_s
 from reprise.schedule.sharing import common_prefix_lengths
-from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, Slice, Step, WaitingJob
+from reprise.schedule.state import (
+    DecodingJob,
+    PrefillingJob,
+    SchedulerLimits,
+    SchedulerState,
+    Slice,
+    Speed,
+    Step,
+    WaitingJob,
+    retry_after_s,
+)
 
 PASS_S = 0.002
 PREFILL_TOKENS_PER_S = 1000.0

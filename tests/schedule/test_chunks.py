@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.schedule.limits import SchedulerLimits, Speed
 from reprise.schedule.passes import chunk_tokens, next_stop, plan_pass
-from reprise.schedule.state import PrefillingJob
+from reprise.schedule.state import PrefillingJob, SchedulerLimits, Speed
 
 LIMITS = SchedulerLimits(prefill_chunk=2048, short_slice=512)
 

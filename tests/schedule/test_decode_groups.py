@@ -6,9 +6,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.schedule.limits import SchedulerLimits
 from reprise.schedule.passes import group_rows
-from reprise.schedule.state import DecodingJob, Group
+from reprise.schedule.state import DecodingJob, Group, SchedulerLimits
 
 LIMITS = SchedulerLimits(max_batch=32, free_padding=100)
 

@@ -5,8 +5,16 @@ from dataclasses import replace
 import pytest
 
 from reprise.schedule.decide import decide, is_auxiliary_request, priority_of
-from reprise.schedule.limits import LONGEST_RETRY_S, SchedulerLimits, Speed, retry_after_s
-from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
+from reprise.schedule.state import (
+    LONGEST_RETRY_S,
+    DecodingJob,
+    PrefillingJob,
+    SchedulerLimits,
+    SchedulerState,
+    Speed,
+    WaitingJob,
+    retry_after_s,
+)
 
 SPEED = Speed(prefill_tokens_per_s=1000)
 

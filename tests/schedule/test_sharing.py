@@ -6,9 +6,8 @@ import numpy as np
 
 from reprise.core.tokens import as_tokens
 from reprise.schedule.decide import decide
-from reprise.schedule.limits import SchedulerLimits
 from reprise.schedule.sharing import Wait, common_prefix_lengths, share
-from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, Slice, WaitingJob
+from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerLimits, SchedulerState, Slice, WaitingJob
 
 SNAPSHOTS = SchedulerLimits(resumes_anywhere=False, min_shared=16, prefill_chunk=4096)
 ANYWHERE = replace(SNAPSHOTS, resumes_anywhere=True)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.core.tokens import Tokens, as_tokens
-from reprise.schedule.limits import SchedulerLimits
+from reprise.schedule.state import SchedulerLimits
 from tests.matrix import examples
 from tests.schedule.simulated import PASS_S, PREFILL_TOKENS_PER_S, SimulatedRequest, Simulation, SimulationReport
 

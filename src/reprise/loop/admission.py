@@ -8,7 +8,7 @@ from collections.abc import Callable
 from reprise.core.errors import BadRequest, ContextTooLong, QueueFull, ShuttingDown, prompt_too_long
 from reprise.core.job import Job, Purpose
 from reprise.loop.sequences import initial_decode_slots
-from reprise.schedule.limits import SchedulerLimits, Speed, retry_after_s
+from reprise.schedule.state import SchedulerLimits, Speed, retry_after_s
 
 
 class Gate:

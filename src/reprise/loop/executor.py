@@ -12,8 +12,7 @@ from reprise.drafts.drafter import Draft, Drafts, EarlierTexts
 from reprise.engine.runner import LiveSequence, Runner, TokenFailure, TokenResult
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 from reprise.loop.sequences import SequencePool
-from reprise.schedule.limits import Speed
-from reprise.schedule.state import Slice
+from reprise.schedule.state import Slice, Speed
 
 log = logging.getLogger("reprise.loop")
 

@@ -27,7 +27,7 @@ from reprise.loop.requests import Decoding, Ended, Prefilling, RunningRequest, S
 from reprise.loop.tree_inspection import inspect_tree
 from reprise.loop.worker import Worker
 from reprise.memory import Account
-from reprise.schedule.limits import queue_wait_s
+from reprise.schedule.state import queue_wait_s
 
 
 def status_of(worker: Worker) -> Status:

@@ -20,7 +20,7 @@ from reprise.loop.requests import Admission, Decoding, Prefilling, RunningReques
 from reprise.loop.sequences import SequencePool, initial_decode_slots
 from reprise.plan.checkpoints import Plan, interval_tokens, make_plan
 from reprise.schedule.decide import is_auxiliary_request
-from reprise.schedule.limits import Speed
+from reprise.schedule.state import Speed
 
 log = logging.getLogger("reprise.loop")
 

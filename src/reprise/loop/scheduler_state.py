@@ -10,8 +10,7 @@ from reprise.engine.batching import TOKEN_BY_TOKEN
 from reprise.engine.runner import Runner
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest, Waiting
 from reprise.loop.sequences import SequencePool
-from reprise.schedule.limits import SchedulerLimits, Speed
-from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerState, WaitingJob
+from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerLimits, SchedulerState, Speed, WaitingJob
 
 _WHOLE_FROM = 8
 """Below this many tokens, a recurrent state may have another shape (the last tokens of an n-gram), so it is not

@@ -14,10 +14,9 @@ A pure function of state and limits. The loop describes all jobs, calls it, exec
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reprise.schedule.limits import SchedulerLimits
 from reprise.schedule.passes import DivergencePoints, chunk_tokens, group_rows, plan_pass
 from reprise.schedule.sharing import Wait, divergence_point, is_worth_waiting, share
-from reprise.schedule.state import PrefillingJob, SchedulerState, Slice, Step, WaitingJob
+from reprise.schedule.state import PrefillingJob, SchedulerLimits, SchedulerState, Slice, Step, WaitingJob
 
 
 @dataclass(frozen=True, slots=True, order=True)

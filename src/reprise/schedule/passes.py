@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from reprise.schedule.limits import SchedulerLimits, Speed
-from reprise.schedule.state import DecodingJob, Group, PrefillingJob
+from reprise.schedule.state import DecodingJob, Group, PrefillingJob, SchedulerLimits, Speed
 
 DivergencePoints = Mapping[str, frozenset[int]]
 """Job id → the positions at which waiting jobs diverge from it, where it must pause."""

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from reprise.core.tokens import Tokens, common_prefix
-from reprise.schedule.limits import SchedulerLimits
-from reprise.schedule.state import DecodingJob, PrefillingJob, WaitingJob
+from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerLimits, WaitingJob
 
 
 def common_prefix_lengths(prompt: Tokens, live: Mapping[str, Tokens]) -> dict[str, int]:
