@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reprise.cache.eviction import EvictionOrder
+from reprise.cache.eviction import EvictionOrder, end_of_use, evicted_from, superseded_beside, superseded_on, trimmed
 from reprise.cache.logits_rows import LogitsRows
 from reprise.cache.lookup import (
     Match,
@@ -27,7 +27,6 @@ from reprise.cache.node import Checkpoint, Lease, Node, Segment, SegmentRef, Seg
 from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.cache.pins import Pins
 from reprise.cache.policy import EvictionCandidate, ExpectedSaving, Policy
-from reprise.cache.retention import end_of_use, evicted_from, superseded_beside, superseded_on, trimmed
 from reprise.cache.tree import RadixTree
 from reprise.core.clock import Clock, monotonic
 from reprise.core.inspection import LastUse
