@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from reprise.cache.conversation_history import ConversationHistory
+from reprise.cache.reuse_rate import ConversationHistory
 from reprise.core.tokens import Tokens
 from reprise.simulate.traces import Granularity, read_trace
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.cache.conversation_history import MEMORY, ConversationHistory
-from reprise.cache.reuse_rate import ReuseRateEstimator, index_table
+from reprise.cache.reuse_rate import MEMORY, ConversationHistory, ReuseRateEstimator, index_table
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from tests.matrix import examples
 

@@ -8,8 +8,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Protocol
 
-from reprise.cache.conversation_history import ConversationHistory
-from reprise.cache.reuse_rate import ReuseRateEstimator
+from reprise.cache.reuse_rate import ConversationHistory, ReuseRateEstimator
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
 
