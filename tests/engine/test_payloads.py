@@ -16,8 +16,7 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens
 from reprise.engine.blueprint import blueprint_of
 from reprise.engine.layers import KvLayer, StateLayer
-from reprise.engine.opaque import look_into
-from reprise.engine.payloads import PackedSegment, Snapshot, pack, save
+from reprise.engine.payloads import PackedSegment, Snapshot, look_into, pack, save
 from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
 from tests.holding import active_memory, settled_memory
 from tests.matrix import every_nth, examples

@@ -24,7 +24,7 @@ from mlx_lm.models.cache import (
 
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer, StateLayer
-from reprise.engine.opaque import look_into
+from reprise.engine.payloads import look_into
 from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 
 

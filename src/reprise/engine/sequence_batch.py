@@ -20,9 +20,8 @@ from reprise.core.kinds import Chunk, KvKind, Window
 from reprise.core.tokens import Span
 from reprise.engine.blueprint import Blueprint, leaf_states
 from reprise.engine.layers import STEP, KvLayer, StateLayer, room, rounded
-from reprise.engine.opaque import look_into
 from reprise.engine.operations import on_all_ranks
-from reprise.engine.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, pack, save
+from reprise.engine.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, look_into, pack, save
 from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.sampler import SampledBatch
 from reprise.engine.windows import slack_of
