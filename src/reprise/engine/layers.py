@@ -22,7 +22,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from reprise.core.kinds import Full, KvKind
 from reprise.core.tokens import Span
-from reprise.engine.columns import as_words
+from reprise.engine.payloads import as_words
 
 STEP = 256
 """Buffer capacities are multiples of this many entries."""
@@ -220,7 +220,7 @@ class KvLayer:
         return [self._cut(plane, row, span) for plane in self.planes]
 
     def words(self, row: int, span: Span) -> list[mx.array]:
-        """Like `read`, as words (`reprise.engine.columns`)."""
+        """Like `read`, as words (`reprise.engine.payloads`)."""
         return [self._cut(as_words(plane), row, span) for plane in self.planes]
 
     def _cut(self, plane: mx.array, row: int, span: Span) -> mx.array:

@@ -23,10 +23,9 @@ from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens
 from reprise.disk.record import DiskRecord, Section
 from reprise.engine.blueprint import Blueprint, OpaqueSpec
-from reprise.engine.columns import EntryPlanes, as_words, columns_of
 from reprise.engine.layers import KvLayer
 from reprise.engine.operations import on_all_ranks
-from reprise.engine.payloads import PackedSegment, Snapshot, count_bytes, pack
+from reprise.engine.payloads import EntryPlanes, PackedSegment, Snapshot, as_words, columns_of, count_bytes, pack
 from reprise.engine.runner import LiveSequence, Runner
 
 _DTYPES: Mapping[str, mx.Dtype] = {

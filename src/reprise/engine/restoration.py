@@ -16,9 +16,8 @@ import mlx.core as mx
 from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import Full, KvKind
 from reprise.engine.blueprint import leaf_states, with_leaves
-from reprise.engine.columns import Column, clip, columns_of
 from reprise.engine.layers import FullLayer, KvLayer, StateLayer
-from reprise.engine.payloads import Snapshot
+from reprise.engine.payloads import Column, Snapshot, clip, columns_of
 
 if TYPE_CHECKING:
     from reprise.engine.sequence_batch import SequenceBatch
