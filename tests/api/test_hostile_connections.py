@@ -172,6 +172,7 @@ def test_a_client_does_not_pay_for_the_time_in_which_the_server_did_not_look():
     assert unread.waited_s(10, 9.0) == 1.0
 
 
+@pytest.mark.matrix
 def test_a_server_that_stalls_ends_nobody_who_has_just_come(monkeypatch: pytest.MonkeyPatch):
     with running_server(settings=Settings(model=MODEL, request_timeout_s=1)) as server:
         status = server.service.status

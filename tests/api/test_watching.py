@@ -179,6 +179,7 @@ def test_events_tell_requests_tree_and_counters_and_go_on_where_they_were_left(s
         assert ServerEvents(response).next()[0] == "snapshot"
 
 
+@pytest.mark.matrix
 def test_watching_an_idle_server_is_no_event(server: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     # An inspection is something to do, so the time may be read while it is above 0.
     times = count()

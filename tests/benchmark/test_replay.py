@@ -47,6 +47,7 @@ def replayed(file: Path, architecture: str, *, is_fast: bool) -> ReplayBench:
     return bench
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("is_fast", now_and_later([True], [False]))
 def test_with_bodies_the_counts_are_those_of_the_server_that_recorded(tmp_path: Path, is_fast: bool) -> None:
     lines = recorded(tmp_path / "trace.jsonl", "qwen3_5", with_text=True)

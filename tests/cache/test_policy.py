@@ -213,6 +213,7 @@ def test_pins_and_leases_stay_whatever_they_are_worth(policy: str) -> None:
     cache.release(lease)
 
 
+@pytest.mark.matrix
 def test_what_comes_once_does_not_wash_out_chats() -> None:
     sizes = Sizes(full=1)
     reused = {"lru": 0, "cost": 0}

@@ -27,6 +27,7 @@ def test_a_machine_that_is_fine(tmp_path: Path) -> None:
         assert subject in told
 
 
+@pytest.mark.matrix
 def test_what_is_wrong_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import metadata  # noqa: PLC0415
 

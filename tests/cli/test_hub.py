@@ -67,6 +67,7 @@ def test_a_model_is_pulled_listed_served_and_removed(hub: FakeHub) -> None:
     assert "is not in the hub's cache" in sentence_of(run("rm", ID))
 
 
+@pytest.mark.matrix
 def test_a_connection_that_breaks_goes_on_where_it_was(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
     hub.breaks["model.safetensors"] = 200_000

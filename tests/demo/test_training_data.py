@@ -34,6 +34,7 @@ def test_any_text_comes_back(text: str, built: Tokenizer) -> None:
     assert built.decode(built.encode(text).ids, skip_special_tokens=False) == text
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("thinks", [True, False])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_training_chat_is_what_the_template_writes(seed: int, built: Tokenizer, *, thinks: bool) -> None:

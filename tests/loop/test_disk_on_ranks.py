@@ -206,6 +206,7 @@ def test_the_least_limit_of_all_ranks_holds_on_each(
     assert engine.run([*words(11, 200), 1], num=1).computed < 20
 
 
+@pytest.mark.matrix
 def test_a_rank_whose_disk_does_not_answer_is_not_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = words(1, 200)
     engine, following = start()

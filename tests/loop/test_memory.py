@@ -64,6 +64,7 @@ def test_what_can_never_fit_is_refused_before_it_becomes_work(architecture: str)
         engine.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_5"])
 def test_the_store_gives_way_and_then_new_requests_wait(architecture: str) -> None:
     """Room for about two and a half of six requests, and a store that is full already."""

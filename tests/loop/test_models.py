@@ -36,6 +36,7 @@ from tests.models.tiny import tiny_model
 KINDS = ("llama", "qwen3_5", "gemma3_text")
 
 
+@pytest.mark.matrix
 def test_models_side_by_side_answer_as_alone() -> None:
     prompts = [words(10 + index, 60 + 40 * index) for index in range(3)]
     alone = {name: cold(name, prompts, num=12) for name in KINDS}
@@ -184,6 +185,7 @@ def test_a_model_that_can_never_fit_is_refused_with_the_numbers() -> None:
         assert first.run(words(1, 20), num=2).tokens
 
 
+@pytest.mark.matrix
 def test_a_queue_is_served_for_a_while_and_the_other_model_s_turn_comes() -> None:
     """Room for one: requests for both come all the time, and all of them are answered, in few swaps."""
     with serving_one_at_a_time(*KINDS[:2], turn_s=0.05) as models:
@@ -217,6 +219,7 @@ def test_what_one_model_has_stored_makes_room_for_another() -> None:
         assert shared.fits(0) and shared.state_nbytes > 1 << 19, "and what fits stays"
 
 
+@pytest.mark.matrix
 def test_requests_that_outgrow_the_memory_together_wait_for_each_other() -> None:
     prompt = words(3, 240)
     alone = {name: cold(name, [prompt], num=50)[0] for name in KINDS[:2]}

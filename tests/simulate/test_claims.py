@@ -42,6 +42,7 @@ def test_32_chats_in_turn_in_8_gb_compute_what_infinite_memory_computes(thinking
     assert bounded.tally.computed == unbounded.tally.computed
 
 
+@pytest.mark.matrix
 def test_16_chats_in_turn_in_2_gb_compute_at_most_a_tenth_on_the_path() -> None:
     shape = Shape(system=1000, user=100, answer=200, thinking=150)
     ours = computed("cost", 2 * GB, num_chats=16, num_turns=10, shape=shape, settles=True)

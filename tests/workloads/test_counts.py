@@ -28,6 +28,7 @@ def test_an_agent_with_tool_calls_and_then_a_new_message(
     assert ratio(turns) <= 1.05, counts(turns)
 
 
+@pytest.mark.matrix
 def test_ten_users_of_one_system_prompt(server: Serving) -> None:
     turns = plays.one_system_prompt(server)
     assert ratio(turns) <= 1.02, counts(turns)
