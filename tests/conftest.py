@@ -21,7 +21,7 @@ from tests.sdks import IMPORTED, NAMES
 # No test fails because a machine is slow. Else as hypothesis has it: other examples in each run, and always the same
 # ones where the variable `CI` is set. `make test` has a few, `make test-all` takes the profile "thorough".
 settings.register_profile("thorough", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("thorough"), max_examples=25)
+settings.register_profile("quick", settings.get_profile("thorough"), max_examples=15)
 settings.load_profile("quick")
 # A failing example is made smaller for so long, and not for five minutes.
 engine.MAX_SHRINKING_SECONDS = 20

@@ -25,6 +25,7 @@ def thawed() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.mark.matrix
 def test_what_was_frozen_goes_when_all_is_collected() -> None:
     knot = SelfReference()
     gone = weakref.ref(knot)

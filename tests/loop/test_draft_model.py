@@ -424,6 +424,7 @@ def test_beside_another_model_it_comes_and_goes_with_its_own_and_its_prefixes_st
         engine.loop.close(now=True, timeout_s=PATIENCE_S)
 
 
+@pytest.mark.matrix
 def test_a_draft_model_whose_files_have_changed_begins_anew() -> None:
     drafting = ["qwen3_5", "llama"]
     thread = EngineThread(SharedMemory(1 << 30))

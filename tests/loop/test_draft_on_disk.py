@@ -57,6 +57,7 @@ def run_until_loaded(engine: DrivenEngine, prompt: list[int], *, namespace: str 
     raise AssertionError("nothing was read")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("architecture", "draft"),
     [("llama", "qwen3_5"), ("qwen3_5", "llama"), ("gemma3_text", "gemma3_text"), ("llama", "mamba2")],

@@ -263,6 +263,7 @@ def test_no_draft_is_made_where_they_are_off() -> None:
     engine.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
 def test_exact_drafts_use_only_passes_that_equal_single_steps(
     architecture: str, monkeypatch: pytest.MonkeyPatch

@@ -212,7 +212,9 @@ def test_a_compacted_cache_gives_the_same_answers(engine: DrivenEngine) -> None:
 
 
 @pytest.mark.parametrize("architecture", now_and_later(["gemma3_text", "qwen3_5"], ["llama"]))
-@pytest.mark.parametrize("kinds", [(BoundaryKind.EXPLICIT,), (BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT)])
+@pytest.mark.parametrize(
+    "kinds", now_and_later([(BoundaryKind.EXPLICIT,)], [(BoundaryKind.SYSTEM, BoundaryKind.EXPLICIT)])
+)
 def test_what_a_client_marked_stays(architecture: str, kinds: tuple[BoundaryKind, ...]) -> None:
     engine = DrivenEngine(architecture)
     try:

@@ -76,6 +76,7 @@ def test_a_look_that_hangs_is_not_waited_for(servers: list[DrivenEngine], monkey
     assert servers[1].run(words(1, 200)).computed == 200
 
 
+@pytest.mark.matrix
 def test_a_chat_moves_through_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("obstore")
     monkeypatch.setattr(write_behind, "SOON_S", 3600.0)

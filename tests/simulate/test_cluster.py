@@ -49,6 +49,7 @@ def test_with_a_shared_store_every_routing_computes_what_is_new() -> None:
     assert run("lookup", is_shared=True).loaded < run("random", is_shared=True).loaded
 
 
+@pytest.mark.matrix
 def test_the_command_compares_them(tmp_path: Path) -> None:
     dialogues = [{"messages": [{"role": "system", "content": "s" * 400}, *_turns(number)]} for number in range(6)]
     trace = tmp_path / "dialogues.json"

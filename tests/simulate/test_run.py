@@ -111,6 +111,7 @@ def test_nobody_beats_who_knows_the_future(seed: int, *, settles: bool) -> None:
     assert by["lru", 10**9] == by[BELADY, 10**9] == infinite, "with room for all there is nothing to know"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("requests", "budget", "ratio"),
     rows_now_and_later(
