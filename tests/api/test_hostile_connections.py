@@ -75,7 +75,8 @@ def test_an_answer_may_take_longer_than_a_request():
         body = b'{"messages": [{"role": "user", "content": "Hi"}]}'
         with connected(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body) as connection:
             until(lambda: len(server.backend.jobs) > 0)
-            time.sleep(0.8)
+            with connected(server) as later:
+                assert is_ended(later)
             server.backend.may_decode.set()
             assert connection.recv(12) == b"HTTP/1.1 200"
 
