@@ -69,6 +69,7 @@ def test_the_state_as_it_is_gives_right_answers(num: int) -> None:
     assert answer(after(prompt[:-1]), prompt[-1:]) == continued(prompt, NUM)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("damage", "layer"), in_turn(DAMAGED, [FULL, WINDOWED]))
 def test_damage_to_one_layer_makes_answers_wrong(damage: str, layer: int) -> None:
     rows, damaged = after(PROMPT[:KNOWN]), DAMAGED[damage]()

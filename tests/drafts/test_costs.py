@@ -105,6 +105,7 @@ def best_fixed(name: str, seed: int) -> float:
     return max(found)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "seed"), in_turn(list(DEVICES)[1:], range(4)))
 def test_a_file_with_edits_is_written_nearly_as_fast_as_with_the_best_length(name: str, seed: int) -> None:
     assert speed(edits(seed), name, NoisyDevice(seed), PassCosts()) >= 0.88 * best_fixed(name, seed)

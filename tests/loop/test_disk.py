@@ -161,6 +161,7 @@ def test_damaged_files_are_computed_again(
     assert engine.run([*prompt, *answer.tokens, 1]).computed == 2
 
 
+@pytest.mark.matrix
 def test_another_model_and_another_kv_format_find_nothing(start: Restarts, tmp_path: Path) -> None:
     prompt = words(8, 200)
     build_model(tmp_path / "wide", {**CONFIGS["llama"], "head_dim": 32}, vocab_size=512)
@@ -177,6 +178,7 @@ def test_another_model_and_another_kv_format_find_nothing(start: Restarts, tmp_p
     assert start(tmp_path / "wide").run(prompt).end.outcome.num_loaded > 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", ["llama", "qwen3_5"])
 def test_a_small_budget_takes_what_fits(start: Restarts, model: str) -> None:
     """What is read counts, and what does not fit is computed."""

@@ -375,6 +375,7 @@ def test_drafts_that_are_off_need_no_model() -> None:
     assert Settings(model="x").draft_mode == "off"
 
 
+@pytest.mark.matrix
 def test_after_a_restart_answers_from_disk_are_the_same(tmp_path: Path) -> None:
     plain = DrivenEngine("qwen3_5")
     prompt = words(1070, 300)

@@ -70,6 +70,7 @@ def test_two_requests_on_one_parked_sequence(engine: DrivenEngine) -> None:
     engine.check()
 
 
+@pytest.mark.matrix
 def test_a_sequence_that_joins_a_batch_still_lends(engine: DrivenEngine) -> None:
     prompt = words(440, 300)
     answer = engine.run(prompt, num=20)

@@ -201,6 +201,7 @@ def test_a_queue_is_served_for_a_while_and_the_other_model_s_turn_comes() -> Non
         assert sum(model.loop.status().num_loads for model in models) <= 6, "not one for each request"
 
 
+@pytest.mark.matrix
 def test_what_one_model_has_stored_makes_room_for_another() -> None:
     """Whose goes is told by `tests/cache/test_accounts.py`: here it depends on how fast each computes."""
     nbytes = sum(map(weights, KINDS[:2])) + (1 << 20)
@@ -238,6 +239,7 @@ def test_requests_that_outgrow_the_memory_together_wait_for_each_other() -> None
             model.check()
 
 
+@pytest.mark.matrix
 def test_a_long_prompt_of_one_model_leaves_another_s_stream_its_turns() -> None:
     """By counts: between two tokens of the stream there is one chunk of the prompt at most."""
     heard: list[str] = []

@@ -41,6 +41,7 @@ def test_turns_branches_and_repeats(engine: DrivenEngine) -> None:
         prompt = [*prompt, *answer.tokens, *words(510 + turn, 10)]
 
 
+@pytest.mark.matrix
 def test_sequences_of_different_lengths_together(engine: DrivenEngine) -> None:
     prompts = [words(520 + i, length) for i, length in enumerate((30, 90, 210))]
     cold = [engine.cold(prompt, num=16) for prompt in prompts]
@@ -50,6 +51,7 @@ def test_sequences_of_different_lengths_together(engine: DrivenEngine) -> None:
     engine.check()
 
 
+@pytest.mark.matrix
 def test_sequences_that_lend(engine: DrivenEngine) -> None:
     prompt = words(530, 300)
     for turn in range(3):

@@ -103,6 +103,7 @@ def test_they_answer_as_alone_in_the_memory_of_one(choices: list[Settings]) -> N
             engine.close()
 
 
+@pytest.mark.matrix
 def test_two_kv_formats_have_the_weights_once_and_a_tree_each(tmp_path: Path) -> None:
     build_model(tmp_path / "wide", {**CONFIGS["llama"], "head_dim": 32}, vocab_size=512)
     plain = Settings(model=str(tmp_path / "wide"), is_audit_off=True)
