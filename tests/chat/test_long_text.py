@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.chat.piecewise_tokenizer import encode_long, stretches
-from reprise.core.off_loop import Abandoned, abandonable
+from reprise.core.abandon import Abandoned, abandonable
 from tests.chat.text_models import text_model
 
 WORDS = ["the", "Tokenizer", "a", "ñandú", "世界", "don't", "12", "x", "  ", "\n", "\n\n", ".", ", ", "\t", "é"]

@@ -22,9 +22,9 @@ from reprise.api.encoding import JsonResponse
 from reprise.api.errors import BodyTooLarge, ErrorBody, InvalidJson, ServerBusy, Shapes, error_response, problem_of
 from reprise.api.limits import Limits
 from reprise.api.models import answer_when_ready
+from reprise.api.off_loop import Stage
 from reprise.core.errors import BadRequest
 from reprise.core.json_shape import json_shape
-from reprise.core.off_loop import Stage
 from reprise.core.settings import Settings
 
 # A client that is still sending does not read an answer: so much is read and forgotten first.

@@ -14,13 +14,13 @@ from reprise.api.errors import Problem, openai_shape
 from reprise.api.event_hub import decode_groups
 from reprise.api.ledger import Ledger, Savings, breaker_bodies
 from reprise.api.models import model_body
+from reprise.api.off_loop import Stage
 from reprise.api.replay import replay
 from reprise.api.service import new_request_id
 from reprise.api.sse import EventStream, event_lines
 from reprise.core.backend import DraftSource
 from reprise.core.inspection import InspectedMemory, OnDisk, TreePart
 from reprise.core.metrics import health_fields
-from reprise.core.off_loop import Stage
 
 router = api_router("Server")
 

@@ -22,6 +22,7 @@ from uuid import uuid4
 from reprise.api.exchange import EndReason, RawPrompt, ServiceRequest, used_of
 from reprise.api.jobs import AnswerFormat, answer_format_of, cut_at, job_of, running_of
 from reprise.api.limits import Limits
+from reprise.api.off_loop import OffLoop, Stage
 from reprise.api.records import Record, Records, log_line, record_of
 from reprise.api.reply import Choice, Inbox, LoopClock, PrefillProgress, Reply
 from reprise.api.served import Served
@@ -38,7 +39,6 @@ from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, S
 from reprise.core.events import Finished, FinishReason, Progress
 from reprise.core.inspection import WHOLE_TREE, Inspection, TreePart
 from reprise.core.job import Constraint, Job, Purpose
-from reprise.core.off_loop import OffLoop, Stage
 from reprise.core.outcome import Outcome
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.settings import Settings

@@ -10,9 +10,9 @@ from pydantic import StringConstraints
 
 from reprise.api.body_reading import api_router
 from reprise.api.context import Context, InContext, Namespace
+from reprise.api.off_loop import Stage
 from reprise.core.errors import BadRequest, NotFound
 from reprise.core.inspection import EdgeTokens, InspectedCheckpoint, InspectedNode, TreePart
-from reprise.core.off_loop import Stage
 from reprise.core.tokens import Span
 
 router = api_router("Server")

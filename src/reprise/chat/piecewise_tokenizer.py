@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from reprise.chat.memo import Memo
 from reprise.chat.text_model import TextModel
-from reprise.core.off_loop import stop_if_abandoned
+from reprise.core.abandon import stop_if_abandoned
 from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens
 
 Encode = Callable[[str], list[int]]

@@ -25,8 +25,8 @@ from reprise.chat.message_format import (
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
 from reprise.chat.tools import Tool
+from reprise.core.abandon import stop_if_abandoned
 from reprise.core.errors import BadRequest, TemplateFailed
-from reprise.core.off_loop import stop_if_abandoned
 
 _RESERVED = frozenset(
     (

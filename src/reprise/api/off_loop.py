@@ -1,42 +1,14 @@
-"""Threads for work that would block the event loop, separate per stage, so that no answer waits for a new request.
-
-Such work checks periodically whether anyone still waits for it.
-"""
+"""Threads for work that would block the event loop, separate per stage, so that no answer waits for a new request."""
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import ContextVar
 from enum import StrEnum
 from typing import TypeVar
 
-
-class Abandoned(Exception):
-    """Nobody waits for the result of this work any more. Never shown to users."""
-
-
-_given_up: ContextVar[threading.Event | None] = ContextVar("reprise_given_up", default=None)
-
-
-@contextmanager
-def abandonable(given_up: threading.Event) -> Generator[None]:
-    """In this block, on this thread, `stop_if_abandoned` raises once the event is set."""
-    token = _given_up.set(given_up)
-    try:
-        yield
-    finally:
-        _given_up.reset(token)
-
-
-def stop_if_abandoned() -> None:
-    """Raise Abandoned if nobody waits for this thread's work any more. Cheap; call it every few milliseconds."""
-    given_up = _given_up.get()
-    if given_up is not None and given_up.is_set():
-        raise Abandoned
-
+from reprise.core.abandon import abandonable
 
 T = TypeVar("T")
 
@@ -79,7 +51,7 @@ class OffLoop:
 
     async def run(self, stage: Stage, work: Callable[[], T]) -> T:
         """Do the work on another thread. If the caller is cancelled, work that waits is dropped, and work that runs
-        is told (`reprise.core.off_loop`)."""
+        is told (`reprise.core.abandon`)."""
         given_up = threading.Event()
 
         def do() -> T:

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from reprise.core.off_loop import OffLoop, Stage, stop_if_abandoned
+from reprise.api.off_loop import OffLoop, Stage
+from reprise.core.abandon import stop_if_abandoned
 
 pytestmark = pytest.mark.anyio
 
