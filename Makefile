@@ -44,7 +44,7 @@ test-soak: $(VENV)/.can-test ## long random runs; SOAK=10 makes them ten times a
 test-clients: $(VENV)/.can-test ## real agents from npm in pinned versions, the page in a browser, the wheel installed
 	$(PYTEST) -m "agents or browser"
 
-check: $(VENV)/.can-test ## style, types, the direction of imports, and that each planted bug has a place
+check: $(VENV)/.can-test ## style, types, the direction of imports, house rules, and that each planted bug has a place
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python

@@ -362,6 +362,12 @@ def test_what_is_told_is_what_was_verified() -> None:
     drafts = free_drafts()
     request = drafts.start(as_tokens(prompt), namespace="")
     read_all(request, prompt)
+    drafts.clear("")
+    assert drafts.status().nbytes == 0
+    request.accept(prompt[20:28])
+    proposed(request)
+    assert drafts.status().nbytes == drafts.nbytes > 0
+    read_all(request := drafts.start(as_tokens(prompt), namespace=""), prompt)
     told = drafts.status()
     request.accept(prompt[20:28])
     draft = request.propose(num_fed=1, most=8)

@@ -181,7 +181,7 @@ def _requests(records: Sequence[Mapping[str, Any]], *, names_model: bool) -> "Re
             f"{record['reused']:,}" if has_counts else "",
             "" if ttft is None else _seconds(ttft),
             Text(
-                _printable(record.get("reason") or record.get("error") or record["ended"])[:60],
+                _printable(record.get("reason") or record.get("error") or record["ended"]),
                 no_wrap=True,
                 overflow="ellipsis",
             ),

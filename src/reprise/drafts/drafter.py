@@ -229,6 +229,7 @@ class Drafts:
         """The text of a namespace, created if needed."""
         if name not in self._namespaces:
             self._namespaces[name] = _Namespace()
+            self._status = None
         self._namespaces.move_to_end(name)
         return self._namespaces[name]
 
