@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.rivals import MODELS
+from reprise.cluster.ranks.group import LeadingRank, follow
+from reprise.cluster.ranks.leader import Leader
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Sampling
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
 from reprise.demo.tiny.build import build_model
-from reprise.engine.leader import Leader
-from reprise.engine.ranks import LeadingRank, follow
 from reprise.loop import EngineLoop
 
 PROMPT = 2048

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import typer
 
-from reprise.cli.ranks import check_rank, least_nbytes_of_rank
+from reprise.cluster.ranks.serve import check_rank, least_nbytes_of_rank
 from reprise.core.settings import Settings
 
 _LAUNCHED = {"MLX_RANK": "0", "MLX_HOSTFILE": "hosts.json"}
@@ -50,6 +50,4 @@ def test_an_object_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_rank_holds_its_share_of_the_weights(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.json"
     hosts.write_text('[["10.0.0.1:5000"], ["10.0.0.2:5000"], ["10.0.0.3:5000"]]')
-    settings = Settings(model="m", is_tensor_parallel=True)
-    assert least_nbytes_of_rank(900, settings, {"MLX_HOSTFILE": str(hosts)}) == 300
-    assert least_nbytes_of_rank(900, Settings(model="m"), {"MLX_HOSTFILE": str(hosts)}) == 900
+    assert least_nbytes_of_rank(900, {"MLX_HOSTFILE": str(hosts)}) == 300

@@ -8,8 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from reprise.core.errors import LoadFailed
-from reprise.engine.rank_links import (
+from reprise.cluster.ranks.links import (
     Address,
     LinksToFollowers,
     LinkToLeader,
@@ -17,6 +16,7 @@ from reprise.engine.rank_links import (
     receive_message,
     send_message,
 )
+from reprise.core.errors import LoadFailed
 
 _FACTS = {"model": "m", "version of MLX": "1"}
 

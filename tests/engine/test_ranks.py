@@ -5,8 +5,8 @@ from pathlib import Path
 
 import mlx_lm.models
 
+from reprise.cluster.ranks.group import SHARDED
 from reprise.core.follow import MemoryReading, tightest
-from reprise.engine.ranks import SHARDED
 
 
 def test_the_table_has_the_models_that_mlx_lm_splits() -> None:

@@ -8,18 +8,18 @@ from typing import Any
 
 import mlx.core as mx
 
+from reprise.cluster.ranks.codec import Numbered
+from reprise.cluster.ranks.follower import FollowingRank
+from reprise.cluster.ranks.group import open_parts
+from reprise.cluster.ranks.leader import Leader
+from reprise.cluster.ranks.links import RanksFailed
+from reprise.cluster.ranks.operations import set_recorder
+from reprise.cluster.ranks.record_parts import ShardsElsewhere
 from reprise.core.settings import Settings
 from reprise.disk.record import DiskRecord
-from reprise.engine.follower import FollowingRank
 from reprise.engine.layers import KvLayer
-from reprise.engine.leader import Leader
 from reprise.engine.load import LoadedModel
-from reprise.engine.operation_codec import Numbered
-from reprise.engine.operations import set_recorder
 from reprise.engine.payloads import PackedSegment, Snapshot
-from reprise.engine.rank_links import RanksFailed
-from reprise.engine.rank_shards import ShardsElsewhere
-from reprise.engine.ranks import open_parts
 from reprise.engine.records import RecordEncoder, RecordSource, RestoringSequence
 from reprise.engine.runner import LiveSequence, Runner
 
@@ -53,9 +53,9 @@ class LeaderAndFollower:
         self.leader = Leader(kinds, self.send, fail=self._fail, checked_every=7)
         set_recorder(self.leader)
         if self.follower_settings is None:
-            return loaded
+            return replace(loaded, may_run_ahead=False)
         self.shards = ShardsElsewhere(self, 1, name_record=self.leader.name_record, opened_within_s=60)
-        return replace(loaded, shards=self.shards)
+        return replace(loaded, may_run_ahead=False, parts_elsewhere=self.shards)
 
     def end(self) -> None:
         """Let the follower write its parts, as it does when rank 0 ends."""

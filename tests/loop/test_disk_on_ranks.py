@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from reprise.cluster.ranks.operations import OPERATIONS
+from reprise.cluster.ranks.shards import ShardKeeper
 from reprise.core.sizes import Bytes
 from reprise.disk import write_behind
 from reprise.disk.format import encode, read_record
-from reprise.disk.shards import ShardKeeper
-from reprise.engine.operations import OPERATIONS
 from reprise.loop import sequences
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.following import LeaderAndFollower

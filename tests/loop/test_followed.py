@@ -6,10 +6,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from reprise.cluster.ranks.links import RanksFailed
+from reprise.cluster.ranks.operations import OPERATIONS
 from reprise.core.events import FinishReason, Scored
 from reprise.core.settings import Settings
-from reprise.engine.operations import OPERATIONS
-from reprise.engine.rank_links import RanksFailed
 from reprise.loop.worker import Worker
 from tests.loop.driving import DrivenEngine
 from tests.loop.following import LeaderAndFollower

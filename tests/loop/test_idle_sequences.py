@@ -7,7 +7,7 @@ import pytest
 
 from reprise.core.events import Finished, Progress, Sampled
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.loop import sequences
+from reprise.engine.runner import LiveSequence
 from tests.holding import active_memory, settled_memory
 from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words
@@ -304,11 +304,11 @@ def test_a_recall_that_breaks_off_empties_the_cache_and_no_more(
     answer = engine.run(prompt, num=20)
     longer = [*prompt, *answer.tokens, *words(541, 10)]
 
-    def raising(loans: object) -> None:
+    def raising(live: object, loans: object) -> None:
         monkeypatch.undo()
         raise MemoryError("no room for the copies")
 
-    monkeypatch.setattr(sequences, "copy_out", raising)
+    monkeypatch.setattr(LiveSequence, "copy_out", raising)
     engine.loop.clear()
     assert engine.run(longer).tokens == engine.cold(longer)
     assert engine.loop.status().held.kv_nbytes > 0
@@ -322,7 +322,7 @@ def test_a_recall_that_breaks_off_fails_only_the_request_that_needed_the_room(
     prompts = [[*prompt, *words(544 + i, 40)] for i in range(2)]
     cold = engine.cold(prompts[1])
 
-    def raising(loans: object) -> None:
+    def raising(live: object, loans: object) -> None:
         raise RuntimeError("the buffers cannot be copied")
 
     def needs_room_once(worker) -> None:
@@ -331,7 +331,7 @@ def test_a_recall_that_breaks_off_fails_only_the_request_that_needed_the_room(
         def first(*what: object, **reserve: int) -> None:
             worker.sequences.start = start
             with monkeypatch.context() as patch:
-                patch.setattr(sequences, "copy_out", raising)
+                patch.setattr(LiveSequence, "copy_out", raising)
                 worker.sequences.close_idle()
 
         worker.sequences.start = first

@@ -137,7 +137,7 @@ def test_a_rank_that_hangs_ends_the_server(tmp_path: Path) -> None:
 def test_a_rank_whose_group_never_forms_ends(tmp_path: Path) -> None:
     script = """if True:
         import mlx.core as mx
-        from reprise.engine.ranks import ended_if_alone
+        from reprise.cluster.ranks.group import ended_if_alone
 
         with ended_if_alone(0.2):
             mx.distributed.init(strict=True, backend="ring")

@@ -106,8 +106,8 @@ LOOP_MUTANTS = (
     _mutant(
         "SequencePool._close",
         "a closed sequence leaves the tree without copies",
-        "self.cache.replace(refs, copy_out(_shared_of(refs)))",
-        "copy_out(_shared_of(refs))",
+        "self.cache.replace(refs, live.copy_out(_shared_of(refs)))",
+        "live.copy_out(_shared_of(refs))",
         _PARKED,
     ),
     _mutant(

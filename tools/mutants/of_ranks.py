@@ -22,7 +22,7 @@ RANK_MUTANTS = (
     _mutant(
         "Leader.run",
         "after a pass that failed the ranks go on",
-        "name == PASS",
+        "name in PASSES",
         "name is None",
         _FOLLOWED,
     ),
@@ -36,7 +36,7 @@ RANK_MUTANTS = (
     _mutant(
         "Runner._may_run_ahead",
         "a pass is run ahead that other ranks do not know",
-        "self.loaded.blueprint.joins and not is_recorded()",
+        "self.loaded.blueprint.joins and self.loaded.may_run_ahead",
         "self.loaded.blueprint.joins",
         _FOLLOWED,
     ),
@@ -125,9 +125,9 @@ RANK_MUTANTS = (
         _DISK,
     ),
     _mutant(
-        "RecordEncoder.note_queued",
+        "_note_queued",
         "other ranks write nothing",
-        "self._queue(record.root.hex(), record.parent.hex(), record.start, record.tokens, is_tail=record.is_tail)",
+        "queue_part(encoder, root, parent, record.start, record.tokens, is_tail=record.is_tail)",
         "pass",
         _DISK,
     ),

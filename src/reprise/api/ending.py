@@ -12,6 +12,9 @@ from typing import NoReturn, Self
 
 log = logging.getLogger(__name__)
 
+RESTARTABLE = 75
+"""The exit status of a server that cannot continue (EX_TEMPFAIL): a supervisor starts it again."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _AT_ONCE_S = 2.0

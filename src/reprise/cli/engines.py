@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from reprise.api.ending import Ending, end_at_once
+from reprise.api.ending import RESTARTABLE, Ending, end_at_once
 from reprise.api.listening import FirstAnswers, url_of
 from reprise.api.loading import LoadingClock
 from reprise.api.models import Models, ServedModel
@@ -23,9 +23,9 @@ from reprise.cli.agents import AGENTS
 from reprise.cli.inspection import CHAT_TOKENS, count_layers, idle_chats
 from reprise.cli.log import configure_logging
 from reprise.cli.process_limits import weights_nbytes
-from reprise.cli.ranks import RANKS_FAILED, least_nbytes_of_rank
 from reprise.cli.served_models import EngineGroup, ModelEntry, engine_groups, served_models
 from reprise.cli.server_url import DEFAULT_URL
+from reprise.cli.wings import ranks
 from reprise.core.backend import Status, total_of
 from reprise.core.clock import repeating
 from reprise.core.errors import LoadFailed, RepriseError, ShuttingDown, memory_too_small
@@ -39,7 +39,6 @@ from reprise.engine.load import LoadedModel, is_local, model_directory, with_tem
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import budget_of_all, freeze_heap, leave_thread, max_state_nbytes, process_nbytes
 from reprise.engine.outline import ModelOutline, outline_of
-from reprise.engine.ranks import LeadingRank
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.heartbeat import watchdog
@@ -100,7 +99,7 @@ class ServingEngines:
         of_first = self._of_first = first_group.settings
         # Before the model is loaded, which may take minutes.
         self._bound = memory_bound(of_first)
-        self._ranks = LeadingRank(of_first) if of_first.is_tensor_parallel else None
+        self._ranks = ranks().leading_rank(of_first) if of_first.is_tensor_parallel else None
         self._shares = len(self._entries) > 1 or of_first.keep_alive_s is not None
         if self._shares:
             self._served = _sharing([first_group, *others], settings)
@@ -116,18 +115,18 @@ class ServingEngines:
 
         `url`: where it is served, for the log; None: not known here.
         """
-        settings, ranks = self._settings, self._ranks
+        settings, group = self._settings, self._ranks
         engine, first = self._engines[0], self._served[0]
         with reported_loading(self._of_first.model, self.clock):
             loaded = engine.start()
-        if ranks is not None:
-            ranks.when_failed(lambda failure: _end_with_ranks(engine, failure))
+        if group is not None:
+            group.when_failed(lambda failure: _end_with_ranks(engine, failure))
         service = _service(loaded, first, first.group.entries[0], is_only=len(self._entries) == 1)
         if url is not None:
             budget = engine.status().held.budget_nbytes
             for line in banner(service.served, _footprint(engine), budget=budget, url=url):
                 log.info("%s", line)
-        read = read_machine if ranks is None else ranks.read_machines
+        read = read_machine if group is None else group.read_machines
         watch = self._watching.enter_context
         watch(following_machine(engine, others=self._engines[1:], bound=self._bound, read=read))
         watch(watchdog(engine, after_s=settings.stall_after_s))
@@ -166,7 +165,7 @@ def _end_with_ranks(engine: EngineLoop, failure: RepriseError) -> None:
         engine.give_up(failure, within_s=_TOLD_S)
         # What was said goes out, and `/health` tells who asks.
         time.sleep(_TOLD_S)
-        end_at_once(RANKS_FAILED)
+        end_at_once(RESTARTABLE)
 
     threading.Thread(target=end, name="reprise-end", daemon=True).start()
 
@@ -340,7 +339,8 @@ def memory_bound(settings: Settings) -> int | None:
         return None
     bound = settings.memory.of(read_machine().total)
     weights = weights_nbytes(Path(settings.model).expanduser())
-    needed = process_nbytes() + least_nbytes_of_rank(weights, settings, os.environ)
+    least = ranks().least_nbytes_of_rank(weights, os.environ) if settings.is_tensor_parallel else weights
+    needed = process_nbytes() + least
     if needed > bound:
         raise memory_too_small(settings.model, bound=bound, needed=bound_for(needed, 0))
     return bound

@@ -5,8 +5,8 @@ import os
 from reprise.api.listening import FirstAnswers, listen
 from reprise.cli.configuration import Configuration, with_options
 from reprise.cli.process_limits import check_process_limits
-from reprise.cli.ranks import check_rank, follow_rank_0
 from reprise.cli.refuse import refusals
+from reprise.cli.wings import ranks
 from reprise.core.settings import OPTIONS
 
 
@@ -21,9 +21,9 @@ def serve(configuration: Configuration) -> None:
     table = settings.models.get(settings.model, {})
     check_process_limits(table.get("model", settings.model))
     if settings.is_tensor_parallel:
-        check_rank(settings, os.environ)
+        ranks().check_rank(settings, os.environ)
         if int(os.environ["MLX_RANK"]) > 0:
-            follow_rank_0(settings)
+            ranks().follow_rank_0(settings)
             return
     with refusals():
         # Before the imports, which take seconds: who comes first is told to wait.

@@ -21,10 +21,9 @@ from reprise.disk.edges import disk_tree
 from reprise.disk.index import DiskCursor
 from reprise.disk.model_bucket import ModelBucket
 from reprise.disk.model_directory import ModelDirectory
-from reprise.disk.model_folder import ModelFolder
+from reprise.disk.model_folder import ModelFolder, PartsElsewhere
 from reprise.disk.reader import Fetch, RecordReader
 from reprise.disk.record import DiskMatch, DiskRecord, MissingRecords, root_key
-from reprise.disk.split_directory import OtherRanks, SplitDirectory
 from reprise.disk.store import RecordStore
 from reprise.disk.watcher import FolderWatcher
 from reprise.disk.writer import RecordWriter
@@ -57,16 +56,16 @@ class DiskCache:
         resumes_anywhere: bool,
         queue_bytes: int = 256 * MIB,
         read_ahead_bytes: int = 256 * MIB,
-        others: OtherRanks | None = None,
+        elsewhere: PartsElsewhere | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`max_own_bytes`: what this model's records may take of `max_bytes`; None: all.
 
-        `others`: the ranks that have the other parts of each record; only with a directory."""
+        `elsewhere`: who has the other parts of each record; only with a directory."""
         assert min(max_bytes, block, queue_bytes, read_ahead_bytes) > 0
         self.block = block
-        self.directory = _folder(directory, fingerprint, others)
-        self._others = others
+        self.directory = _folder(directory, fingerprint, elsewhere)
+        self._elsewhere = elsewhere
         self._fingerprint = fingerprint
         self._store = RecordStore(
             self.directory,
@@ -279,15 +278,15 @@ class DiskCache:
                 # Parents have changed times of use, which the writer writes.
                 self._store.changed.notify_all()
 
-    def agree(self, elsewhere: Collection[Collection[bytes]]) -> None:
-        """Remove what not every rank has a part of; `elsewhere`: the keys that each of the others has."""
-        assert self._others is not None, "there are other ranks"
+    def agree(self, keys: Collection[Collection[bytes]]) -> None:
+        """Remove what is not complete; `keys`: those that each of the others has a part of."""
+        assert self._elsewhere is not None, "there are other parts"
         if self.is_shared:
-            return  # Another group may be writing what seems to be missing: it is found out when it is read.
-        own, theirs = self.all_keys(), [set(keys) for keys in elsewhere]
+            return  # Another server may be writing what seems to be missing: it is found out when it is read.
+        own, theirs = self.all_keys(), [set(each) for each in keys]
         common = own.intersection(*theirs)
         self.remove(own - common)
-        self._others.remove(set[bytes]().union(*theirs) - own)
+        self._elsewhere.remove(set[bytes]().union(*theirs) - own)
 
     def all_keys(self) -> set[bytes]:
         """The keys of all records on disk."""
@@ -320,7 +319,7 @@ class DiskCache:
         """
         root = self.root(namespace) if namespace is not None else None
         cleared = self.clear_root(root)
-        return cleared if self._others is None else self._others.clear(root)
+        return cleared if self._elsewhere is None else self._elsewhere.clear(root)
 
     def clear_root(self, root: bytes | None) -> Future[None]:
         """`clear` by the root key of a namespace."""
@@ -369,10 +368,10 @@ class DiskCache:
         self._store.check()
 
 
-def _folder(directory: Path | ObjectBucket, fingerprint: str, others: OtherRanks | None) -> ModelFolder:
+def _folder(directory: Path | ObjectBucket, fingerprint: str, elsewhere: PartsElsewhere | None) -> ModelFolder:
     if not isinstance(directory, Path):
-        assert others is None, "ranks keep their parts in directories"
+        assert elsewhere is None, "parts of records are kept in directories"
         return ModelBucket(directory, fingerprint=fingerprint)
-    if others is None:
+    if elsewhere is None:
         return ModelDirectory(directory, fingerprint=fingerprint)
-    return SplitDirectory(directory, fingerprint=fingerprint, others=others)
+    return elsewhere.folder(directory, fingerprint=fingerprint)

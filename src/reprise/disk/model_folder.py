@@ -5,6 +5,7 @@ too. Files in a bucket also have paths as names.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,34 @@ class FilesAround(Protocol):
 
     def evictable(self) -> list[FileInfo]:
         """The files that may be evicted, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedParts:
+    """What other machines have on disk. `max_bytes`: the least of their limits; `keys`: those of each of them."""
+
+    max_bytes: int
+    keys: tuple[Collection[bytes], ...]
+
+
+class PartsElsewhere(Protocol):
+    """Other machines that have a part of each record, under the same key. Thread-safe."""
+
+    def open(self, *, fingerprint: str, block: int, resumes_anywhere: bool) -> OpenedParts:
+        """Have them open their parts. Raises DiskUnusable."""
+        ...
+
+    def folder(self, directory: Path, *, fingerprint: str) -> "ModelFolder":
+        """This machine's folder, whose records are read only where all have their part. Raises DiskUnusable."""
+        ...
+
+    def remove(self, keys: Collection[bytes]) -> None:
+        """Have them remove their parts of these records."""
+        ...
+
+    def clear(self, root: bytes | None) -> Future[None]:
+        """Have them remove everything of a namespace (None: of the model). The future is done when they have."""
         ...
 
 

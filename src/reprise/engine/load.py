@@ -28,11 +28,11 @@ from reprise.core.errors import LoadFailed, first_line
 from reprise.core.job import Number, read_generation_config
 from reprise.core.kinds import Full
 from reprise.core.settings import KV_GROUP_SIZES
+from reprise.disk.model_folder import PartsElsewhere
 from reprise.engine.blueprint import Blueprint, KvSpec, blueprint_of
 from reprise.engine.fingerprint import fingerprint_of
 from reprise.engine.hub import fetch
 from reprise.engine.model_files import WEIGHTS, check_quantisation, check_weights, quantisation_method, read_config
-from reprise.engine.rank_shards import ShardsElsewhere
 from reprise.engine.sequence_batch import SequenceBatch
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,12 @@ class LoadedModel:
     """What `config.json` says."""
     sampling: Mapping[str, Number] = field(default_factory=dict[str, Number])
     """Sampling defaults from `generation_config.json`, by the names of `Sampling`."""
+    may_run_ahead: bool = True
+    """Whether a pass may begin before the tokens that it is about have been read."""
     room_elsewhere: int | None = None
-    """The least bytes that another rank of its group has for layer states; None: there is no other rank."""
-    shards: ShardsElsewhere | None = None
-    """What other ranks have on disk; None: there is no other rank."""
+    """The least bytes that another machine with a part of this model has for layer states; None: it is whole here."""
+    parts_elsewhere: PartsElsewhere | None = None
+    """What those machines have on disk; None: the model is whole here."""
 
     @property
     def held_nbytes(self) -> int:
@@ -93,7 +95,7 @@ def load_model(
 ) -> LoadedModel:
     """Load a local directory or a hub id. `chat_template`: Jinja source instead of the model's. Raises LoadFailed.
 
-    `shard` reduces the model to this rank's part before its weights are read.
+    `shard` reduces the model to this machine's part before its weights are read.
     """
     directory = model_directory(source, downloads=downloads)
     config = check_config(read_config(directory, source), source)

@@ -26,7 +26,6 @@ import mlx.core as mx
 from reprise.cache.lookup import SegmentSlice
 from reprise.cache.payload import SegmentPayload
 from reprise.core.tokens import Span
-from reprise.engine.operations import on_all_ranks
 
 _WORDS = ((8, mx.uint64), (4, mx.uint32), (2, mx.uint16), (1, mx.uint8))
 
@@ -45,13 +44,11 @@ class PackedSegment:
     def nbytes(self) -> int:
         return sum(stack.nbytes for stack in self.stacks)
 
-    @on_all_ranks
     def cut(self, start: int, stop: int) -> PackedSegment:
         stacks = tuple(mx.array(stack[:, :, start:stop, :]) for stack in self.stacks)
         mx.eval(stacks)
         return PackedSegment(stacks, self.places)
 
-    @on_all_ranks
     def join(self, others: Sequence[SegmentPayload]) -> PackedSegment:
         parts = [self, *(cast(PackedSegment, other) for other in others)]
         segments = [part for part in parts if part.places == self.places]

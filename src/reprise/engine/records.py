@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,11 +20,10 @@ from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.cache.payload import Payload, SegmentPayload, Source
 from reprise.core.kinds import Chunk, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
-from reprise.core.tokens import Span, Tokens
+from reprise.core.tokens import Span
 from reprise.disk.record import DiskRecord, Section
 from reprise.engine.blueprint import Blueprint, OpaqueSpec
 from reprise.engine.layers import KvLayer
-from reprise.engine.operations import on_all_ranks
 from reprise.engine.payloads import EntryPlanes, PackedSegment, Snapshot, as_words, columns_of, count_bytes, pack
 from reprise.engine.runner import LiveSequence, Runner
 
@@ -65,15 +64,12 @@ class RecordEncoder:
     `kind`: the kind of boundary at the record's end, None for a block.
     """
 
-    def __init__(self, kind: str | None, *, put: Callable[[DiskRecord], None] | None = None) -> None:
-        """`put`: on ranks other than 0, queues this rank's part of the record for writing."""
+    def __init__(self, kind: str | None) -> None:
         self._kind = kind
-        self._put = put
         self._sections: list[Section] = []
         self._segments: list[dict[str, Any]] = []
         self._states: list[list[int | None]] | None = None
 
-    @on_all_ranks
     def add_entries(self, parts: Sequence[SegmentSlice], layers: KvKind, span: Span) -> None:
         """Copy the entries of `span`, all of which `parts` have."""
         segment = _packed(parts, span)
@@ -86,7 +82,6 @@ class RecordEncoder:
             }
         )
 
-    @on_all_ranks
     def add_snapshot(self, snapshot: Payload) -> None:
         assert isinstance(snapshot, Snapshot), snapshot
         self._states = [
@@ -94,23 +89,13 @@ class RecordEncoder:
             for arrays in snapshot.states
         ]
 
-    def note_queued(self, record: DiskRecord) -> None:
-        """The record with this content was queued for writing: have the other ranks queue their parts of it."""
-        self._queue(record.root.hex(), record.parent.hex(), record.start, record.tokens, is_tail=record.is_tail)
+    @staticmethod
+    def new(kind: str | None) -> RecordEncoder:
+        """An empty encoder. Encoders are made here alone."""
+        return RecordEncoder(kind)
 
-    @on_all_ranks
-    def _queue(self, root: str, parent: str, start: int, tokens: Tokens, *, is_tail: bool) -> None:
-        if self._put is not None:
-            record = DiskRecord.of(
-                root=bytes.fromhex(root),
-                parent=bytes.fromhex(parent),
-                is_tail=is_tail,
-                start=start,
-                tokens=tokens,
-                about=self.about,
-                sections=self.sections,
-            )
-            self._put(record)
+    def note_queued(self, record: DiskRecord) -> None:
+        """The record with this content was queued for writing."""
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -124,12 +109,6 @@ class RecordEncoder:
         """Add a section with a copy of the array; returns its number."""
         self._sections.append(_section(array))
         return len(self._sections) - 1
-
-
-@on_all_ranks
-def new_encoder(runner: Runner, kind: str | None) -> RecordEncoder:
-    """See `RecordEncoder`."""
-    return RecordEncoder(kind, put=runner.put_part)
 
 
 def _packed(parts: Sequence[SegmentSlice], span: Span) -> PackedSegment:
@@ -183,19 +162,6 @@ def _kind(described: Sequence[Any]) -> KvKind:
             raise ValueError(f"no kind of layer is called {described}")
 
 
-@on_all_ranks
-def restoring_sequence(runner: Runner, *, length: int) -> tuple[RestoringSequence, LiveSequence, RecordSource]:
-    """See `RestoringSequence`; and its parts, from which commits take payloads."""
-    target = RestoringSequence(runner, length=length)
-    return target, target.live, target.records
-
-
-@on_all_ranks
-def record_source(runner: Runner) -> RecordSource:
-    """See `RecordSource`."""
-    return RecordSource()
-
-
 class RestoringSequence:
     """A live sequence that is filled from records, a layer at a time, so that other streams are not stalled.
 
@@ -214,6 +180,12 @@ class RestoringSequence:
         """What the other layers are restored from, once all records are there."""
         self._filled: Source | None = None
         """The sequence as a source, once its state is complete."""
+
+    @staticmethod
+    def new(runner: Runner, *, length: int) -> tuple[RestoringSequence, LiveSequence, RecordSource]:
+        """An empty sequence to restore, and its parts, from which commits take payloads. They are made here alone."""
+        target = RestoringSequence(runner, length=length)
+        return target, target.live, target.records
 
     @property
     def nbytes(self) -> int:
@@ -249,11 +221,9 @@ class RestoringSequence:
         parse(record)
         self._add(record)
 
-    @on_all_ranks
     def _add(self, record: DiskRecord) -> None:
         self.records.add(record)
 
-    @on_all_ranks
     def work(self) -> int:
         """Copy the next part: of a record, of one layer, or of several small ones. Returns the bytes."""
         if self._work:
@@ -298,7 +268,6 @@ class RestoringSequence:
             self.records.restore(self._runner.loaded.blueprint.layout, position)
             self._finish(position)
 
-    @on_all_ranks
     def _finish(self, position: int) -> None:
         self._restore = self.records.restore(self._runner.loaded.blueprint.layout, position)
         self._runner.begin_restore(self.live, position, reserve=self._length, keeps_full=True)
@@ -330,7 +299,6 @@ class RestoringSequence:
         assert self._filled is not None, "a source after `source`"
         return self._filled
 
-    @on_all_ranks
     def give_up(self) -> None:
         """Free everything."""
         self._work.clear()
@@ -419,6 +387,11 @@ class RecordSource:
         """The position where the last added record ends."""
         self.buffer_nbytes = 0
 
+    @staticmethod
+    def new() -> RecordSource:
+        """An empty source for whole segments. Those that stand alone are made here alone."""
+        return RecordSource()
+
     def finish(self, position: int) -> None:
         """Nothing to do: the parts are committed as they are."""
 
@@ -426,7 +399,6 @@ class RecordSource:
         assert position <= self.stop and not self.is_busy, (position, self.stop)
         return self
 
-    @on_all_ranks
     def give_up(self) -> None:
         """Free everything."""
         self._encoded.clear()
@@ -458,7 +430,6 @@ class RecordSource:
         parse(record)
         self._add(record)
 
-    @on_all_ranks
     def _add(self, record: DiskRecord) -> None:
         content = parse(record)
         self._encoded += content.segments
@@ -468,7 +439,6 @@ class RecordSource:
         self.kind = content.kind
         self.stop = record.position
 
-    @on_all_ranks
     def work(self) -> int:
         """Decode the next part: a segment, an array of a snapshot, or several small ones. Returns the bytes."""
         nbytes = 0
@@ -518,7 +488,6 @@ class RecordSource:
         self._slices(kind, span)
         return self._take(kind, span)
 
-    @on_all_ranks
     def _take(self, kind: KvKind, span: Span) -> PackedSegment:
         pieces = self._slices(kind, span)
         segments = self._segments[kind]
@@ -552,7 +521,6 @@ class RecordSource:
             raise LookupError("the records lack a snapshot")
         return self._take_snapshot()
 
-    @on_all_ranks
     def _take_snapshot(self) -> Snapshot:
         return self._snapshot()
 

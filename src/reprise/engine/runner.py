@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -17,12 +17,10 @@ from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job
 from reprise.core.kinds import Footprint, Full, KvKind
 from reprise.core.tokens import Span, Tokens
-from reprise.disk.record import DiskRecord
 from reprise.engine.batching import TOKEN_BY_TOKEN
 from reprise.engine.blueprint import Blueprint
 from reprise.engine.layers import KvLayer
 from reprise.engine.load import LoadedModel
-from reprise.engine.operations import is_recorded, is_shared, on_all_ranks
 from reprise.engine.payloads import EntryTransfer, PackedSegment, pack
 from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.sampler import SampledBatch, TokenSampler, accept, sample_along, sample_batch
@@ -110,12 +108,27 @@ class LiveSequence:
             at += layer.num_planes
         return found
 
-    @on_all_ranks
     def copy(self, kind: KvKind, span: Span) -> PackedSegment:
         """A copy of the entries of `span`."""
         if self.moving is None or not isinstance(kind, Full):
             return SequenceSource(self.rows, self.row).copy(kind, span)
         return pack([self.plane(kind, index, span) for index in range(self.num_planes(kind))])
+
+    def copy_out(self, segments: Sequence[SharedSegment]) -> list[PackedSegment]:
+        """Copies of everything that this idle sequence shares, in the order of `segments`; its buffers are freed.
+
+        Plane by plane, freeing each buffer before copying the next, so that the entries are never held twice.
+        """
+        copies: list[list[mx.array]] = [[] for _ in segments]
+        for kind in {segment.kind for segment in segments}:
+            for index in range(self.num_planes(kind)):
+                for place, segment in enumerate(segments):
+                    if segment.kind == kind:
+                        copies[place].append(mx.array(self.plane(kind, index, segment.span)))
+                mx.eval([planes[-1] for planes in copies if planes])
+                self.drop_plane(kind, index)
+        places = [tuple((index, 0) for index in range(len(planes))) for planes in copies]
+        return [PackedSegment(tuple(planes), place) for planes, place in zip(copies, places, strict=True)]
 
     def drop_plane(self, kind: KvKind, index: int) -> None:
         """Free one buffer. The sequence can no longer run."""
@@ -180,8 +193,6 @@ class Runner:
         self.can_batch = can_batch and loaded.blueprint.joins
         self.footprint = footprint_of(loaded.model, loaded.blueprint)
         self.shares_from = shares_from
-        self.put_part: Callable[[DiskRecord], None] | None = None
-        """On ranks other than 0: queues this rank's part of a record for writing."""
         self._resumes_anywhere = loaded.blueprint.layout.resumes_anywhere
         self._lives: list[LiveSequence] = []
 
@@ -241,14 +252,12 @@ class Runner:
             raise
         return live
 
-    @on_all_ranks
     def begin(self) -> LiveSequence:
         """A new, empty sequence."""
         live = LiveSequence(SequenceBatch(self.loaded.blueprint))
         self._lives.append(live)
         return live
 
-    @on_all_ranks
     def begin_restore(self, live: LiveSequence, position: int, *, reserve: int, keeps_full: bool = False) -> None:
         """Put a sequence at `position`; it can run once `restore_part` has copied all of its state.
 
@@ -258,7 +267,6 @@ class Runner:
         restoration = Restoration(live.rows, position, keeps_full=keeps_full)
         live.restoration = None if restoration.is_over else restoration
 
-    @on_all_ranks
     def begin_move(self, live: LiveSequence, segments: Sequence[tuple[Span, PackedSegment]]) -> list[SharedSegment]:
         """Move these full-attention segments, without other references, into a sequence being restored.
 
@@ -268,7 +276,6 @@ class Runner:
         live.moving = EntryTransfer(segments)
         return [SharedSegment(live, Full(), span, self.footprint.full) for span, _ in segments]
 
-    @on_all_ranks
     def restore_part(self, live: LiveSequence, restore: Restore, *, at_most: int = COPIED_AT_ONCE) -> int:
         """Copy the next pieces of `restore`, see `Restoration.advance`. Returns the bytes."""
         assert live.restoration is not None, live
@@ -288,7 +295,6 @@ class Runner:
         """The entries of `span`, which the sequence has or is being filled with, as a shared segment."""
         return SharedSegment(live, kind, span, self.footprint.by_kind[kind])
 
-    @on_all_ranks
     def stop(self, live: LiveSequence) -> None:
         """End the sequence and free its state."""
         rows = live.rows
@@ -299,7 +305,6 @@ class Runner:
             rows.keep_rows(rest)
             mx.eval(rows.arrays())
 
-    @on_all_ranks
     def drop(self, live: LiveSequence) -> None:
         """Forget a sequence whose state is unusable or already freed."""
         self._lives = [other for other in self._lives if other is not live]
@@ -322,7 +327,6 @@ class Runner:
         full = [layer for layer in live.rows.layers(Full()) if layer.planes]
         return all(layer.planes[0].shape[2] - shared <= shared // 16 + _SPARE for layer in full)
 
-    @on_all_ranks
     def keep_idle(self, live: LiveSequence) -> None:
         """Keep an ended sequence's buffers for what the cache shares and for its next turn."""
         live.rows.step_back()
@@ -345,7 +349,7 @@ class Runner:
         tokens = np.stack([order[id(owner)] for owner in rows.owners])
         scorers = [owner.scorer if isinstance(owner, LiveSequence) else None for owner in rows.owners]
         if all(scorer is None for scorer in scorers):
-            self._feed(rows, tokens, wants_logits=False)
+            self._advance(rows, tokens)
             mx.eval(rows.arrays())
             return ()
         # In parts: the logits of a whole chunk would take too much memory.
@@ -486,37 +490,33 @@ class Runner:
     def catch_up(self, live: LiveSequence) -> None:
         """Feed the tokens that a rejected draft left unfed, so that the layers are at the answer's position."""
         if live.unfed:
-            self._feed(live.rows, _row(live.unfed), wants_logits=False)
+            self._advance(live.rows, _row(live.unfed))
             live.unfed = ()
             mx.eval(live.rows.arrays())
 
     def _may_run_ahead(self, rows: SequenceBatch) -> bool:
         context = self.loaded.context
-        # Other ranks are told tokens, and not what they are sampled from.
-        may = self.loaded.blueprint.joins and not is_recorded()
+        may = self.loaded.blueprint.joins and self.loaded.may_run_ahead
         return may and (context is None or max(rows.lengths) < context)
 
-    @on_all_ranks
     def _feed(
         self,
         rows: SequenceBatch,
         tokens: npt.NDArray[np.int32],
         *,
-        wants_logits: bool = True,
         may_be_undone: bool = False,
     ) -> mx.array:
         """One pass over tokens of shape ``(rows, n)``; gives logits ``(rows, n, vocabulary)``, lazy.
 
-        On several ranks it is computed here, all but the logits if nobody `wants_logits`: ranks that wait for each
-        other within a pass have to compute the same of it. `may_be_undone`: `_undo` follows.
+        `may_be_undone`: `_undo` follows.
         """
         rows.before = rows.save_recurrent() if may_be_undone else None
-        logits = rows.forward(self.loaded.model, mx.array(tokens))
-        if is_shared():
-            mx.eval(rows.arrays(), [logits] if wants_logits else [])
-        return logits
+        return rows.forward(self.loaded.model, mx.array(tokens))
 
-    @on_all_ranks
+    def _advance(self, rows: SequenceBatch, tokens: npt.NDArray[np.int32]) -> None:
+        """One pass whose logits nobody reads."""
+        self._feed(rows, tokens)
+
     def _undo(self, rows: SequenceBatch, num: int) -> None:
         """Undo the last `num` tokens of the last pass; none: it stays as it is."""
         before, rows.before = rows.before, None
@@ -524,7 +524,6 @@ class Runner:
             assert before is not None, "who undoes a pass says so before it"
             rows.undo_last(num, before)
 
-    @on_all_ranks
     def _gather(self, lives: Sequence[LiveSequence]) -> SequenceBatch:
         """A batch of exactly these sequences: others are joined to the largest, and foreign rows split off."""
         wanted = {id(live) for live in lives}

@@ -20,7 +20,6 @@ from reprise.core.kinds import Chunk, KvKind, Window
 from reprise.core.tokens import Span
 from reprise.engine.blueprint import Blueprint, leaf_states
 from reprise.engine.layers import STEP, KvLayer, StateLayer, room, rounded
-from reprise.engine.operations import on_all_ranks
 from reprise.engine.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, look_into, pack, save
 from reprise.engine.restoration import COPIED_AT_ONCE, Restoration
 from reprise.engine.sampler import SampledBatch
@@ -222,7 +221,6 @@ class SequenceSource:
         """The entries of `span`, as a payload for the cache."""
         return self.copy(kind, span)
 
-    @on_all_ranks
     def copy(self, kind: KvKind, span: Span) -> PackedSegment:
         """A copy of the entries of `span`, which lies within what `kind` needs at this position."""
         layers = self._layers(kind)
@@ -231,7 +229,6 @@ class SequenceSource:
         assert len(planes) == sum(layer.num_planes for layer in layers), "entries of some layers are gone"
         return pack(planes)
 
-    @on_all_ranks
     def snapshot(self) -> Snapshot:
         """A copy of the recurrent and opaque states."""
         assert self.rows.ahead is None

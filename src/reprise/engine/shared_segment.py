@@ -16,7 +16,6 @@ import mlx.core as mx
 from reprise.cache.payload import SegmentPayload, SharedPayload
 from reprise.core.kinds import KvKind
 from reprise.core.tokens import Span
-from reprise.engine.operations import on_all_ranks
 from reprise.engine.payloads import PackedSegment
 
 if TYPE_CHECKING:
@@ -69,24 +68,3 @@ class SharedSegment(SharedPayload):
     def owned(self) -> PackedSegment:
         """A copy that owns its bytes."""
         return self._live.copy(self.kind, self.span)
-
-
-@on_all_ranks
-def copy_out(segments: Sequence[SharedSegment]) -> list[PackedSegment]:
-    """Copies of everything that an idle sequence shares, in the order of `segments`; its buffers are freed.
-
-    Plane by plane, freeing each buffer before copying the next, so that the entries are never held twice.
-    """
-    if not segments:
-        return []
-    live = segments[0].sequence
-    copies: list[list[mx.array]] = [[] for _ in segments]
-    for kind in {segment.kind for segment in segments}:
-        for index in range(live.num_planes(kind)):
-            for place, segment in enumerate(segments):
-                if segment.kind == kind:
-                    copies[place].append(mx.array(live.plane(kind, index, segment.span)))
-            mx.eval([planes[-1] for planes in copies if planes])
-            live.drop_plane(kind, index)
-    places = [tuple((index, 0) for index in range(len(planes))) for planes in copies]
-    return [PackedSegment(tuple(planes), place) for planes, place in zip(copies, places, strict=True)]

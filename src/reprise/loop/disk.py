@@ -66,7 +66,7 @@ def open_disk(
         log.warning("Prefixes of %s are not stored on disk: %s.", loaded.name, reason)
         return None
     place = settings.disk_directory
-    if loaded.shards is not None and is_url(place):
+    if loaded.parts_elsewhere is not None and is_url(place):
         raise DiskUnusable("An object store cannot be used with --tensor-parallel: give a directory for --disk-cache.")
     directory = open_bucket(place) if is_url(place) else Path(place).expanduser()
     if block is None:
@@ -84,8 +84,8 @@ def open_disk(
     fingerprint = f"{loaded.fingerprint} {runtime_id()}"
     resumes_anywhere = loaded.blueprint.layout.resumes_anywhere
     parts = None
-    if loaded.shards is not None:
-        parts = loaded.shards.open(fingerprint=fingerprint, block=block, resumes_anywhere=resumes_anywhere)
+    if loaded.parts_elsewhere is not None:
+        parts = loaded.parts_elsewhere.open(fingerprint=fingerprint, block=block, resumes_anywhere=resumes_anywhere)
         max_bytes = min(max_bytes, parts.max_bytes)
     max_own_bytes = int(share * max_bytes)
     if max_own_bytes < least:
@@ -99,7 +99,7 @@ def open_disk(
         block=block,
         resumes_anywhere=resumes_anywhere,
         read_ahead_bytes=_READ_AHEAD_NBYTES,
-        others=loaded.shards,
+        elsewhere=loaded.parts_elsewhere,
     )
     if parts is not None:
         disk.agree(parts.keys)

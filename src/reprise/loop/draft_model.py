@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import Protocol
 
 from reprise.cache.node import SegmentSizes
@@ -27,7 +26,7 @@ from reprise.disk.tier import DiskTier
 from reprise.drafts.benefit import DraftCosts
 from reprise.drafts.drafter import Drafts
 from reprise.engine.load import LoadedModel
-from reprise.engine.records import new_encoder
+from reprise.engine.records import RecordEncoder
 from reprise.engine.runner import Runner
 from reprise.loop.draft_following import DraftAccount, FollowedAnswer, FollowedText, SettledPrefix
 from reprise.loop.requests import RunningRequest
@@ -101,7 +100,7 @@ class DraftModel:
             self.cache,
             footprint=footprint,
             sequences=_SparingSequences(self),
-            new_encoder=partial(new_encoder, self.runner),
+            new_encoder=RecordEncoder.new,
             allowance=allowance,
             prefill_s=self._prefill_s,
             wake=wake,

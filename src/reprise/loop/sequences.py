@@ -20,9 +20,9 @@ from reprise.core.job import Job, Purpose
 from reprise.core.tokens import Tokens, own_tokens
 from reprise.disk.ports import RestoreTarget
 from reprise.engine.payloads import PackedSegment
-from reprise.engine.records import RecordSource, RestoringSequence, record_source, restoring_sequence
+from reprise.engine.records import RecordSource, RestoringSequence
 from reprise.engine.runner import LiveSequence, Runner
-from reprise.engine.shared_segment import SharedSegment, copy_out
+from reprise.engine.shared_segment import SharedSegment
 from reprise.loop.requests import RunningRequest
 from reprise.memory import Account, Memory, Reclaimer
 
@@ -227,13 +227,13 @@ class SequencePool:
         """A target for the records of a path up to `position`; `is_whole`: the path is read from its beginning."""
         footprint = self.runner.footprint
         if not is_whole or footprint.full * position <= LARGE_NBYTES:
-            return record_source(self.runner)
+            return RecordSource.new()
         # No more spare capacity than an idle sequence may have.
         length = min(num_prompt + INITIAL_DECODE_SLOTS, position + max(INITIAL_DECODE_SLOTS, position // 16))
         if not self.memory.reserve(self.runner.most_live_nbytes(length, chunk=1) + footprint.checkpoint):
             # Holding it only in the cache until the request can start takes less memory.
-            return record_source(self.runner)
-        return restoring_sequence(self.runner, length=length)[0]
+            return RecordSource.new()
+        return RestoringSequence.new(self.runner, length=length)[0]
 
     def keep_restored(self, target: RestoreTarget, tokens: Tokens, *, namespace: str) -> None:
         """Keep the target's sequence idle, for the request to reopen, after its content was committed."""
@@ -292,7 +292,7 @@ class SequencePool:
         """Replace what an idle (or still moving) sequence shares by copies, and stop it."""
         refs = self.cache.shared_segments(live, path.tokens, namespace=path.namespace)
         try:
-            self.cache.replace(refs, copy_out(_shared_of(refs)))
+            self.cache.replace(refs, live.copy_out(_shared_of(refs)))
         except Exception:
             self.is_broken = True
             raise

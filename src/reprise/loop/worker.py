@@ -27,7 +27,7 @@ from reprise.drafts.drafter import EARLIER_TOKENS
 from reprise.engine import memory as device_memory
 from reprise.engine.load import LoadedModel
 from reprise.engine.memory import collect_all
-from reprise.engine.records import new_encoder
+from reprise.engine.records import RecordEncoder
 from reprise.engine.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
 from reprise.loop.admission import Gate
 from reprise.loop.audit import Audit
@@ -142,7 +142,7 @@ class Worker:
             self.cache,
             footprint=footprint,
             sequences=self.sequences,
-            new_encoder=partial(new_encoder, self.runner),
+            new_encoder=RecordEncoder.new,
             allowance=self._allowance,
             prefill_s=self._prefill_s,
             wake=wake,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from reprise.disk.shards import ShardKeeper
-from reprise.engine.leader import digest_of
-from reprise.engine.operation_codec import Coded, Decoder, Numbered, numbered_in
-from reprise.engine.operations import OPERATIONS, one_operation
+from reprise.cluster.ranks.codec import Coded, Decoder, Numbered, numbered_in
+from reprise.cluster.ranks.leader import digest_of
+from reprise.cluster.ranks.operations import OPERATIONS, QUEUE_PART, one_operation, wrap_engine
+from reprise.cluster.ranks.shards import ShardKeeper
+from reprise.core.tokens import Tokens
+from reprise.disk.record import DiskRecord
+from reprise.engine.records import RecordEncoder
 from reprise.engine.runner import Runner
 
 
@@ -23,10 +26,11 @@ class FollowingRank:
 
     def __init__(self, runner: Runner, open_shards: OpenShards | None = None) -> None:
         """`open_shards` opens this rank's parts of records on disk; None: there are none."""
-        self._runner = runner
+        wrap_engine()
         self._open_shards = open_shards
         self.shards: ShardKeeper | None = None
         self._decoder = Decoder(runner, self._object_of)
+        self._operations = {**OPERATIONS, QUEUE_PART: self._queue_part}
         self.objects: dict[int, Numbered] = {}
         self.num_operations = 0
 
@@ -35,7 +39,7 @@ class FollowingRank:
         match message:
             case ["run", dropped, number, name, coded, by_name]:
                 self._drop(dropped)
-                self._run(number, OPERATIONS[name], coded, by_name)
+                self._run(number, self._operations[name], coded, by_name)
             case ["check", dropped, numbers, digest]:
                 self._drop(dropped)
                 held = {number: self._object_of(number) for number in cast("list[int]", numbers)}
@@ -44,7 +48,6 @@ class FollowingRank:
             case ["shards", fingerprint, block, resumes_anywhere]:
                 assert self._open_shards is not None, "rank 0 has no disk cache without the others"
                 self.shards = self._open_shards(fingerprint, block=block, resumes_anywhere=resumes_anywhere)
-                self._runner.put_part = None if self.shards is None else self.shards.put
             case ["read", number, key]:
                 self._kept.read(number, bytes.fromhex(key))
             case ["forget", number]:
@@ -65,6 +68,22 @@ class FollowingRank:
             self.objects[number] = each
             number += 1
         self.num_operations += 1
+
+    def _queue_part(
+        self, encoder: RecordEncoder, root: str, parent: str, start: int, tokens: Tokens, *, is_tail: bool
+    ) -> None:
+        """Queue our part of a record for writing."""
+        if self.shards is not None:
+            record = DiskRecord.of(
+                root=bytes.fromhex(root),
+                parent=bytes.fromhex(parent),
+                is_tail=is_tail,
+                start=start,
+                tokens=tokens,
+                about=encoder.about,
+                sections=encoder.sections,
+            )
+            self.shards.put(record)
 
     def _drop(self, numbers: list[int]) -> None:
         for number in numbers:

@@ -1,4 +1,4 @@
-"""What rank 0 has the other ranks do with their parts of the disk cache's records (`reprise.disk.split_directory`)."""
+"""What rank 0 has the other ranks do with their parts of the disk cache's records (see `split_directory`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
+from reprise.cluster.ranks.links import Message, RanksFailed
+from reprise.cluster.ranks.split_directory import SplitDirectory, form_of
 from reprise.core.errors import DiskUnusable
+from reprise.disk.model_folder import OpenedParts
 from reprise.disk.record import DiskRecord
-from reprise.disk.split_directory import form_of
-from reprise.engine.rank_links import Message, RanksFailed
 
 ANSWERED_S = 60.0
 """How long rank 0 waits until another rank has read its part of a record. Nothing else waits for it."""
@@ -25,7 +27,7 @@ _LOOKED_S = 0.5
 
 
 class Links(Protocol):
-    """The connections to the other ranks (`reprise.engine.rank_links.LinksToFollowers`)."""
+    """The connections to the other ranks (`reprise.cluster.ranks.links.LinksToFollowers`)."""
 
     failure: RanksFailed | None
     on_answer: Callable[[int, int, Message], None]
@@ -39,14 +41,6 @@ class Links(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartsElsewhere:
-    """What the other ranks have on disk. `max_bytes`: the least of their limits; `keys`: of each of them."""
-
-    max_bytes: int
-    keys: tuple[Collection[bytes], ...]
-
-
 @dataclass(slots=True, eq=False)
 class _ShardQuestion:
     """What was asked of all other ranks, and what they have answered."""
@@ -56,7 +50,7 @@ class _ShardQuestion:
 
 
 class ShardsElsewhere:
-    """The parts of records on the other ranks' disks (`reprise.disk.split_directory.OtherRanks`)."""
+    """The parts of records on the other ranks' disks (`reprise.cluster.ranks.split_directory.OtherRanks`)."""
 
     def __init__(
         self,
@@ -78,17 +72,21 @@ class ShardsElsewhere:
         self._changed = threading.Condition()
         links.on_answer = self._hear
 
-    def open(self, *, fingerprint: str, block: int, resumes_anywhere: bool) -> PartsElsewhere:
+    def open(self, *, fingerprint: str, block: int, resumes_anywhere: bool) -> OpenedParts:
         """Have the other ranks open theirs. Raises DiskUnusable and RanksFailed."""
         self._links.send(["shards", fingerprint, block, resumes_anywhere])
         reports = self._links.next_reports(within_s=self._opened_within_s)
         for rank, report in reports.items():
             if report["unusable"] is not None:
                 raise DiskUnusable(f"Rank {rank}: {report['unusable']}")
-        return PartsElsewhere(
+        return OpenedParts(
             max_bytes=min(int(report["max_bytes"]) for report in reports.values()),
             keys=tuple(frozenset(map(bytes.fromhex, report["keys"])) for report in reports.values()),
         )
+
+    def folder(self, directory: Path, *, fingerprint: str) -> SplitDirectory:
+        """See `PartsElsewhere`."""
+        return SplitDirectory(directory, fingerprint=fingerprint, others=self)
 
     def begin_read(self, key: bytes) -> int:
         """See `OtherRanks`."""

@@ -6,14 +6,16 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from reprise.api.ending import RESTARTABLE
 from reprise.cli.refuse import refusals, refuse
 from reprise.core.errors import RepriseError
 from reprise.core.settings import OPTIONS, Settings
 from reprise.disk.bucket import is_url
 
-RANKS_FAILED = 75
-"""The exit status of a server whose group of ranks has failed (EX_TEMPFAIL): a supervisor starts it again."""
+if TYPE_CHECKING:
+    from reprise.cluster.ranks.group import LeadingRank
 
 _LAUNCH = "mlx.launch -n 2 --backend ring $(which reprise) serve MODEL --tensor-parallel"
 
@@ -40,10 +42,8 @@ def check_rank(settings: Settings, environment: Mapping[str, str]) -> None:
         refuse(f"{' and '.join(given)} cannot be used with --tensor-parallel yet. Start it without.")
 
 
-def least_nbytes_of_rank(nbytes: int, settings: Settings, environment: Mapping[str, str]) -> int:
+def least_nbytes_of_rank(nbytes: int, environment: Mapping[str, str]) -> int:
     """The least that this process holds of weights of `nbytes`."""
-    if not settings.is_tensor_parallel:
-        return nbytes
     try:
         hosts = json.loads(Path(environment["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
         return nbytes // max(1, len(hosts))
@@ -51,11 +51,18 @@ def least_nbytes_of_rank(nbytes: int, settings: Settings, environment: Mapping[s
         return 0  # Joining the group reports what is wrong with it.
 
 
+def leading_rank(settings: Settings) -> "LeadingRank":
+    """The group that this process leads."""
+    from reprise.cluster.ranks.group import LeadingRank  # noqa: PLC0415 (imports MLX)
+
+    return LeadingRank(settings)
+
+
 def follow_rank_0(settings: Settings) -> None:
     """Follow rank 0 until it stops this rank. Exits the process if rank 0 is gone."""
     with refusals():
         from reprise.cli.log import configure_logging  # noqa: PLC0415 (imports rich)
-        from reprise.engine.ranks import follow  # noqa: PLC0415 (imports MLX)
+        from reprise.cluster.ranks.group import follow  # noqa: PLC0415 (imports MLX)
 
         configure_logging(settings)
         try:
@@ -75,4 +82,4 @@ def _leave_signals_to_rank_0() -> None:
 def _end(why: str) -> None:
     sys.stderr.write(f"reprise: {why}, so this rank exits.\n")
     sys.stderr.flush()
-    os._exit(RANKS_FAILED)
+    os._exit(RESTARTABLE)

@@ -1,13 +1,13 @@
-"""The parts of records that a rank other than 0 has: see `reprise.disk.split_directory`."""
+"""The parts of records that a rank other than 0 has: see `reprise.cluster.ranks.split_directory`."""
 
 import logging
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
 
+from reprise.cluster.ranks.split_directory import form_of
 from reprise.disk.cache import DiskCache
 from reprise.disk.record import DiskRecord
-from reprise.disk.split_directory import form_of
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 mlx-lm shards the model (its `shard` method): each rank has some heads of every layer, and passes sum what the ranks
 compute. All ranks load in the same way, including the trial passes; then rank 0 takes all decisions
-(`reprise.engine.operations`).
+(`reprise.cluster.ranks.operations`).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from reprise.cluster.ranks.follower import FollowingRank
+from reprise.cluster.ranks.leader import Leader
+from reprise.cluster.ranks.links import Address, LinksToFollowers, LinkToLeader, Message, RanksFailed
+from reprise.cluster.ranks.operations import set_recorder
+from reprise.cluster.ranks.record_parts import ShardsElsewhere
+from reprise.cluster.ranks.shards import ShardKeeper
 from reprise.core.errors import DiskUnusable, LoadFailed, first_line
 from reprise.core.follow import MemoryReading, tightest
 from reprise.core.kinds import Footprint
 from reprise.core.settings import Settings
 from reprise.disk.cache import DiskCache
 from reprise.disk.model_directory import file_system_nbytes
-from reprise.disk.shards import ShardKeeper
 from reprise.engine import memory as device_memory
 from reprise.engine.batching import reason_to_run_alone
 from reprise.engine.blueprint import OpaqueSpec
-from reprise.engine.follower import FollowingRank
-from reprise.engine.leader import Leader
 from reprise.engine.load import LoadedModel, load_model, model_directory
 from reprise.engine.machine import read_machine
 from reprise.engine.model_files import read_config
-from reprise.engine.operations import set_recorder
-from reprise.engine.rank_links import Address, LinksToFollowers, LinkToLeader, Message, RanksFailed
-from reprise.engine.rank_shards import ShardsElsewhere
 from reprise.engine.runner import Runner, footprint_of
 
 log = logging.getLogger("reprise.engine")
@@ -105,7 +105,9 @@ class LeadingRank:
         # Of all weights: what is on disk is of no use if those of any rank have changed, or their number.
         fingerprints = [loaded.fingerprint, *(str(reports[rank]["fingerprint"]) for rank in sorted(reports))]
         fingerprint = hashlib.sha256(json.dumps(fingerprints).encode()).hexdigest()[:32]
-        return replace(loaded, room_elsewhere=room, shards=shards, fingerprint=fingerprint)
+        return replace(
+            loaded, may_run_ahead=False, room_elsewhere=room, parts_elsewhere=shards, fingerprint=fingerprint
+        )
 
     def when_failed(self, tell: Callable[[RanksFailed], None]) -> None:
         """Call `tell` when another rank exits, hangs or fails; immediately if one already has."""

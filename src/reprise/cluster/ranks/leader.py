@@ -14,26 +14,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import ref
 
+from reprise.cluster.ranks.codec import Coded, Encoder, Numbered, numbered_in
+from reprise.cluster.ranks.links import RanksFailed
+from reprise.cluster.ranks.operations import PASSES, one_operation
+from reprise.cluster.ranks.split_directory import form_of
 from reprise.core.kinds import KvKind
 from reprise.disk.record import DiskRecord
-from reprise.disk.split_directory import form_of
-from reprise.engine.operation_codec import Coded, Encoder, Numbered, numbered_in
-from reprise.engine.operations import one_operation
 from reprise.engine.payloads import PackedSegment, Snapshot
-from reprise.engine.rank_links import RanksFailed
 from reprise.engine.records import RecordEncoder, RecordSource, RestoringSequence
 
 T = TypeVar("T")
-
-PASS = "Runner._feed"
-"""The operation during which ranks wait for each other."""
 
 _CHECKED_EVERY = 512
 """How many operations pass between two comparisons of what the ranks hold."""
 
 
 class Leader:
-    """Sends operations to the other ranks (`reprise.engine.operations.OperationRecorder`)."""
+    """Sends operations to the other ranks (`reprise.cluster.ranks.operations.OperationRecorder`)."""
 
     def __init__(
         self,
@@ -61,7 +58,7 @@ class Leader:
         """Time that this thread has spent on sending operations."""
 
     def run(self, name: str, function: Callable[..., T], positional: Sequence[Any], named: Mapping[str, Any]) -> T:
-        if self._has_failed and name != PASS:
+        if self._has_failed and name not in PASSES:
             # The group has failed: what remains is cleanup, which needs no other rank.
             with one_operation():
                 return function(*positional, **named)
@@ -84,7 +81,7 @@ class Leader:
                 result = function(*positional, **named)
         except Exception as error:
             self._doubtful.update(about)
-            if name == PASS:
+            if name in PASSES:
                 self._has_failed = True
                 raise self._fail(f"a pass failed on rank 0 ({type(error).__name__}: {error})") from error
             raise

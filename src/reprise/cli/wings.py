@@ -1,0 +1,69 @@
+"""The registry of wings: packages that a server on one machine does without, imported when a command asks for them."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
+
+from reprise.core.errors import RepriseError
+from reprise.core.follow import MemoryReading
+from reprise.core.settings import Settings
+
+if TYPE_CHECKING:
+    from reprise.engine.load import LoadedModel
+
+COMMANDS: Mapping[str, str] = {
+    "bench": "reprise.lab.bench.command",
+    "demo": "reprise.lab.demo.command",
+    "simulate": "reprise.lab.simulate.command",
+}
+"""The module of each command of the lab, which has a function of the command's name."""
+
+
+def lab_command(name: str) -> Callable[..., None]:
+    """The function behind a command of the lab."""
+    return cast("Callable[..., None]", getattr(import_module(COMMANDS[name]), name))
+
+
+class RankGroup(Protocol):
+    """A model that is split over several processes, in the one that decides."""
+
+    def load(self) -> "LoadedModel":
+        """Load every part of the model, on the thread that will run it. Raises LoadFailed."""
+        ...
+
+    def when_failed(self, tell: Callable[[RepriseError], None]) -> None:
+        """Call `tell` when another process exits, hangs or fails; immediately if one already has."""
+        ...
+
+    def read_machines(self) -> MemoryReading:
+        """The memory of the machine with the least available."""
+        ...
+
+    def close(self) -> None:
+        """Stop the other processes."""
+        ...
+
+
+class Ranks(Protocol):
+    """What `reprise serve --tensor-parallel` needs of `reprise.cluster.ranks`."""
+
+    def check_rank(self, settings: Settings, environment: Mapping[str, str]) -> None:
+        """Refuse settings that several ranks do not support."""
+        ...
+
+    def least_nbytes_of_rank(self, nbytes: int, environment: Mapping[str, str]) -> int:
+        """The least that this process holds of weights of `nbytes`."""
+        ...
+
+    def follow_rank_0(self, settings: Settings) -> None:
+        """Follow rank 0 until it stops this rank."""
+        ...
+
+    def leading_rank(self, settings: Settings) -> RankGroup:
+        """The group that this process leads."""
+        ...
+
+
+def ranks() -> Ranks:
+    """Tensor parallelism over the ranks of a launcher."""
+    return cast("Ranks", import_module("reprise.cluster.ranks.serve"))
