@@ -41,10 +41,10 @@ from reprise.core.outcome import Outcome
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import Tokens, as_tokens
-from reprise.demo.tiny.build import thinking_template, write_tokenizer
-from reprise.demo.tiny.tokenizer import MARKUP, demo_texts, train_tokenizer
 from reprise.engine.memory import computing_device, device_bytes
-from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
+from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
+from reprise.lab.demo.tiny.build import thinking_template, write_tokenizer
+from reprise.lab.demo.tiny.tokenizer import MARKUP, demo_texts, train_tokenizer
 from reprise.loop import EngineLoop
 from reprise.loop.worker import Worker
 

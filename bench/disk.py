@@ -33,15 +33,15 @@ from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span, Tokens, as_tokens
-from reprise.demo.tiny.build import QWEN3_5, build_model
-from reprise.disk.cache import DiskCache
-from reprise.disk.record import DiskRecord
+from reprise.disk.records.record import DiskRecord
+from reprise.disk.store.cache import DiskCache
 from reprise.disk.tier import DiskTier
 from reprise.disk.write_behind import SECTION_NBYTES
-from reprise.engine.load import load_model
-from reprise.engine.payloads import PackedSegment, pack, save
-from reprise.engine.records import RecordEncoder
-from reprise.engine.runner import LiveSequence, Runner
+from reprise.engine.models.load import load_model
+from reprise.engine.running.records import RecordEncoder
+from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.states.payloads import PackedSegment, pack, save
+from reprise.lab.demo.tiny.build import QWEN3_5, build_model
 from reprise.loop import EngineLoop
 from reprise.loop.disk import open_disk
 from reprise.loop.sequences import SequencePool

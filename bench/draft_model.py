@@ -28,8 +28,8 @@ import numpy as np
 from reprise import Engine
 from reprise.core.backend import DraftModelStatus, DraftSource
 from reprise.core.settings import Settings
-from reprise.demo.facts import random_chat
-from reprise.demo.tiny.build import random_weights
+from reprise.lab.demo.facts import random_chat
+from reprise.lab.demo.tiny.build import random_weights
 
 DEMO = Path(__file__).parents[1] / "src" / "reprise" / "demo" / "model"
 LEAST = 0.98

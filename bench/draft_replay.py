@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from bench.tau import answer_of, message_of, spoken, text_model, tools_of
-from reprise.chat.history import as_message
+from reprise.chat.messages.history import as_message
 from reprise.chat.text_model import TextModel
 from reprise.core.tokens import as_tokens
-from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, random_chat
-from reprise.demo.tiny.build import thinking_template
 from reprise.drafts.benefit import PASS_SIZES, PassCosts
 from reprise.drafts.drafter import Drafts
-from reprise.engine.load import load_text_model
+from reprise.engine.models.load import load_text_model
+from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, random_chat
+from reprise.lab.demo.tiny.build import thinking_template
 
 COSTS: Mapping[str, Mapping[int, float]] = {
     # MLX's CPU build, a model of 4 layers with 128 features.

@@ -37,8 +37,8 @@ from reprise.core.job import Job, Sampling
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
-from reprise.demo.tiny.build import build_model
 from reprise.drafts.benefit import PassCosts
+from reprise.lab.demo.tiny.build import build_model
 from reprise.loop import EngineLoop
 from reprise.loop.worker import Worker
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from reprise.cache.reuse_rate import ConversationHistory
 from reprise.core.tokens import Tokens
-from reprise.simulate.traces import Granularity, read_trace
+from reprise.lab.simulate.traces import Granularity, read_trace
 
 _AGES = np.unique(np.round(2.0 ** (np.arange(0, 64) / 4)).astype(np.int64))
 _PRICES = np.geomspace(1e-7, 1, 160)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.chat.answer import Answer
-from reprise.chat.render import Renderer
-from reprise.chat.rendered import Rendered
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest
+from reprise.chat.templates.rendered import Rendered
 from reprise.core.outcome import Outcome, Reason
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
-from reprise.demo.oracle import Oracle
+from reprise.lab.demo.oracle import Oracle
 from reprise.plan.checkpoints import interval_tokens, make_plan
-from reprise.simulate.payloads import SizedSource, Sizes
+from reprise.replay.payloads import SizedSource, Sizes
 
 HYBRID = Sizes(full=24 * 1024, snapshot=20 << 20)
 """Bytes like those of a hybrid with 4B parameters: 24 KiB of KV a token, snapshots of 20 MiB."""

@@ -27,7 +27,7 @@ from reprise.core.job import Job, Sampling
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import as_tokens
-from reprise.demo.tiny.build import build_model
+from reprise.lab.demo.tiny.build import build_model
 from reprise.loop import EngineLoop
 
 PROMPT = 2048

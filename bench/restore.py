@@ -27,11 +27,11 @@ from reprise.core.allowance import StepAllowance
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens, as_tokens
-from reprise.engine.blueprint import Blueprint, KvSpec, Spec, StateSpec, leaf_states
-from reprise.engine.layers import KvLayer
-from reprise.engine.payloads import Snapshot
-from reprise.engine.runner import LiveSequence, Runner
-from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
+from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.states.blueprint import Blueprint, KvSpec, Spec, StateSpec, leaf_states
+from reprise.engine.states.layers import KvLayer
+from reprise.engine.states.payloads import Snapshot
+from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 from reprise.loop.sequences import SequencePool
 
 HEADS, WIDTH = 8, 128

@@ -128,6 +128,6 @@ def total_s(streams: Sequence[TimedStream]) -> float:
 
 def prose(seed: int, num_words: int) -> str:
     """Words of a text in an order of their own; the tiny tokenizer needs about two tokens for each."""
-    words = (files("reprise.demo") / "texts" / "prose.txt").read_text(encoding="utf-8").split()
+    words = (files("reprise.lab.demo") / "texts" / "prose.txt").read_text(encoding="utf-8").split()
     source = random.Random(seed)
     return " ".join(source.choice(words) for _ in range(num_words))

@@ -21,13 +21,13 @@ from typing import Any
 
 from bench.offline import OfflineServer, TokenTally
 from reprise.chat.answer import Answer, ToolCall
-from reprise.chat.history import as_message
-from reprise.chat.render import Renderer
+from reprise.chat.messages.history import as_message
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
-from reprise.demo.tiny.build import thinking_template, write_tokenizer
-from reprise.demo.tiny.tokenizer import train_tokenizer
-from reprise.engine.load import load_text_model
+from reprise.engine.models.load import load_text_model
+from reprise.lab.demo.tiny.build import thinking_template, write_tokenizer
+from reprise.lab.demo.tiny.tokenizer import train_tokenizer
 
 VOCABULARY = 16_384
 MEDIAN_THOUGHT = 150

@@ -17,8 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reprise.api.exchange import EndReason
-    from reprise.api.records import Record
+    from reprise.api.service.exchange import EndReason
+    from reprise.api.service.records import Record
     from reprise.cache.lookup import Match
     from reprise.cache.node import Lease, SegmentSizes
     from reprise.cache.prefix_cache import CacheStats, PrefixCache
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from reprise.core.prompt import BoundaryKind
     from reprise.core.settings import Settings
     from reprise.core.tokens import as_tokens
-    from reprise.engine.load import LoadedModel, load_model
-    from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
+    from reprise.engine.models.load import LoadedModel, load_model
+    from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
     from reprise.library.chat import Chat, ChatAnswer, ChatPiece, TokenUsage
     from reprise.library.engine import Engine
     from reprise.memory import Memory
@@ -89,8 +89,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "reprise.api.exchange": ("EndReason",),
-    "reprise.api.records": ("Record",),
+    "reprise.api.service.exchange": ("EndReason",),
+    "reprise.api.service.records": ("Record",),
     "reprise.cache.lookup": ("Match",),
     "reprise.cache.node": ("Lease", "SegmentSizes"),
     "reprise.cache.prefix_cache": ("CacheStats", "PrefixCache"),
@@ -113,8 +113,8 @@ _HOMES = {
     "reprise.core.prompt": ("BoundaryKind",),
     "reprise.core.settings": ("Settings",),
     "reprise.core.tokens": ("as_tokens",),
-    "reprise.engine.load": ("LoadedModel", "load_model"),
-    "reprise.engine.sequence_batch": ("SequenceBatch", "SequenceSource"),
+    "reprise.engine.models.load": ("LoadedModel", "load_model"),
+    "reprise.engine.states.sequence_batch": ("SequenceBatch", "SequenceSource"),
     "reprise.library.chat": ("Chat", "ChatAnswer", "ChatPiece", "TokenUsage"),
     "reprise.library.engine": ("Engine",),
     "reprise.memory": ("Memory",),

@@ -11,9 +11,9 @@ from typing import cast
 import httpx
 import pytest
 
-from reprise.benchmark.server_process import free_port
-from reprise.disk import watcher
-from reprise.disk.bucket import BucketUnavailable, open_bucket
+from reprise.disk.folders.bucket import BucketUnavailable, open_bucket
+from reprise.disk.store import watcher
+from reprise.lab.bench.server_process import free_port
 from tests.agents.packages import python_with
 from tests.disk.chains import PATIENCE_S, find, look, opened, position, put_path, read_all, same
 

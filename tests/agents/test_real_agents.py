@@ -15,7 +15,7 @@ import pytest
 from reprise.chat.answer import Answer, ToolCall
 from reprise.cli.agents import AGENTS, ServerAddress
 from reprise.core.job import Job
-from reprise.demo.tiny.build import QWEN3_5, build_model
+from reprise.lab.demo.tiny.build import QWEN3_5, build_model
 from tests.agents.packages import installed
 from tests.agents.recording import ExchangeRecorder, recording, write
 from tests.workloads.serving import Serving, serving, spoken

@@ -19,13 +19,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from reprise.chat.answer import Answer, ToolCallDelta
-from reprise.chat.grammar import Grammars, json_schema
-from reprise.chat.parse import AnswerParser
+from reprise.chat.answers.parse import AnswerParser
+from reprise.chat.grammars.grammar import Grammars, json_schema
+from reprise.chat.grammars.tool_grammar import answer_grammar
 from reprise.chat.text_model import TextModel
-from reprise.chat.tool_grammar import answer_grammar
 from reprise.core.errors import BadRequest
 from reprise.core.job import Constraint
-from reprise.engine.load import load_text_model
+from reprise.engine.models.load import load_text_model
 from tests.agents.packages import source_of
 from tests.library.test_forced_calls import SCHEMA, TOOL
 

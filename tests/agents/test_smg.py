@@ -13,10 +13,10 @@ from random import Random
 import httpx
 import pytest
 
-from reprise.benchmark.server_process import ServerProcess
-from reprise.demo.cluster import hold_all, replica_command, start_gateway
-from reprise.demo.facts import FactExchange, random_chat
 from reprise.disk.read_ahead import MIN_TOKENS
+from reprise.lab.bench.server_process import ServerProcess
+from reprise.lab.demo.cluster import hold_all, replica_command, start_gateway
+from reprise.lab.demo.facts import FactExchange, random_chat
 from tests.agents.packages import python_with
 
 pytestmark = pytest.mark.agents
@@ -37,7 +37,7 @@ def test_a_replica_drains_without_a_failed_request(tmp_path: Path, *, is_removed
     """As docs/cluster.md has it: taken from the gateway and stopped; and also where it is just stopped."""
     smg = str(python_with("smg", [f"smg=={VERSION}"]).parent / "smg")
     with ExitStack() as stack:
-        model = stack.enter_context(as_file(files("reprise.demo") / "model"))
+        model = stack.enter_context(as_file(files("reprise.lab.demo") / "model"))
         command = replica_command(model, "--disk-cache", str(tmp_path))
         replicas = [ServerProcess(command) for _ in range(2)]
         for replica in replicas:
@@ -77,7 +77,7 @@ MOST_S = 120.0
 def test_one_of_three_dies_under_load_and_no_answer_is_wrong_or_stuck(tmp_path: Path) -> None:
     smg = str(python_with("smg", [f"smg=={VERSION}"]).parent / "smg")
     with ExitStack() as stack:
-        model = stack.enter_context(as_file(files("reprise.demo") / "model"))
+        model = stack.enter_context(as_file(files("reprise.lab.demo") / "model"))
         with ServerProcess(replica_command(model)) as alone:
             expected = _chats(alone.url)
             _hold(expected)

@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 
-from reprise.api.models import Models, ServedModel
-from reprise.api.served import served_model
-from reprise.api.service import ChatService
+from reprise.api.service.models import Models, ServedModel
+from reprise.api.service.served import served_model
+from reprise.api.service.service import ChatService
 from reprise.core.settings import Settings
-from reprise.engine.load import LoadedModel
+from reprise.engine.models.load import LoadedModel
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker

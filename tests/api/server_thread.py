@@ -4,9 +4,9 @@ import asyncio
 import threading
 
 from reprise.api.app import create_app
-from reprise.api.listening import listen, url_of
+from reprise.api.http.listening import listen, url_of
 from reprise.api.run import Server
-from reprise.api.service import ChatService
+from reprise.api.service.service import ChatService
 from reprise.core.settings import Settings
 
 

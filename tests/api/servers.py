@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import httpx
 
 from reprise.api.app import create_app
-from reprise.api.limits import Limits
-from reprise.api.reply import LoopClock
-from reprise.api.served import Served, names_of_adapter
-from reprise.api.service import ChatService
-from reprise.chat.grammar import Grammars
-from reprise.chat.render import Renderer
+from reprise.api.http.limits import Limits
+from reprise.api.service.reply import LoopClock
+from reprise.api.service.served import Served, names_of_adapter
+from reprise.api.service.service import ChatService
+from reprise.chat.grammars.grammar import Grammars
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.text_model import TextModel
 from reprise.core.job import Job
 from reprise.core.settings import Settings

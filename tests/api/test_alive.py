@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.api.exchange import StillWaiting
-from reprise.api.reply import LoopClock
+from reprise.api.service.exchange import StillWaiting
+from reprise.api.service.reply import LoopClock
 from tests.api.servers import Api, api
 from tests.api.test_controls import REQUESTS
 

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.api.limits import Limits
-from reprise.api.reasoning_signature import decode_reasoning, encode_reasoning, is_signed, signature_of
+from reprise.api.http.limits import Limits
+from reprise.api.service.reasoning_signature import decode_reasoning, encode_reasoning, is_signed, signature_of
 from reprise.core.errors import QueueFull, ShuttingDown
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import BoundaryKind

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.api.limits import Limits
-from reprise.api.listening import CannotListen, listen
-from reprise.api.reply import Inbox
+from reprise.api.http.limits import Limits
+from reprise.api.http.listening import CannotListen, listen
+from reprise.api.service.reply import Inbox
 from reprise.core.events import Finished, FinishReason, Progress, Sampled
 from reprise.core.outcome import Outcome
 from tests.api.leaving import asking

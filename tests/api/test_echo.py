@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reprise.chat.infill import InfillMarkers, infill_markers
+from reprise.chat.rendering.infill import InfillMarkers, infill_markers
 from reprise.core.job import Job, Purpose
 from tests.api.servers import api, says
 from tests.chat.text_models import text_model

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from reprise.api.served import served_model
-from reprise.api.server_routes import load_of
-from reprise.api.service import ChatService
+from reprise.api.native.server_routes import load_of
+from reprise.api.service.served import served_model
+from reprise.api.service.service import ChatService
 from reprise.core.backend import Counts, DraftModelStatus, DraftStatus, Held, Status
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop

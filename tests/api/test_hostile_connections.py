@@ -10,7 +10,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from reprise.api.connections import Unread, connections_within
+from reprise.api.http.connections import Unread, connections_within
 from reprise.cli.log import OncePerSecond
 from reprise.core.backend import Status
 from reprise.core.settings import Settings

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.api.unread import newest_question_at
+from reprise.api.service.unread import newest_question_at
 from reprise.core.job import Purpose
 from reprise.core.settings import Settings
 from tests.api.servers import MODEL, Api, api

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
-from reprise.api import body_reading
 from reprise.api.app import create_app
-from reprise.api.body_reading import BodyLimits, BodyRoute, max_body_nbytes, parse_body
-from reprise.api.errors import Shapes
-from reprise.api.limits import Limits
+from reprise.api.http.errors import Shapes
+from reprise.api.http.limits import Limits
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.completions_body import CompletionsBody
+from reprise.api.wire import body_reading
+from reprise.api.wire.body_reading import BodyLimits, BodyRoute, max_body_nbytes, parse_body
 from reprise.core import json_shape
 from reprise.core.errors import BadRequest
 from reprise.core.settings import Settings

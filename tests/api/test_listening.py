@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from reprise.api.anthropic.routes import anthropic_shape
-from reprise.api.errors import Problem, openai_shape
-from reprise.api.listening import FirstAnswers, listen, url_of
+from reprise.api.http.errors import Problem, openai_shape
+from reprise.api.http.listening import FirstAnswers, listen, url_of
 from reprise.api.ollama.reply import ollama_shape
 
 

@@ -16,9 +16,9 @@ from reprise.api.loading import LoadingProgress
 SERVER = """
 import sys
 sys.path.insert(0, ".")
-from reprise.api.ending import Ending
+from reprise.api.http.ending import Ending
 from reprise.api.loading import LoadingClock
-from reprise.api.listening import listen, url_of
+from reprise.api.http.listening import listen, url_of
 from reprise.api.run import run_while_loading
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings

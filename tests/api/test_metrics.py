@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from itertools import count
 from typing import Any
 
-from reprise.api.prometheus import families
+from reprise.api.watch.prometheus import families
 from reprise.core.backend import (
     AuditTotals,
     Counts,

@@ -19,7 +19,7 @@ from starlette.types import Message
 from typer.testing import CliRunner
 
 from reprise.api.app import shapes_of_apis
-from reprise.api.models import ModelBackend, Models, ServedModel, answer_when_ready
+from reprise.api.service.models import ModelBackend, Models, ServedModel, answer_when_ready
 from reprise.cli.main import app
 from reprise.core.backend import Status, WeightsState
 from reprise.core.errors import LoadFailed, UnknownModel

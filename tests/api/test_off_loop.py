@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from reprise.api.off_loop import OffLoop, Stage
+from reprise.api.http.off_loop import OffLoop, Stage
 from reprise.core.abandon import stop_if_abandoned
 
 pytestmark = pytest.mark.anyio

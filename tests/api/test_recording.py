@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.api.recording import Recorder
-from reprise.api.records import Record
-from reprise.api.replay import blocks_of
+from reprise.api.service.records import Record
+from reprise.api.service.replay import blocks_of
+from reprise.api.watch.recording import Recorder
 from reprise.core.errors import LoadFailed
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
-from reprise.simulate import Granularity
-from reprise.simulate.traces import read_trace
+from reprise.lab.simulate import Granularity
+from reprise.lab.simulate.traces import read_trace
 from tests.api.real_server import real_server
 
 SYSTEM = {"role": "system", "content": "Answer in plain words, and name what you are not sure of. " * 4}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from httpx import Response
 
-from reprise.api.off_loop import Stage
-from reprise.api.records import Record, Records, log_line, record_body
-from reprise.api.reply import PrefillProgress, Reply
+from reprise.api.http.off_loop import Stage
+from reprise.api.service.records import Record, Records, log_line, record_body
+from reprise.api.service.reply import PrefillProgress, Reply
 from reprise.core.errors import QueueFull
 from reprise.core.outcome import Outcome, Reason
 from reprise.core.settings import Settings

@@ -6,11 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.api.reasoning_signature import encode_reasoning
 from reprise.api.responses.body import Item
 from reprise.api.responses.items import MessageWriter
 from reprise.api.responses.store import ResponseStore, stored
-from reprise.api.unread import UnreadParts
+from reprise.api.service.reasoning_signature import encode_reasoning
+from reprise.api.service.unread import UnreadParts
 from reprise.core.errors import NotFound
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import cast
 
-from reprise.api.settling import Settling
+from reprise.api.service.settling import Settling
 from reprise.core.backend import Backend, Status
 from reprise.core.errors import ShuttingDown
 from reprise.core.events import Event, Finished, FinishReason, Progress, Started

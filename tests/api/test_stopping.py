@@ -23,8 +23,8 @@ HI = [{"role": "user", "content": "Hi"}]
 SERVER = """
 import sys, threading
 sys.path.insert(0, ".")
-from reprise.api.ending import Ending
-from reprise.api.listening import listen
+from reprise.api.http.ending import Ending
+from reprise.api.http.listening import listen
 from reprise.api.loading import LoadingProgress
 from reprise.api.run import run_while_loading
 from reprise.core.settings import Settings
@@ -194,7 +194,7 @@ def test_a_server_that_is_loading_another_model_ends_without_it(tmp_path: Path):
 
 STUCK = """
 import sys, threading, time
-from reprise.api.ending import Ending
+from reprise.api.http.ending import Ending
 
 with Ending(float(sys.argv[1])) as ending:
     threading.Thread(target=lambda: time.sleep(600)).start()

@@ -187,7 +187,7 @@ async def test_a_number_that_json_lacks_is_an_error_that_is_logged(
 
 
 async def test_what_a_route_returns_is_strict_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reprise.api.server_routes.record_body", lambda record, verdicts: {"ttft_s": math.nan})
+    monkeypatch.setattr("reprise.api.native.server_routes.record_body", lambda record, verdicts: {"ttft_s": math.nan})
     async with api() as a:
         await a.client.post(CHAT, json={"messages": HI})
         await a.until_idle()

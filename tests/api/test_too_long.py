@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reprise.chat.extent import extent_of
-from reprise.chat.render import Renderer, Renderers, RenderSettings
+from reprise.chat.rendering.render import Renderer, Renderers, RenderSettings
 from tests.api.servers import Api, api
 from tests.chat.text_models import backend_tokenizer
 

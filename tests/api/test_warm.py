@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from reprise.api.prefill import read_warm_file
-from reprise.api.served import served_model
-from reprise.api.service import ChatService
+from reprise.api.native.prefill import read_warm_file
+from reprise.api.service.served import served_model
+from reprise.api.service.service import ChatService
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from reprise.api.ledger import Ledger, breaker_bodies
-from reprise.api.records import Record, record_body
-from reprise.chat.explain import ComputedSpan, Explanation
+from reprise.api.service.records import Record, record_body
+from reprise.api.watch.ledger import Ledger, breaker_bodies
+from reprise.chat.reasons.explain import ComputedSpan, Explanation
 from reprise.cli.main import app
 from reprise.core.backend import Status
 from reprise.core.outcome import Outcome, Reason

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from bench.informed import reused, waits_of
-from reprise.simulate import Granularity
-from reprise.simulate.payloads import Sizes
-from reprise.simulate.run import run_simulation
-from reprise.simulate.traces import read_trace
+from reprise.lab.simulate import Granularity
+from reprise.lab.simulate.run import run_simulation
+from reprise.lab.simulate.traces import read_trace
+from reprise.replay.payloads import Sizes
 
 
 @pytest.fixture

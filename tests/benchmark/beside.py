@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from reprise.benchmark.sides import Side
+from reprise.lab.bench.sides import Side
 from tests.api.real_server import real_server
 
 

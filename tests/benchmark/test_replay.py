@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from reprise.benchmark.replay import NAME, ReplayBench, read_recording
-from reprise.benchmark.sides import OFF, ON, BenchFailed
 from reprise.cli.main import app
+from reprise.lab.bench.replay import NAME, ReplayBench, read_recording
+from reprise.lab.bench.sides import OFF, ON, BenchFailed
 from tests.api.real_server import real_server
 from tests.benchmark.beside import InProcess
 from tests.matrix import now_and_later

@@ -12,14 +12,14 @@ from random import Random
 import httpx
 import pytest
 
-from reprise.benchmark.client import ClientReply, Post, send
-from reprise.benchmark.fit import SideSpeed, demand_of, fitted
-from reprise.benchmark.report import as_html, as_json, summary_lines, table_of
-from reprise.benchmark.results import BenchResult
-from reprise.benchmark.run import Bench, BenchPlan
-from reprise.benchmark.server_process import ServerFailed, ServerProcess, free_port
-from reprise.benchmark.sides import OFF, ON, BenchFailed, Side, UrlSide
-from reprise.benchmark.workloads import WORKLOADS, Size
+from reprise.lab.bench.client import ClientReply, Post, send
+from reprise.lab.bench.fit import SideSpeed, demand_of, fitted
+from reprise.lab.bench.report import as_html, as_json, summary_lines, table_of
+from reprise.lab.bench.results import BenchResult
+from reprise.lab.bench.run import Bench, BenchPlan
+from reprise.lab.bench.server_process import ServerFailed, ServerProcess, free_port
+from reprise.lab.bench.sides import OFF, ON, BenchFailed, Side, UrlSide
+from reprise.lab.bench.workloads import WORKLOADS, Size
 from tests.benchmark.beside import InProcess, talking
 
 SMALL = Size(factor=0.06)

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.api.served import served_model
-from reprise.api.service import ChatService
+from reprise.api.service.served import served_model
+from reprise.api.service.service import ChatService
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.loop import EngineLoop

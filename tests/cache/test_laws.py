@@ -10,7 +10,7 @@ from reprise.cache.policy import EvictionCandidate
 from reprise.core.kinds import Full, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import as_tokens
-from reprise.simulate.policies import Lru
+from reprise.replay.policies import Lru
 from tests.cache.hash_model import ALIVE, ENTRY_NBYTES, SNAPSHOT_NBYTES, HashSource
 from tests.cache.strategies import BUDGETS, EXAMPLES, NAMESPACES, layouts, runs
 from tests.cache.trial import CacheTrial

@@ -8,8 +8,8 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
 from reprise.memory import Memory
-from reprise.simulate.payloads import SizedSource, Sizes
-from reprise.simulate.policies import POLICIES, GreedyDual, Lru
+from reprise.replay.payloads import SizedSource, Sizes
+from reprise.replay.policies import POLICIES, GreedyDual, Lru
 from tests.cache.test_reuse_rate import run_of
 
 HYBRID = Sizes(full=1, snapshot=100)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
-from reprise.chat.call_learning import learn_calls
-from reprise.chat.parse import AnswerParser
+from reprise.chat.answers.parse import AnswerParser
+from reprise.chat.calls.call_learning import learn_calls
 from reprise.chat.text_model import TextModel
 
 EOS = "<|eos|>"

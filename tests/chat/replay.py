@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from reprise.chat.answer import Answer
-from reprise.chat.history import as_message
-from reprise.chat.render import Renderer
-from reprise.chat.rendered import Rendered
+from reprise.chat.messages.history import as_message
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
+from reprise.chat.templates.rendered import Rendered
 from reprise.chat.text_model import TextModel
 from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.chat.answer import Answer, ContentDelta, ReasoningDelta, ToolCallDelta
-from reprise.chat.parse import AnswerParser
+from reprise.chat.answers.parse import AnswerParser
 from tests.chat.pieces import EOS, WEATHER, piece_model, read, thinking_fields, tool_fields
 from tests.chat.text_models import text_model
 

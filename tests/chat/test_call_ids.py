@@ -7,10 +7,10 @@ import pytest
 
 from reprise.chat.answer import Answer, ToolCall
 from reprise.chat.message_format import USUAL_IDS, shortened_ids
-from reprise.chat.render import Renderer
-from reprise.chat.rendered import Rendered
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
-from reprise.chat.template import ChatTemplate
+from reprise.chat.templates.rendered import Rendered
+from reprise.chat.templates.template import ChatTemplate
 from reprise.core.prompt import BoundaryKind
 from tests.chat.shapes import ASK, WEATHER, user
 from tests.chat.text_models import text_model

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reprise.chat.compaction import Answered, Compactions
+from reprise.chat.messages.compaction import Answered, Compactions
 from reprise.chat.request import ChatRequest, Message
 
 TEXT = "We read the file a.txt together, and it says hello. Nothing else is left to do."

@@ -6,9 +6,9 @@ from datetime import datetime
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from reprise.chat.render import Renderer, RenderSettings
+from reprise.chat.rendering.render import Renderer, RenderSettings
 from reprise.chat.request import ChatRequest
-from reprise.chat.template import read_dates
+from reprise.chat.templates.template import read_dates
 from tests.chat.text_models import backend_tokenizer, make_text_model
 
 NOON = datetime(2020, 2, 29, 12, 30)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from reprise.chat.render import Renderer
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest
 from reprise.core.prompt import BoundaryKind
 from tests.chat.shapes import SHAPES, system

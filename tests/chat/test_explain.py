@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 import pytest
 
 from reprise.chat.answer import Answer
-from reprise.chat.explain import ADVICE, Explanation
-from reprise.chat.history import as_message
-from reprise.chat.render import Renderer
-from reprise.chat.rendered import PartKind, Rendered
+from reprise.chat.messages.history import as_message
+from reprise.chat.reasons.explain import ADVICE, Explanation
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
+from reprise.chat.templates.rendered import PartKind, Rendered
 from reprise.core.outcome import Outcome, Reason
 from reprise.core.tokens import Tokens, as_tokens, common_prefix, join_tokens
 from tests.chat.replay import spoken

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.chat.extent import TokenExtent, extent_of
-from reprise.chat.render import Renderer, RenderSettings
+from reprise.chat.rendering.render import Renderer, RenderSettings
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import ContextTooLong
 from tests.chat.text_models import backend_tokenizer, text_model

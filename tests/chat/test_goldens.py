@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from reprise.chat.render import Renderer
-from reprise.chat.rendered import Rendered
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest
+from reprise.chat.templates.rendered import Rendered
 from reprise.core.errors import BadRequest
 from tests.chat.replay import RenderedTurn, play
 from tests.chat.shapes import CONVERSATION, PLAIN_CONVERSATION, SHAPES, WEATHER, system

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from reprise.chat import constraint, grammar, grammar_trial
-from reprise.chat.grammar import Grammar, Grammars
-from reprise.chat.grammar_trial import GrammarTrial, TrialProcess
+from reprise.chat.grammars import constraint, grammar, grammar_trial
+from reprise.chat.grammars.grammar import Grammar, Grammars
+from reprise.chat.grammars.grammar_trial import GrammarTrial, TrialProcess
 from reprise.core.errors import BadRequest, QueueFull
 from tests.chat.text_models import fast_tokenizer, text_model
 from tests.matrix import now_and_later

@@ -15,14 +15,14 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from reprise.chat import compiling, grammar
+from reprise.chat.answers.parse import AnswerParser
 from reprise.chat.call_format import KeyedArguments, ModelCalls
-from reprise.chat.call_learning import learn_calls
-from reprise.chat.grammar import Grammar, Grammars
-from reprise.chat.grammar_trial import GrammarTrial, TrialProcesses, TrialVerdict
-from reprise.chat.parse import AnswerParser
+from reprise.chat.calls.call_learning import learn_calls
+from reprise.chat.grammars import compiling, grammar
+from reprise.chat.grammars.grammar import Grammar, Grammars
+from reprise.chat.grammars.grammar_trial import GrammarTrial, TrialProcesses, TrialVerdict
+from reprise.chat.grammars.tool_grammar import answer_grammar, call_grammar
 from reprise.chat.text_model import TextModel
-from reprise.chat.tool_grammar import answer_grammar, call_grammar
 from reprise.core.errors import BadRequest, QueueFull
 from reprise.core.job import Constraint, ForcingConstraint, Thinking
 from tests.chat.pieces import WEATHER, tool, tool_fields

@@ -11,12 +11,12 @@ from transformers.utils.chat_template_utils import (
     _compile_jinja_template,  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
 )
 
-from reprise.chat.call_learning import learn_calls
-from reprise.chat.call_writing import written_section
-from reprise.chat.render import Renderer
+from reprise.chat.calls.call_learning import learn_calls
+from reprise.chat.calls.call_writing import written_section
+from reprise.chat.grammars.tool_grammar import call_grammar
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
-from reprise.chat.tool_grammar import call_grammar
 from reprise.core.errors import BadRequest
 from tests.chat.pieces import piece_model, read, tool, tool_fields
 from tests.chat.test_tool_formats import SAMPLES

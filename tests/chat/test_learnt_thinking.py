@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from reprise.chat.call_learning import learn_calls
-from reprise.chat.render import Renderer
+from reprise.chat.answers.thinking_learning import with_learnt_thinking
+from reprise.chat.calls.call_learning import learn_calls
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.chat.text_model import TextModel
-from reprise.chat.thinking_learning import with_learnt_thinking
 from tests.chat.pieces import read
 from tests.chat.test_learnt_calls import TOOLS, model_with
 

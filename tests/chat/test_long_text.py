@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.chat.piecewise_tokenizer import encode_long, stretches
+from reprise.chat.templates.piecewise_tokenizer import encode_long, stretches
 from reprise.core.abandon import Abandoned, abandonable
 from tests.chat.text_models import text_model
 

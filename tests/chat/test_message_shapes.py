@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from reprise.chat.answer import Answer
-from reprise.chat.history import as_message
 from reprise.chat.message_format import USUAL_IDS, joined_text
-from reprise.chat.render import Renderer
+from reprise.chat.messages.history import as_message
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.core.prompt import BoundaryKind
 from tests.chat.shapes import WEATHER

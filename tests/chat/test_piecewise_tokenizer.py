@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from reprise.chat.piecewise_tokenizer import PieceTokenizer, Seams, Spelled
+from reprise.chat.templates.piecewise_tokenizer import PieceTokenizer, Seams, Spelled
 from reprise.chat.text_model import TextModel
 from reprise.core.tokens import as_tokens
 from tests.chat.text_models import ADDED, SPECIAL, make_text_model, text_model

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer
 
-from reprise.chat.parse import AnswerParser
+from reprise.chat.answers.parse import AnswerParser
 from reprise.chat.text_model import TextModel
 from tests.chat.pieces import WEATHER
 from tests.chat.text_models import fast_tokenizer, text_model

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from reprise.chat.answer import Answer, ToolCall
-from reprise.chat.history import as_message
-from reprise.chat.render import Renderer, RenderSettings
-from reprise.chat.rendered import PartKind, Rendered
+from reprise.chat.messages.history import as_message
+from reprise.chat.rendering.render import Renderer, RenderSettings
 from reprise.chat.request import ChatRequest, Message
+from reprise.chat.templates.rendered import PartKind, Rendered
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest, TemplateFailed
 from reprise.core.prompt import BoundaryKind

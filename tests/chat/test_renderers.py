@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from reprise.chat.render import Renderer, Renderers, RenderSettings
+from reprise.chat.rendering.render import Renderer, Renderers, RenderSettings
 from reprise.chat.request import ChatRequest
 from reprise.core.backend import StoredRun
 from reprise.core.tokens import as_tokens

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.chat.parse import AnswerParser
+from reprise.chat.answers.parse import AnswerParser
+from reprise.chat.answers.stop import StopWatch
 from reprise.chat.scan import first_match, num_held
-from reprise.chat.stop import StopWatch
 from tests.chat.pieces import WEATHER, piece_model, read, thinking_fields, tool_fields
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

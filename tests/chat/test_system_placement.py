@@ -2,7 +2,7 @@
 
 import pytest
 
-from reprise.chat.render import Renderer
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Cut, Message
 from reprise.core.errors import BadRequest, TemplateFailed
 from reprise.core.prompt import BoundaryKind

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from reprise.chat.template_behavior import Dates, Place, TemplateBehavior, Thoughts, find_behavior
+from reprise.chat.templates.template_behavior import Dates, Place, TemplateBehavior, Thoughts, find_behavior
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
 from tests.chat.text_models import backend_tokenizer, make_text_model, text_model

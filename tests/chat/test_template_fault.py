@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from reprise.chat.render import Renderer
+from reprise.chat.messages.system_placement import refused_message
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
-from reprise.chat.system_placement import refused_message
-from reprise.chat.template import syntax_fault
+from reprise.chat.templates.template import syntax_fault
 from reprise.core.errors import TemplateFailed
 from tests.chat.text_models import fast_tokenizer, make_text_model, text_model
 

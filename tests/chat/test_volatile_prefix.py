@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from reprise.chat.render import Renderer, RenderSettings
+from reprise.chat.reasons.volatile_prefix import RULES, normalize, present_moments, reordered_tools
+from reprise.chat.rendering.render import Renderer, RenderSettings
 from reprise.chat.request import ChatRequest, Cut
-from reprise.chat.volatile_prefix import RULES, normalize, present_moments, reordered_tools
 from tests.chat.text_models import text_model
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37.3e3; cc_entrypoint=cli; cch={};\n"

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from reprise.chat.call_learning import learn_calls
+from reprise.chat.calls.call_learning import learn_calls
 from reprise.chat.text_model import TextModel
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -15,8 +15,8 @@ from reprise.cli.main import app
 from reprise.cli.served_models import engine_groups, served_models
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
-from reprise.engine import hub as hub_module
-from reprise.engine.load import load_model
+from reprise.engine.models import hub as hub_module
+from reprise.engine.models.load import load_model
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
 from reprise.memory import SharedMemory

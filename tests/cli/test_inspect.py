@@ -6,7 +6,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 from typer.testing import CliRunner
 
-from reprise.chat.template_behavior import Place, Thoughts
+from reprise.chat.templates.template_behavior import Place, Thoughts
 from reprise.cli.inspection import (
     Layers,
     TemplateReport,
@@ -18,8 +18,8 @@ from reprise.cli.inspection import (
 )
 from reprise.cli.main import app
 from reprise.core.kinds import Chunk, Full, Layout, Window
-from reprise.engine.blueprint import KvSpec, OpaqueSpec, PartsSpec, StateSpec
-from reprise.engine.load import load_model
+from reprise.engine.models.load import load_model
+from reprise.engine.states.blueprint import KvSpec, OpaqueSpec, PartsSpec, StateSpec
 from tests.models.tiny import WINDOW, tiny_model
 
 BUDGET = 1_000_000_000

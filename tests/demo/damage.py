@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from reprise.cache.node import subtree
 from reprise.core.kinds import KvKind
-from reprise.engine.payloads import PackedSegment
+from reprise.engine.states.payloads import PackedSegment
 from reprise.loop.worker import Worker
 
 Entries = mx.array

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import reprise
-from reprise.demo import story
-from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange
+from reprise.lab.demo import story
+from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange
 from tests.demo.trained import MODEL
 from tests.matrix import now_and_later
 

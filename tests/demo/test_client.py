@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from reprise.demo.client import DemoFailed, ask
+from reprise.lab.demo.client import DemoFailed, ask
 
 HISTORY = ({"role": "user", "content": "Hello"},)
 

@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 from reprise.core.tokens import Tokens, as_tokens, common_prefix
-from reprise.demo import story
-from reprise.demo.client import DemoFailed
-from reprise.demo.drive import Ask, Drive
-from reprise.demo.facts import FactExchange
-from reprise.demo.oracle import Oracle
-from reprise.demo.plots import plot_text, save_plot
-from reprise.demo.report import as_json, parts_table, summary, table, totals
-from reprise.demo.turns import OPENING, ClientAnswer, DemoPart, History, Turn
+from reprise.lab.demo import story
+from reprise.lab.demo.client import DemoFailed
+from reprise.lab.demo.drive import Ask, Drive
+from reprise.lab.demo.facts import FactExchange
+from reprise.lab.demo.oracle import Oracle
+from reprise.lab.demo.plots import plot_text, save_plot
+from reprise.lab.demo.report import as_json, parts_table, summary, table, totals
+from reprise.lab.demo.turns import OPENING, ClientAnswer, DemoPart, History, Turn
 
 TOLD = tuple(FactExchange(kind="talk", user=word, thought="", answer=f"{word}!") for word in ("one", "two", "three"))
 

@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from reprise.benchmark.words import text
 from reprise.core.job import Sampling
 from reprise.core.tokens import as_tokens, common_prefix
-from reprise.demo import story
-from reprise.demo.facts import FactExchange
-from reprise.demo.turns import OPENING, Message
+from reprise.lab.bench.words import text
+from reprise.lab.demo import story
+from reprise.lab.demo.facts import FactExchange
+from reprise.lab.demo.turns import OPENING, Message
 from tests.demo.damage import Damage, confuse, damage_all, falling_behind, lose, shift
 from tests.demo.trained import MODEL, after, answer, fresh, loaded, prompt_of, tokenizer
 from tests.loop.driving import DrivenEngine

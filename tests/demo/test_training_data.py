@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange, random_chat
+from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange, random_chat
 from tests.demo.trained import MODEL, tokenizer
 from tools.train_demo.render import ChatRenderer
 from tools.train_demo.vocabulary import demo_tokenizer

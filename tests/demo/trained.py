@@ -8,10 +8,10 @@ import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load
 
 import reprise
-import reprise.demo
-from reprise.demo.turns import History
+import reprise.lab.demo
+from reprise.lab.demo.turns import History
 
-MODEL = Path(reprise.demo.__file__).parent / "model"
+MODEL = Path(reprise.lab.demo.__file__).parent / "model"
 MAX_TOKENS = 64
 
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of one small machine with `reprise.deploy` on it: ``python -m tests.deploy.cluster PORT key=value…``
+"""A Ray cluster of one small machine with replicas on it: ``python -m tests.deploy.cluster PORT key=value…``
 
 A process of its own, since Ray's import and its threads are not what a test's process should have. Reads commands from
 standard input, and says `done` after each: `deploy key=value…`, `kill REPLICA` and `delete`. Ends with its input.
@@ -19,7 +19,7 @@ import ray
 from ray import serve
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
-import reprise.deploy
+import reprise.cluster.replicas
 
 APPLICATION = "reprise"
 
@@ -52,9 +52,9 @@ def main(port: int, arguments: list[str]) -> None:
 
 
 def deploy(arguments: list[str]) -> None:
-    """As `serve run reprise.deploy:build key=value…`."""
+    """As `serve run reprise.cluster.replicas:build key=value…`."""
     given: dict[str, Any] = dict(each.split("=", 1) for each in arguments)
-    build = getattr(reprise.deploy, "build")  # noqa: B009 (as Ray gets it)
+    build = getattr(reprise.cluster.replicas, "build")  # noqa: B009 (as Ray gets it)
     serve.run(call_user_app_builder_with_args_if_necessary(build, given), name=APPLICATION)
 
 

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from reprise.cluster.replicas.forwarded import AsgiCall, CutOff, ForwardedRequest
+from reprise.cluster.replicas.front import front_app
 from reprise.core.settings import Settings
-from reprise.deploy.forwarded import AsgiCall, CutOff, ForwardedRequest
-from reprise.deploy.front import front_app
 
 CHAT = "/v1/chat/completions"
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]

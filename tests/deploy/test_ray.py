@@ -1,4 +1,4 @@
-"""`reprise.deploy` on Ray Serve, with two replicas of a tiny model on this machine. Needs the extra `ray`."""
+"""`reprise.cluster.replicas` on Ray Serve, with two replicas of a tiny model on this machine. Needs the extra `ray`."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.benchmark.server_process import free_port
+from reprise.lab.bench.server_process import free_port
 from tests.models.tiny import tiny_model
 
 pytestmark = [
@@ -201,7 +201,7 @@ def test_the_parts_of_ray_that_are_relied_on() -> None:
     """Alpha or private: where one is renamed, Ray would not call ours any more, and nothing else would fail."""
     from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica  # noqa: PLC0415
 
-    from reprise.deploy.ray_parts import LookupRouter  # noqa: PLC0415
+    from reprise.cluster.replicas.ray_parts import LookupRouter  # noqa: PLC0415
 
     for name in ("initialize_state", "choose_replicas", "on_request_routed", "update_replicas"):
         its, ours = (list(signature(getattr(cls, name)).parameters) for cls in (RequestRouter, LookupRouter))
@@ -214,7 +214,7 @@ def test_the_parts_of_ray_that_are_relied_on() -> None:
 def test_replicas_are_added_by_queue_and_memory() -> None:
     from ray.serve.config import AutoscalingConfig, AutoscalingContext  # noqa: PLC0415
 
-    from reprise.deploy.ray_parts import ScalingPolicy  # noqa: PLC0415
+    from reprise.cluster.replicas.ray_parts import ScalingPolicy  # noqa: PLC0415
 
     def wanted(num_requests: float, memory: dict[str, float]) -> float:
         given = dict.fromkeys(signature(AutoscalingContext).parameters)
@@ -228,7 +228,7 @@ def test_replicas_are_added_by_queue_and_memory() -> None:
 
 
 def test_arguments_are_those_of_the_server(tmp_path: Path) -> None:
-    from reprise.deploy import DeployArguments, build  # noqa: PLC0415
+    from reprise.cluster.replicas import DeployArguments, build  # noqa: PLC0415
 
     file = tmp_path / "reprise.toml"
     file.write_text('model = "some/model"\nmax-tokens = 7\ngrace = 5\n')

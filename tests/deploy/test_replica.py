@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from reprise.cluster.replicas.forwarded import CutOff, ForwardedRequest
+from reprise.cluster.replicas.replica import ReplicaServer
 from reprise.core.backend import Held, Status
 from reprise.core.errors import EngineFailed
 from reprise.core.settings import Settings
-from reprise.deploy.forwarded import CutOff, ForwardedRequest
-from reprise.deploy.replica import ReplicaServer
 from tests.api.fake_backend import FakeBackend
 from tests.api.servers import HELLO, MODEL, make_service
 from tests.models.tiny import tiny_model
@@ -159,17 +159,17 @@ def test_memory_that_running_requests_hold_is_reported(monkeypatch: pytest.Monke
 _WITHOUT_RAY = """
 import sys
 sys.modules["ray"] = None
-import reprise.deploy
+import reprise.cluster.replicas
 for name in ("build", "app"):
     try:
-        getattr(reprise.deploy, name)
+        getattr(reprise.cluster.replicas, name)
     except ImportError as error:
         print(error)
-assert not hasattr(reprise.deploy, "other")
+assert not hasattr(reprise.cluster.replicas, "other")
 """
 
 
 def test_without_ray_it_says_what_to_install() -> None:
     # In a process of its own: in this one another test may have imported Ray.
     ran = subprocess.run([sys.executable, "-c", _WITHOUT_RAY], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines() == ['reprise.deploy needs Ray Serve: pip install "mlx-reprise[ray]"'] * 2
+    assert ran.stdout.splitlines() == ['reprise.cluster.replicas needs Ray Serve: pip install "mlx-reprise[ray]"'] * 2

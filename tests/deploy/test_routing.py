@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.deploy.forwarded import ForwardedRequest
-from reprise.deploy.routing import (
+from reprise.cluster.replicas.forwarded import ForwardedRequest
+from reprise.cluster.replicas.routing import (
     MAX_ASKED,
     REFUSED,
     ChatMemory,
@@ -20,7 +20,7 @@ from reprise.deploy.routing import (
     to_ask,
     wait_s,
 )
-from reprise.deploy.scaling import replicas_wanted
+from reprise.cluster.replicas.scaling import replicas_wanted
 
 
 def offer(ttft_s: float, *, num_computed: int = 100, num_requests: int = 0, prefill_s: float = 0.0) -> Offer:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from reprise.core.tokens import as_tokens
-from reprise.disk.cache import DiskCache, Fetch
-from reprise.disk.record import DiskMatch, DiskRecord, Section
+from reprise.disk.records.record import DiskMatch, DiskRecord, Section
+from reprise.disk.store.cache import DiskCache, Fetch
 
 BLOCK = 4
 PATIENCE_S = 60.0

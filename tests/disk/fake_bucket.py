@@ -4,7 +4,7 @@ import errno
 import threading
 from collections.abc import Iterator, Sequence
 
-from reprise.disk.bucket import BucketUnavailable, ObjectInfo
+from reprise.disk.folders.bucket import BucketUnavailable, ObjectInfo
 
 
 class FakeBucket:

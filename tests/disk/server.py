@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from reprise.disk.cache import DiskCache
+from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import BLOCK, put_path
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.disk.cache import DiskCache
-from reprise.disk.format import encode
-from reprise.disk.index import DiskIndex, IndexEntry
-from reprise.disk.model_directory import OtherFiles
-from reprise.disk.record import DiskMatch, DiskRecord
+from reprise.disk.folders.model_directory import OtherFiles
+from reprise.disk.records.format import encode
+from reprise.disk.records.record import DiskMatch, DiskRecord
+from reprise.disk.store.cache import DiskCache
+from reprise.disk.store.index import DiskIndex, IndexEntry
 from tests.disk.chains import (
     PATIENCE_S,
     DirectoryClock,

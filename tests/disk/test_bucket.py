@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.core.errors import DiskUnusable
-from reprise.disk import model_bucket, reader, watcher
-from reprise.disk.bucket import BucketUnavailable, ObjectInfo, open_bucket
-from reprise.disk.cache import DiskCache
-from reprise.disk.lease import EXPIRED_S
-from reprise.disk.model_bucket import ModelBucket
+from reprise.disk.folders import model_bucket
+from reprise.disk.folders.bucket import BucketUnavailable, ObjectInfo, open_bucket
+from reprise.disk.folders.lease import EXPIRED_S
+from reprise.disk.folders.model_bucket import ModelBucket
+from reprise.disk.store import reader, watcher
+from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import (
     PATIENCE_S,
     DirectoryClock,
@@ -653,7 +654,7 @@ def test_a_place_that_cannot_be_a_store_is_refused_with_what_to_do(monkeypatch: 
     def find_nothing(name: str) -> None:
         pass
 
-    monkeypatch.setattr("reprise.disk.bucket.find_spec", find_nothing)
+    monkeypatch.setattr("reprise.disk.folders.bucket.find_spec", find_nothing)
     with pytest.raises(DiskUnusable, match=r"pip install"):
         open_bucket("s3://bucket/prefix")
 

@@ -11,9 +11,9 @@ import pytest
 from filelock import FileLock
 
 from reprise.core.errors import DiskUnusable, RepriseError
-from reprise.disk.cache import DiskCache
-from reprise.disk.model_directory import ModelDirectory
-from reprise.disk.record import DiskMatch, DiskRecord
+from reprise.disk.folders.model_directory import ModelDirectory
+from reprise.disk.records.record import DiskMatch, DiskRecord
+from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import (
     PATIENCE_S,
     all_files,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reprise.disk.model_directory import ModelDirectory
-from reprise.disk.record import DiskMatch
+from reprise.disk.folders.model_directory import ModelDirectory
+from reprise.disk.records.record import DiskMatch
 from tests.disk.chains import (
     PATIENCE_S,
     all_files,

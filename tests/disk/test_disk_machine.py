@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from reprise.disk.cache import DiskCache
-from reprise.disk.record import DiskMatch, DiskRecord
+from reprise.disk.records.record import DiskMatch, DiskRecord
+from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import (
     BLOCK,
     PATIENCE_S,

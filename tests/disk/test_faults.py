@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from reprise.core.errors import DiskUnusable
-from reprise.disk.cache import DiskCache
-from reprise.disk.model_directory import MAX_QUARANTINED, ModelDirectory
+from reprise.disk.folders.model_directory import MAX_QUARANTINED, ModelDirectory
+from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import (
     PATIENCE_S,
     DirectoryClock,

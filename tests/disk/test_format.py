@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.core.tokens import as_tokens
-from reprise.disk.format import (
+from reprise.disk.records.format import (
     LENGTH,
     MAX_HEADER_NBYTES,
     OtherVersion,
@@ -23,7 +23,7 @@ from reprise.disk.format import (
     read_header,
     read_record,
 )
-from reprise.disk.record import (
+from reprise.disk.records.record import (
     DTYPE_NBYTES,
     FORMAT_VERSION,
     DiskRecord,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reprise.disk.link import LinkSpeed, StartedRead
+from reprise.disk.store.link import LinkSpeed, StartedRead
 
 
 def fitted(reads: list[tuple[int, float]]) -> LinkSpeed:

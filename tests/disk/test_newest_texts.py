@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.disk import model_bucket
+from reprise.disk.folders import model_bucket
 from tests.disk.chains import BLOCK, keys_in, put_path
 from tests.disk.fake_bucket import FakeBucket
 from tests.disk.test_bucket import CHAT, cache_meets, server, wait_until

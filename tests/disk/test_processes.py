@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reprise.disk.format import read_record
+from reprise.disk.records.format import read_record
 from tests.disk.chains import all_files, find, look, opened, put_path, read_all, record_files
 from tests.matrix import now_and_later
 

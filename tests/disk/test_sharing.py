@@ -11,10 +11,10 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.disk import model_directory as directory_module
-from reprise.disk.cache import DiskCache
-from reprise.disk.lease import EXPIRED_S
-from reprise.disk.record import DiskRecord
+from reprise.disk.folders import model_directory as directory_module
+from reprise.disk.folders.lease import EXPIRED_S
+from reprise.disk.records.record import DiskRecord
+from reprise.disk.store.cache import DiskCache
 from tests.disk.chains import (
     PATIENCE_S,
     DirectoryClock,

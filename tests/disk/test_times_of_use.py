@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from reprise.disk.model_directory import ModelDirectory
-from reprise.disk.store import RecordStore
+from reprise.disk.folders.model_directory import ModelDirectory
+from reprise.disk.store.store import RecordStore
 from tests.disk.chains import BLOCK, opened, put_path
 
 CHAT = list(range(10))

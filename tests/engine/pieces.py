@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from reprise.cache.lookup import SegmentSlice
-from reprise.engine.layers import KvLayer
-from reprise.engine.restoration import LayerRestoration
+from reprise.engine.states.layers import KvLayer
+from reprise.engine.states.restoration import LayerRestoration
 
 
 def restore_in_pieces(layer: KvLayer, parts: Sequence[SegmentSlice], position: int, *, at_most: int) -> list[int]:

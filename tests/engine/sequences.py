@@ -9,7 +9,7 @@ from reprise.core.events import FinishReason, Sampled
 from reprise.core.job import Job, Sampling
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import as_tokens
-from reprise.engine.runner import LiveSequence, Runner, TokenFailure, TokenResult
+from reprise.engine.running.runner import LiveSequence, Runner, TokenFailure, TokenResult
 from tests.models.shared import loaded
 
 GREEDY = Sampling(temperature=0)

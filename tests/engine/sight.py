@@ -13,8 +13,8 @@ import numpy as np
 
 from reprise.core.kinds import Chunk, Full, KvKind, Window
 from reprise.core.tokens import Span
-from reprise.engine.layers import KvLayer, QuantizedLayer
-from reprise.engine.windows import ChunkLayer
+from reprise.engine.states.layers import KvLayer, QuantizedLayer
+from reprise.engine.states.windows import ChunkLayer
 
 HEADS = 2
 WIDTH = 32

@@ -14,9 +14,9 @@ from mlx_lm.utils import quantize_model, save_config
 
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
-from reprise.engine.adapters import SharedBases, with_adapter
-from reprise.engine.blueprint import blueprint_of
-from reprise.engine.load import LoadedModel, load_model
+from reprise.engine.models.adapters import SharedBases, with_adapter
+from reprise.engine.models.load import LoadedModel, load_model
+from reprise.engine.states.blueprint import blueprint_of
 from tests.holding import active_memory
 from tests.models.adapters import write_adapter
 from tests.models.tiny import tiny_model

@@ -7,8 +7,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from reprise.engine.batching import ALONE, batch_distance, reason_to_run_alone
-from reprise.engine.load import LoadedModel
+from reprise.engine.models.load import LoadedModel
+from reprise.engine.running.batching import ALONE, batch_distance, reason_to_run_alone
 from tests.models.shared import loaded
 from tools.matrix.gaps import Gap
 

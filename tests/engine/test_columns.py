@@ -10,9 +10,9 @@ import pytest
 from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import Full, KvKind, Window
 from reprise.core.tokens import Span
-from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer
-from reprise.engine.payloads import Column, EntryTransfer, as_words, columns_of, pack
-from reprise.engine.windows import SinkWindowLayer, WindowLayer
+from reprise.engine.states.layers import FullLayer, KvLayer, QuantizedLayer
+from reprise.engine.states.payloads import Column, EntryTransfer, as_words, columns_of, pack
+from reprise.engine.states.windows import SinkWindowLayer, WindowLayer
 from tests.engine.pieces import restore_in_pieces
 from tests.holding import active_memory, settled_memory
 

@@ -22,7 +22,7 @@ from mlx_lm.models.cache import (
 )
 
 from reprise.core.kinds import Chunk, Full, Window
-from reprise.engine.blueprint import (
+from reprise.engine.states.blueprint import (
     KvSpec,
     OpaqueSpec,
     PartsSpec,
@@ -31,8 +31,8 @@ from reprise.engine.blueprint import (
     blueprint_of,
     leaf_states,
 )
-from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer, StateLayer
-from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
+from reprise.engine.states.layers import FullLayer, KvLayer, QuantizedLayer, StateLayer
+from reprise.engine.states.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 from tests.matrix import now_and_later
 from tests.zoo.build import build
 from tests.zoo.caches import build_any, make_caches

@@ -9,11 +9,11 @@ import pytest
 
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.job import Sampling
-from reprise.engine.blueprint import blueprint_of
-from reprise.engine.draft_sequence import DraftSequence
-from reprise.engine.load import LoadedModel, vocabulary_size
-from reprise.engine.runner import Runner
-from reprise.engine.sampler import TokenSampler
+from reprise.engine.models.load import LoadedModel, vocabulary_size
+from reprise.engine.running.draft_sequence import DraftSequence
+from reprise.engine.running.runner import Runner
+from reprise.engine.running.sampler import TokenSampler
+from reprise.engine.states.blueprint import blueprint_of
 from tests.engine.sequences import GREEDY, a_job
 from tests.matrix import now_and_later
 from tests.models.shared import loaded

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reprise.core.errors import BadRequest
 from reprise.core.events import Sampled
 from reprise.core.job import Job, Sampling
-from reprise.engine.sampler import TokenSampler, accept, sample_batch
+from reprise.engine.running.sampler import TokenSampler, accept, sample_batch
 from tests.engine.sequences import a_job
 from tests.engine.test_sampler import Only
 

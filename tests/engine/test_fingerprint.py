@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from reprise.engine.fingerprint import fingerprint_of
-from reprise.engine.load import load_model
+from reprise.engine.models.fingerprint import fingerprint_of
+from reprise.engine.models.load import load_model
 from tests.models.tiny import tiny_model
 
 _LONG = (1 << 23) + (1 << 14) + 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reprise.engine.load import load_model
+from reprise.engine.models.load import load_model
 from tests.models.tiny import tiny_model
 
 

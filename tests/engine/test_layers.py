@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from reprise.cache.lookup import SegmentSlice
 from reprise.core.kinds import Chunk, Window
 from reprise.core.tokens import Span
-from reprise.engine.layers import FullLayer, KvLayer, QuantizedLayer, StateLayer
-from reprise.engine.payloads import pack
-from reprise.engine.windows import ChunkLayer, SinkWindowLayer, WindowLayer
+from reprise.engine.states.layers import FullLayer, KvLayer, QuantizedLayer, StateLayer
+from reprise.engine.states.payloads import pack
+from reprise.engine.states.windows import ChunkLayer, SinkWindowLayer, WindowLayer
 from tests.engine.pieces import restore_in_pieces
 from tests.engine.sight import Numbers, Story, check_reads, entries, feed
 from tests.holding import active_memory

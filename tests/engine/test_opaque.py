@@ -12,8 +12,8 @@ from mlx import nn
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache
 
-from reprise.engine.blueprint import OpaqueSpec, blueprint_of
-from reprise.engine.payloads import freeze, look_into
+from reprise.engine.states.blueprint import OpaqueSpec, blueprint_of
+from reprise.engine.states.payloads import freeze, look_into
 from tests.matrix import now_and_later
 from tests.zoo.caches import build_any
 from tools.matrix.sequence import answers_of, random_prompt

@@ -9,9 +9,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from reprise.core.errors import LoadFailed
-from reprise.engine.load import load_model
-from reprise.engine.outline import ModelOutline, outline_of
-from reprise.engine.runner import footprint_of
+from reprise.engine.models.load import load_model
+from reprise.engine.running.outline import ModelOutline, outline_of
+from reprise.engine.running.runner import footprint_of
 from tests.models.tiny import CONFIGS, tiny_model
 from tests.zoo.build import build
 from tests.zoo.catalogue import ZOO

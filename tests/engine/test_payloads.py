@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens
-from reprise.engine.blueprint import blueprint_of
-from reprise.engine.layers import KvLayer, StateLayer
-from reprise.engine.payloads import PackedSegment, Snapshot, look_into, pack, save
-from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
+from reprise.engine.states.blueprint import blueprint_of
+from reprise.engine.states.layers import KvLayer, StateLayer
+from reprise.engine.states.payloads import PackedSegment, Snapshot, look_into, pack, save
+from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 from tests.holding import active_memory, settled_memory
 from tests.matrix import every_nth, examples
 from tests.zoo.caches import build_any

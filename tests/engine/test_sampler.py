@@ -13,8 +13,8 @@ import pytest
 from reprise.core.errors import BadRequest, EngineFailed
 from reprise.core.events import FinishReason
 from reprise.core.job import Sampling, Thinking
-from reprise.engine.sampler import TokenSampler, accept, sample_along, sample_batch
-from reprise.engine.sequence_batch import SequenceBatch
+from reprise.engine.running.sampler import TokenSampler, accept, sample_along, sample_batch
+from reprise.engine.states.sequence_batch import SequenceBatch
 from tests.engine.sequences import GREEDY, RunnerWithCache, a_job
 from tests.loop.test_reuse import words
 from tests.models.shared import loaded

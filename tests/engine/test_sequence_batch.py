@@ -6,8 +6,8 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from reprise.core.kinds import Full
-from reprise.engine.blueprint import Blueprint, KvSpec
-from reprise.engine.sequence_batch import SequenceBatch
+from reprise.engine.states.blueprint import Blueprint, KvSpec
+from reprise.engine.states.sequence_batch import SequenceBatch
 
 NUM_LAYERS = 8
 

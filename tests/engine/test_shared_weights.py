@@ -7,9 +7,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from reprise.core.settings import Settings
-from reprise.demo.tiny.build import build_model
-from reprise.engine.adapters import SharedBases
-from reprise.engine.load import LoadedModel
+from reprise.engine.models.adapters import SharedBases
+from reprise.engine.models.load import LoadedModel
+from reprise.lab.demo.tiny.build import build_model
 from tests.holding import active_memory
 from tests.models.adapters import write_adapter
 from tests.models.tiny import CONFIGS, MARKUP

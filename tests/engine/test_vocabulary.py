@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from reprise.core.errors import LoadFailed
-from reprise.engine.vocabulary import check_draft_model, vocabulary
+from reprise.engine.models.vocabulary import check_draft_model, vocabulary
 from tests.models.shared import loaded
 
 

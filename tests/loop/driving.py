@@ -15,8 +15,8 @@ from reprise.core.prompt import Boundary, Prompt
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
-from reprise.engine.load import LoadedModel
-from reprise.engine.runner import SHARES_FROM
+from reprise.engine.models.load import LoadedModel
+from reprise.engine.running.runner import SHARES_FROM
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker

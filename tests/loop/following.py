@@ -16,12 +16,12 @@ from reprise.cluster.ranks.links import RanksFailed
 from reprise.cluster.ranks.operations import set_recorder
 from reprise.cluster.ranks.record_parts import ShardsElsewhere
 from reprise.core.settings import Settings
-from reprise.disk.record import DiskRecord
-from reprise.engine.layers import KvLayer
-from reprise.engine.load import LoadedModel
-from reprise.engine.payloads import PackedSegment, Snapshot
-from reprise.engine.records import RecordEncoder, RecordSource, RestoringSequence
-from reprise.engine.runner import LiveSequence, Runner
+from reprise.disk.records.record import DiskRecord
+from reprise.engine.models.load import LoadedModel
+from reprise.engine.running.records import RecordEncoder, RecordSource, RestoringSequence
+from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.states.layers import KvLayer
+from reprise.engine.states.payloads import PackedSegment, Snapshot
 
 
 @dataclass(slots=True, eq=False)

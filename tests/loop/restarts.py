@@ -8,8 +8,8 @@ import pytest
 
 from reprise.core.inspection import OnDisk
 from reprise.core.sizes import Bytes
-from reprise.disk.cache import DiskCache
 from reprise.disk.read_ahead import ReadAhead
+from reprise.disk.store.cache import DiskCache
 from reprise.loop.worker import Worker
 from tests.loop.driving import DrivenEngine
 

@@ -9,7 +9,7 @@ from typing import Any
 from reprise.core.backend import WeightsState
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
-from reprise.engine.load import LoadedModel
+from reprise.engine.models.load import LoadedModel
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker

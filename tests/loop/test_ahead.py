@@ -9,7 +9,7 @@ import pytest
 
 from reprise.core.events import Event, FinishReason, Sampled
 from reprise.core.job import Sampling, Thinking
-from reprise.engine.sequence_batch import SequenceBatch
+from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.loop.worker import Worker
 from tests.loop.driving import GREEDY, DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words

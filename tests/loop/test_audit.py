@@ -16,9 +16,9 @@ from reprise.core.backend import AuditTotals
 from reprise.core.job import Sampling
 from reprise.core.kinds import KvKind
 from reprise.core.tokens import Span
-from reprise.engine.payloads import PackedSegment, Snapshot
-from reprise.engine.records import RecordSource
-from reprise.engine.sequence_batch import SequenceBatch
+from reprise.engine.running.records import RecordSource
+from reprise.engine.states.payloads import PackedSegment, Snapshot
+from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.loop.worker import Worker
 from reprise.memory import Account
 from tests.loop.driving import DrivenEngine

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from reprise.core.events import Event
-from reprise.engine.layers import FullLayer, KvLayer
+from reprise.engine.states.layers import FullLayer, KvLayer
 from reprise.loop.worker import Worker
 from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words

@@ -14,7 +14,7 @@ from reprise.cluster.ranks.operations import OPERATIONS
 from reprise.cluster.ranks.shards import ShardKeeper
 from reprise.core.sizes import Bytes
 from reprise.disk import write_behind
-from reprise.disk.format import encode, read_record
+from reprise.disk.records.format import encode, read_record
 from reprise.loop import sequences
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.following import LeaderAndFollower
@@ -141,7 +141,7 @@ def test_every_operation_of_the_disk_is_run_by_a_follower(start: Start, monkeypa
         prompt = [*prompt, *engine.run(prompt, num=2).tokens, 1]
         engine.close()
         names |= following.names
-    of_disk = {name for name, function in OPERATIONS.items() if function.__module__ == "reprise.engine.records"}
+    of_disk = {name for name, function in OPERATIONS.items() if function.__module__ == "reprise.engine.running.records"}
     assert len(of_disk) > 8
     assert of_disk - names <= {"RecordSource.give_up", "RestoringSequence.give_up"}
 

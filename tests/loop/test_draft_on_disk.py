@@ -15,7 +15,7 @@ from reprise.core.job import Purpose
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
 from reprise.disk import read_ahead
-from reprise.disk.model_directory import ModelDirectory
+from reprise.disk.folders.model_directory import ModelDirectory
 from tests.loop.driving import GREEDY, PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK, disk_of
 from tests.loop.test_draft_model import PAIRS, draft_always, num_drafted, status

@@ -80,7 +80,7 @@ def test_every_operation_is_run_by_a_follower(start: Start) -> None:
         assert engine.ask(lambda worker, following=following: following.check()) < num
         names |= following.names
     # Those of the disk are seen in `test_disk_on_ranks.py`.
-    of_disk = {name for name, function in OPERATIONS.items() if function.__module__ == "reprise.engine.records"}
+    of_disk = {name for name, function in OPERATIONS.items() if function.__module__ == "reprise.engine.running.records"}
     assert set(OPERATIONS) - of_disk - names <= {
         "Runner.begin_move",
         "Runner.drop",
@@ -118,7 +118,7 @@ def test_a_copy_that_fails_here_fails_one_request(start: Start, monkeypatch: pyt
             monkeypatch.undo()
             raise MemoryError("no room")
 
-        monkeypatch.setattr("reprise.engine.runner.Restoration", fail)
+        monkeypatch.setattr("reprise.engine.running.runner.Restoration", fail)
 
     engine.ask(fail_once)
     failed = engine.submit([*prompt, 7, 8], num=4).wait()
@@ -145,7 +145,7 @@ def test_a_pass_that_fails_here_ends_the_group(start: Start, monkeypatch: pytest
         num[0] += 1
         really(*arrays) if num[0] % 2 else fail()
 
-    engine.ask(lambda worker: monkeypatch.setattr("reprise.engine.runner.mx.eval", eval_or_fail))
+    engine.ask(lambda worker: monkeypatch.setattr("reprise.engine.running.runner.mx.eval", eval_or_fail))
     failed = engine.submit([5, *prompt], num=4).wait()
     monkeypatch.undo()
     assert isinstance(failed.end.error, RanksFailed) and len(following.failures) == 1

@@ -3,7 +3,7 @@
 import pytest
 
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.engine.runner import SHARES_FROM
+from reprise.engine.running.runner import SHARES_FROM
 from reprise.loop.worker import Worker
 from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.loop.test_reuse import words

@@ -16,7 +16,7 @@ from reprise.core.events import Event, Finished, FinishReason, Progress, Started
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
-from reprise.engine.sequence_batch import SequenceBatch
+from reprise.engine.states.sequence_batch import SequenceBatch
 from reprise.loop.requests import Prefilling, RunningRequest
 from reprise.loop.worker import Worker
 from reprise.plan.checkpoints import Plan

@@ -13,7 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from reprise.api.settling import Settling
+from reprise.api.service.settling import Settling
 from reprise.core.backend import WeightsState
 from reprise.core.errors import LoadFailed, RepriseError
 from reprise.core.events import Event, Progress, Sampled
@@ -22,8 +22,8 @@ from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import as_tokens
 from reprise.disk import read_ahead
-from reprise.engine.load import LoadedModel
 from reprise.engine.memory import freeze_heap
+from reprise.engine.models.load import LoadedModel
 from reprise.loop import EngineLoop, engine_loop
 from reprise.loop.engine_thread import EngineThread
 from reprise.memory import SharedMemory

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from reprise.core.errors import LoadFailed
-from reprise.demo.tiny.build import build_model
-from reprise.engine.load import load_model
+from reprise.engine.models.load import load_model
+from reprise.lab.demo.tiny.build import build_model
 from tests.loop.driving import DrivenEngine
 from tests.loop.test_reuse import words
 from tests.models.tiny import CONFIGS, tiny_model

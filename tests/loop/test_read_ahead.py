@@ -13,13 +13,13 @@ from reprise.core.kinds import KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.tokens import Span
 from reprise.disk import read_ahead, tier
-from reprise.disk.model_directory import ModelDirectory
+from reprise.disk.folders.model_directory import ModelDirectory
 from reprise.disk.read_ahead import ReadAhead
-from reprise.disk.record import DiskRecord
+from reprise.disk.records.record import DiskRecord
 from reprise.disk.tier import DiskTier
-from reprise.engine import records
-from reprise.engine.records import RestoringSequence
-from reprise.engine.runner import Runner
+from reprise.engine.running import records
+from reprise.engine.running.records import RestoringSequence
+from reprise.engine.running.runner import Runner
 from reprise.loop import sequences
 from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker

@@ -12,12 +12,12 @@ from reprise.core.allowance import StepAllowance
 from reprise.core.events import FinishReason
 from reprise.core.job import Purpose
 from reprise.core.kinds import Footprint
-from reprise.demo.tiny.build import build_model
-from reprise.demo.tiny.tokenizer import MARKUP
 from reprise.disk import read_ahead, write_behind
 from reprise.disk.tier import DiskTier
-from reprise.engine import records
-from reprise.engine.runner import LiveSequence
+from reprise.engine.running import records
+from reprise.engine.running.runner import LiveSequence
+from reprise.lab.demo.tiny.build import build_model
+from reprise.lab.demo.tiny.tokenizer import MARKUP
 from reprise.loop import sequences
 from reprise.loop.sequences import SequencePool
 from reprise.loop.worker import Worker

@@ -9,7 +9,7 @@ from reprise.core.events import FinishReason, Progress, Started
 from reprise.core.job import Purpose
 from reprise.core.outcome import Reason
 from reprise.core.prompt import Boundary, BoundaryKind
-from reprise.engine.runner import SHARES_FROM
+from reprise.engine.running.runner import SHARES_FROM
 from tests.loop.driving import DrivenEngine, SubmittedJob
 from tests.matrix import now_and_later
 from tests.models.tiny import CONFIGS

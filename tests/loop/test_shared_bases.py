@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten
 from reprise.core.backend import WeightsState
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import Settings
-from reprise.demo.tiny.build import build_model
-from reprise.engine.adapters import SharedBases
+from reprise.engine.models.adapters import SharedBases
+from reprise.lab.demo.tiny.build import build_model
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.worker import Worker

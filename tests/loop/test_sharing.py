@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from reprise.core.sizes import Bytes
-from reprise.disk import read_ahead, watcher, write_behind
-from reprise.disk.watcher import FolderWatcher
+from reprise.disk import read_ahead, write_behind
+from reprise.disk.store import watcher
+from reprise.disk.store.watcher import FolderWatcher
 from reprise.loop.worker import Worker
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.loop.restarts import BLOCK, bound_steps_of_reading, disk_cache, disk_of, words

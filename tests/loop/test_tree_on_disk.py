@@ -10,8 +10,8 @@ from reprise.core.inspection import InspectedNode, TreePart
 from reprise.core.kinds import Full, Layout
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.tokens import Span, Tokens, as_tokens
-from reprise.disk.edges import disk_tree
-from reprise.disk.record import tail_key, token_bytes
+from reprise.disk.records.record import tail_key, token_bytes
+from reprise.disk.store.edges import disk_tree
 from reprise.loop.tree_inspection import edge_tokens, inspect_tree
 from tests.cache.hash_model import BlankSource
 from tests.disk.chains import BLOCK

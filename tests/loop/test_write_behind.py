@@ -11,8 +11,9 @@ from reprise.core.kinds import Full, KvKind
 from reprise.core.prompt import Boundary, BoundaryKind
 from reprise.core.sizes import Bytes
 from reprise.core.tokens import Span, as_tokens
-from reprise.disk import index, write_behind
-from reprise.engine.records import RecordEncoder
+from reprise.disk import write_behind
+from reprise.disk.store import index
+from reprise.engine.running.records import RecordEncoder
 from reprise.loop import disk
 from reprise.loop.worker import Worker
 from tests.loop.restarts import BLOCK, Restarts, disk_cache, disk_of, words

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model as load_weights
 
 from reprise.core.settings import Settings
-from reprise.engine.load import LoadedModel, load_model
+from reprise.engine.models.load import LoadedModel, load_model
 from tests.models.tiny import CONFIGS, tiny_model
 
 

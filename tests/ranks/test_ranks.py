@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.disk.format import read_header
+from reprise.disk.records.format import read_header
 from tests.loop.driving import PATIENCE_S, DrivenEngine
 from tests.models.tiny import tiny_model
 from tests.ranks.group import RankProcesses

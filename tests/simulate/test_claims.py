@@ -10,11 +10,11 @@ import pytest
 from reprise.cache.node import Checkpoint, subtree
 from reprise.core.prompt import Boundary, BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, join_tokens
-from reprise.simulate.payloads import Sizes
-from reprise.simulate.policies import POLICIES
-from reprise.simulate.replay import Replay
-from reprise.simulate.traces import Request
-from reprise.simulate.workloads import Shape, chats_in_turn
+from reprise.lab.simulate.workloads import Shape, chats_in_turn
+from reprise.replay.payloads import Sizes
+from reprise.replay.policies import POLICIES
+from reprise.replay.request import Request
+from reprise.replay.store import Replay
 from tests.cache.test_reuse_rate import run_of
 
 KV = 20_480

@@ -8,11 +8,12 @@ from typer.testing import CliRunner
 
 from reprise.cli.main import app
 from reprise.core.errors import BadRequest
-from reprise.simulate.cluster import ROUTINGS, ClusterResult, compare_clusters
-from reprise.simulate.payloads import Sizes
-from reprise.simulate.run import run_simulation
-from reprise.simulate.traces import Request, read_trace
-from reprise.simulate.workloads import Shape, chats_in_turn
+from reprise.lab.simulate.cluster import ROUTINGS, ClusterResult, compare_clusters
+from reprise.lab.simulate.run import run_simulation
+from reprise.lab.simulate.traces import read_trace
+from reprise.lab.simulate.workloads import Shape, chats_in_turn
+from reprise.replay.payloads import Sizes
+from reprise.replay.request import Request
 from tests.matrix import now_and_later
 
 REQUESTS = list(chats_in_turn(num_chats=16, num_turns=6, shape=Shape(system=400, user=60, answer=80)))

@@ -16,13 +16,10 @@ from reprise.cli.main import app
 from reprise.core.errors import BadRequest
 from reprise.core.prompt import Prompt
 from reprise.core.tokens import as_tokens
-from reprise.simulate.offline import FutureKnown
-from reprise.simulate.payloads import Sizes
-from reprise.simulate.replay import Replay
-from reprise.simulate.report import count_text, draw, nbytes_text, table_of
-from reprise.simulate.run import BELADY, UNBOUNDED, Result, run_simulation
-from reprise.simulate.traces import Request
-from reprise.simulate.workloads import (
+from reprise.lab.simulate.offline import FutureKnown
+from reprise.lab.simulate.report import count_text, draw, nbytes_text, table_of
+from reprise.lab.simulate.run import BELADY, UNBOUNDED, Result, run_simulation
+from reprise.lab.simulate.workloads import (
     Shape,
     agent_loops,
     chats_among_scans,
@@ -30,6 +27,9 @@ from reprise.simulate.workloads import (
     uniform_documents,
     zipf_chats,
 )
+from reprise.replay.payloads import Sizes
+from reprise.replay.request import Request
+from reprise.replay.store import Replay
 from tests.api.real_server import real_server
 from tests.matrix import examples, now_and_later, rows_now_and_later
 

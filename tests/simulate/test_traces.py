@@ -5,10 +5,10 @@ import pytest
 
 from reprise.core.errors import BadRequest
 from reprise.core.prompt import BoundaryKind
-from reprise.simulate import Granularity
-from reprise.simulate.payloads import Sizes
-from reprise.simulate.replay import Replay
-from reprise.simulate.traces import block_tokens, read_trace, text_tokens
+from reprise.lab.simulate import Granularity
+from reprise.lab.simulate.traces import block_tokens, read_trace, text_tokens
+from reprise.replay.payloads import Sizes
+from reprise.replay.store import Replay
 
 
 def write_blocks(path: Path, requests: list[tuple[list[int], int]]) -> Path:

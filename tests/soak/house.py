@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reprise.api.served import served_model
-from reprise.api.service import ChatService
+from reprise.api.service.served import served_model
+from reprise.api.service.service import ChatService
 from reprise.core.events import Event, Finished, Sampled
 from reprise.core.job import Job, Purpose
 from reprise.core.prompt import Prompt

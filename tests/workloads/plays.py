@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from reprise.chat.render import Renderer
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest
 from reprise.core.tokens import common_prefix
 from tests.workloads.serving import HttpTurn, Message, Serving, returned

@@ -16,7 +16,7 @@ from reprise.core.events import Event, Finished, FinishReason, Sampled
 from reprise.core.job import Constraint, Job, Purpose
 from reprise.core.outcome import Outcome
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
-from reprise.demo.oracle import Oracle
+from reprise.lab.demo.oracle import Oracle
 from tests.loop.passing import Passing
 
 Spell = Callable[[str], list[int]]

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from reprise.api.served import served_model
-from reprise.api.service import ChatService
+from reprise.api.service.served import served_model
+from reprise.api.service.service import ChatService
 from reprise.chat.answer import Answer
 from reprise.core.job import Job, Purpose
 from reprise.core.settings import Settings

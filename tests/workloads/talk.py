@@ -10,7 +10,7 @@ SYSTEM_PROMPT = (
     "You are a patient adviser. Answer in plain words, name what you are not sure of, and keep to what was asked. "
     "When numbers are given, use them."
 )
-QUESTIONS = tuple((files("reprise.demo") / "texts" / "chat.txt").read_text(encoding="utf-8").splitlines())
+QUESTIONS = tuple((files("reprise.lab.demo") / "texts" / "chat.txt").read_text(encoding="utf-8").splitlines())
 """Forty, each another."""
 
 
@@ -32,7 +32,7 @@ def thoughtful(number: int) -> Answer:
 
 def whole_prose() -> str:
     """A text of some two thousand tokens."""
-    return (files("reprise.demo") / "texts" / "prose.txt").read_text(encoding="utf-8")
+    return (files("reprise.lab.demo") / "texts" / "prose.txt").read_text(encoding="utf-8")
 
 
 def prose() -> str:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from bench.offline import OfflineServer, ReplayedRequest
 from reprise.chat.answer import Answer, ToolCall
-from reprise.chat.explain import Explanation
-from reprise.chat.history import as_message
-from reprise.chat.render import Renderer
+from reprise.chat.messages.history import as_message
+from reprise.chat.reasons.explain import Explanation
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
 from reprise.core.errors import BadRequest
 from reprise.core.outcome import Reason

@@ -96,7 +96,7 @@ def test_turns_with_restarts_between_them(
 
 _SERVER = """
 import sys
-from reprise.api.ending import Ending
+from reprise.api.http.ending import Ending
 from reprise.cli.main import app
 
 # Answers are cut off at once, and for the rest there is time on the slowest machine.

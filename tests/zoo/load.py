@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from reprise.engine.blueprint import blueprint_of
-from reprise.engine.load import LoadedModel, load_model
+from reprise.engine.models.load import LoadedModel, load_model
+from reprise.engine.states.blueprint import blueprint_of
 from tests.models.tiny import tiny_model
 from tests.zoo.caches import build_any
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reprise.engine.blueprint import blueprint_of
+from reprise.engine.states.blueprint import blueprint_of
 from tests.matrix import now_and_later
 from tests.zoo.caches import EACH_KIND, available, build_any
 from tools.matrix.batches import even_slices, ragged_decode

@@ -7,8 +7,8 @@ import mlx.core as mx
 from mlx import nn
 
 from reprise.core.tokens import Tokens, join_tokens
-from reprise.engine.blueprint import Blueprint
-from reprise.engine.sequence_batch import SequenceBatch
+from reprise.engine.states.blueprint import Blueprint
+from reprise.engine.states.sequence_batch import SequenceBatch
 from tests.zoo.forward import log_probabilities
 from tools.matrix.gaps import Gap
 from tools.matrix.sequence import answers_of, feed, random_prompt

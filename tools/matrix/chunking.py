@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
-from reprise.engine.blueprint import Blueprint
+from reprise.engine.states.blueprint import Blueprint
 from tests.zoo.forward import prefill
 from tools.matrix.gaps import Gap
 from tools.matrix.sequence import answers_of, random_prompt

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from mlx import nn
 
 from reprise.cli.inspection import where_it_resumes
-from reprise.engine.batching import ALONE
-from reprise.engine.blueprint import Blueprint, blueprint_of
-from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
+from reprise.engine.running.batching import ALONE
+from reprise.engine.states.blueprint import Blueprint, blueprint_of
+from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 from tests.zoo.caches import build_any, cache_name, make_caches
 from tools.matrix import batches, chunking
 from tools.matrix.gaps import Gap

@@ -5,8 +5,8 @@ import numpy as np
 from mlx import nn
 
 from reprise.core.tokens import Tokens, as_tokens
-from reprise.engine.blueprint import Blueprint
-from reprise.engine.sequence_batch import SequenceBatch
+from reprise.engine.states.blueprint import Blueprint
+from reprise.engine.states.sequence_batch import SequenceBatch
 from tests.zoo.forward import log_probabilities
 from tests.zoo.sizes import VOCAB
 

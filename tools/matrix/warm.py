@@ -8,8 +8,8 @@ from mlx import nn
 from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens, join_tokens
-from reprise.engine.blueprint import Blueprint
-from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
+from reprise.engine.states.blueprint import Blueprint
+from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 from tools.matrix.gaps import Gap
 from tools.matrix.sequence import answers_of, changed, feed, random_prompt
 

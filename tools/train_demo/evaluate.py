@@ -16,11 +16,11 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import load
 
-import reprise.demo
-from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange, random_chat
+import reprise.lab.demo
+from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange, random_chat
 from tools.train_demo.render import call_text
 
-SHIPPED = Path(reprise.demo.__file__).parent / "model"
+SHIPPED = Path(reprise.lab.demo.__file__).parent / "model"
 MAX_TOKENS = 64
 SEED = 770_000
 """Training draws its chats from one stream of seed 1000 + its own; these are others."""

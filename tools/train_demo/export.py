@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-import reprise.demo
+import reprise.lab.demo
 from tools.train_demo.vocabulary import demo_tokenizer
 
 EOS = "<|im_end|>"
-TEMPLATE = Path(reprise.demo.__file__).parent / "model" / "chat_template.jinja"
+TEMPLATE = Path(reprise.lab.demo.__file__).parent / "model" / "chat_template.jinja"
 
 
 def export(run: Path, directory: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from reprise.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange
+from reprise.lab.demo.facts import LOOK_UP_TOOL, SYSTEM_PROMPT, FactExchange
 
 TOOLS = (
     "You may call these functions:\n<tools>\n" + json.dumps(LOOK_UP_TOOL) + "\n</tools>\nA call:\n<tool_call>\n"

@@ -1,1 +1,1 @@
-# What `reprise.deploy` uses of Ray.
+# What `reprise.cluster.replicas` uses of Ray.

@@ -12,26 +12,27 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import reprise
-from reprise.api import lookup, overview, page, pins, prefill, server_routes, tokenize, tree
 from reprise.api.anthropic import routes as messages
 from reprise.api.anthropic.routes import anthropic_shape
-from reprise.api.auth import ApiKeys, Authentication
-from reprise.api.background import ADDRESS_HEADER, BackgroundAnswers
-from reprise.api.body_reading import BodyLimits, max_body_nbytes
-from reprise.api.context import Context
-from reprise.api.errors import LastResort, Shapes, install_error_handlers
-from reprise.api.event_hub import EventHub
-from reprise.api.ledger import Ledger
+from reprise.api.http import page
+from reprise.api.http.auth import ApiKeys, Authentication
+from reprise.api.http.errors import LastResort, Shapes, install_error_handlers
+from reprise.api.native import lookup, overview, pins, prefill, server_routes, tokenize, tree
+from reprise.api.native.prefill import read_warm_file, warm_up
+from reprise.api.native.refusals import Refusals
 from reprise.api.ollama import routes as ollama
 from reprise.api.ollama.reply import ollama_shape
 from reprise.api.openai import chat, completions, models
-from reprise.api.prefill import read_warm_file, warm_up
-from reprise.api.prometheus import Metrics
-from reprise.api.recording import RecordedCalls, Recorder
-from reprise.api.refusals import Refusals
 from reprise.api.responses import routes as responses
 from reprise.api.responses.store import ResponseStore
-from reprise.api.service import ChatService
+from reprise.api.service.service import ChatService
+from reprise.api.watch.event_hub import EventHub
+from reprise.api.watch.ledger import Ledger
+from reprise.api.watch.prometheus import Metrics
+from reprise.api.watch.recording import RecordedCalls, Recorder
+from reprise.api.wire.background import ADDRESS_HEADER, BackgroundAnswers
+from reprise.api.wire.body_reading import BodyLimits, max_body_nbytes
+from reprise.api.wire.context import Context
 from reprise.core.errors import RepriseError
 from reprise.core.settings import Settings
 

@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from reprise.api.app import create_app, protected, shapes_of_apis
-from reprise.api.encoding import JsonResponse
-from reprise.api.errors import Problem, error_response
-from reprise.api.server_routes import Health
-from reprise.api.service import ChatService
+from reprise.api.http.encoding import JsonResponse
+from reprise.api.http.errors import Problem, error_response
+from reprise.api.native.server_routes import Health
+from reprise.api.service.service import ChatService
 from reprise.core.settings import Settings
 from reprise.core.sizes import nbytes_text
 

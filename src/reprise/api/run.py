@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from reprise.api.connections import ConnectionLimits, end_overdue, protocol_with, raise_descriptor_limit
-from reprise.api.ending import Ending
-from reprise.api.listening import FirstAnswers, url_of
+from reprise.api.http.connections import ConnectionLimits, end_overdue, protocol_with, raise_descriptor_limit
+from reprise.api.http.ending import Ending
+from reprise.api.http.listening import FirstAnswers, url_of
 from reprise.api.loading import LoadingApp, LoadingProgress
-from reprise.api.service import ChatService
+from reprise.api.service.service import ChatService
 from reprise.core.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ Message = Mapping[str, Any]
 Keys: `role`; `content` (text, or None beside tool calls, or a list of parts where the template takes parts);
 `reasoning_content` (text) on an assistant message that thought; `tool_calls` as a list of
 `{"id", "type": "function", "function": {"name", "arguments"}}`; `tool_call_id` and `name` on a tool message. Calls may
-lack ids and their arguments may be text: the renderer mends them (`chat/history.py`).
+lack ids and their arguments may be text: the renderer mends them (`chat/messages/history.py`).
 """
 
 

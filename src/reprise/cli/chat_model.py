@@ -181,7 +181,7 @@ class RemoteModel:
             return
 
     def why(self) -> str:
-        from reprise.api.records import record_lines  # noqa: PLC0415 (imports pydantic)
+        from reprise.api.service.records import record_lines  # noqa: PLC0415 (imports pydantic)
 
         if not self._is_reprise or self._request_id is None:
             return "There is no answer yet." if self._is_reprise else "Not available: this server is not Reprise."

@@ -21,7 +21,7 @@ from reprise.cli.process_limits import LEAST_DESCRIPTORS, weights_nbytes
 from reprise.cli.server_url import is_reprise_at
 from reprise.core.errors import DiskUnusable
 from reprise.core.sizes import Amount, nbytes_text
-from reprise.disk.bucket import is_url, open_bucket
+from reprise.disk.folders.bucket import is_url, open_bucket
 
 
 class Severity(StrEnum):
@@ -238,7 +238,7 @@ def _sources(named: str | None, tables: Mapping[str, Mapping[str, Any]]) -> list
 
 
 def _hub_model(model: str, subject: str) -> DoctorFinding:
-    from reprise.engine.hub import local_directory  # noqa: PLC0415 (imports MLX)
+    from reprise.engine.models.hub import local_directory  # noqa: PLC0415 (imports MLX)
 
     if local_directory(model) is not None:
         return DoctorFinding(subject=subject, verdict=Severity.FINE, text=f"{model}, in the hub's cache")

@@ -11,14 +11,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from reprise.api.ending import RESTARTABLE, Ending, end_at_once
-from reprise.api.listening import FirstAnswers, url_of
+from reprise.api.http.ending import RESTARTABLE, Ending, end_at_once
+from reprise.api.http.listening import FirstAnswers, url_of
 from reprise.api.loading import LoadingClock
-from reprise.api.models import Models, ServedModel
 from reprise.api.run import run_while_loading
-from reprise.api.served import Served, served_model
-from reprise.api.service import ChatService
-from reprise.chat.template import syntax_fault
+from reprise.api.service.models import Models, ServedModel
+from reprise.api.service.served import Served, served_model
+from reprise.api.service.service import ChatService
+from reprise.chat.templates.template import syntax_fault
 from reprise.cli.agents import AGENTS
 from reprise.cli.inspection import CHAT_TOKENS, count_layers, idle_chats
 from reprise.cli.log import configure_logging
@@ -34,11 +34,11 @@ from reprise.core.kinds import Footprint
 from reprise.core.metrics import totals_line
 from reprise.core.settings import Settings
 from reprise.core.sizes import nbytes_text
-from reprise.engine.adapters import check_adapter
-from reprise.engine.load import LoadedModel, is_local, model_directory, with_template
 from reprise.engine.machine import read_machine
 from reprise.engine.memory import budget_of_all, freeze_heap, leave_thread, max_state_nbytes, process_nbytes
-from reprise.engine.outline import ModelOutline, outline_of
+from reprise.engine.models.adapters import check_adapter
+from reprise.engine.models.load import LoadedModel, is_local, model_directory, with_template
+from reprise.engine.running.outline import ModelOutline, outline_of
 from reprise.loop import EngineLoop
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.heartbeat import watchdog

@@ -37,7 +37,7 @@ def explain(
     them), explains that request. With two files of request bodies, explains without a server where and why the second
     request can't reuse the first.
     """
-    from reprise.api.records import record_lines  # noqa: PLC0415 (only this command needs it)
+    from reprise.api.service.records import record_lines  # noqa: PLC0415 (only this command needs it)
 
     if what is None or other is None:
         record = _record(url, what, api_key)
@@ -60,10 +60,10 @@ def _record(url: str, request_id: str | None, api_key: str | None) -> dict[str, 
 
 
 def _foresight(model: str, first: Path, second: Path) -> dict[str, Any]:
-    from reprise.api.any_body import chat_in  # noqa: PLC0415
-    from reprise.api.records import explanation_body  # noqa: PLC0415
-    from reprise.chat.compare_requests import compare_requests  # noqa: PLC0415
-    from reprise.engine.load import load_text_model  # noqa: PLC0415 (imports MLX)
+    from reprise.api.native.any_body import chat_in  # noqa: PLC0415
+    from reprise.api.service.records import explanation_body  # noqa: PLC0415
+    from reprise.chat.rendering.compare_requests import compare_requests  # noqa: PLC0415
+    from reprise.engine.models.load import load_text_model  # noqa: PLC0415 (imports MLX)
 
     text_model = load_text_model(model)
     comparison = compare_requests(text_model, chat_in(first, text_model), chat_in(second, text_model))
@@ -79,7 +79,7 @@ def _foresight(model: str, first: Path, second: Path) -> dict[str, Any]:
 
 
 def _foretold(comparison: dict[str, Any]) -> list[str]:
-    from reprise.api.records import explanation_lines  # noqa: PLC0415
+    from reprise.api.service.records import explanation_lines  # noqa: PLC0415
 
     return [
         f"prompts of {comparison['first_tokens']:,} and {comparison['prompt_tokens']:,} tokens",

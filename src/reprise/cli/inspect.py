@@ -24,7 +24,7 @@ def inspect(
     from reprise.cli.inspection import as_json, inspect_model  # noqa: PLC0415 (imports MLX)
     from reprise.cli.inspection_table import table_of  # noqa: PLC0415
     from reprise.engine import memory  # noqa: PLC0415
-    from reprise.engine.load import load_model  # noqa: PLC0415
+    from reprise.engine.models.load import load_model  # noqa: PLC0415
 
     with refusals():
         loaded = load_model(settings.model, kv_bits=settings.kv_bits, kv_group_size=settings.kv_group_size)

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from reprise.chat.markup import is_harmony
-from reprise.chat.render import Renderer
+from reprise.chat.answers.markup import is_harmony
+from reprise.chat.rendering.render import Renderer
 from reprise.chat.request import ChatRequest, Message
-from reprise.chat.template_behavior import TemplateBehavior, find_behavior
+from reprise.chat.templates.template_behavior import TemplateBehavior, find_behavior
 from reprise.chat.text_model import TextModel
 from reprise.core.errors import BadRequest
 from reprise.core.kinds import Chunk, Footprint, Full, KvKind, Layout, Window
-from reprise.engine.batching import reason_to_run_alone
-from reprise.engine.blueprint import KvSpec, PartsSpec, Spec, StateSpec
-from reprise.engine.load import LoadedModel
-from reprise.engine.runner import Runner
+from reprise.engine.models.load import LoadedModel
+from reprise.engine.running.batching import reason_to_run_alone
+from reprise.engine.running.runner import Runner
+from reprise.engine.states.blueprint import KvSpec, PartsSpec, Spec, StateSpec
 from reprise.plan.checkpoints import interval_tokens, make_plan
 
 CHAT_TOKENS = (8 * 1024, 32 * 1024, 128 * 1024)

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from reprise.chat.template_behavior import Dates, Place, TemplateBehavior, Thoughts
+from reprise.chat.templates.template_behavior import Dates, Place, TemplateBehavior, Thoughts
 from reprise.cli.inspection import TemplateReport, ToolCalls
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

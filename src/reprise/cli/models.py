@@ -14,7 +14,7 @@ from reprise.core.sizes import nbytes_text
 
 if TYPE_CHECKING:
     # Imports MLX.
-    from reprise.engine.outline import ModelOutline
+    from reprise.engine.running.outline import ModelOutline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def models(
 def listed_models(directories: list[Path]) -> Iterator[ListedModel]:
     """Those of the directories, then those of the hub's cache."""
     from reprise.cli.process_limits import weights_nbytes  # noqa: PLC0415
-    from reprise.engine.hub import cached_models  # noqa: PLC0415 (imports MLX)
+    from reprise.engine.models.hub import cached_models  # noqa: PLC0415 (imports MLX)
 
     for directory in directories:
         for found in model_directories(directory.expanduser()):
@@ -116,7 +116,7 @@ def tokens_that_fit(outline: "ModelOutline") -> int:
 
 
 def _listed(name: str, directory: Path, nbytes: int) -> ListedModel:
-    from reprise.engine.outline import outline_of  # noqa: PLC0415
+    from reprise.engine.running.outline import outline_of  # noqa: PLC0415
 
     try:
         return ListedModel(name=name, nbytes=nbytes, outline=outline_of(directory, name), fault=None)

@@ -13,7 +13,7 @@ from reprise.core.sizes import nbytes_text
 
 if TYPE_CHECKING:
     # Imports MLX.
-    from reprise.engine.hub import Download
+    from reprise.engine.models.hub import Download
 
 _LOOKS_EVERY_S = 0.2
 _INTERRUPTED = 130
@@ -28,10 +28,10 @@ def pull(model: Annotated[str, typer.Argument(metavar="ID", help="A Hugging Face
     from huggingface_hub.utils import disable_progress_bars  # noqa: PLC0415 (quick start)
 
     from reprise.cli.models import describe  # noqa: PLC0415 (imports MLX)
-    from reprise.engine.hub import fetch, fetch_config, plan_download  # noqa: PLC0415
-    from reprise.engine.load import check_config, is_local  # noqa: PLC0415
-    from reprise.engine.model_files import parsed_config  # noqa: PLC0415
-    from reprise.engine.outline import outline_of  # noqa: PLC0415
+    from reprise.engine.models.hub import fetch, fetch_config, plan_download  # noqa: PLC0415
+    from reprise.engine.models.load import check_config, is_local  # noqa: PLC0415
+    from reprise.engine.models.model_files import parsed_config  # noqa: PLC0415
+    from reprise.engine.running.outline import outline_of  # noqa: PLC0415
 
     disable_progress_bars()
     with refusals():

@@ -17,7 +17,7 @@ def rm(
     """Delete a model from the hub's cache, with all its versions."""
     if Path(model).expanduser().exists():
         refuse(f"{model} is a local directory: delete it yourself if you don't need it.")
-    from reprise.engine.hub import cached_model, remove  # noqa: PLC0415 (imports MLX)
+    from reprise.engine.models.hub import cached_model, remove  # noqa: PLC0415 (imports MLX)
 
     found = cached_model(model)
     if found is None:

@@ -2,7 +2,7 @@
 
 import os
 
-from reprise.api.listening import FirstAnswers, listen
+from reprise.api.http.listening import FirstAnswers, listen
 from reprise.cli.configuration import Configuration, with_options
 from reprise.cli.process_limits import check_process_limits
 from reprise.cli.refuse import refusals

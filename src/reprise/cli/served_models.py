@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reprise.api.served import names_of_adapter
+from reprise.api.service.served import names_of_adapter
 from reprise.cli.models import model_directories
 from reprise.cli.process_limits import weights_nbytes
 from reprise.core.errors import LoadFailed
 from reprise.core.settings import ONE_MODEL, Settings, settings_of
-from reprise.engine.hub import CachedModel, cached_models, local_directory
-from reprise.engine.load import is_loadable
+from reprise.engine.models.hub import CachedModel, cached_models, local_directory
+from reprise.engine.models.load import is_loadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from reprise.core.follow import MemoryReading
 from reprise.core.settings import Settings
 
 if TYPE_CHECKING:
-    from reprise.engine.load import LoadedModel
+    from reprise.engine.models.load import LoadedModel
 
 COMMANDS: Mapping[str, str] = {
     "bench": "reprise.lab.bench.command",

@@ -12,7 +12,7 @@ from reprise.core.job import Job
 from reprise.core.kinds import KvKind
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Span, Tokens
-from reprise.disk.record import DiskRecord, Section
+from reprise.disk.records.record import DiskRecord, Section
 
 
 class TierRequest(Protocol):

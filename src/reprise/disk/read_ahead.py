@@ -22,9 +22,9 @@ from reprise.core.inspection import InspectedRead
 from reprise.core.kinds import Footprint, Full
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Tokens
-from reprise.disk.cache import DiskCache, Fetch
 from reprise.disk.ports import RestoreTarget, TierRequest, TierSequences
-from reprise.disk.record import DiskMatch
+from reprise.disk.records.record import DiskMatch
+from reprise.disk.store.cache import DiskCache, Fetch
 from reprise.memory import Account
 
 log = logging.getLogger(__name__)

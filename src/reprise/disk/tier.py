@@ -13,9 +13,9 @@ from reprise.core.inspection import DiskTree, InspectedRead, OnDisk
 from reprise.core.kinds import Footprint
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens
-from reprise.disk.cache import DiskCache
 from reprise.disk.ports import NewEncoder, TierRequest, TierSequences
 from reprise.disk.read_ahead import ReadAhead
+from reprise.disk.store.cache import DiskCache
 from reprise.disk.write_behind import WriteBehind
 
 LAST_WRITES_S = 10.0

@@ -19,9 +19,9 @@ from reprise.cache.prefix_cache import PrefixCache
 from reprise.core.kinds import Chunk, Footprint, Full, KvKind, Layout, Window
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens
-from reprise.disk.cache import DiskCache
 from reprise.disk.ports import NewEncoder, StateEncoder, TierRequest
-from reprise.disk.record import DiskRecord
+from reprise.disk.records.record import DiskRecord
+from reprise.disk.store.cache import DiskCache
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from reprise.core.errors import first_line, memory_too_small
 from reprise.core.follow import bound_for, budget_within, free_buffers
 from reprise.core.settings import Settings
 from reprise.core.sizes import nbytes_text
-from reprise.engine.load import LoadedModel
 from reprise.engine.machine import macos_footprint, read_machine
+from reprise.engine.models.load import LoadedModel
 
 log = logging.getLogger(__name__)
 

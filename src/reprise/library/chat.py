@@ -11,13 +11,13 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from reprise.api.body import invalid_body, plain
-from reprise.api.exchange import AnswerDelta, AnswerEnd, EndReason, ServiceRequest
+from reprise.api.http.body import invalid_body, plain
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.chat_reply import message_of
 from reprise.api.openai.chat_request import service_request_of
-from reprise.api.records import Record, record_body, record_lines
-from reprise.api.service import new_request_id
+from reprise.api.service.exchange import AnswerDelta, AnswerEnd, EndReason, ServiceRequest
+from reprise.api.service.records import Record, record_body, record_lines
+from reprise.api.service.service import new_request_id
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallDelta
 from reprise.core.errors import BadRequest, ChatBusy
 from reprise.library.replies import Replies, ReplyStream

@@ -12,8 +12,8 @@ from typing import Any, Self, cast
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from reprise.api.served import served_model
-from reprise.api.service import ChatService
+from reprise.api.service.served import served_model
+from reprise.api.service.service import ChatService
 from reprise.core.backend import Status
 from reprise.core.settings import ENGINE_OPTIONS, Settings
 from reprise.library.chat import Chat

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from reprise.api.exchange import ReplyEvent, ServiceRequest, Usage
-from reprise.api.records import Record
-from reprise.api.service import ChatService
+from reprise.api.service.exchange import ReplyEvent, ServiceRequest, Usage
+from reprise.api.service.records import Record
+from reprise.api.service.service import ChatService
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import EngineFailed, RepriseError, ShuttingDown
 from reprise.core.outcome import Outcome

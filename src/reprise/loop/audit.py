@@ -18,9 +18,9 @@ from importlib.metadata import version
 from reprise.core.backend import AuditTotals, Verdict
 from reprise.core.clock import Clock
 from reprise.core.settings import Settings
-from reprise.engine.cold_run import ColdRun, GivenAnswer, OtherChoice, rounding_between
-from reprise.engine.load import LoadedModel
-from reprise.engine.runner import Runner
+from reprise.engine.models.load import LoadedModel
+from reprise.engine.running.cold_run import ColdRun, GivenAnswer, OtherChoice, rounding_between
+from reprise.engine.running.runner import Runner
 from reprise.loop.requests import RunningRequest
 from reprise.memory import Account, Memory
 

@@ -12,11 +12,11 @@ from reprise.core.errors import DiskUnusable
 from reprise.core.kinds import Footprint
 from reprise.core.settings import Settings
 from reprise.core.sizes import Share
-from reprise.disk.bucket import is_url, open_bucket
-from reprise.disk.cache import DiskCache
-from reprise.disk.model_directory import file_system_nbytes
-from reprise.engine.load import LoadedModel
-from reprise.engine.records import runtime_id, why_not_persistable
+from reprise.disk.folders.bucket import is_url, open_bucket
+from reprise.disk.folders.model_directory import file_system_nbytes
+from reprise.disk.store.cache import DiskCache
+from reprise.engine.models.load import LoadedModel
+from reprise.engine.running.records import runtime_id, why_not_persistable
 
 log = logging.getLogger("reprise.loop")
 

@@ -15,7 +15,7 @@ from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens
 from reprise.drafts.drafter import Draft
 from reprise.engine import memory as device_memory
-from reprise.engine.draft_sequence import DraftSequence
+from reprise.engine.running.draft_sequence import DraftSequence
 from reprise.loop.requests import RunningRequest
 from reprise.loop.sequences import initial_decode_slots
 from reprise.plan.checkpoints import Plan, make_plan

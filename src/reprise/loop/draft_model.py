@@ -20,14 +20,14 @@ from reprise.core.backend import DraftModelStatus, DraftSource
 from reprise.core.clock import Clock
 from reprise.core.errors import DiskUnusable
 from reprise.core.kinds import Footprint
-from reprise.disk.cache import DiskCache
 from reprise.disk.ports import RestoreTarget
+from reprise.disk.store.cache import DiskCache
 from reprise.disk.tier import DiskTier
 from reprise.drafts.benefit import DraftCosts
 from reprise.drafts.drafter import Drafts
-from reprise.engine.load import LoadedModel
-from reprise.engine.records import RecordEncoder
-from reprise.engine.runner import Runner
+from reprise.engine.models.load import LoadedModel
+from reprise.engine.running.records import RecordEncoder
+from reprise.engine.running.runner import Runner
 from reprise.loop.draft_following import DraftAccount, FollowedAnswer, FollowedText, SettledPrefix
 from reprise.loop.requests import RunningRequest
 from reprise.loop.sequences import SequencePool

@@ -24,11 +24,11 @@ from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
 from reprise.core.tokens import Span, Tokens
 from reprise.disk.tier import DiskTier
-from reprise.engine.batching import reason_to_run_alone
-from reprise.engine.load import LoadedModel, load_model
 from reprise.engine.memory import paging_hint
-from reprise.engine.runner import SHARES_FROM
-from reprise.engine.vocabulary import check_draft_model
+from reprise.engine.models.load import LoadedModel, load_model
+from reprise.engine.models.vocabulary import check_draft_model
+from reprise.engine.running.batching import reason_to_run_alone
+from reprise.engine.running.runner import SHARES_FROM
 from reprise.loop.admission import Gate
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.inspection import inspect, inspect_evictions, lookup, stats_of, status_of

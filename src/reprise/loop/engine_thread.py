@@ -20,7 +20,7 @@ from reprise.core.clock import Clock, monotonic
 from reprise.core.errors import LoadFailed, RepriseError
 from reprise.core.sizes import nbytes_text
 from reprise.engine import memory as device_memory
-from reprise.engine.adapters import SharedBases
+from reprise.engine.models.adapters import SharedBases
 from reprise.loop.heartbeat import Heartbeat
 from reprise.memory import SharedMemory
 from reprise.schedule.models import ModelLimits, ModelState, ModelStep, decide_models, room_for, weights_nbytes

@@ -14,7 +14,7 @@ from reprise.core.outcome import Reason
 from reprise.core.prompt import BoundaryKind
 from reprise.core.tokens import Span, Tokens, union
 from reprise.disk.tier import DiskTier
-from reprise.engine.score import PromptScorer
+from reprise.engine.running.score import PromptScorer
 from reprise.loop.request_table import RequestTable
 from reprise.loop.requests import Admission, Decoding, Prefilling, RunningRequest, Waiting
 from reprise.loop.sequences import SequencePool, initial_decode_slots

@@ -15,8 +15,8 @@ from reprise.core.pin import Pin
 from reprise.core.prompt import BoundaryKind, Prompt
 from reprise.core.tokens import Tokens, as_tokens, join_tokens
 from reprise.drafts.drafter import RequestDrafts
-from reprise.engine.runner import LiveSequence
-from reprise.engine.sampler import TokenSampler
+from reprise.engine.running.runner import LiveSequence
+from reprise.engine.running.sampler import TokenSampler
 from reprise.plan.checkpoints import Plan
 
 

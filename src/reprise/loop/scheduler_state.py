@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from reprise.core.kinds import Layout
 from reprise.core.settings import Settings
-from reprise.engine.batching import TOKEN_BY_TOKEN
-from reprise.engine.runner import Runner
+from reprise.engine.running.batching import TOKEN_BY_TOKEN
+from reprise.engine.running.runner import Runner
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest, Waiting
 from reprise.loop.sequences import SequencePool
 from reprise.schedule.state import DecodingJob, PrefillingJob, SchedulerLimits, SchedulerState, Speed, WaitingJob

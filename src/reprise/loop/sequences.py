@@ -19,10 +19,10 @@ from reprise.core.allowance import StepAllowance
 from reprise.core.job import Job, Purpose
 from reprise.core.tokens import Tokens, own_tokens
 from reprise.disk.ports import RestoreTarget
-from reprise.engine.payloads import PackedSegment
-from reprise.engine.records import RecordSource, RestoringSequence
-from reprise.engine.runner import LiveSequence, Runner
-from reprise.engine.shared_segment import SharedSegment
+from reprise.engine.running.records import RecordSource, RestoringSequence
+from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.states.payloads import PackedSegment
+from reprise.engine.states.shared_segment import SharedSegment
 from reprise.loop.requests import RunningRequest
 from reprise.memory import Account, Memory, Reclaimer
 

@@ -22,7 +22,7 @@ from reprise.core.inspection import (
     TreePart,
 )
 from reprise.core.tokens import Tokens, common_prefix, join_tokens
-from reprise.disk.cache import DiskCache, DiskCursor
+from reprise.disk.store.cache import DiskCache, DiskCursor
 from reprise.loop.requests import Decoding, Prefilling, RunningRequest
 
 _NUM_FIRST_TOKENS = 24

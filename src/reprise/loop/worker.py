@@ -25,10 +25,10 @@ from reprise.core.tokens import as_tokens, join_tokens
 from reprise.disk.tier import DiskTier
 from reprise.drafts.drafter import EARLIER_TOKENS
 from reprise.engine import memory as device_memory
-from reprise.engine.load import LoadedModel
 from reprise.engine.memory import collect_all
-from reprise.engine.records import RecordEncoder
-from reprise.engine.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
+from reprise.engine.models.load import LoadedModel
+from reprise.engine.running.records import RecordEncoder
+from reprise.engine.running.runner import SHARES_FROM, Runner, TokenFailure, TokenResult
 from reprise.loop.admission import Gate
 from reprise.loop.audit import Audit
 from reprise.loop.disk import all_cleared, open_disk

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.api.body import Body
-from reprise.api.controls import AnswerControls
+from reprise.api.http.body import Body
+from reprise.api.wire.controls import AnswerControls
 
 IGNORED = frozenset(
     {

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reprise.api.exchange import AnswerEnd, EndReason, Usage
-from reprise.api.reasoning_signature import signature_of
+from reprise.api.service.exchange import AnswerEnd, EndReason, Usage
+from reprise.api.service.reasoning_signature import signature_of
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from reprise.chat.tools import begun_object
 

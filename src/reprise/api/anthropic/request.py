@@ -6,13 +6,13 @@ from typing import Any
 
 from reprise.api.anthropic.body import IGNORED, REFUSED, AnthropicTool, CountBody, MessagesBody
 from reprise.api.anthropic.transcript import Transcript, TranscriptWriter, speaker_of
-from reprise.api.body import answer_bound, unknown_fields
-from reprise.api.controls import grammar_of, refuse_foreign, stop_tokens_of, thinking_options
-from reprise.api.exchange import ServiceRequest
-from reprise.api.limits import Limits
-from reprise.api.served import Served
-from reprise.api.unread import NO_QUESTION, UnreadParts, newest_question_at, question_of
-from reprise.chat.grammar import Grammar, json_schema
+from reprise.api.http.body import answer_bound, unknown_fields
+from reprise.api.http.limits import Limits
+from reprise.api.service.exchange import ServiceRequest
+from reprise.api.service.served import Served
+from reprise.api.service.unread import NO_QUESTION, UnreadParts, newest_question_at, question_of
+from reprise.api.wire.controls import grammar_of, refuse_foreign, stop_tokens_of, thinking_options
+from reprise.chat.grammars.grammar import Grammar, json_schema
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest
 from reprise.core.job import Origin, Sampling

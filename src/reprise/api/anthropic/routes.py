@@ -11,14 +11,14 @@ from starlette.responses import Response
 from reprise.api.anthropic.body import CountBody, MessagesBody
 from reprise.api.anthropic.reply import PING, ContentBlocks, Event, message, message_delta, usage_body
 from reprise.api.anthropic.request import prompt_of, service_request_of
-from reprise.api.background import refuse_unstreamed
-from reprise.api.body_reading import api_router
-from reprise.api.context import Context, GoesOn, InContext, Namespace
-from reprise.api.encoding import JsonResponse
-from reprise.api.errors import Problem
-from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
-from reprise.api.reply import Reply
-from reprise.api.sse import event_lines, while_connected
+from reprise.api.http.encoding import JsonResponse
+from reprise.api.http.errors import Problem
+from reprise.api.http.sse import event_lines, while_connected
+from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
+from reprise.api.service.reply import Reply
+from reprise.api.wire.background import refuse_unstreamed
+from reprise.api.wire.body_reading import api_router
+from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
 
 _TYPES = {
     401: "authentication_error",

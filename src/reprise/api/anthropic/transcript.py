@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from reprise.api.anthropic.body import AnthropicMessage, Block, CacheControl
-from reprise.api.reasoning_signature import is_signed
-from reprise.api.unread import Speaker, UnreadParts
+from reprise.api.service.reasoning_signature import is_signed
+from reprise.api.service.unread import Speaker, UnreadParts
 from reprise.chat.request import Cut, Message
 from reprise.core.errors import BadRequest
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.api.body import Body
+from reprise.api.http.body import Body
 from reprise.api.openai.chat_body import ToolSpec
 
 IGNORED = frozenset({"keep_alive", "truncate", "shift", "dimensions", "verbose"})

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from reprise.api.errors import Problem
-from reprise.api.exchange import AnswerEnd, EndReason, Usage
+from reprise.api.http.errors import Problem
 from reprise.api.openai.chat_reply import Decode, logprobs_body
+from reprise.api.service.exchange import AnswerEnd, EndReason, Usage
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCall
 from reprise.core.events import Sampled
 

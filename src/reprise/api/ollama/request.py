@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from reprise.api.body import plain, unknown_fields
-from reprise.api.exchange import ServiceRequest
-from reprise.api.limits import Limits
+from reprise.api.http.body import plain, unknown_fields
+from reprise.api.http.limits import Limits
 from reprise.api.ollama.body import (
     IGNORED,
     IGNORED_OPTIONS,
@@ -20,7 +19,8 @@ from reprise.api.ollama.body import (
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.chat_request import service_request_of
 from reprise.api.openai.completions_body import CompletionsBody, service_requests_of
-from reprise.api.served import Served
+from reprise.api.service.exchange import ServiceRequest
+from reprise.api.service.served import Served
 from reprise.core.errors import BadRequest
 
 API = "ollama"

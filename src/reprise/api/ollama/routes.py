@@ -10,12 +10,8 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 import reprise
-from reprise.api.background import HEADER
-from reprise.api.body_reading import BodyRoute, api_router
-from reprise.api.context import Context, InContext, Namespace
-from reprise.api.encoding import JsonResponse
-from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
-from reprise.api.models import ServedModel
+from reprise.api.http.encoding import JsonResponse
+from reprise.api.http.sse import EventStream, while_connected
 from reprise.api.ollama.body import AnswerBody, GenerateBody, OllamaChatBody, ShowBody
 from reprise.api.ollama.reply import (
     Kind,
@@ -29,10 +25,14 @@ from reprise.api.ollama.reply import (
     with_logprobs,
 )
 from reprise.api.ollama.request import model_name, request_of
-from reprise.api.reply import Reply
-from reprise.api.served import Served
-from reprise.api.service import new_request_id
-from reprise.api.sse import EventStream, while_connected
+from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
+from reprise.api.service.models import ServedModel
+from reprise.api.service.reply import Reply
+from reprise.api.service.served import Served
+from reprise.api.service.service import new_request_id
+from reprise.api.wire.background import HEADER
+from reprise.api.wire.body_reading import BodyRoute, api_router
+from reprise.api.wire.context import Context, InContext, Namespace
 from reprise.core.backend import WeightsState
 from reprise.core.errors import BadRequest
 

@@ -6,12 +6,9 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from reprise.api.background import refuse_unstreamed
-from reprise.api.body_reading import api_router
-from reprise.api.context import Context, GoesOn, InContext, Namespace
-from reprise.api.encoding import JsonResponse
-from reprise.api.errors import openai_shape
-from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
+from reprise.api.http.encoding import JsonResponse
+from reprise.api.http.errors import openai_shape
+from reprise.api.http.sse import DONE, comment_line, data_line, while_connected
 from reprise.api.openai.chat_body import ChatBody
 from reprise.api.openai.chat_reply import (
     Head,
@@ -23,9 +20,12 @@ from reprise.api.openai.chat_reply import (
     waiting_chunk,
 )
 from reprise.api.openai.chat_request import service_request_of
-from reprise.api.reply import Reply
-from reprise.api.service import new_request_id
-from reprise.api.sse import DONE, comment_line, data_line, while_connected
+from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, StillWaiting
+from reprise.api.service.reply import Reply
+from reprise.api.service.service import new_request_id
+from reprise.api.wire.background import refuse_unstreamed
+from reprise.api.wire.body_reading import api_router
+from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
 from reprise.core.events import Sampled
 
 router = api_router("OpenAI")

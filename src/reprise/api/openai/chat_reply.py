@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reprise.api.exchange import AnswerDelta, AnswerEnd, Usage
+from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Usage
 from reprise.chat.answer import Answer, ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from reprise.core.events import Sampled
 

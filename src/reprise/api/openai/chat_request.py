@@ -3,18 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reprise.api.body import answer_bound, plain, unknown_fields
-from reprise.api.controls import (
-    ThinkingSwitch,
-    check_stream_options,
-    grammar_of,
-    is_on,
-    refuse_foreign,
-    stop_tokens_of,
-    thinking_options,
-)
-from reprise.api.exchange import ServiceRequest
-from reprise.api.limits import Limits
+from reprise.api.http.body import answer_bound, plain, unknown_fields
+from reprise.api.http.limits import Limits
 from reprise.api.openai.chat_body import (
     IGNORED,
     REFUSED,
@@ -26,9 +16,26 @@ from reprise.api.openai.chat_body import (
     ToolSpec,
 )
 from reprise.api.openai.fields import num_choices_of, prewarms, retained_for_s, sampling_of, stops_of
-from reprise.api.served import Served
-from reprise.api.unread import NO_QUESTION, RefusedQuestions, Speaker, UnreadParts, newest_question_at, question_of
-from reprise.chat.grammar import Grammar, json_object, json_schema
+from reprise.api.service.exchange import ServiceRequest
+from reprise.api.service.served import Served
+from reprise.api.service.unread import (
+    NO_QUESTION,
+    RefusedQuestions,
+    Speaker,
+    UnreadParts,
+    newest_question_at,
+    question_of,
+)
+from reprise.api.wire.controls import (
+    ThinkingSwitch,
+    check_stream_options,
+    grammar_of,
+    is_on,
+    refuse_foreign,
+    stop_tokens_of,
+    thinking_options,
+)
+from reprise.chat.grammars.grammar import Grammar, json_object, json_schema
 from reprise.chat.request import ChatRequest, Message
 from reprise.core.errors import BadRequest
 from reprise.core.prompt import BoundaryKind

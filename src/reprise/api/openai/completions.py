@@ -7,17 +7,17 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from reprise.api.background import refuse_unstreamed
-from reprise.api.batch import Batch, start_batch
-from reprise.api.body_reading import api_router
-from reprise.api.context import Context, GoesOn, InContext, Namespace
-from reprise.api.encoding import JsonResponse
-from reprise.api.errors import openai_shape
-from reprise.api.exchange import AnswerDelta, AnswerEnd, RawPrompt, ServiceRequest, StillWaiting, Usage
+from reprise.api.http.encoding import JsonResponse
+from reprise.api.http.errors import openai_shape
+from reprise.api.http.sse import DONE, comment_line, data_line, while_connected
 from reprise.api.openai.chat_reply import Decode, usage_body
 from reprise.api.openai.completions_body import CompletionsBody, service_requests_of
-from reprise.api.service import new_request_id
-from reprise.api.sse import DONE, comment_line, data_line, while_connected
+from reprise.api.service.batch import Batch, start_batch
+from reprise.api.service.exchange import AnswerDelta, AnswerEnd, RawPrompt, ServiceRequest, StillWaiting, Usage
+from reprise.api.service.service import new_request_id
+from reprise.api.wire.background import refuse_unstreamed
+from reprise.api.wire.body_reading import api_router
+from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
 from reprise.chat.answer import ContentDelta
 from reprise.core.events import Sampled
 

@@ -6,16 +6,16 @@ from typing import Annotated, cast
 
 from pydantic import Field
 
-from reprise.api.body import answer_bound, unknown_fields
-from reprise.api.controls import check_stream_options, grammar_of, refuse_foreign, stop_tokens_of
-from reprise.api.exchange import RawPrompt, ServiceRequest
-from reprise.api.limits import Limits
+from reprise.api.http.body import answer_bound, unknown_fields
+from reprise.api.http.limits import Limits
 from reprise.api.openai.chat_body import ResponseFormat, StreamOptions
 from reprise.api.openai.chat_request import response_grammar
 from reprise.api.openai.fields import Retention, SamplingFields, num_choices_of, retained_for_s, sampling_of, stops_of
-from reprise.api.served import Served
-from reprise.chat.infill import InfillMarkers, infill_markers
-from reprise.chat.piecewise_tokenizer import encode_long
+from reprise.api.service.exchange import RawPrompt, ServiceRequest
+from reprise.api.service.served import Served
+from reprise.api.wire.controls import check_stream_options, grammar_of, refuse_foreign, stop_tokens_of
+from reprise.chat.rendering.infill import InfillMarkers, infill_markers
+from reprise.chat.templates.piecewise_tokenizer import encode_long
 from reprise.chat.text_model import refuse_if_too_long
 from reprise.core.errors import BadRequest
 from reprise.core.tokens import Tokens, as_tokens, join_tokens

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.api.body import AnswerBound, Body
-from reprise.api.controls import AnswerControls
-from reprise.api.limits import Limits
-from reprise.api.served import Served
+from reprise.api.http.body import AnswerBound, Body
+from reprise.api.http.limits import Limits
+from reprise.api.service.served import Served
+from reprise.api.wire.controls import AnswerControls
 from reprise.core.errors import BadRequest
 from reprise.core.job import Origin, Sampling
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from fastapi import Request
 
-from reprise.api.body_reading import api_router
-from reprise.api.context import Context, InContext
-from reprise.api.models import Models, ServedModel
-from reprise.api.served import Served
-from reprise.api.sse import while_connected
+from reprise.api.http.sse import while_connected
+from reprise.api.service.models import Models, ServedModel
+from reprise.api.service.served import Served
+from reprise.api.wire.body_reading import api_router
+from reprise.api.wire.context import Context, InContext
 from reprise.core.errors import BadRequest
 
 router = api_router("OpenAI")

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.api.body import AnswerBound, Body
-from reprise.api.controls import AnswerControls, ThinkingSwitch
+from reprise.api.http.body import AnswerBound, Body
 from reprise.api.openai.fields import CacheOptions, Retention
+from reprise.api.wire.controls import AnswerControls, ThinkingSwitch
 
 IGNORED = frozenset(
     {

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from reprise.api.reasoning_signature import decode_reasoning
 from reprise.api.responses.body import Item, ItemPart
 from reprise.api.responses.tools import custom_arguments, full_name
-from reprise.api.unread import Speaker, UnreadParts
+from reprise.api.service.reasoning_signature import decode_reasoning
+from reprise.api.service.unread import Speaker, UnreadParts
 from reprise.chat.request import Message
 from reprise.core.errors import BadRequest
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
-from reprise.api.body import plain
-from reprise.api.errors import Problem
-from reprise.api.exchange import AnswerEnd, EndReason, Usage
-from reprise.api.reasoning_signature import encode_reasoning
+from reprise.api.http.body import plain
+from reprise.api.http.errors import Problem
 from reprise.api.responses.body import ResponsesBody
 from reprise.api.responses.tools import Callee, custom_input
+from reprise.api.service.exchange import AnswerEnd, EndReason, Usage
+from reprise.api.service.reasoning_signature import encode_reasoning
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from reprise.core.errors import ContextTooLong
 

@@ -3,8 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from reprise.api.body import answer_bound, unknown_fields
-from reprise.api.controls import (
+from reprise.api.http.body import answer_bound, unknown_fields
+from reprise.api.http.limits import Limits
+from reprise.api.openai.fields import prewarms, retained_for_s
+from reprise.api.responses.body import IGNORED, REFUSED, Item, ResponsesBody
+from reprise.api.responses.items import MessageWriter, speaker_of
+from reprise.api.responses.tools import hosted_tools, own_tools, tool_choice_of
+from reprise.api.service.exchange import ServiceRequest
+from reprise.api.service.served import Served
+from reprise.api.service.unread import NO_QUESTION, Speaker, UnreadParts, newest_question_at, question_of
+from reprise.api.wire.controls import (
     ThinkingSwitch,
     check_stream_options,
     grammar_of,
@@ -13,15 +21,7 @@ from reprise.api.controls import (
     stop_tokens_of,
     thinking_options,
 )
-from reprise.api.exchange import ServiceRequest
-from reprise.api.limits import Limits
-from reprise.api.openai.fields import prewarms, retained_for_s
-from reprise.api.responses.body import IGNORED, REFUSED, Item, ResponsesBody
-from reprise.api.responses.items import MessageWriter, speaker_of
-from reprise.api.responses.tools import hosted_tools, own_tools, tool_choice_of
-from reprise.api.served import Served
-from reprise.api.unread import NO_QUESTION, Speaker, UnreadParts, newest_question_at, question_of
-from reprise.chat.grammar import Grammar, json_object, json_schema
+from reprise.chat.grammars.grammar import Grammar, json_object, json_schema
 from reprise.chat.request import ChatRequest
 from reprise.core.errors import BadRequest
 

@@ -9,19 +9,19 @@ from uuid import uuid4
 from fastapi import Header, Query, Request
 from starlette.responses import Response
 
-from reprise.api.background import refuse_unstreamed
-from reprise.api.body_reading import api_router
-from reprise.api.context import Context, GoesOn, InContext, Namespace
-from reprise.api.encoding import JsonResponse
-from reprise.api.errors import Problem, openai_shape, problem_of
-from reprise.api.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
-from reprise.api.reply import Reply
+from reprise.api.http.encoding import JsonResponse
+from reprise.api.http.errors import Problem, openai_shape, problem_of
+from reprise.api.http.sse import EventStream, comment_line, event_lines, while_connected
 from reprise.api.responses.body import Item, ResponsesBody
 from reprise.api.responses.reply import Event, OutputItems, response_body, status_of
 from reprise.api.responses.request import input_items, service_request_of, with_referenced_items
 from reprise.api.responses.store import Stored, stored
 from reprise.api.responses.tools import callees
-from reprise.api.sse import EventStream, comment_line, event_lines, while_connected
+from reprise.api.service.exchange import AnswerDelta, AnswerEnd, Began, ServiceRequest, StillWaiting
+from reprise.api.service.reply import Reply
+from reprise.api.wire.background import refuse_unstreamed
+from reprise.api.wire.body_reading import api_router
+from reprise.api.wire.context import Context, GoesOn, InContext, Namespace
 from reprise.core.errors import BadRequest, ContextTooLong, NotFound, RequestCancelled
 
 router = api_router("OpenAI")

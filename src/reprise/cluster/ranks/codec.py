@@ -16,12 +16,12 @@ import numpy.typing as npt
 from reprise.cache.lookup import Restore, SegmentSlice
 from reprise.core.kinds import KvKind
 from reprise.core.tokens import Span
-from reprise.disk.record import DiskRecord
-from reprise.engine.payloads import PackedSegment, Snapshot
-from reprise.engine.records import RecordEncoder, RecordSource, RestoringSequence
-from reprise.engine.runner import LiveSequence, Runner
-from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
-from reprise.engine.shared_segment import SharedSegment
+from reprise.disk.records.record import DiskRecord
+from reprise.engine.running.records import RecordEncoder, RecordSource, RestoringSequence
+from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.states.payloads import PackedSegment, Snapshot
+from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
+from reprise.engine.states.shared_segment import SharedSegment
 
 Numbered = LiveSequence | PackedSegment | Snapshot | DiskRecord | RecordEncoder | RecordSource | RestoringSequence
 """Objects that hold a part of a state and are identified by a number."""

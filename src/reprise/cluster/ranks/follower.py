@@ -10,9 +10,9 @@ from reprise.cluster.ranks.leader import digest_of
 from reprise.cluster.ranks.operations import OPERATIONS, QUEUE_PART, one_operation, wrap_engine
 from reprise.cluster.ranks.shards import ShardKeeper
 from reprise.core.tokens import Tokens
-from reprise.disk.record import DiskRecord
-from reprise.engine.records import RecordEncoder
-from reprise.engine.runner import Runner
+from reprise.disk.records.record import DiskRecord
+from reprise.engine.running.records import RecordEncoder
+from reprise.engine.running.runner import Runner
 
 
 class OpenShards(Protocol):

@@ -36,15 +36,15 @@ from reprise.core.errors import DiskUnusable, LoadFailed, first_line
 from reprise.core.follow import MemoryReading, tightest
 from reprise.core.kinds import Footprint
 from reprise.core.settings import Settings
-from reprise.disk.cache import DiskCache
-from reprise.disk.model_directory import file_system_nbytes
+from reprise.disk.folders.model_directory import file_system_nbytes
+from reprise.disk.store.cache import DiskCache
 from reprise.engine import memory as device_memory
-from reprise.engine.batching import reason_to_run_alone
-from reprise.engine.blueprint import OpaqueSpec
-from reprise.engine.load import LoadedModel, load_model, model_directory
 from reprise.engine.machine import read_machine
-from reprise.engine.model_files import read_config
-from reprise.engine.runner import Runner, footprint_of
+from reprise.engine.models.load import LoadedModel, load_model, model_directory
+from reprise.engine.models.model_files import read_config
+from reprise.engine.running.batching import reason_to_run_alone
+from reprise.engine.running.runner import Runner, footprint_of
+from reprise.engine.states.blueprint import OpaqueSpec
 
 log = logging.getLogger("reprise.engine")
 

@@ -19,9 +19,9 @@ from reprise.cluster.ranks.links import RanksFailed
 from reprise.cluster.ranks.operations import PASSES, one_operation
 from reprise.cluster.ranks.split_directory import form_of
 from reprise.core.kinds import KvKind
-from reprise.disk.record import DiskRecord
-from reprise.engine.payloads import PackedSegment, Snapshot
-from reprise.engine.records import RecordEncoder, RecordSource, RestoringSequence
+from reprise.disk.records.record import DiskRecord
+from reprise.engine.running.records import RecordEncoder, RecordSource, RestoringSequence
+from reprise.engine.states.payloads import PackedSegment, Snapshot
 
 T = TypeVar("T")
 

@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from reprise.core.tokens import Tokens
-from reprise.disk.record import DiskRecord
-from reprise.engine.payloads import PackedSegment
-from reprise.engine.records import RecordEncoder, RecordSource, RestoringSequence
-from reprise.engine.runner import LiveSequence, Runner
-from reprise.engine.sequence_batch import SequenceBatch, SequenceSource
+from reprise.disk.records.record import DiskRecord
+from reprise.engine.running.records import RecordEncoder, RecordSource, RestoringSequence
+from reprise.engine.running.runner import LiveSequence, Runner
+from reprise.engine.states.payloads import PackedSegment
+from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from reprise.cluster.ranks.links import Message, RanksFailed
 from reprise.cluster.ranks.split_directory import SplitDirectory, form_of
 from reprise.core.errors import DiskUnusable
-from reprise.disk.model_folder import OpenedParts
-from reprise.disk.record import DiskRecord
+from reprise.disk.folders.model_folder import OpenedParts
+from reprise.disk.records.record import DiskRecord
 
 ANSWERED_S = 60.0
 """How long rank 0 waits until another rank has read its part of a record. Nothing else waits for it."""

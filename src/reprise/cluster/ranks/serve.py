@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reprise.api.ending import RESTARTABLE
+from reprise.api.http.ending import RESTARTABLE
 from reprise.cli.refuse import refusals, refuse
 from reprise.core.errors import RepriseError
 from reprise.core.settings import OPTIONS, Settings
-from reprise.disk.bucket import is_url
+from reprise.disk.folders.bucket import is_url
 
 if TYPE_CHECKING:
     from reprise.cluster.ranks.group import LeadingRank

@@ -6,8 +6,8 @@ from queue import SimpleQueue
 from threading import Event, Lock, Thread
 
 from reprise.cluster.ranks.split_directory import form_of
-from reprise.disk.cache import DiskCache
-from reprise.disk.record import DiskRecord
+from reprise.disk.records.record import DiskRecord
+from reprise.disk.store.cache import DiskCache
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
-from reprise.disk.model_directory import ModelDirectory
-from reprise.disk.record import DiskRecord
+from reprise.disk.folders.model_directory import ModelDirectory
+from reprise.disk.records.record import DiskRecord
 
 
 class OtherRanks(Protocol):

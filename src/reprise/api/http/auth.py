@@ -1,0 +1,69 @@
+"""API keys: who may use the server, and which namespace is theirs."""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from reprise.api.http.errors import Shapes, Unauthorized, error_response, problem_of
+from reprise.api.http.page import PREFIX
+
+_OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
+"""What answers without a key: a load balancer has none, and the page asks for one."""
+
+
+class ApiKeys:
+    """The keys of a server. Without keys, anyone may use it."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        assert "" not in keys, "an empty key would let everybody in"
+        self._digests = tuple(_digest(key) for key in keys)
+
+    def namespace(self, key: str | None) -> str | None:
+        """The namespace of a caller with this key, or None if the key is not known.
+
+        The time it takes does not depend on the key: digests of equal length are compared, and always all of them.
+        """
+        if not self._digests:
+            return ""
+        given = _digest(key or "")
+        is_known = False
+        for digest in self._digests:
+            is_known |= hmac.compare_digest(digest, given)
+        if not is_known or key is None:
+            return None
+        return given.hex()[:16]
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def key_of(headers: Headers) -> str | None:
+    """The key that a request brings: OpenAI's `Authorization: Bearer …`, or Anthropic's `x-api-key`."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip() != "":
+        return token.strip()
+    return headers.get("x-api-key")
+
+
+class Authentication:
+    """A layer around the application that lets only known keys in, and notes the caller's namespace."""
+
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, shapes: Shapes) -> None:
+        self._app = app
+        self._keys = keys
+        self._shapes = shapes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or scope["path"].startswith(PREFIX):
+            await self._app(scope, receive, send)
+            return
+        namespace = self._keys.namespace(key_of(Headers(scope=scope)))
+        if namespace is None:
+            error = Unauthorized("Invalid or missing API key. Send `Authorization: Bearer KEY` or `x-api-key: KEY`.")
+            await error_response(problem_of(error), self._shapes.of(scope))(scope, receive, send)
+            return
+        await self._app({**scope, "reprise.namespace": namespace}, receive, send)

@@ -1,0 +1,197 @@
+"""Turns a request into the engine's jobs, one per answer, and says how each answer is to be read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from reprise.api.service.exchange import EndReason, ServiceRequest
+from reprise.api.service.reply import AnswerJob, Choice
+from reprise.chat.answers.parse import AnswerParser
+from reprise.chat.answers.stop import StopWatch
+from reprise.chat.call_format import ModelCalls
+from reprise.chat.request import ChatRequest
+from reprise.chat.text_model import TextModel
+from reprise.core.errors import BadRequest
+from reprise.core.job import Constraint, Job, Purpose, Thinking
+from reprise.core.prompt import BoundaryKind, Prompt
+from reprise.core.tokens import Tokens, own_tokens
+
+# A detokenizer needs the token before to know whether a space begins the text; a few are plenty.
+_NUM_CONTEXT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AnswerFormat:
+    """How the answer is written, from which parsers and watches are made, one of each for a choice."""
+
+    text: TextModel
+    stops: tuple[str, ...]
+    is_thinking_open: bool
+    is_content_open: bool
+    tools: tuple[Mapping[str, Any], ...]
+    tool_choice: str | Mapping[str, Any]
+    context: tuple[int, ...]
+    thinking: Thinking | None
+    holds_calls: bool
+    min_tokens: int
+    """No stop string is looked for in so many tokens."""
+
+    def parser(self) -> AnswerParser:
+        return AnswerParser(
+            self.text,
+            is_thinking_open=self.is_thinking_open,
+            is_content_open=self.is_content_open,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            stops=self.stops,
+            context=self.context,
+            min_tokens=self.min_tokens,
+            holds_calls=self.holds_calls,
+        )
+
+    def watch(self) -> Callable[[int], bool] | None:
+        """The stop strings, for the engine thread; None if there are none."""
+        if not self.stops:
+            return None
+        return StopWatch(
+            self.text,
+            self.stops,
+            is_thinking_open=self.is_thinking_open,
+            is_content_open=self.is_content_open,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            context=self.context,
+            min_tokens=self.min_tokens,
+        )
+
+
+def answer_format_of(
+    request: ServiceRequest, text: TextModel, tokens: Tokens, *, is_thinking_open: bool, default_budget: int | None
+) -> AnswerFormat:
+    """How the answer to this request, whose prompt is `tokens`, is to be read."""
+    context = tuple(int(token) for token in tokens[-_NUM_CONTEXT:])
+    if request.stop_tokens:
+        text = replace(text, eos=text.eos | request.stop_tokens)
+    if not isinstance(request.prompt, ChatRequest):
+        return AnswerFormat(
+            text=without_markup(text),
+            stops=request.stops,
+            is_thinking_open=False,
+            is_content_open=True,
+            tools=(),
+            tool_choice="none",
+            context=context,
+            thinking=None,
+            min_tokens=request.min_tokens,
+            holds_calls=True,
+        )
+    return AnswerFormat(
+        text=text,
+        stops=request.stops,
+        is_thinking_open=is_thinking_open,
+        is_content_open=request.prompt.continue_final and not is_thinking_open,
+        tools=tuple(request.prompt.tools),
+        tool_choice=request.tool_choice,
+        context=context,
+        holds_calls=not request.streams_calls,
+        thinking=_thinking(request, text, is_open=is_thinking_open, default_budget=default_budget),
+        min_tokens=request.min_tokens,
+    )
+
+
+def _thinking(
+    request: ServiceRequest, text: TextModel, *, is_open: bool, default_budget: int | None
+) -> Thinking | None:
+    if not text.think_start_tokens or not text.think_end_tokens:
+        return None
+    budget = default_budget if request.thinking_budget is None else request.thinking_budget
+    return Thinking(start=text.think_start_tokens, end=text.think_end_tokens, budget=budget, is_open=is_open)
+
+
+def without_markup(text: TextModel) -> TextModel:
+    """The same tokenizer for text that is given as it is: no thinking, tool calls or channels are looked for."""
+    return replace(
+        text,
+        think_start=None,
+        think_end=None,
+        tool_start=None,
+        tool_end=None,
+        parse_tool_call=None,
+        calls=ModelCalls(),
+        structural_markers=(),
+        transitions={},
+        initial_state=None,
+    )
+
+
+_SEEDS = 2**63
+_NEVER = -1000.0
+"""A bias that leaves a token without any chance beside others."""
+
+
+def running_of(request: ServiceRequest, answer_format: AnswerFormat, index: int) -> AnswerJob:
+    """The answer number `index` before its first token."""
+    choice = Choice(
+        index,
+        answer_format.parser(),
+        wants_logprobs=request.sampling.logprobs is not None,
+        allows_parallel_calls=request.allows_parallel_calls,
+        tells_end=request.prompt_logprobs is not None,
+        done_as=EndReason.LENGTH if request.max_tokens == 0 else EndReason.STOP,
+    )
+    return AnswerJob(job_id=request.id if request.num_choices == 1 else f"{request.id}-{index}", choice=choice)
+
+
+def job_of(
+    request: ServiceRequest,
+    answer_format: AnswerFormat,
+    prompt: Prompt,
+    run: AnswerJob,
+    *,
+    max_tokens: int,
+    stop_tokens: frozenset[int],
+    constraint: Callable[[], Constraint] | None,
+    prediction: Tokens | None,
+    cache_namespace: str,
+) -> Job:
+    """The job that makes the answer of `run`. `max_tokens` is 0 for a request that generates nothing."""
+    sampling, seed = request.sampling, request.sampling.seed
+    if seed is not None:
+        # The same seed for every choice would give the same answer n times.
+        sampling = replace(sampling, seed=(seed + run.choice.index) % _SEEDS)
+    min_tokens = min(request.min_tokens, max_tokens)
+    if request.ignores_eos and not request.stop_tokens:
+        min_tokens = max_tokens
+    elif request.ignores_eos:
+        # The request's own tokens end the answer; the model's are so unlikely that only a grammar can choose them.
+        sampling = replace(sampling, logit_bias={**sampling.logit_bias, **dict.fromkeys(stop_tokens, _NEVER)})
+    return Job(
+        id=run.job_id,
+        prompt=prompt,
+        purpose=Purpose.GENERATE if request.generates else Purpose.PREFILL,
+        prompt_logprobs=request.prompt_logprobs if run.choice.index == 0 else None,
+        namespace=cache_namespace,
+        owner=request.namespace,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_tokens=stop_tokens | request.stop_tokens,
+        thinking=answer_format.thinking,
+        watch=answer_format.watch(),
+        constraint=constraint,
+        prediction=prediction,
+        chat=request.chat,
+        pin_for_s=request.pin_for_s,
+        retain_for_s=request.retain_for_s,
+    )
+
+
+def cut_at(prompt: Prompt, kind: BoundaryKind) -> Prompt:
+    """The prompt up to its last boundary of this kind."""
+    end = max((boundary.position for boundary in prompt.boundaries if boundary.kind is kind), default=0)
+    if end == 0:
+        raise BadRequest(
+            "This chat template cannot render a system prompt alone. Add a user message.", param="messages"
+        )
+    boundaries = tuple(boundary for boundary in prompt.boundaries if boundary.position <= end)
+    return Prompt(tokens=own_tokens(prompt.tokens[:end]), boundaries=boundaries)

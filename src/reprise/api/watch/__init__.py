@@ -1,0 +1,1 @@
+"""What is watched: events, sums of what reuse saved, Prometheus metrics, recordings."""

@@ -1,0 +1,1 @@
+"""From tokens to answers: reasoning, content, tool calls and stop strings."""

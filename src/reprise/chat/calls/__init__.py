@@ -1,0 +1,1 @@
+"""A model's format of tool calls: learnt from its template, read, written, and its values."""

@@ -1,0 +1,627 @@
+"""Learning a model's format of tool calls from its chat template.
+
+Chats with made-up calls are rendered: another name, no argument, arguments of every JSON type, two of them, two calls.
+What differs between two renderings is the content of the call, and what stays the same is the markup around it. Nothing
+depends on the name of a model or template. A format counts only if the reader reads all made-up calls back as they were
+meant.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reprise.chat.call_format import (
+    ID,
+    INDEX,
+    KEY,
+    CallFormat,
+    JsonArguments,
+    KeyedArguments,
+    ModelCalls,
+    known_formats,
+)
+from reprise.chat.calls.call_probes import (
+    ASKED,
+    FIRST_KEY,
+    FIRST_VALUE,
+    FORMS,
+    IDS,
+    NAME,
+    OTHER,
+    PROBE_TOOLS,
+    SECOND_KEY,
+    SECOND_VALUE,
+    TYPED,
+    WORDS,
+    CallProbes,
+    MadeCall,
+    NotLearnt,
+    first_markup,
+)
+from reprise.chat.calls.call_reader import CallArguments, CallBegan, CallEnded, CallReader
+from reprise.chat.calls.call_writing import written_section
+from reprise.chat.calls.stated_calls import stated_format
+from reprise.chat.text_model import TextModel
+from reprise.chat.tools import make_calls
+
+
+def learn_calls(text_model: TextModel) -> ModelCalls:
+    """Find the format of this model's calls. Renders about a dozen small chats."""
+    for form in FORMS:
+        probes = CallProbes(text_model, form)
+        try:
+            found = _learn(probes)
+        except NotLearnt:
+            continue
+        shows = _shows_tools(text_model)
+        return ModelCalls(format=found, example=_example(probes, found), shows_tools=shows)
+    known = _known(text_model)
+    example = "" if known is None else written_section(known, [(NAME, {FIRST_KEY: FIRST_VALUE})])
+    return ModelCalls(format=known, example=example, shows_tools=_shows_tools(text_model))
+
+
+def _learn(probes: CallProbes) -> CallFormat:
+    if probes.text_model.render is None:
+        raise NotLearnt
+    one = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})])
+    other = probes.calls([(OTHER, {FIRST_KEY: FIRST_VALUE})])
+    name_at = _common_length(one, other)
+    if not one.startswith(NAME, name_at) or not other.startswith(OTHER, name_at):
+        raise NotLearnt
+    lead, begun = _lead(probes, one[:name_at]), ""
+    if lead == "":
+        lead = begun = _begun(probes)
+    arguments, middle, final = _arguments(probes, one[name_at + len(NAME) :], name_at)
+    two = _two_calls(probes, name_at, middle, arguments)
+    last = _until_turn_end(probes, final)
+    if two is None:
+        opening, head, tail, between, ending = "", lead, last, None, ""
+        index_middle = middle
+    else:
+        inter, index_middle, last_of_two = two
+        # Some templates end a section only if it has several calls.
+        last = last_of_two if last_of_two.startswith(last.rstrip()) else last
+        opening, head, tail, between, ending = _sequence(lead, inter, last, probes.splitters)
+    return _whole(
+        probes,
+        opening=_with_holes(opening),
+        head=_with_holes(head),
+        middle=_with_holes(index_middle),
+        tail=_with_holes(tail),
+        between=between,
+        ending=ending,
+        arguments=arguments,
+        words_name=_words_name(probes, begun, middle) if begun else "",
+    )
+
+
+def _begun(probes: CallProbes) -> str:
+    """What begins a call, where the generation prompt has it already; "" if it does not."""
+    prompt, _ = probes.instructions()
+    before = _before_name(probes)
+    start = before[before.rfind(WORDS) + len(WORDS) :].strip() if WORDS in before else ""
+    return start if prompt.endswith(start) else ""
+
+
+def _words_name(probes: CallProbes, begun: str, middle: str) -> str:
+    """The name to which the model addresses what it says to the user."""
+    words = probes.words()
+    said = words[: words.rfind(WORDS)]
+    name = said[said.rfind(begun) + len(begun) :].removesuffix(middle)
+    if begun + name + middle != said[said.rfind(begun) :] or not name.isidentifier():
+        raise NotLearnt
+    return name
+
+
+def _lead(probes: CallProbes, before: str) -> str:
+    """What stands between the beginning of an answer without words and the first call's name."""
+    words = probes.words()
+    lead = before[_whole_markup(words, _common_length(before, words), probes.splitters) :]
+    with_words = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})], content=WORDS)
+    at = with_words.rfind(WORDS)
+    name_at = with_words.find(NAME, at)
+    if at >= 0 and name_at > at:
+        # Words before a call may close what an answer without them never opened.
+        behind = with_words[at + len(WORDS) : name_at]
+        shared = _common_suffix(lead, behind)
+        lead = lead[_whole_markup_back(lead, len(lead) - shared, probes.splitters) :]
+    lead = lead.lstrip()
+    model = probes.text_model
+    is_more = True
+    while is_more:
+        is_more = False
+        for marker in (model.think_start, model.think_end, *model.structural_markers):
+            if marker and lead.startswith(marker) and marker != model.tool_start:
+                lead, is_more = lead[len(marker) :].lstrip(), True
+    return lead
+
+
+def _arguments(probes: CallProbes, after_name: str, name_at: int) -> tuple[JsonArguments | KeyedArguments, str, str]:
+    """How arguments are written, what stands between the name and them, and what follows them."""
+    full = {f"{kind}_{FIRST_KEY}": value for kind, value in TYPED.items()}
+    text = probes.calls([(NAME, full)])[name_at + len(NAME) :]
+    for match in re.finditer(r"\{", text):
+        try:
+            value, length = json.JSONDecoder().raw_decode(text[match.start() :])
+        except ValueError:
+            continue
+        if value == full:
+            return JsonArguments(), text[: match.start()], text[match.start() + length :]
+    return _keyed(probes, after_name, name_at)
+
+
+def _keyed(probes: CallProbes, after_name: str, name_at: int) -> tuple[KeyedArguments, str, str]:
+    def rest(arguments: Mapping[str, Any]) -> str:
+        return probes.calls([(NAME, arguments)])[name_at + len(NAME) :]
+
+    def around(text: str, key: str, value: str) -> tuple[str, str, str]:
+        key_at = text.find(key)
+        value_at = text.find(value, key_at + len(key))
+        if key_at < 0 or value_at < 0:
+            raise NotLearnt
+        return text[:key_at], text[key_at + len(key) : value_at], text[value_at + len(value) :]
+
+    lead, opening, last = around(after_name, FIRST_KEY, FIRST_VALUE)
+    # In the order in which templates that sort write them, too.
+    two = rest({SECOND_KEY: SECOND_VALUE, FIRST_KEY: FIRST_VALUE})
+    _, _, behind_first = around(two, SECOND_KEY, SECOND_VALUE)
+    inter, _, _ = around(behind_first, FIRST_KEY, FIRST_VALUE)
+    nothing = rest({})
+    ending = _until_turn_end(probes, last)
+    named = re.match(rf"[^{KEY}]*?{KEY}[^\s{KEY}]*?>", inter.replace(SECOND_KEY, KEY))
+    item = ""
+    if named is None:
+        before, key_opening, value_ending, between, after = _sequence(lead, inter, ending, probes.splitters)
+    else:
+        # The key stands in what ends its value.
+        value_ending, key_opening, between = named[0], inter[len(named[0].replace(KEY, SECOND_KEY)) :], ""
+        closed = value_ending.replace(KEY, FIRST_KEY)
+        if not lead.endswith(key_opening) or not ending.startswith(closed):
+            raise NotLearnt
+        before, after = lead[: len(lead) - len(key_opening)], ending[len(closed) :]
+        item = _item(rest({FIRST_KEY: {OTHER: [SECOND_VALUE]}}), key_opening, opening)
+    # Without arguments what stands around them is still there.
+    bare = _until_turn_end(probes, nothing)
+    if between is None or not _loosely_equal(bare, before + after):
+        raise NotLearnt
+    kinds: dict[str, tuple[str, str]] = {}
+    for kind, value in TYPED.items():
+        key = f"{kind}_{FIRST_KEY}"
+        text = rest({key: value})
+        written = _written_value(text, key, value)
+        if written is not None:
+            kinds[kind] = written
+    quote, value_opening, value_ending, is_native = _quoting(opening, value_ending, kinds)
+    openings = {kind: found for kind, (found, _) in kinds.items() if kind != "string" and found != value_opening}
+    keyed = KeyedArguments(
+        key_opening=key_opening,
+        value_opening=value_opening,
+        value_ending=value_ending,
+        between=between,
+        quote=quote,
+        openings=() if is_native else tuple(openings.items()),
+        is_native=is_native,
+        has_bare_keys=is_native and quote not in ("'", '"'),
+        item=item,
+    )
+    return keyed, before, after + last[len(ending) :]
+
+
+def _item(text: str, key_opening: str, opening: str) -> str:
+    """The name under which a list's items are written, as arguments are; "" if lists are not written so."""
+    lead = key_opening + OTHER + opening + key_opening
+    inside = text[text.find(lead) + len(lead) : text.find(SECOND_VALUE)] if lead in text else ""
+    return inside.removesuffix(opening) if inside.endswith(opening) else ""
+
+
+def _written_value(text: str, key: str, value: Any) -> tuple[str, str] | None:
+    """What stands before and behind a value, written as JSON or as Python has it; None if it is not there."""
+    at = text.find(key)
+    if at < 0:
+        return None
+    rest = text[at + len(key) :]
+    for spelling in (json.dumps(value), str(value), value if isinstance(value, str) else ""):
+        found = rest.find(spelling) if spelling else -1
+        if found >= 0:
+            return rest[:found], rest[found + len(spelling) :]
+    return None
+
+
+def _quoting(opening: str, ending: str, kinds: Mapping[str, tuple[str, str]]) -> tuple[str, str, str, bool]:
+    """The quotes of text values, and what stands around values apart from them."""
+    plain = kinds.get("number")
+    if plain is None:
+        raise NotLearnt
+    before = plain[0]
+    if len(opening) > len(before) and opening.startswith(before):
+        quote = opening[len(before) :]
+        if quote.strip() and ending.startswith(quote):
+            return quote, before, ending[len(quote) :], True
+    if ending.strip() == "":
+        raise NotLearnt
+    return "", opening, ending, False
+
+
+def _two_calls(
+    probes: CallProbes, name_at: int, middle: str, arguments: JsonArguments | KeyedArguments
+) -> tuple[str, str, str] | None:
+    """What stands between the first call's arguments and the second's name; None where a template has one call only.
+
+    With it the text between name and arguments, in which what differs from call to call is a hole, and what follows
+    the second call's arguments.
+    """
+    try:
+        text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE}), (OTHER, {FIRST_KEY: SECOND_VALUE})])
+    except NotLearnt:
+        return None
+    rest = text[name_at + len(NAME) :]
+    second_at = rest.rfind(OTHER, 0, rest.find(SECOND_VALUE)) if SECOND_VALUE in rest else -1
+    if second_at < 0:
+        return None
+    if isinstance(arguments, JsonArguments):
+        shown = re.search(r"\{[^{}]*" + re.escape(FIRST_VALUE) + r"[^{}]*\}", rest[:second_at])
+        if shown is None:
+            raise NotLearnt
+        inter = rest[shown.end() : second_at]
+        second = rest[second_at + len(OTHER) :]
+        open_at = second.find("{")
+        behind = second[:open_at] if open_at >= 0 else middle
+        shown = re.search(r"\{[^{}]*" + re.escape(SECOND_VALUE) + r"[^{}]*\}", second)
+        last = "" if shown is None else _until_turn_end(probes, second[shown.end() :])
+    else:
+        value_at = rest.find(FIRST_VALUE)
+        keyed_end = value_at + len(FIRST_VALUE) + len(arguments.quote)
+        inter = rest[keyed_end:second_at]
+        value_ending = arguments.ending(FIRST_KEY)
+        if not inter.startswith(value_ending):
+            raise NotLearnt
+        inter = inter[len(value_ending) :]
+        behind = rest[second_at + len(OTHER) :][: len(middle)]
+        last = ""
+    if len(behind) == len(middle) or isinstance(arguments, JsonArguments):
+        middle = _numbered(_with_holes(middle), _with_holes(behind))
+    return inter, middle, last
+
+
+def _numbered(first: str, second: str) -> str:
+    """The text with a hole where the two have another number."""
+    parts = re.split(r"(\d+)", first)
+    others = re.split(r"(\d+)", second)
+    if len(parts) != len(others):
+        return first
+    return "".join(INDEX if a != b and a.isdigit() and b.isdigit() else a for a, b in zip(parts, others, strict=True))
+
+
+def _with_holes(text: str) -> str:
+    for made_id in IDS:
+        text = text.replace(made_id, ID)
+    return text
+
+
+def _sequence(lead: str, inter: str, last: str, splitters: Sequence[str]) -> tuple[str, str, str, str | None, str]:
+    """Opening, what stands before each item, behind each, between two, and ending, from what is seen around items.
+
+    `lead` = opening + before; `inter` = behind + between + before; `last` = behind + ending.
+    """
+    lead, inter, last = _with_holes(lead), _with_holes(inter), _with_holes(last)
+    lead, inter = _numbered_suffix(lead, inter)
+    behind = _whole_markup(inter, _common_length(inter, last), splitters)
+    behind = min(behind, _whole_markup(last, behind, splitters))
+    tail = inter[:behind]
+    rest = inter[behind:]
+    shared = _common_suffix(lead, rest)
+    shared = len(lead) - _whole_markup_back(lead, len(lead) - shared, splitters)
+    head = lead[len(lead) - shared :]
+    between = rest[: len(rest) - shared]
+    # White space that is there in any case belongs to what is between.
+    return lead[: len(lead) - shared], head, tail, between, last[len(tail) :]
+
+
+def _numbered_suffix(lead: str, inter: str) -> tuple[str, str]:
+    """Both with a hole where they end alike but for a number, as calls that are numbered do."""
+    pattern = re.compile(r"\d+")
+    plain, other = pattern.sub(INDEX, lead), pattern.sub(INDEX, inter)
+    shared, exact = _common_suffix(plain, other), _common_suffix(lead, inter)
+    if INDEX not in plain[len(plain) - shared :] or shared <= exact:
+        return lead, inter
+    return plain, other
+
+
+def _whole(
+    probes: CallProbes,
+    *,
+    opening: str,
+    head: str,
+    middle: str,
+    tail: str,
+    between: str | None,
+    ending: str,
+    arguments: JsonArguments | KeyedArguments,
+    words_name: str,
+) -> CallFormat:
+    """The format, with the markers at which content ends and begins again taken out of what is around the calls."""
+    has_own = opening.strip() == "" and between is not None
+    whole_lead = (opening + head).lstrip()
+    start, lead = (whole_lead, whole_lead) if words_name else _call_start(probes, whole_lead)
+    opening = lead[: len(lead) - len(head)] if len(lead) > len(head) else ""
+    if has_own or between is None:
+        head, opening = lead[len(start) :], ""
+        whole_tail = tail + ending if between is None else tail
+        end = _end_marker(whole_tail, probes.splitters)
+        tail, ending = whole_tail.rstrip()[: len(whole_tail.rstrip()) - len(end)], ""
+        has_own = True
+    elif len(opening.lstrip()) >= len(start):
+        opening = opening.lstrip()[len(start) :]
+        end = _end_marker(ending, probes.splitters)
+        ending = ending.rstrip()[: len(ending.rstrip()) - len(end)]
+    else:
+        raise NotLearnt
+    found = CallFormat(
+        start=start,
+        opening=opening,
+        head=head,
+        middle=middle,
+        arguments=arguments,
+        tail=tail,
+        between=between,
+        ending=ending,
+        end=end,
+        has_own_section=has_own,
+        is_bare=not _is_marker(start, probes.splitters),
+        words_name=words_name,
+    )
+    ends = [probes.text_model.decode([token]) for token in probes.text_model.eos]
+    if any(end in text for end in ends if end for text in found.texts()):
+        # The model cannot write beyond it.
+        raise NotLearnt
+    _check(probes, found)
+    return found
+
+
+def _before_name(probes: CallProbes) -> str:
+    """What the template writes between the question and the name of a call, where the model said words first."""
+    text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})], content=WORDS)
+    return text[text.rfind(ASKED) :].partition(NAME)[0]
+
+
+def _call_start(probes: CallProbes, lead: str) -> tuple[str, str]:
+    """The marker that the calls begin with, and the lead from there on.
+
+    What stands in a chat without calls too (it begins or ends reasoning, or a message) is not the marker of calls: that
+    follows it, or it goes on up to the next special token.
+    """
+    start = _start_marker(lead, probes.text_model, probes.splitters)
+    # A word may stand in the instructions; in an answer it begins calls only with what follows it.
+    is_word = start[:1].isalpha()
+    while not is_word and _is_marker(start, probes.splitters) and any(start in text for text in probes.outside):
+        behind = lead[len(start) :].lstrip()
+        if first_markup(behind, probes.splitters).startswith(("<", "[", *probes.splitters)):
+            start, lead = _start_marker(behind, probes.text_model, probes.splitters), behind
+            continue
+        stops = [at + len(text) for text in probes.splitters if (at := lead.find(text, len(start))) >= 0]
+        if not stops:
+            raise NotLearnt
+        start = lead[: min(stops)]
+    return start, lead
+
+
+def _start_marker(lead: str, model: TextModel, splitters: Sequence[str]) -> str:
+    """The marker that a text begins with."""
+    if model.tool_start and lead.startswith(model.tool_start):
+        return model.tool_start
+    special = next((text for text in splitters if lead.startswith(text)), None)
+    if special is not None:
+        tag = re.match(r"<\w+>", lead[len(special) :])
+        return special if tag is None else special + tag[0]
+    tag = re.match(r"<[^\s<>]*[>=]|\[[A-Z_]+\]|[^\s\w\"'{}\[\]()]{2,}", lead)
+    if tag is not None:
+        return tag[0]
+    if lead[:1] in ("{", "["):
+        return lead[0]
+    # A word alone would be found in any answer.
+    word = re.match(r"[A-Za-z_]+[:\[]", lead)
+    if word is None:
+        raise NotLearnt
+    return word[0]
+
+
+def _end_marker(text: str, splitters: Sequence[str]) -> str:
+    """The marker that the calls end with, "" if none."""
+    text = text.rstrip()
+    special = next((special for special in splitters if text.endswith(special)), None)
+    if special is not None:
+        return special
+    tag = re.search(r"</?[^\s<>]+>$", text)
+    return "" if tag is None else tag[0]
+
+
+def _is_marker(start: str, splitters: Sequence[str]) -> bool:
+    return start in splitters or len(start) > 2
+
+
+def _check(probes: CallProbes, found: CallFormat) -> None:
+    """Raise `NotLearnt` unless the reader reads all made-up calls back."""
+    every = {f"{kind}_{FIRST_KEY}": value for kind, value in TYPED.items()}
+    # What a template leaves out cannot come back.
+    chats: list[list[MadeCall]] = [
+        [(NAME, {})],
+        [(NAME, {FIRST_KEY: FIRST_VALUE, SECOND_KEY: SECOND_VALUE})],
+        [(NAME, every)],
+    ]
+    if found.is_parallel:
+        chats.append([(NAME, {FIRST_KEY: FIRST_VALUE}), (OTHER, {})])
+    for calls in chats:
+        text = probes.calls(calls)
+        if _calls_in(text, found) != [(name, dict(arguments)) for name, arguments in calls] and not _lacks_null(
+            calls, _calls_in(text, found)
+        ):
+            raise NotLearnt
+
+
+def _lacks_null(calls: Sequence[MadeCall], read: Sequence[tuple[str, Any]] | None) -> bool:
+    return read is not None and [
+        (name, {key: value for key, value in arguments.items() if value is not None}) for name, arguments in calls
+    ] == [
+        (name, {key: value for key, value in arguments.items() if value not in (None, "None")})
+        for name, arguments in read
+    ]
+
+
+def _calls_in(text: str, form: CallFormat) -> list[tuple[str, Any]] | None:
+    """The calls in a rendered chat; None if there are none in this format."""
+    at = text.rfind(ASKED)
+    calls: list[tuple[str, Any]] = []
+    while True:
+        at = text.find(form.start, at)
+        if at < 0:
+            return calls or None
+        reader = CallReader(form, tools=PROBE_TOOLS)
+        reader.feed(text[at + len(form.start) :])
+        reader.finish(is_ended=False)
+        names: list[str] = []
+        texts: list[str] = []
+        for event in reader.take():
+            match event:
+                case CallBegan():
+                    names.append(event.name)
+                    texts.append("")
+                case CallArguments():
+                    texts[-1] += event.text
+                case CallEnded():
+                    calls.append((names[-1], json.loads(texts[-1])))
+        if reader.is_broken or not names or (form.is_bare and calls):
+            at += len(form.start)
+            if form.is_bare and calls:
+                return calls
+        else:
+            at = len(text) - len(reader.rest)
+
+
+def _example(probes: CallProbes, form: CallFormat) -> str:
+    """A call as the template writes it, from its start marker to its end."""
+    text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})])
+    at = text.find(form.start, text.rfind(ASKED))
+    reader = CallReader(form, tools=PROBE_TOOLS)
+    reader.feed(text[at + len(form.start) :])
+    reader.finish(is_ended=False)
+    return text[at : len(text) - len(reader.rest)]
+
+
+def _known(text_model: TextModel) -> CallFormat | None:
+    """The format that the model's parser reads, or that the template asks for, where it shows no call."""
+    parse = text_model.parse_tool_call
+    if parse is None or text_model.tool_start is None:
+        form = _stated(text_model)
+        return form if form is not None and _is_not_refuted(text_model, form) else None
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
+    for form in known_formats(text_model.tool_start, text_model.tool_end or ""):
+        specials = [text for text in ("[ARGS]", "<escape>", '<|"|>') if any(text in part for part in form.texts())]
+        if any(text not in text_model.splitters for text in specials):
+            continue
+        section = written_section(form, [("f", {"a": "b"})])
+        written = section[len(form.start) : len(section) - len(form.end)]
+        try:
+            parsed: Any = parse(written.strip(), [tool])
+        except Exception:  # whatever a parser raises at a format that is not its own
+            continue
+        calls = make_calls(parsed)
+        if calls is not None and [(call.name, call.arguments) for call in calls] == [("f", '{"a": "b"}')]:
+            return form if _is_not_refuted(text_model, form) else None
+    return None
+
+
+def _shows_tools(text_model: TextModel) -> bool:
+    """Whether tools are in the prompt. One that cannot be rendered with them does not say that they are not."""
+    try:
+        shown, _ = CallProbes(text_model, FORMS[0]).instructions()
+    except NotLearnt:
+        return True
+    return NAME in shown
+
+
+def _stated(text_model: TextModel) -> CallFormat | None:
+    probes = CallProbes(text_model, FORMS[0])
+    try:
+        shown, plain = probes.instructions()
+    except NotLearnt:
+        return None
+    return stated_format(shown, plain, splitters=probes.splitters, names=(NAME, OTHER))
+
+
+def _is_not_refuted(text_model: TextModel, form: CallFormat) -> bool:
+    """Whether the template shows no call, or shows it in this format."""
+    probes = CallProbes(text_model, FORMS[0])
+    try:
+        text = probes.calls([(NAME, {FIRST_KEY: FIRST_VALUE})])
+    except NotLearnt:
+        return True
+    if NAME not in text[text.rfind(ASKED) :]:
+        return True
+    try:
+        _check(probes, form)
+    except NotLearnt:
+        return False
+    return True
+
+
+def _until_turn_end(probes: CallProbes, text: str) -> str:
+    """The text up to what ends a message."""
+    words = probes.words()
+    behind = words[words.rfind(WORDS) + len(WORDS) :]
+    ends = [text_of for text_of in (probes.text_model.decode([token]) for token in probes.text_model.eos) if text_of]
+    marker = first_markup(behind, probes.splitters)
+    seen = text.find("seen")
+    said = text if seen < 0 else text[:seen]
+    places = [at for end in (*ends, marker, probes.opens_result) if end and (at := said.find(end)) >= 0]
+    if not places:
+        # Nothing ends the message: what stands between two others opens the next.
+        between = behind.partition(ASKED)[0]
+        places = [at for end in probes.splitters if end in between and (at := said.find(end)) >= 0]
+    if not places and seen >= 0:
+        # Up to the last special token before the result.
+        ends_at = [at + len(s) for s in probes.splitters if (at := said.rfind(s)) >= 0]
+        places = [max(ends_at, default=seen)]
+    cut = text[: min(places, default=len(text))]
+    for marker in probes.text_model.structural_markers:
+        cut = cut.rstrip().removesuffix(marker)
+    return cut
+
+
+def _whole_markup(text: str, length: int, splitters: Sequence[str]) -> int:
+    """`length` or what is less of it, so that no special token or tag is cut apart there."""
+    for special in splitters:
+        for at in range(max(0, length - len(special) + 1), length):
+            if text.startswith(special, at):
+                return _whole_markup(text, at, splitters)
+    tag = re.search(r"</?[^\s<>]*$", text[:length])
+    return length if tag is None else tag.start()
+
+
+def _whole_markup_back(text: str, at: int, splitters: Sequence[str]) -> int:
+    """`at` or what is more of it, so that no special token or tag is cut apart there."""
+    for special in splitters:
+        for start in range(max(0, at - len(special) + 1), at):
+            if text.startswith(special, start):
+                return _whole_markup_back(text, start + len(special), splitters)
+    if re.search(r"<[^\s<>]*$", text[:at]) is None:
+        return at
+    rest = re.match(r"[^\s<>]*[>=]?", text[at:])
+    return at if rest is None else at + rest.end()
+
+
+def _loosely_equal(one: str, other: str) -> bool:
+    return "".join(one.split()) == "".join(other.split())
+
+
+def _common_length(one: str, other: str) -> int:
+    length = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
+
+
+def _common_suffix(one: str, other: str) -> int:
+    return _common_length(one[::-1], other[::-1])

@@ -1,0 +1,345 @@
+"""Why tokens were not reused: the part of the prompt where it left what was stored, and what stood on both sides.
+
+Then what kind of change it was: from that part, the messages before and now, and the text on both sides.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reprise.chat.message_format import joined_text
+from reprise.chat.reasons.volatile_prefix import moments_in, touches_clock, touches_date
+from reprise.chat.request import Message
+from reprise.chat.templates.probe_turns import head_length, last_user_at
+from reprise.chat.templates.rendered import PartKind, PromptPart, Rendered
+from reprise.chat.text_model import TextModel
+from reprise.core.outcome import Outcome, Reason
+from reprise.core.tokens import Span, Tokens, common_prefix
+
+_NUM_SHOWN = 32
+"""How many tokens of each side an explanation shows."""
+
+_NUM_AROUND = 24
+"""Characters before a divergence that are looked at for a date or a changing value."""
+
+_RANDOM = re.compile(r"[0-9A-Za-z_+/=-]{4,}")
+_CHANNEL_OF_THINKING = "<|channel|>analysis"
+_EARLY_TOKENS = 16
+"""What agrees for fewer tokens than this agrees by the template's own words, not by the chat's."""
+
+ADVICE = {
+    Reason.NOTHING_NEW: "",
+    Reason.NEW_TOKENS: "",
+    Reason.COLD: "No earlier request was similar: the first request computes everything.",
+    Reason.CACHE_OFF: "Start the server without --no-prefix-cache.",
+    Reason.SYSTEM_CHANGED: "Keep the system prompt the same throughout; put what changes at the end of the chat.",
+    Reason.TOOLS_CHANGED: "Send the same tools in the same order with every request of a chat.",
+    Reason.TEMPLATE_OPTIONS_CHANGED: "Send the same template options (thinking, reasoning effort) throughout a chat.",
+    Reason.DATE_CHANGED: "--freeze-template-date keeps the date of a chat's first request in templates that print it.",
+    Reason.CLOCK_CHANGED: (
+        "A time of day at the beginning changes on every request: leave it out, use only the date, or put it "
+        "into the last message."
+    ),
+    Reason.BREAKER: "A value at the beginning changes on every request: leave it out, or put it at the end.",
+    Reason.EARLIER_MESSAGE_EDITED: "The chat was edited: everything after the edit is computed again.",
+    Reason.LAST_MESSAGE_EDITED: "The last message was edited: only what follows it is computed.",
+    Reason.THINKING_STRIPPED: (
+        "The template strips earlier reasoning, or the client does not send it back. Settling computes the stripped "
+        "chat while the server is idle; --restore-reasoning puts back what a client drops."
+    ),
+    Reason.ANSWER_RENDERED_DIFFERENTLY: "Send answers back exactly as they came, with reasoning and tool calls.",
+    Reason.TEMPLATE_RERENDERED: "The chat template moves text as the chat grows; settling computes that while idle.",
+    Reason.BRANCHED: "",
+    Reason.NO_SNAPSHOT: "This model resumes only at snapshots; more memory keeps more of them.",
+    Reason.PROMPT_LOGPROBS: "The request asked for log-probabilities of the prompt, so all of it is computed.",
+    Reason.SLOWER_TO_READ: "A faster --disk-cache, or more memory, would save this.",
+    Reason.EVICTED: "The cache was full: a larger --cache-bytes keeps more chats.",
+}
+
+
+_MISSING = frozenset({Reason.EVICTED, Reason.SLOWER_TO_READ})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedSpan:
+    """Why the tokens of `span` were computed."""
+
+    span: Span
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a request computed what it did.
+
+    `reason` is that of the largest account; the accounts together cover the computed tokens. At `diverged_at` (None:
+    nothing stored was left behind) the prompt, in `part`, goes on with `actual_text` after `shared_text`, while what
+    was stored goes on with `expected_text`.
+    """
+
+    reason: Reason
+    accounts: tuple[ComputedSpan, ...]
+    advice: str
+    diverged_at: int | None = None
+    part: PromptPart | None = None
+    shared_text: str = ""
+    expected_text: str = ""
+    actual_text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Divergence:
+    """The prompt `rendered` left the stored path at token `position`, which is character `char`, in `part`.
+
+    `previous` is the earlier rendering that ends or goes on otherwise there, if one is known.
+    """
+
+    rendered: Rendered
+    previous: Rendered | None
+    position: int
+    char: int
+    part: PromptPart | None
+    shared_text: str
+    expected_text: str
+    actual_text: str
+
+
+def explain(rendered: Rendered, outcome: Outcome, *, previous: Rendered | None, text_model: TextModel) -> Explanation:
+    """The explanation of a request with this outcome; `previous` is the rendering of an earlier request of its chat.
+
+    The computed tokens are ``[reused, matched)``, for which the state was missing, ``[matched, known)``, which the
+    previous request had and the cache has no more, and ``[known, prompt)``, where the prompt is another.
+    """
+    tokens = rendered.prompt.tokens
+    length = len(tokens)
+    if outcome.reason is Reason.CACHE_OFF:
+        return _of((ComputedSpan(span=Span(0, length), reason=Reason.CACHE_OFF),))
+    reused, matched = outcome.num_reused, max(outcome.num_reused, outcome.num_matched)
+    if reused >= length - 1:
+        return _of((ComputedSpan(span=Span(min(reused, length), length), reason=Reason.NOTHING_NEW),))
+    shared = 0 if previous is None else common_prefix(previous.prompt.tokens, tokens)
+    known = max(matched, shared)
+    missing = outcome.reason if outcome.reason in _MISSING else Reason.NO_SNAPSHOT
+    accounts = [
+        ComputedSpan(span=Span(reused, matched), reason=missing),
+        ComputedSpan(span=Span(matched, known), reason=Reason.EVICTED),
+    ]
+    divergence = _divergence(rendered, outcome, previous, known=known, shared=shared, text_model=text_model)
+    if divergence is None:
+        fresh = Reason.COLD if known == 0 else Reason.NEW_TOKENS
+        if known >= length - 1:
+            fresh = Reason.NOTHING_NEW
+        accounts.append(ComputedSpan(span=Span(known, length), reason=fresh))
+        return _of(tuple(accounts))
+    accounts.append(ComputedSpan(span=Span(known, length), reason=classify(divergence, text_model)))
+    return _of(tuple(accounts), divergence)
+
+
+def _divergence(
+    rendered: Rendered,
+    outcome: Outcome,
+    previous: Rendered | None,
+    *,
+    known: int,
+    shared: int,
+    text_model: TextModel,
+) -> Divergence | None:
+    """Where the prompt leaves what was known, or None if it only goes on from there."""
+    tokens = rendered.prompt.tokens
+    if known >= len(tokens):
+        return None
+    expected: Tokens | None = None
+    if outcome.num_matched == known and outcome.stored_next is not None and len(outcome.stored_next) > 0:
+        # What was stored shows more than the previous prompt does: the answer to it, too.
+        expected = outcome.stored_next
+    elif previous is not None and shared == known and known < len(previous.prompt):
+        expected = previous.prompt.tokens[known : known + _NUM_SHOWN]
+    if expected is None:
+        return None
+    char = rendered.char_at(known, text_model.decode)
+    return Divergence(
+        rendered=rendered,
+        # A previous rendering that parted earlier is not the path that was stored here.
+        previous=previous if shared == known or (previous is not None and shared == len(previous.prompt)) else None,
+        position=known,
+        char=char,
+        part=rendered.part_at_char(char),
+        shared_text=_decoded(tokens[max(0, known - _NUM_SHOWN) : known], text_model),
+        expected_text=_decoded(expected[:_NUM_SHOWN], text_model),
+        actual_text=_decoded(tokens[known : known + _NUM_SHOWN], text_model),
+    )
+
+
+def _of(accounts: Sequence[ComputedSpan], divergence: Divergence | None = None) -> Explanation:
+    told = tuple(account for account in accounts if len(account.span) > 0) or tuple(accounts[-1:])
+    # Of accounts of one size the later one: it is what the request brought, the others are what the cache lacked.
+    main = max(reversed(told), key=lambda account: len(account.span))
+    if divergence is None:
+        return Explanation(reason=main.reason, accounts=told, advice=ADVICE[main.reason])
+    return Explanation(
+        reason=main.reason,
+        accounts=told,
+        advice=ADVICE[main.reason],
+        diverged_at=divergence.position,
+        part=divergence.part,
+        shared_text=divergence.shared_text,
+        expected_text=divergence.expected_text,
+        actual_text=divergence.actual_text,
+    )
+
+
+def _decoded(tokens: Tokens, text_model: TextModel) -> str:
+    return text_model.decode(tokens.tolist()) if len(tokens) > 0 else ""
+
+
+def classify(divergence: Divergence, text_model: TextModel) -> Reason:
+    """The reason for a divergence."""
+    previous = divergence.previous
+    if _is_in_head(divergence):
+        return _classify_head(divergence, previous)
+    if previous is not None and _options(previous) != _options(divergence.rendered) and not _is_edited(divergence):
+        return Reason.TEMPLATE_OPTIONS_CHANGED
+    part = divergence.part
+    if part is None or part.index is None:
+        is_thought = _is_thinking_lost(divergence, text_model)
+        return Reason.THINKING_STRIPPED if is_thought else Reason.BRANCHED
+    role = "assistant" if _is_behind_an_empty_answer(divergence) else part.role
+    if role == "assistant" and _is_thinking_lost(divergence, text_model) and not _is_edited(divergence):
+        return Reason.THINKING_STRIPPED
+    reason = _classify_message(divergence, part.index, role)
+    if reason is Reason.BRANCHED and part.index == 0 and divergence.position < _EARLY_TOKENS:
+        return Reason.COLD
+    return reason
+
+
+def _classify_head(divergence: Divergence, previous: Rendered | None) -> Reason:
+    rendered = divergence.rendered
+    if previous is not None:
+        heads_differ = _head(previous) != _head(rendered)
+        tools_differ = previous.request.tools != rendered.request.tools
+        if tools_differ and (not heads_differ or _is_tools(divergence)):
+            return Reason.TOOLS_CHANGED
+        if not heads_differ and previous.dates != rendered.dates:
+            return _classify_dates(previous.dates, rendered.dates)
+        if not heads_differ and not tools_differ:
+            options_differ = _options(previous) != _options(rendered)
+            return Reason.TEMPLATE_OPTIONS_CHANGED if options_differ else Reason.TEMPLATE_RERENDERED
+    before = divergence.shared_text[-_NUM_AROUND:]
+    expected, actual = before + divergence.expected_text, before + divergence.actual_text
+    at = len(before)
+    # The later of the two counts: in `2026-03-01 9:41` the minutes alone change from one request to the next.
+    if touches_clock(expected, at) and touches_clock(actual, at):
+        return Reason.CLOCK_CHANGED
+    if touches_date(expected, at) and touches_date(actual, at):
+        return Reason.DATE_CHANGED
+    if _has_random_word(expected, len(before)) and _has_random_word(actual, len(before)):
+        return Reason.BREAKER
+    if previous is None and divergence.position < _EARLY_TOKENS:
+        return Reason.COLD
+    return Reason.TOOLS_CHANGED if _is_tools(divergence) else Reason.SYSTEM_CHANGED
+
+
+def _classify_dates(before: tuple[str, ...], now: tuple[str, ...]) -> Reason:
+    """What of the dates that the template itself writes is another."""
+    days = [[moment.text for moment in moments_in(" ".join(texts)) if not moment.is_clock] for texts in (before, now)]
+    return Reason.CLOCK_CHANGED if days[0] == days[1] else Reason.DATE_CHANGED
+
+
+def _classify_message(divergence: Divergence, index: int, role: str | None) -> Reason:
+    previous, messages = divergence.previous, divergence.rendered.request.messages
+    if previous is None:
+        return Reason.ANSWER_RENDERED_DIFFERENTLY if role == "assistant" else Reason.BRANCHED
+    before = previous.request.messages
+    if index >= len(before):
+        return Reason.ANSWER_RENDERED_DIFFERENTLY if role == "assistant" else Reason.BRANCHED
+    if _said(before[index]) == _said(messages[index]):
+        # The same message ends otherwise: the chat went on from it in another way, or the template rewrote it.
+        is_last = index in (len(before) - 1, len(messages) - 1)
+        return Reason.BRANCHED if is_last and len(before) == len(messages) else Reason.TEMPLATE_RERENDERED
+    if not _is_same_chat(before, messages, index):
+        return Reason.BRANCHED
+    last_user = last_user_at(messages)
+    is_last = last_user is not None and index >= last_user
+    return Reason.LAST_MESSAGE_EDITED if is_last else Reason.EARLIER_MESSAGE_EDITED
+
+
+def _is_in_head(divergence: Divergence) -> bool:
+    part = divergence.part
+    return part is not None and (
+        part.kind in (PartKind.HEAD, PartKind.SYSTEM, PartKind.TOOLS)
+        or (part.index is not None and part.index < head_length(divergence.rendered.request.messages))
+    )
+
+
+def _is_tools(divergence: Divergence) -> bool:
+    return divergence.part is not None and divergence.part.kind is PartKind.TOOLS
+
+
+def _is_thinking_lost(divergence: Divergence, text_model: TextModel) -> bool:
+    """Whether what was stored thinks here, and the prompt does not, or has an empty block in its place."""
+    start = divergence.part.chars.start if divergence.part is not None else divergence.char
+    text = divergence.rendered.text
+    stop = divergence.part.chars.stop if divergence.part is not None else len(text)
+    stored = text[start : divergence.char] + divergence.expected_text
+    actual = text[start:stop]
+    opening = text_model.think_start or _CHANNEL_OF_THINKING
+    closing = text_model.think_end
+    for marker in dict.fromkeys((opening, _CHANNEL_OF_THINKING)):
+        if marker not in stored:
+            continue
+        if marker not in actual:
+            return True
+        thought = actual.split(marker, 1)[1]
+        if closing is not None and thought.split(closing, 1)[0].strip() == "" and closing in thought:
+            return True
+    return False
+
+
+def _is_behind_an_empty_answer(divergence: Divergence) -> bool:
+    """Whether the answer to the previous request should stand here, and the template writes nothing of it."""
+    part, previous = divergence.part, divergence.previous
+    if part is None or part.index is None or previous is None:
+        return False
+    messages, answered_at = divergence.rendered.request.messages, len(previous.request.messages)
+    if part.index <= answered_at or messages[answered_at].get("role") != "assistant":
+        return False
+    return all(other.index != answered_at for other in divergence.rendered.parts)
+
+
+def _is_edited(divergence: Divergence) -> bool:
+    """Whether the message at the divergence, which both requests have, says something else now."""
+    part, previous = divergence.part, divergence.previous
+    if part is None or part.index is None or previous is None or part.index >= len(previous.request.messages):
+        return False
+    return _said(previous.request.messages[part.index]) != _said(divergence.rendered.request.messages[part.index])
+
+
+def _is_same_chat(before: tuple[Message, ...], now: tuple[Message, ...], index: int) -> bool:
+    """Whether two chats that differ at `index` are one chat, edited: they agree on a message of the chat elsewhere."""
+    head = head_length(now)
+    pairs = zip(before, now, strict=False)
+    return any(_said(a) == _said(b) and _said(a)[1] != "" for n, (a, b) in enumerate(pairs) if n >= head and n != index)
+
+
+def _said(message: Message) -> tuple[Any, str, str]:
+    return message.get("role"), joined_text(message.get("content")).strip(), repr(message.get("tool_calls"))
+
+
+def _head(rendered: Rendered) -> list[tuple[Any, str, str]]:
+    messages = rendered.request.messages
+    return [_said(message) for message in messages[: head_length(messages)]]
+
+
+def _options(rendered: Rendered) -> Mapping[str, Any]:
+    return rendered.request.template_options
+
+
+def _has_random_word(text: str, at: int) -> bool:
+    """Whether the word at `at` looks drawn by lot: letters and digits mixed, or many digits."""
+    for found in _RANDOM.finditer(text):
+        if found.start() <= at <= found.end():
+            word = found.group()
+            digits = sum(character.isdigit() for character in word)
+            return digits >= 6 or 0 < digits < len(word)
+    return False

@@ -1,0 +1,1 @@
+"""Requests to tokens and boundaries."""

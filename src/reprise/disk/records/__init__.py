@@ -1,0 +1,1 @@
+"""Records, the unit of storage on disk: their keys and their format."""

@@ -1,0 +1,1 @@
+"""Where models come from: files, hub, adapters, fingerprints."""

@@ -1,0 +1,394 @@
+"""Loads a model with mlx-lm from a local directory or a hub id, with errors as one sentence.
+
+What only running it shows (the width of its logits, whether it takes quantized entries) is tried once it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm import utils as mlx_lm_utils
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from reprise.chat.answers.thinking_learning import with_learnt_thinking
+from reprise.chat.calls.call_learning import learn_calls
+from reprise.chat.extent import extent_of
+from reprise.chat.text_model import TextModel
+from reprise.core.errors import LoadFailed, first_line
+from reprise.core.job import Number, read_generation_config
+from reprise.core.kinds import Full
+from reprise.core.settings import KV_GROUP_SIZES
+from reprise.disk.folders.model_folder import PartsElsewhere
+from reprise.engine.models.fingerprint import fingerprint_of
+from reprise.engine.models.hub import fetch
+from reprise.engine.models.model_files import (
+    WEIGHTS,
+    check_quantisation,
+    check_weights,
+    quantisation_method,
+    read_config,
+)
+from reprise.engine.states.blueprint import Blueprint, KvSpec, blueprint_of
+from reprise.engine.states.sequence_batch import SequenceBatch
+
+log = logging.getLogger(__name__)
+
+_CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "n_positions", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True, eq=False)
+class LoadedModel:
+    """A model ready to run.
+
+    `name`: its name for clients. `context`: the most positions that its configuration allows (None: not specified).
+    `fingerprint`: differs between models whose layer states are incompatible.
+    """
+
+    name: str
+    model: nn.Module
+    architecture: str
+    text: TextModel
+    blueprint: Blueprint
+    vocab_size: int
+    context: int | None
+    nbytes: int
+    fingerprint: str
+    shared_nbytes: int = 0
+    """Of `nbytes`: what this model holds together with `base`."""
+    base: LoadedModel | None = None
+    """The model that was read from the files, where this is another one on its weights: with an adapter, or with
+    another KV format."""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What `config.json` says."""
+    sampling: Mapping[str, Number] = field(default_factory=dict[str, Number])
+    """Sampling defaults from `generation_config.json`, by the names of `Sampling`."""
+    may_run_ahead: bool = True
+    """Whether a pass may begin before the tokens that it is about have been read."""
+    room_elsewhere: int | None = None
+    """The least bytes that another machine with a part of this model has for layer states; None: it is whole here."""
+    parts_elsewhere: PartsElsewhere | None = None
+    """What those machines have on disk; None: the model is whole here."""
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of its weights and of all of `base`, which it holds even where it has replaced a part."""
+        return self.nbytes + (0 if self.base is None else self.base.nbytes - self.shared_nbytes)
+
+    def without_weights(self) -> LoadedModel:
+        """A copy without weights, which cannot run."""
+        return replace(self, model=nn.Module(), base=None)
+
+
+def load_model(
+    source: str,
+    *,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    chat_template: str | None = None,
+    trusts_remote_code: bool = False,
+    downloads: bool = True,
+    shard: Callable[[nn.Module], None] | None = None,
+) -> LoadedModel:
+    """Load a local directory or a hub id. `chat_template`: Jinja source instead of the model's. Raises LoadFailed.
+
+    `shard` reduces the model to this machine's part before its weights are read.
+    """
+    directory = model_directory(source, downloads=downloads)
+    config = check_config(read_config(directory, source), source)
+    check_weights(directory, source)
+    try:
+        model, tokenizer, config = mlx_lm_utils.load(
+            str(directory),
+            tokenizer_config=_tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code),
+            return_config=True,
+            lazy=shard is not None,
+        )
+        if shard is not None:
+            shard(model)
+    except LoadFailed:
+        raise
+    except FileNotFoundError as error:
+        raise LoadFailed(f"{source}: a file of the model is missing: {error}. Is the download complete?") from error
+    except ValueError as error:
+        quantised = quantisation_method(config)
+        hint = "" if quantised is None else f" Its weights are quantized ({quantised}): is there a version for MLX?"
+        raise LoadFailed(f"{source}: mlx-lm cannot load this model: {first_line(error)}{hint}") from error
+    except Exception as error:
+        raise LoadFailed(f"{source}: loading failed: {type(error).__name__}: {first_line(error)}") from error
+    if kv_bits is not None:
+        check_quantised(model, source, bits=kv_bits, group_size=kv_group_size)
+    blueprint = blueprint_of(model, kv_bits=kv_bits, kv_group_size=kv_group_size)
+    vocab_size = vocabulary_size(model, blueprint)
+    weights = dict(tree_flatten(model.parameters()))
+    # All arrays, not only weights: lazy ones would be bound to this thread, and another one runs the model.
+    mx.eval([array for _, array in tree_flatten(cast(dict[str, Any], model))])
+    return LoadedModel(
+        name=directory.name if is_local(source) else source,
+        model=model,
+        architecture=str(config.get("model_type", "unknown")),
+        text=text_model_of(tokenizer, vocab_size=vocab_size),
+        blueprint=blueprint,
+        vocab_size=vocab_size,
+        context=context_of(config),
+        nbytes=sum(array.nbytes for array in weights.values()),
+        fingerprint=fingerprint_of(weights, _facts(config, kv_bits, kv_group_size)),
+        config=config,
+        sampling=read_generation_config(_generation_config(directory, source), vocab_size=vocab_size),
+    )
+
+
+def on_weights_of(
+    held: LoadedModel,
+    source: str,
+    *,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    chat_template: str | None = None,
+    trusts_remote_code: bool = False,
+) -> LoadedModel:
+    """The model as `load_model` would give it, on the weights of `held`, which was read from the same files.
+
+    Raises LoadFailed.
+    """
+    if kv_bits is not None:
+        check_quantised(held.model, source, bits=kv_bits, group_size=kv_group_size)
+    weights = dict(tree_flatten(held.model.parameters()))
+    return replace(
+        held,
+        name=Path(source).expanduser().name if is_local(source) else source,
+        text=with_template(held, source, chat_template=chat_template, trusts_remote_code=trusts_remote_code),
+        blueprint=blueprint_of(held.model, kv_bits=kv_bits, kv_group_size=kv_group_size),
+        fingerprint=fingerprint_of(weights, _facts(held.config, kv_bits, kv_group_size)),
+        base=held,
+        shared_nbytes=held.nbytes,
+    )
+
+
+def _facts(config: Mapping[str, Any], kv_bits: int | None, kv_group_size: int) -> dict[str, Any]:
+    """What a fingerprint says beside the weights."""
+    return {"config": config, "kv": [kv_bits, kv_group_size]}
+
+
+def _tokenizer_config(chat_template: str | None, *, trusts_remote_code: bool) -> dict[str, Any]:
+    chosen: dict[str, Any] = {} if chat_template is None else {"chat_template": chat_template}
+    return chosen | {"trust_remote_code": True} if trusts_remote_code else chosen
+
+
+def model_directory(source: str, *, downloads: bool = True) -> Path:
+    """Where the files of a model are, fetched from the hub where it has something newer. Raises LoadFailed.
+
+    Without `downloads`, as they are here.
+    """
+    return Path(source).expanduser() if is_local(source) else fetch(source, downloads=downloads)
+
+
+def is_loadable(directory: Path) -> bool:
+    """Whether the files look like those of a language model that mlx-lm has: by their names and the configuration."""
+    try:
+        check_config(read_config(directory, str(directory)), str(directory))
+    except (LoadFailed, OSError):
+        return False
+    return any(directory.glob(WEIGHTS))
+
+
+def is_local(source: str) -> bool:
+    """Whether `source` is a local directory rather than a hub id. Raises LoadFailed if it is neither."""
+    path = Path(source).expanduser()
+    if not path.exists():
+        if source.startswith((".", "/", "~")):
+            raise LoadFailed(f"{source}: no such directory. Give the path of a model directory, or a hub id.")
+        return False
+    if not path.is_dir():
+        raise LoadFailed(f"{source} is a file. Give the directory with config.json and the weights.")
+    return True
+
+
+def check_config(config: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the configuration if mlx-lm can build the model and read its weights. Raises LoadFailed."""
+    if config.get("model_file") is not None:
+        raise LoadFailed(f"{source} needs its own Python code, which Reprise does not run. Use another version.")
+    if not isinstance(config.get("model_type"), str):
+        raise LoadFailed(f"{source}: its config.json has no model_type, so it is not a language model for mlx-lm.")
+    try:
+        mlx_lm_utils._get_classes(config)  # pyright: ignore[reportPrivateUsage] -- the only way to find out
+    except ValueError as error:
+        raise LoadFailed(
+            f"{source} is a model of type {config['model_type']!r}, which mlx-lm {version('mlx-lm')} does not support. "
+            "Choose another model, or update with `pip install -U mlx-reprise`."
+        ) from error
+    check_quantisation(config, source)
+    return config
+
+
+def _generation_config(directory: Path, source: str) -> dict[str, Any]:
+    """The content of `generation_config.json`; empty if it cannot be read, since the model runs without it."""
+    try:
+        config = json.loads((directory / "generation_config.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        log.warning("%s: cannot read its generation_config.json: %s", source, first_line(error))
+        return {}
+    return cast(dict[str, Any], config) if isinstance(config, dict) else {}
+
+
+def context_of(config: Mapping[str, Any]) -> int | None:
+    """The most positions that a configuration allows, or None if not specified."""
+    for part in (config, cast(dict[str, Any], config.get("text_config") or {})):
+        for key in _CONTEXT_KEYS:
+            value = part.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
+
+
+def text_model_of(tokenizer: TokenizerWrapper, *, vocab_size: int) -> TextModel:
+    """The text side of mlx-lm's tokenizer wrapper."""
+    inner = inner_tokenizer(tokenizer)
+
+    def encode(text: str) -> list[int]:
+        return cast(list[int], inner.encode(text, add_special_tokens=False))
+
+    def decode(tokens: Any) -> str:
+        return cast(str, inner.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def render(messages: Any, **options: Any) -> str:
+        return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
+
+    added = getattr(inner, "added_tokens_decoder", {})
+    backend = getattr(inner, "backend_tokenizer", None)
+    text = TextModel(
+        encode=encode,
+        decode=decode,
+        render=render if tokenizer.has_chat_template else None,
+        detokenizer=lambda: tokenizer.detokenizer,
+        splitters={str(token.content): int(index) for index, token in added.items()},
+        eos=frozenset(int(token) for token in tokenizer.eos_token_ids),
+        bos=inner.bos_token_id,
+        adds_bos=inner.bos_token_id is not None and inner.encode("a")[:1] == [inner.bos_token_id],
+        vocab_size=vocab_size,
+        template_source=_template_source(inner),
+        think_start=tokenizer.think_start,
+        think_end=tokenizer.think_end,
+        think_start_tokens=tuple(tokenizer.think_start_tokens or ()),
+        think_end_tokens=tuple(tokenizer.think_end_tokens or ()),
+        tool_start=tokenizer.tool_call_start,
+        tool_end=tokenizer.tool_call_end,
+        parse_tool_call=tokenizer.tool_parser,
+        structural_markers=tuple(tokenizer.structural_markers),
+        transitions=tokenizer.response_transitions,
+        initial_state=tokenizer.response_initial_state,
+        tokenizer_json=backend.to_str if backend is not None else None,
+        extent=extent_of(backend.to_str()) if backend is not None else None,
+    )
+    learnt = with_learnt_thinking(text)
+    if learnt.think_start is not None and text.think_start is None and text.render is not None:
+        # mlx-lm enables thinking in the template only if it knows the markers itself.
+        learnt = replace(learnt, render=partial(text.render, enable_thinking=True))
+    return replace(learnt, calls=learn_calls(learnt))
+
+
+def inner_tokenizer(tokenizer: TokenizerWrapper) -> Any:
+    """The transformers tokenizer inside mlx-lm's wrapper."""
+    return cast(Any, tokenizer)._tokenizer
+
+
+def _template_source(inner: Any) -> str:
+    template = getattr(inner, "chat_template", None)
+    if isinstance(template, dict):
+        return "\n".join(str(value) for value in cast(dict[str, Any], template).values())
+    return template if isinstance(template, str) else ""
+
+
+def load_text_model(source: str) -> TextModel:
+    """The tokenizer and template of a local directory or a hub id. Raises LoadFailed."""
+    path = Path(source).expanduser()
+    directory = str(path) if is_local(source) else source
+    tokenizer = _load_tokenizer(directory, source, {}, eos=_config(path).get("eos_token_id"))
+    return text_model_of(tokenizer, vocab_size=len(inner_tokenizer(tokenizer)))
+
+
+def with_template(
+    loaded: LoadedModel, source: str, *, chat_template: str | None, trusts_remote_code: bool
+) -> TextModel:
+    """The text side of a model that was loaded from `source`, with another chat template (Jinja source; None: the
+    model's own). Raises LoadFailed."""
+    directory = model_directory(source, downloads=False)
+    chosen = _tokenizer_config(chat_template, trusts_remote_code=trusts_remote_code)
+    tokenizer = _load_tokenizer(str(directory), source, chosen, eos=loaded.config.get("eos_token_id"))
+    return text_model_of(tokenizer, vocab_size=loaded.vocab_size)
+
+
+def _load_tokenizer(directory: str, source: str, chosen: dict[str, Any], *, eos: Any) -> TokenizerWrapper:
+    try:
+        return mlx_lm_utils.load_tokenizer(directory, chosen, eos_token_ids=eos)
+    except Exception as error:
+        # transformers may raise anything.
+        raise LoadFailed(f"{source}: its tokenizer cannot be loaded: {first_line(error)}") from error
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """The model's configuration if it is local, otherwise empty (it only adds stop tokens)."""
+    file = path / "config.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+log = logging.getLogger("reprise.engine")
+
+_TRIAL = (3, 2, 1, 1)
+"""Tokens per pass: prefill of an empty and a non-empty state, and decode, which some models implement separately."""
+
+
+def vocabulary_size(model: nn.Module, blueprint: Blueprint) -> int:
+    """The width of the logits, from a forward pass: configurations and tokenizers may say otherwise."""
+    logits = model(mx.array([[0]]), cache=blueprint.build())
+    mx.eval(logits)
+    return int(logits.shape[-1])
+
+
+def check_quantised(model: nn.Module, source: str, *, bits: int, group_size: int) -> None:
+    """Raise LoadFailed if the model cannot run on quantised entries, which not all mlx-lm models support."""
+    blueprint = blueprint_of(model, kv_bits=bits, kv_group_size=group_size)
+    if not any(isinstance(spec, KvSpec) and isinstance(spec.kind, Full) for spec in blueprint.leaves):
+        log.warning("%s has no full-attention layer, so --kv-bits has no effect", source)
+        return
+    _check_widths(model, source, group_size)
+    rows = SequenceBatch(blueprint)
+    try:
+        for num in _TRIAL:
+            mx.eval(rows.forward(model, mx.array([[0] * num])), rows.arrays())
+    except Exception as error:
+        # A model's code may raise anything when it gets a tuple instead of an array.
+        raise LoadFailed(
+            f"{source}: its attention does not support quantized KV ({_reason(error)}). Start it without --kv-bits."
+        ) from error
+
+
+def _check_widths(model: nn.Module, source: str, group_size: int) -> None:
+    rows = SequenceBatch(blueprint_of(model))
+    mx.eval(rows.forward(model, mx.array([[0]])), rows.arrays())
+    widths = {plane.shape[3] for layer in rows.layers(Full()) for plane in layer.planes}
+    if all(width % group_size == 0 for width in widths):
+        return
+    fitting = [size for size in KV_GROUP_SIZES if all(width % size == 0 for width in widths)]
+    advice = f"Start it with --kv-group-size {max(fitting)}" if fitting else "Start it without --kv-bits"
+    raise LoadFailed(
+        f"{source}: entries {' and '.join(map(str, sorted(widths)))} values wide cannot be quantized in groups of "
+        f"{group_size}. {advice}."
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of an error."""
+    first = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".:")
+    return f"{type(error).__name__}: {first}" if first != "" else type(error).__name__

@@ -1,0 +1,79 @@
+"""A model's layers and sizes from its configuration and weight headers, without loading or computing anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.utils import (
+    _get_classes,  # pyright: ignore[reportPrivateUsage] -- the only way to a model without weights
+    load_config,
+)
+
+from reprise.core.errors import LoadFailed, first_line
+from reprise.core.kinds import Footprint
+from reprise.engine.models.load import check_config, context_of
+from reprise.engine.models.model_files import check_weights, quantisation, read_config
+from reprise.engine.running.runner import footprint_of
+from reprise.engine.states.blueprint import Blueprint, blueprint_of
+
+_FLOATS = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOutline:
+    """A model on disk. `nbytes`: of its weights; `context`: the most positions, None if not specified."""
+
+    architecture: str
+    quantisation: str
+    nbytes: int
+    context: int | None
+    blueprint: Blueprint
+    footprint: Footprint
+
+    def tokens_within(self, nbytes: int) -> int:
+        """The longest chat, up to the context, whose layer states fit in `nbytes`; 0 if not even one token fits."""
+        low, high = 0, self.context if self.context is not None else _LONGEST
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.footprint.at(middle) <= nbytes else (low, middle - 1)
+        return low
+
+
+_LONGEST = 1 << 20
+
+
+def outline_of(directory: Path, source: str, *, kv_bits: int | None = None) -> ModelOutline:
+    """The outline of a model directory; `source`: its name for the user. Raises LoadFailed if it cannot be loaded."""
+    read_config(directory, source)
+    config = check_config(load_config(directory), source)
+    weights = check_weights(directory, source)
+    floats = [dtype for dtype in weights.dtypes if dtype in _FLOATS]
+    dtype = _FLOATS[max(floats, key=lambda each: weights.dtypes[each])] if floats else mx.float16
+    try:
+        model_class, arguments = _get_classes(config)
+        model = model_class(arguments.from_dict(config))
+        # Broadcast arrays: the right shapes without memory.
+        hollow = [(name, _hollow(array, dtype)) for name, array in tree_flatten(model.parameters())]
+        model.update(tree_unflatten(hollow))
+        blueprint = blueprint_of(model, kv_bits=kv_bits)
+        footprint = footprint_of(model, blueprint)
+    except Exception as error:
+        # A model's code may raise anything for a configuration that it does not support.
+        raise LoadFailed(f"{source}: mlx-lm cannot build this model: {first_line(error)}") from error
+    return ModelOutline(
+        architecture=str(config.get("model_type", "unknown")),
+        quantisation=quantisation(config, weights),
+        nbytes=weights.nbytes,
+        context=context_of(config),
+        blueprint=blueprint,
+        footprint=footprint,
+    )
+
+
+def _hollow(array: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Broadcast zeros of this shape; floats with this dtype."""
+    is_float = mx.issubdtype(array.dtype, mx.floating)
+    return mx.broadcast_to(mx.zeros((), dtype if is_float else array.dtype), array.shape)

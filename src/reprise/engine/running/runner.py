@@ -1,0 +1,596 @@
+"""Runs the model: sequences in, tokens out. Used on the engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from mlx import nn
+
+from reprise.cache.lookup import Restore
+from reprise.cache.payload import Payload, SegmentPayload, Source
+from reprise.core.events import FinishReason, Sampled
+from reprise.core.job import Job
+from reprise.core.kinds import Footprint, Full, KvKind
+from reprise.core.tokens import Span, Tokens
+from reprise.engine.models.load import LoadedModel
+from reprise.engine.running.batching import TOKEN_BY_TOKEN
+from reprise.engine.running.sampler import SampledBatch, TokenSampler, accept, sample_along, sample_batch
+from reprise.engine.running.score import SCORED_AT_ONCE, PromptScorer
+from reprise.engine.states.blueprint import Blueprint
+from reprise.engine.states.layers import KvLayer
+from reprise.engine.states.payloads import EntryTransfer, PackedSegment, pack
+from reprise.engine.states.restoration import COPIED_AT_ONCE, Restoration
+from reprise.engine.states.sequence_batch import SequenceBatch, SequenceSource, growth, most_entries
+from reprise.engine.states.shared_segment import SharedSegment
+
+SHARES_FROM = 4096
+"""Shorter sequences are copied: that is quick, and their spare capacity would outweigh what sharing saves."""
+
+_SHORT, _LONG = 64, 1100
+"""Lengths of the texts on which passes of several sizes are compared with single steps."""
+_SPARE = 512
+"""Spare entries, besides a sixteenth of the length, with which a sequence is still worth keeping idle."""
+
+
+class LiveSequence:
+    """One sequence: its row of a batch, its sampler, and what the cache shares of its buffers."""
+
+    def __init__(self, rows: SequenceBatch) -> None:
+        self.rows = rows
+        rows.owners = [self]
+        self.sampler: TokenSampler | None = None
+        self.unfed: tuple[int, ...] = ()
+        """Accepted tokens to be fed again, since a rejected draft reset recurrent states to before them."""
+        self.pending = 0
+        """The token to feed next, after `unfed`, while decoding."""
+        self.keeps_row = False
+        """Whether the pass that samples its first token stores the logits in `prompt_row`."""
+        self.prompt_row: mx.array | None = None
+        """The logits after its prompt, shape ``(vocabulary,)``, until the cache has them."""
+        self.scorer: PromptScorer | None = None
+        """Collects the log-probabilities of the prompt if the job asks for them."""
+        self.shared: WeakSet[SharedSegment] = WeakSet()
+        self.restoration: Restoration | None = None
+        """Set while its state is being restored; it cannot run until then."""
+        self.moving: EntryTransfer | None = None
+        """Full-attention entries moving into its buffers, those that have not arrived yet."""
+
+    @property
+    def row(self) -> int:
+        return next(i for i, owner in enumerate(self.rows.owners) if owner is self)
+
+    @property
+    def position(self) -> int:
+        return self.rows.lengths[self.row]
+
+    @property
+    def ready(self) -> TokenSampler:
+        """Its sampler, after `Runner.begin_decode`."""
+        assert self.sampler is not None, "a sequence decodes after begin_decode"
+        return self.sampler
+
+    @property
+    def shared_nbytes(self) -> int:
+        """Bytes of its buffers that are charged to the prefix cache."""
+        return sum(segment.nbytes for segment in self.shared)
+
+    def num_planes(self, kind: KvKind) -> int:
+        return len(self.dtypes(kind))
+
+    def plane(self, kind: KvKind, index: int, span: Span) -> mx.array:
+        """The entries of `span` in one of the planes of all layers of this kind; a view."""
+        layer, at = self._find(kind, index)
+        if layer.planes or self.moving is None:
+            return layer.read(self.row, span)[at]
+        return self.moving.plane(index, span)
+
+    def dtypes(self, kind: KvKind) -> list[mx.Dtype]:
+        """The dtype of each plane of all layers of this kind."""
+        if self.moving is not None and isinstance(kind, Full):
+            return list(self.moving.dtypes)
+        return [plane.dtype for layer in self.rows.layers(kind) for plane in layer.planes]
+
+    def words(self, kind: KvKind, span: Span, planes: range) -> list[mx.array]:
+        """The entries of `span` in these of the planes of all layers of this kind, as words; views."""
+        found: list[mx.array] = []
+        at = 0
+        for layer in self.rows.layers(kind):
+            wanted = range(max(planes.start, at), min(planes.stop, at + layer.num_planes))
+            if len(wanted) > 0 and not layer.planes and self.moving is not None:
+                found += self.moving.words(span, wanted)
+            elif len(wanted) > 0:
+                found += layer.words(self.row, span)[wanted.start - at : wanted.stop - at]
+            at += layer.num_planes
+        return found
+
+    def copy(self, kind: KvKind, span: Span) -> PackedSegment:
+        """A copy of the entries of `span`."""
+        if self.moving is None or not isinstance(kind, Full):
+            return SequenceSource(self.rows, self.row).copy(kind, span)
+        return pack([self.plane(kind, index, span) for index in range(self.num_planes(kind))])
+
+    def copy_out(self, segments: Sequence[SharedSegment]) -> list[PackedSegment]:
+        """Copies of everything that this idle sequence shares, in the order of `segments`; its buffers are freed.
+
+        Plane by plane, freeing each buffer before copying the next, so that the entries are never held twice.
+        """
+        copies: list[list[mx.array]] = [[] for _ in segments]
+        for kind in {segment.kind for segment in segments}:
+            for index in range(self.num_planes(kind)):
+                for place, segment in enumerate(segments):
+                    if segment.kind == kind:
+                        copies[place].append(mx.array(self.plane(kind, index, segment.span)))
+                mx.eval([planes[-1] for planes in copies if planes])
+                self.drop_plane(kind, index)
+        places = [tuple((index, 0) for index in range(len(planes))) for planes in copies]
+        return [PackedSegment(tuple(planes), place) for planes, place in zip(copies, places, strict=True)]
+
+    def drop_plane(self, kind: KvKind, index: int) -> None:
+        """Free one buffer. The sequence can no longer run."""
+        layer, at = self._find(kind, index)
+        if layer.planes:
+            layer.planes[at] = layer.planes[at][:, :, :0, :]
+            mx.eval(layer.planes[at])
+        elif self.moving is not None:
+            self.moving.give_up(range(index, index + 1))
+
+    def _find(self, kind: KvKind, index: int) -> tuple[KvLayer, int]:
+        """The layer that has a plane, and the plane's index in the layer."""
+        for layer in self.rows.layers(kind):
+            if index < layer.num_planes:
+                return layer, index
+            index -= layer.num_planes
+        raise AssertionError((kind, index))
+
+
+@dataclass(frozen=True, slots=True)
+class _SharingSource(SequenceSource):
+    """A source that shares full-attention entries instead of copying them."""
+
+    live: LiveSequence
+
+    def segment_nbytes(self, kind: KvKind, length: int) -> int:
+        # Takes no additional memory: its bytes move from the sequence's account to the cache's.
+        return 0 if isinstance(kind, Full) else SequenceSource.segment_nbytes(self, kind, length)
+
+    def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
+        if isinstance(kind, Full):
+            return SharedSegment(self.live, kind, span, SequenceSource.segment_nbytes(self, kind, 1))
+        return self.copy(kind, span)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenResult:
+    """A sequence's next token, or several if a draft was accepted; `reason` is set if the last one ends the answer."""
+
+    live: LiveSequence
+    sampled: tuple[Sampled, ...]
+    reason: FinishReason | None
+    num_fed: int = 1
+    """Tokens of this sequence that were fed, not counting a draft."""
+    num_drafted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFailure:
+    """Sampling raised for this sequence; the others of its group have their tokens."""
+
+    live: LiveSequence
+    error: Exception
+
+
+class Runner:
+    """A loaded model and the sequences that run on it."""
+
+    def __init__(self, loaded: LoadedModel, *, can_batch: bool, shares_from: int = SHARES_FROM) -> None:
+        """Sequences of at least `shares_from` positions share their buffers with the prefix cache."""
+        self.loaded = loaded
+        self.can_batch = can_batch and loaded.blueprint.joins
+        self.footprint = footprint_of(loaded.model, loaded.blueprint)
+        self.shares_from = shares_from
+        self._resumes_anywhere = loaded.blueprint.layout.resumes_anywhere
+        self._lives: list[LiveSequence] = []
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of running and idle sequences."""
+        return len(self._lives)
+
+    def most_live_nbytes(self, position: int, *, chunk: int) -> int:
+        """The most bytes of the buffers of a running sequence that has reached `position` in chunks of `chunk`.
+
+        Includes the states saved before a pass that was run ahead.
+        """
+        each = self.footprint.by_kind.items()
+        entries = sum(nbytes * most_entries(kind, position, chunk) for kind, nbytes in each)
+        return entries + 2 * self.footprint.snapshot
+
+    @property
+    def can_verify(self) -> bool:
+        """Whether the model can verify drafts: passes over several tokens are correct and can be undone."""
+        return self.loaded.blueprint.can_undo and self.loaded.architecture not in TOKEN_BY_TOKEN
+
+    @property
+    def live_nbytes(self) -> int:
+        """Bytes of all running and idle sequences, including spare capacity, less what is charged to the cache."""
+        distinct = {id(live.rows): live.rows for live in self._lives}
+        logits = sum(live.prompt_row.nbytes for live in self._lives if live.prompt_row is not None)
+        shared = sum(live.shared_nbytes for live in self._lives)
+        coming = sum(live.restoration.nbytes for live in self._lives if live.restoration is not None)
+        moving = sum(live.moving.nbytes for live in self._lives if live.moving is not None)
+        return sum(rows.nbytes for rows in distinct.values()) + logits + coming + moving - shared
+
+    def growth(self, lives: Sequence[LiveSequence], num: int) -> int:
+        """Bytes by which buffers will grow when these sequences are fed `num` tokens each, together."""
+        parts = {id(live.rows): live.rows for live in lives}
+        fresh = sum(self.footprint.snapshot for live in lives if live.position == 0)
+        return fresh + growth(parts, frozenset(map(id, lives)), num, self.footprint.each)
+
+    def growth_to_decode(self, lives: Sequence[LiveSequence], num: int = 2) -> int:
+        """Like `growth`, for a pass of `decode`, which may run another pass ahead and saves states for that.
+
+        For `verify`, `num` is the number of tokens fed.
+        """
+        kept = sum(self.footprint.snapshot for live in lives if live.rows.ahead is None)
+        kept += sum(self.footprint.logits for live in lives if live.keeps_row)
+        return kept + self.growth(lives, num)
+
+    def start(self, restore: Restore, *, reserve: int) -> LiveSequence:
+        """A sequence restored from `restore`, with buffers for about `reserve` positions."""
+        live = self.begin()
+        try:
+            self.begin_restore(live, restore.position, reserve=reserve)
+            while live.restoration is not None:
+                self.restore_part(live, restore)
+        except Exception:
+            self.drop(live)
+            raise
+        return live
+
+    def begin(self) -> LiveSequence:
+        """A new, empty sequence."""
+        live = LiveSequence(SequenceBatch(self.loaded.blueprint))
+        self._lives.append(live)
+        return live
+
+    def begin_restore(self, live: LiveSequence, position: int, *, reserve: int, keeps_full: bool = False) -> None:
+        """Put a sequence at `position`; it can run once `restore_part` has copied all of its state.
+
+        `keeps_full`: it was at a later position and has the full-attention entries; past `position` none are shared.
+        """
+        live.rows.reserve(reserve)
+        restoration = Restoration(live.rows, position, keeps_full=keeps_full)
+        live.restoration = None if restoration.is_over else restoration
+
+    def begin_move(self, live: LiveSequence, segments: Sequence[tuple[Span, PackedSegment]]) -> list[SharedSegment]:
+        """Move these full-attention segments, without other references, into a sequence being restored.
+
+        Returns the shared segments with which the cache must replace them; `restore_part` does the copying.
+        """
+        assert live.restoration is not None and live.moving is None, live
+        live.moving = EntryTransfer(segments)
+        return [SharedSegment(live, Full(), span, self.footprint.full) for span, _ in segments]
+
+    def restore_part(self, live: LiveSequence, restore: Restore, *, at_most: int = COPIED_AT_ONCE) -> int:
+        """Copy the next pieces of `restore`, see `Restoration.advance`. Returns the bytes."""
+        assert live.restoration is not None, live
+        if live.moving is not None and live.moving.is_packed:
+            return live.moving.unpack(at_most=at_most)
+        if live.moving is None:
+            nbytes = live.restoration.advance(restore, at_most=at_most)
+        else:
+            # One piece at a time: what is evaluated together is in memory twice.
+            nbytes = live.restoration.advance(restore, at_most=at_most, num_pieces=1)
+            live.moving.give_up(range(live.restoration.num_full_planes))
+        if live.restoration.is_over:
+            live.restoration = live.moving = None
+        return nbytes
+
+    def share(self, live: LiveSequence, kind: KvKind, span: Span) -> SharedSegment:
+        """The entries of `span`, which the sequence has or is being filled with, as a shared segment."""
+        return SharedSegment(live, kind, span, self.footprint.by_kind[kind])
+
+    def stop(self, live: LiveSequence) -> None:
+        """End the sequence and free its state."""
+        rows = live.rows
+        rows.step_back()
+        rest = [i for i, owner in enumerate(rows.owners) if owner is not live]
+        self.drop(live)
+        if rest:
+            rows.keep_rows(rest)
+            mx.eval(rows.arrays())
+
+    def drop(self, live: LiveSequence) -> None:
+        """Forget a sequence whose state is unusable or already freed."""
+        self._lives = [other for other in self._lives if other is not live]
+        # Break the reference cycle with the batch, so that buffers are freed now.
+        live.rows.owners = [None if owner is live else owner for owner in live.rows.owners]
+
+    def source(self, live: LiveSequence, *, shares: bool = False) -> Source:
+        """The sequence as a source for commits: by copies, or sharing its buffers if it is long or `shares`."""
+        live.rows.step_back()
+        if shares or live.position >= self.shares_from:
+            return _SharingSource(live.rows, live.row, live)
+        return SequenceSource(live.rows, live.row)
+
+    def is_worth_keeping(self, live: LiveSequence) -> bool:
+        """Whether to keep the sequence idle: it is not batched, and the cache shares most of its buffers."""
+        if live.rows.num_rows > 1 or len(live.shared) == 0:
+            return False
+        # Spare capacity and uncommitted entries are of no use to other requests meanwhile.
+        shared = live.shared_nbytes // self.footprint.full
+        full = [layer for layer in live.rows.layers(Full()) if layer.planes]
+        return all(layer.planes[0].shape[2] - shared <= shared // 16 + _SPARE for layer in full)
+
+    def keep_idle(self, live: LiveSequence) -> None:
+        """Keep an ended sequence's buffers for what the cache shares and for its next turn."""
+        live.rows.step_back()
+        # Layers without full attention are rebuilt when it is reopened, so an incomplete restoration does not matter.
+        live.sampler = live.prompt_row = live.restoration = None
+
+    def pause(self, live: LiveSequence) -> TokenSampler | None:
+        """Take the sampler of a sequence that is about to be stopped, for `resume_decode`; None before decoding."""
+        sampler, live.sampler = live.sampler, None
+        return sampler
+
+    def resume_decode(self, live: LiveSequence, sampler: TokenSampler, *, pending: int) -> None:
+        """Continue to decode, at the position of a paused sequence, with its sampler; `pending` is fed next."""
+        live.sampler, live.pending = sampler, pending
+
+    def prefill(self, lives: Sequence[LiveSequence], chunks: Sequence[Tokens]) -> tuple[()]:
+        """Feed each sequence its chunk, all of the same length; returns, without tokens, when it is computed."""
+        rows = self._gather(lives)
+        order = {id(live): chunk for live, chunk in zip(lives, chunks, strict=True)}
+        tokens = np.stack([order[id(owner)] for owner in rows.owners])
+        scorers = [owner.scorer if isinstance(owner, LiveSequence) else None for owner in rows.owners]
+        if all(scorer is None for scorer in scorers):
+            self._advance(rows, tokens)
+            mx.eval(rows.arrays())
+            return ()
+        # In parts: the logits of a whole chunk would take too much memory.
+        for start in range(0, tokens.shape[1], SCORED_AT_ONCE):
+            positions = list(rows.lengths)
+            logits = self._feed(rows, tokens[:, start : start + SCORED_AT_ONCE])
+            for row, scorer in enumerate(scorers):
+                if scorer is not None:
+                    scorer.take(positions[row], logits[row])
+            mx.eval(rows.arrays())
+        return ()
+
+    def logits(self, live: LiveSequence, chunk: Tokens) -> mx.array:
+        """Feed one sequence a chunk; returns the logits after each token, shape ``(n, vocabulary)``."""
+        rows = self._gather([live])
+        logits = self._feed(rows, np.asarray(chunk)[None])[0]
+        mx.eval(logits, rows.arrays())
+        return logits
+
+    def begin_decode(self, live: LiveSequence, job: Job, *, keeps_row: bool = False, is_audited: bool = False) -> None:
+        """Start to decode a sequence that is before its last prompt token. Raises BadRequest."""
+        live.sampler = TokenSampler(job, vocab_size=self.loaded.vocab_size)
+        live.sampler.is_audited = is_audited
+        live.pending = int(job.prompt.tokens[-1])
+        live.keeps_row = keeps_row
+
+    def sample_from(
+        self, live: LiveSequence, job: Job, row: Payload, *, is_audited: bool = False
+    ) -> TokenResult | TokenFailure:
+        """Sample the first token of a sequence at the end of its prompt from the stored logits `row`."""
+        assert isinstance(row, mx.array) and live.position == len(job.prompt), (live.position, len(job.prompt))
+        self.begin_decode(live, job, is_audited=is_audited)
+        (result,) = _results([live], sample_batch([live.ready], row[None]))
+        return result
+
+    def decode(
+        self, lives: Sequence[LiveSequence], *, draft: Sequence[int] = (), may_run_ahead: bool = True
+    ) -> list[TokenResult | TokenFailure]:
+        """One pass over these sequences: each gets a token, or fails without affecting the others.
+
+        If no sampler must see a token before the next is chosen, the next pass is started before this one's tokens are
+        read, so that the device is never idle.
+
+        `draft`: of one sequence that decodes alone. It is verified, and the sequence gets the accepted tokens and one
+        more. If a pass was run ahead, its token is taken instead.
+        `may_run_ahead`: whether the next pass may be started.
+        """
+        if len(lives) == 1 and lives[0].rows.ahead is None and (draft or lives[0].unfed):
+            return [self.verify(lives[0], draft)]
+        for live in lives:
+            self.catch_up(live)
+        rows = self._gather(lives)
+        members = [owner for owner in rows.owners if isinstance(owner, LiveSequence)]
+        samplers = [live.ready for live in members]
+        choices = rows.take_ahead()
+        if choices is None:
+            logits = self._feed(rows, _column([live.pending for live in members]))
+            choices = sample_batch(samplers, logits[:, -1, :])
+            for row, live in enumerate(members):
+                if live.keeps_row:
+                    live.keeps_row, live.prompt_row = False, mx.array(logits[row, -1])
+            new = [live.prompt_row for live in members if live.prompt_row is not None]
+            mx.async_eval(choices.arrays(), rows.arrays(), new)
+        # If a recurrent state is about to be saved at the end of the prompt, a pass ahead would be undone at once.
+        is_saved_next = not self._resumes_anywhere and any(live.prompt_row is not None for live in members)
+        is_free = may_run_ahead and not draft and not is_saved_next and not choices.broken
+        if is_free and self._may_run_ahead(rows) and all(sampler.can_sample_ahead(1) for sampler in samplers):
+            rows.run_ahead(
+                self.loaded.model,
+                choices.tokens[:, None].astype(mx.int32),
+                lambda logits: sample_batch(samplers, logits, num_pending=1),
+            )
+            assert rows.ahead is not None
+            mx.async_eval(rows.ahead.choices.arrays(), rows.arrays())
+        results = _results(members, choices)
+        if any(
+            isinstance(result, TokenFailure) or result.reason is not None or _is_forced(result) for result in results
+        ):
+            rows.step_back()
+        return results
+
+    def verify(self, live: LiveSequence, draft: Sequence[int]) -> TokenResult | TokenFailure:
+        """Verify a draft in one pass: the sequence gets the tokens that it would have sampled without a draft.
+
+        Each position is sampled as usual, from logits given the tokens before it; the first token that differs from the
+        draft is the last one taken. What was fed after it is undone.
+        """
+        rows = self._gather([live])
+        rows.step_back()
+        fed = [*live.unfed, live.pending]
+        tokens = [*fed, *draft]
+        logits = self._feed(rows, _row(tokens), may_be_undone=True)[0, len(fed) - 1 :]
+        mx.async_eval(logits, rows.arrays())
+        try:
+            taken, reason = sample_along(live.ready, logits, draft)
+        except Exception as error:
+            self._undo(rows, len(tokens))
+            return TokenFailure(live, error)
+        num_right = len(taken) - 1
+        if num_right == len(draft) or self.loaded.blueprint.rewinds:
+            self._undo(rows, len(draft) - num_right)
+            live.unfed = ()
+        else:
+            self._undo(rows, len(tokens))
+            live.unfed = (*fed, *draft[:num_right])
+        live.pending = taken[-1].token
+        return TokenResult(live, tuple(taken), reason, num_fed=len(fed), num_drafted=len(draft))
+
+    def exact_size(self, most: int) -> int:
+        """The largest pass size up to `most` such that passes up to this size equal single steps bit by bit.
+
+        Compared are the logits of the next tokens of a made-up text, after so many passes of each size that their
+        effect on the layers shows as well. A short text is continued with every size, since a pass also takes tokens
+        again that a rejected draft left unfed; a long one with some, since devices have other kernels for it.
+        """
+        num = most
+        for start, sizes in ((_SHORT, range(2, most + 1)), (_LONG, (2, 3, 4, 8, 16, most))):
+            if self.loaded.context is not None and start + num > self.loaded.context:
+                break
+            single = self._logits_in_passes(1, start=start, num=num)
+            for size in sizes:
+                if size <= most and not np.array_equal(self._logits_in_passes(size, start=start, num=num), single):
+                    most = size - 1
+        return most
+
+    def _logits_in_passes(self, size: int, *, start: int, num: int) -> npt.NDArray[np.float32]:
+        """Logits after each of `num` tokens behind a text of `start` tokens, in passes over up to `size` tokens."""
+        tokens = np.arange(start + num, dtype=np.int32) % self.loaded.vocab_size
+        live = self.begin()
+        try:
+            for at in range(0, start, _SHORT):
+                self.prefill([live], [tokens[at : min(at + _SHORT, start)]])
+            passes = [self.logits(live, tokens[at : at + size]) for at in range(start, len(tokens), size)]
+            return np.array(mx.concatenate(passes, axis=0).astype(mx.float32))
+        finally:
+            self.drop(live)
+
+    def catch_up(self, live: LiveSequence) -> None:
+        """Feed the tokens that a rejected draft left unfed, so that the layers are at the answer's position."""
+        if live.unfed:
+            self._advance(live.rows, _row(live.unfed))
+            live.unfed = ()
+            mx.eval(live.rows.arrays())
+
+    def _may_run_ahead(self, rows: SequenceBatch) -> bool:
+        context = self.loaded.context
+        may = self.loaded.blueprint.joins and self.loaded.may_run_ahead
+        return may and (context is None or max(rows.lengths) < context)
+
+    def _feed(
+        self,
+        rows: SequenceBatch,
+        tokens: npt.NDArray[np.int32],
+        *,
+        may_be_undone: bool = False,
+    ) -> mx.array:
+        """One pass over tokens of shape ``(rows, n)``; gives logits ``(rows, n, vocabulary)``, lazy.
+
+        `may_be_undone`: `_undo` follows.
+        """
+        rows.before = rows.save_recurrent() if may_be_undone else None
+        return rows.forward(self.loaded.model, mx.array(tokens))
+
+    def _advance(self, rows: SequenceBatch, tokens: npt.NDArray[np.int32]) -> None:
+        """One pass whose logits nobody reads."""
+        self._feed(rows, tokens)
+
+    def _undo(self, rows: SequenceBatch, num: int) -> None:
+        """Undo the last `num` tokens of the last pass; none: it stays as it is."""
+        before, rows.before = rows.before, None
+        if num > 0:
+            assert before is not None, "who undoes a pass says so before it"
+            rows.undo_last(num, before)
+
+    def _gather(self, lives: Sequence[LiveSequence]) -> SequenceBatch:
+        """A batch of exactly these sequences: others are joined to the largest, and foreign rows split off."""
+        wanted = {id(live) for live in lives}
+        together = {id(live.rows): live.rows for live in lives}
+        if len(together) == 1 and len(lives) == lives[0].rows.num_rows:
+            return lives[0].rows
+        parts: list[SequenceBatch] = []
+        for rows in together.values():
+            rows.step_back()
+            strangers = [i for i, owner in enumerate(rows.owners) if id(owner) not in wanted]
+            if not strangers:
+                parts.append(rows)
+                continue
+            members = [i for i, owner in enumerate(rows.owners) if id(owner) in wanted]
+            mine = rows.copy_rows(members)
+            rows.keep_rows(strangers)
+            parts.append(mine)
+        base, *others = sorted(parts, key=lambda rows: rows.num_rows * max(rows.lengths), reverse=True)
+        if others:
+            base.join(others)
+        for owner in base.owners:
+            assert isinstance(owner, LiveSequence)
+            owner.rows = base
+        return base
+
+
+def _results(lives: Sequence[LiveSequence], choices: SampledBatch) -> list[TokenResult | TokenFailure]:
+    """Give each sequence its token, which is fed next."""
+    results: list[TokenResult | TokenFailure] = []
+    for live, taken in zip(lives, accept([live.ready for live in lives], choices), strict=True):
+        if isinstance(taken, Exception):
+            results.append(TokenFailure(live, taken))
+            continue
+        sampled, reason = taken
+        live.pending = sampled.token
+        results.append(TokenResult(live, (sampled,), reason))
+    return results
+
+
+def _row(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Tokens of one sequence."""
+    return np.array([tokens], dtype=np.int32)
+
+
+def _column(tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+    """A token of each sequence."""
+    return np.array(tokens, dtype=np.int32)[:, None]
+
+
+def _is_forced(result: TokenResult) -> bool:
+    """Whether the sequence's next token is forced, so that a pass run ahead does not count."""
+    return result.live.ready.forced() is not None
+
+
+def footprint_of(model: nn.Module, blueprint: Blueprint) -> Footprint:
+    """Measured on the states of a sequence of two tokens: shapes follow from the model's code.
+
+    Nothing is evaluated, so no weights are needed.
+    """
+    rows = SequenceBatch(blueprint)
+    logits = rows.forward(model, mx.array([[0, 0]]))
+    source = SequenceSource(rows, 0)
+    layout = blueprint.layout
+    by_kind = {kind: source.segment_nbytes(kind, 1) for kind in layout.kinds}
+    return Footprint(
+        by_kind=by_kind,
+        each={kind: -(-nbytes // len(rows.layers(kind))) for kind, nbytes in by_kind.items()},
+        snapshot=source.snapshot_nbytes() if layout.has_snapshots else 0,
+        logits=logits.shape[-1] * logits.dtype.size,
+    )

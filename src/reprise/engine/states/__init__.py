@@ -1,0 +1,1 @@
+"""Layer states, live and as payloads: kinds, batches of sequences, and restoring them."""

@@ -1,0 +1,415 @@
+"""The live layer states that a model works on, for a batch of one or more sequences (rows).
+
+They implement the small interface that mlx-lm's models use: `update_and_fetch`, `offset` and `make_mask` of attention
+layers (`tests/engine/test_contract.py` notices a change). Rows are right-aligned: row i of length n_i occupies the
+buffer indices ``[end - n_i, end)``, so all rows append at `end`; indices before are padding and are masked.
+
+Buffers have shape ``(rows, heads, capacity, width)``, one per plane (keys and values; for quantised entries the words,
+scales and biases of each).
+
+This module has the base class, full attention, and recurrent state (one row per sequence, without padding; models use
+`[i]`, `make_mask`, `lengths` and `advance`); `windows.py` beside it has layers that drop what no token will see
+again.
+"""
+
+# ruff: noqa: N803 -- the name of the argument is part of the contract.
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import ArraysCache
+
+from reprise.core.kinds import Full, KvKind
+from reprise.core.tokens import Span
+from reprise.engine.states.payloads import as_words
+
+STEP = 256
+"""Buffer capacities are multiples of this many entries."""
+_MOST_ROOM = 4096
+
+
+def room(length: int) -> int:
+    """Spare entries to allocate: a sixteenth of the length, so that copying stays linear, between 256 and 4,096."""
+    return max(STEP, min(_MOST_ROOM, length // 16))
+
+
+def rounded(length: int) -> int:
+    """The capacity of a buffer for at least `length` entries."""
+    return -(-length // STEP) * STEP
+
+
+class KvLayer:
+    """Entries of one attention layer. Subclasses define what a token sees and what may be dropped."""
+
+    kind: KvKind
+    num_planes = 2
+
+    def __init__(self) -> None:
+        self.planes: list[mx.array] = []
+        self.end = 0
+        self.held = 0
+        """Number of indices below `end` that hold entries (or padding of shorter rows)."""
+        self.lengths: list[int] = [0]
+        """Position of each row: tokens seen, whether or not their entries are still held."""
+        self.reserved: list[int] = [0]
+        """The position that each row is expected to reach: buffers are allocated for it at once."""
+        self._offsets: tuple[list[int], mx.array] | None = None
+
+    # The interface that mlx-lm's models use.
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The position of the next token: an int if all rows agree, otherwise an array of shape ``(rows,)``."""
+        if self.is_even:
+            return self.lengths[0]
+        # Used several times per pass.
+        if self._offsets is None or self._offsets[0] is not self.lengths:
+            self._offsets = (self.lengths, mx.array(self.lengths))
+        return self._offsets[1]
+
+    @property
+    def keys(self) -> mx.array | None:
+        return self.planes[0] if self.planes else None
+
+    @keys.setter
+    def keys(self, value: mx.array) -> None:
+        self.planes[0] = value
+
+    @property
+    def values(self) -> mx.array | None:
+        return self.planes[1] if self.planes else None
+
+    @values.setter
+    def values(self, value: mx.array) -> None:
+        self.planes[1] = value
+
+    @property
+    def state(self) -> list[mx.array]:
+        return self.planes
+
+    def empty(self) -> bool:
+        return not self.planes
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append entries of shape ``(rows, heads, n, width)``; returns all entries that these n tokens may see."""
+        num = keys.shape[2]
+        low = self.append([keys, values])
+        self.lengths = [length + num for length in self.lengths]
+        return self.planes[0][..., low : self.end, :], self.planes[1][..., low : self.end, :]
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The result of the last update, for layers that share this one's entries."""
+        low = self._last_low
+        return self.planes[0][..., low : self.end, :], self.planes[1][..., low : self.end, :]
+
+    def reserve(self, length: int) -> None:
+        """Expect all rows to reach this position."""
+        self.reserved = [length] * self.num_rows
+
+    # Storage.
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows have the same length, without padding."""
+        return len(set(self.lengths)) == 1
+
+    @property
+    def nbytes(self) -> int:
+        return sum(plane.nbytes for plane in self.planes)
+
+    def _visible(self, num: int) -> int:
+        """Number of indices below `end` that the next `num` tokens may see."""
+        raise NotImplementedError
+
+    def append(self, new: list[mx.array]) -> int:
+        """Write `new` at `end`; returns the first index that the new tokens may see."""
+        num = new[0].shape[2]
+        keep = self._visible(num)
+        self._make_space(new, keep, num)
+        for i, entries in enumerate(new):
+            self.planes[i][..., self.end : self.end + num, :] = entries
+        self._last_low = self.end - keep
+        self.end += num
+        self.held = min(self.held + num, self.end)
+        return self._last_low
+
+    def extend(self, entries: list[mx.array]) -> None:
+        """Append stored entries to a single row: ``(1, heads, n, width)`` for each plane."""
+        num = entries[0].shape[2]
+        self.append(entries)
+        self.lengths = [length + num for length in self.lengths]
+
+    def make_plane(self, like: mx.array) -> mx.array:
+        """Allocate the next plane of this empty layer at its reserved capacity, shaped like `like`."""
+        assert self.end == 0 and len(self.planes) < self.num_planes
+        plane = mx.zeros((*like.shape[:2], rounded(self._reserved_capacity()), like.shape[3]), dtype=like.dtype)
+        self.planes.append(plane)
+        return plane
+
+    def capacity_for(self, num: int) -> int:
+        """The buffers' capacity per row after `num` more entries have been appended."""
+        keep = self._visible(num)
+        if self._has_space(keep, num):
+            return self.capacity
+        reserved = self._reserved_capacity()
+        # Beyond the reservation, with spare room.
+        return rounded(reserved if keep + num <= reserved else keep + num + self._slack(keep + num))
+
+    def sinks_after(self, num: int) -> int:
+        """Entries that will be copied into buffers of their own when `num` more are appended."""
+        return 0
+
+    @property
+    def capacity(self) -> int:
+        """Entries per row that the buffers have room for."""
+        return self.planes[0].shape[2] if self.planes else 0
+
+    def _has_space(self, keep: int, num: int) -> bool:
+        return len(self.planes) > 0 and self.end + num <= self.capacity and not self._is_wasteful(keep, num)
+
+    def _make_space(self, like: list[mx.array], keep: int, num: int) -> None:
+        if self._has_space(keep, num):
+            return
+        total = self.capacity_for(num)
+        if not self.planes:
+            self.planes = [mx.zeros((*p.shape[:2], total, p.shape[3]), dtype=p.dtype) for p in like]
+            return
+        grown: list[mx.array] = []
+        for plane in self.planes:
+            room = mx.zeros((*plane.shape[:2], total - keep, plane.shape[3]), dtype=plane.dtype)
+            grown.append(mx.concatenate([plane[..., self.end - keep : self.end, :], room], axis=2))
+        # Evaluate now: otherwise the old and the new buffers of all layers would be in memory together.
+        mx.eval(grown)
+        self.planes = grown
+        self.end = self.held = keep
+
+    def _slack(self, length: int) -> int:
+        return room(length)
+
+    def _reserved_capacity(self) -> int:
+        return 0
+
+    def _is_wasteful(self, keep: int, num: int) -> bool:
+        return False
+
+    def keep_visible(self, num: int) -> None:
+        """Have room for `num` more tokens, so that nothing that is seen now is dropped while they come, one by one.
+
+        `undo_last` may undo them then, over several passes.
+        """
+        for more in (1, num):
+            self._make_space(self.planes, self._visible(more), more)
+
+    def undo_last(self, num: int) -> None:
+        """Undo the last `num` entries of each row, all of one pass or appended after `keep_visible`."""
+        self.end -= num
+        self.held -= num
+        self.lengths = [length - num for length in self.lengths]
+
+    def index(self, row: int, position: int) -> int:
+        """The buffer index of this row's entry at `position`."""
+        return self.end - (self.lengths[row] - position)
+
+    def read(self, row: int, span: Span) -> list[mx.array]:
+        """The entries of `span`: per plane, a view of shape ``(1, heads, length, width)``."""
+        return [self._cut(plane, row, span) for plane in self.planes]
+
+    def words(self, row: int, span: Span) -> list[mx.array]:
+        """Like `read`, as words (`reprise.engine.states.payloads`)."""
+        return [self._cut(as_words(plane), row, span) for plane in self.planes]
+
+    def _cut(self, plane: mx.array, row: int, span: Span) -> mx.array:
+        low, high = self.index(row, span.start), self.index(row, span.stop)
+        assert max(0, self.end - self.held) <= low <= high <= self.end, (self, row, span)
+        return plane[row : row + 1, :, low:high, :]
+
+    def load_sizes(self, spans: Sequence[Span], position: int) -> list[tuple[int, int]]:
+        """The buffers that `load` needs per plane to be at `position` with the entries of `spans`.
+
+        For each buffer, its number of entries and its room for more; together they have the entries in order.
+        """
+        held = sum(map(len, spans))
+        total = rounded(max(held + min(STEP, self._slack(held)), self._reserved_capacity()))
+        return [(held, total - held)]
+
+    def load(self, buffers: Sequence[Sequence[mx.array]], held: int, position: int) -> None:
+        """Put this empty layer at `position` with these buffers (see `load_sizes`), each with all planes.
+
+        `held`: the number of entries in the last one.
+        """
+        self.planes = list(buffers[-1])
+        self.end = self.held = held
+        self.lengths = [position]
+
+    # Batching.
+
+    @staticmethod
+    def capacity_joined(layers: Sequence["KvLayer"], num: int) -> int:
+        """The capacity per row after `layers` were joined and `num` more entries appended."""
+        held, joined = layers[0]._joined(layers)
+        return joined if held + num <= joined else rounded(held + num + layers[0]._slack(held + num))
+
+    def _joined(self, layers: Sequence["KvLayer"]) -> tuple[int, int]:
+        """The entries per row after `layers` were joined, and the capacity, which includes their reservations."""
+        held = max(layer._visible(1) for layer in layers)
+        to_come = max(layer._reserved_capacity() - layer._visible(1) for layer in layers)
+        return held, rounded(held + (to_come if to_come > 0 else self._slack(held)))
+
+    def take(self, row: int) -> None:
+        """Keep only this row, in new buffers."""
+        low = max(self.index(row, 0), self.end - self.held)
+        held = self.end - low
+        room = STEP - held % STEP
+        self.planes = [
+            mx.concatenate(
+                [p[row : row + 1, :, low : self.end, :], mx.zeros((1, p.shape[1], room, p.shape[3]), p.dtype)], axis=2
+            )
+            for p in self.planes
+        ]
+        # Layer by layer, here and below: free the old buffers of one before copying the next.
+        mx.eval(self.planes)
+        self.end = self.held = held
+        self.lengths, self.reserved = [self.lengths[row]], [self.reserved[row]]
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        picked = mx.array(list(rows))
+        lengths = [self.lengths[row] for row in rows]
+        held = min(self.held, max(lengths))
+        low = self.end - held
+        self.planes = [p[:, :, low:, :][picked] for p in self.planes]
+        mx.eval(self.planes)
+        self.end = self.held = held
+        self.lengths, self.reserved = lengths, [self.reserved[row] for row in rows]
+
+    def join(self, others: Sequence["KvLayer"]) -> None:
+        """Append the rows of `others`, padded on the left to the longest. The others are empty afterwards."""
+        layers = [self, *others]
+        held, capacity = self._joined(layers)
+        num_rows = sum(layer.num_rows for layer in layers)
+        joined: list[mx.array] = []
+        for i, like in enumerate(self.planes):
+            plane = mx.zeros((num_rows, like.shape[1], capacity, like.shape[3]), dtype=like.dtype)
+            row = 0
+            for layer in layers:
+                have = layer._visible(1)
+                view = layer.planes[i][:, :, layer.end - have : layer.end, :]
+                plane[row : row + layer.num_rows, :, held - have : held, :] = view
+                row += layer.num_rows
+                assert layer.planes[i].dtype == like.dtype
+            joined.append(plane)
+        self.lengths = [length for layer in layers for length in layer.lengths]
+        self.reserved = [length for layer in layers for length in layer.reserved]
+        for layer in others:
+            layer.planes = []
+        self.planes = joined
+        mx.eval(self.planes)
+        self.end = self.held = held
+
+
+class FullLayer(KvLayer):
+    """Full attention: every token sees all tokens before it."""
+
+    kind = Full()
+
+    def _visible(self, num: int) -> int:
+        return max(self.lengths)
+
+    def _reserved_capacity(self) -> int:
+        # Rows end at the same index: the longest row, plus the largest number of entries any row is still to get.
+        to_come = (reserved - length for reserved, length in zip(self.reserved, self.lengths, strict=True))
+        return max(self.lengths) + max(to_come)
+
+    def rewind(self, position: int) -> None:
+        """Rewind the single row to `position`; entries past it will be overwritten."""
+        assert self.num_rows == 1 and position <= self.lengths[0] and self.end == self.lengths[0], position
+        self.end = self.held = position
+        self.lengths = [position]
+
+    def make_mask(
+        self,
+        N: int,
+        return_array: bool = False,
+        window_size: int | None = None,
+    ) -> mx.array | str | None:
+        """The mask for the next N tokens, in a form that mlx-lm's models accept (array, "causal" or None)."""
+        longest = max(self.lengths)
+        if not self.is_even:
+            padding = mx.array([longest - length for length in self.lengths])
+            return create_causal_mask(N, longest, window_size=window_size, left_padding=padding)
+        if window_size is not None and longest + N > window_size:
+            return create_causal_mask(N, longest, window_size=window_size)
+        if N == 1:
+            # Even if an array is requested: mlx-lm's caches return None, and some models rely on that.
+            return None
+        return create_causal_mask(N, longest, window_size=window_size) if return_array else "causal"
+
+
+class QuantizedLayer(FullLayer):
+    """Full attention over quantised entries (`mx.quantize`, affine). Six planes: words, scales, biases, twice."""
+
+    num_planes = 6
+
+    def __init__(self, *, bits: int, group_size: int) -> None:
+        super().__init__()
+        self.bits = bits
+        self.group_size = group_size
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array):  # type: ignore[override]
+        num = keys.shape[2]
+        new = [
+            *mx.quantize(keys, group_size=self.group_size, bits=self.bits),
+            *mx.quantize(values, group_size=self.group_size, bits=self.bits),
+        ]
+        self.append(new)
+        self.lengths = [length + num for length in self.lengths]
+        return self.keys_and_values()
+
+    def keys_and_values(self):  # type: ignore[override]
+        views = [plane[..., self._last_low : self.end, :] for plane in self.planes]
+        return tuple(views[:3]), tuple(views[3:])
+
+
+class StateLayer(ArraysCache):
+    """Recurrent state: arrays with one row per sequence, which can join and leave.
+
+    Derives from `ArraysCache` because some models check for that class.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+
+    @property
+    def arrays(self) -> list[mx.array | None]:
+        return self.cache
+
+    @arrays.setter
+    def arrays(self, value: list[mx.array | None]) -> None:
+        self.cache = value
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.cache if array is not None)
+
+    def take(self, row: int) -> None:
+        """Keep only this row, in new arrays."""
+        self.cache = [None if a is None else mx.array(a[row : row + 1]) for a in self.cache]
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        picked = mx.array(list(rows))
+        self.cache = [None if a is None else a[picked] for a in self.cache]
+
+    def join(self, others: Sequence["StateLayer"]) -> None:
+        """Append the rows of `others`. Either all are empty, or none is."""
+        columns = zip(self.cache, *(other.cache for other in others), strict=True)
+        joined: list[mx.array | None] = []
+        for column in columns:
+            present = [a for a in column if a is not None]
+            assert len(present) in (0, len(column)), "empty rows join only empty rows"
+            joined.append(mx.concatenate(present, axis=0) if present else None)
+        self.cache = joined

@@ -1,0 +1,283 @@
+"""A batch of live sequences, and one of its rows as a source for commits to the prefix cache.
+
+Buffers grow in steps, and sequences that join a batch are copied into buffers of equal length: a token can cost
+megabytes or nothing. The memory budget is kept by reserving what the next pass will add before it runs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import mlx.core as mx
+from mlx import nn
+
+from reprise.cache.lookup import Restore
+from reprise.cache.payload import SegmentPayload
+from reprise.core.kinds import Chunk, KvKind, Window
+from reprise.core.tokens import Span
+from reprise.engine.states.blueprint import Blueprint, leaf_states
+from reprise.engine.states.layers import STEP, KvLayer, StateLayer, room, rounded
+from reprise.engine.states.payloads import PackedSegment, Snapshot, arrays_of, count_bytes, look_into, pack, save
+from reprise.engine.states.restoration import COPIED_AT_ONCE, Restoration
+from reprise.engine.states.windows import slack_of
+
+if TYPE_CHECKING:
+    from reprise.engine.running.sampler import SampledBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingStep:
+    """A pass that was run ahead: its choices, and the recurrent states before it, by layer."""
+
+    choices: SampledBatch
+    before: Mapping[int, list[mx.array | None]]
+
+
+class SequenceBatch:
+    """Layer states of one or more sequences. Row i is at position `lengths[i]`."""
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        """One fresh sequence at position 0."""
+        self.blueprint = blueprint
+        self.caches = blueprint.build()
+        self.lengths = [0]
+        self.owners: list[object] = [None]
+        """The owner of each row; updated when rows join and leave."""
+        self.ahead: PendingStep | None = None
+        """The pass that was run ahead, if any: the layers are then one position past `lengths`."""
+        self.before: Mapping[int, list[mx.array | None]] | None = None
+        """The recurrent states from before the last pass, while some of that may have to be undone."""
+        self.before_guess: Mapping[int, list[mx.array | None]] = {}
+        """The recurrent states before tokens that may be undone, by layer."""
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences in the batch."""
+        return len(self.lengths)
+
+    def states(self) -> list[Any]:
+        """The states of all layers, with composites flattened."""
+        return leaf_states(self.caches)
+
+    def recurrent(self) -> list[list[mx.array | None]]:
+        """The arrays of each recurrent layer."""
+        return [state.arrays for state in self.states() if isinstance(state, StateLayer)]
+
+    def opaque(self) -> list[Any]:
+        """The states of unknown classes."""
+        return [state for state in self.states() if not isinstance(state, KvLayer | StateLayer)]
+
+    def layers(self, kind: KvKind) -> list[KvLayer]:
+        """The layers of this kind, in the order of the model."""
+        return [s for s in self.states() if isinstance(s, KvLayer) and s.kind == kind]
+
+    def kv_layers(self) -> list[KvLayer]:
+        """The layers that hold entries, in the order of the model."""
+        return [s for s in self.states() if isinstance(s, KvLayer)]
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes of all layers without entries."""
+        return count_bytes(self.recurrent()) + look_into(self.opaque()).nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, including spare capacity."""
+        kept = [*(self.ahead.before.values() if self.ahead is not None else ()), *self.before_guess.values()]
+        return sum(layer.nbytes for layer in self.kv_layers()) + self.state_nbytes + count_bytes(kept)
+
+    def arrays(self) -> list[mx.array]:
+        """All arrays of all layers: evaluating them computes the states."""
+        entries = [plane for layer in self.kv_layers() for plane in layer.state]
+        return [*entries, *arrays_of(self.recurrent()), *look_into(self.opaque()).arrays]
+
+    def reserve(self, length: int) -> None:
+        """Expect the sequences to reach this length: buffers are allocated for it at once."""
+        for state in self.states():
+            if isinstance(state, KvLayer):
+                state.reserve(length)
+
+    def forward(self, model: nn.Module, tokens: mx.array) -> mx.array:
+        """Run the model on `tokens` of shape ``(rows, n)``; returns logits of shape ``(rows, n, vocabulary)``, lazy."""
+        assert self.ahead is None, "a pass that was run ahead must be taken or undone first"
+        logits = model(tokens, cache=self.caches)
+        self.lengths = [length + tokens.shape[1] for length in self.lengths]
+        return logits
+
+    # Running ahead.
+
+    def run_ahead(self, model: nn.Module, tokens: mx.array, sample_batch: Callable[[mx.array], SampledBatch]) -> None:
+        """Run the next pass ahead, on `tokens` of shape ``(rows, 1)`` that are not computed yet.
+
+        `lengths` do not change. `take_ahead` accepts the pass, `step_back` undoes it: entries are dropped, and
+        recurrent states, which cannot be rewound, are restored from copies.
+        """
+        before = self.save_recurrent()
+        lengths = self.lengths
+        logits = self.forward(model, tokens)
+        self.lengths = lengths
+        self.ahead = PendingStep(sample_batch(logits[:, -1, :]), before)
+
+    def take_ahead(self) -> SampledBatch | None:
+        """Accept the pass that was run ahead; returns its choices, or None if there is none."""
+        if self.ahead is None:
+            return None
+        choices, self.ahead = self.ahead.choices, None
+        self.lengths = [length + 1 for length in self.lengths]
+        return choices
+
+    def step_back(self) -> None:
+        """Undo the pass that was run ahead, if there is one."""
+        if self.ahead is None:
+            return
+        before, self.ahead = self.ahead.before, None
+        self.lengths = [length + 1 for length in self.lengths]
+        self.undo_last(1, before)
+
+    def save_recurrent(self) -> Mapping[int, list[mx.array | None]]:
+        """The current recurrent states, by layer: references, not copies."""
+        return {i: [copy.copy(a) for a in s.arrays] for i, s in enumerate(self.states()) if isinstance(s, StateLayer)}
+
+    def undo_last(self, num: int, before: Mapping[int, list[mx.array | None]]) -> None:
+        """Undo the last `num` tokens of each row, all of one pass; `before`: the recurrent states before them."""
+        for i, state in enumerate(self.states()):
+            if isinstance(state, StateLayer):
+                state.arrays = list(before[i])
+            else:
+                state.undo_last(num)
+        self.lengths = [length - num for length in self.lengths]
+
+    # Restore.
+
+    @classmethod
+    def restored(cls, blueprint: Blueprint, restore: Restore, *, reserve: int = 0) -> SequenceBatch:
+        """One sequence restored from `restore`, in new buffers."""
+        rows = cls(blueprint)
+        rows.reserve(reserve)
+        restoration = Restoration(rows, restore.position)
+        while not restoration.is_over:
+            restoration.advance(restore, at_most=COPIED_AT_ONCE)
+        return rows
+
+    # Joining and leaving.
+
+    def join(self, others: Sequence[SequenceBatch]) -> None:
+        """Append the sequences of `others`, which are empty afterwards."""
+        assert all(rows.ahead is None for rows in (self, *others))
+        columns = zip(*(rows.states() for rows in (self, *others)), strict=True)
+        for mine, *theirs in columns:
+            mine.join(theirs)
+        self.lengths = [length for rows in (self, *others) for length in rows.lengths]
+        self.owners = [owner for rows in (self, *others) for owner in rows.owners]
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Keep these sequences, in this order."""
+        assert self.ahead is None
+        for state in self.states():
+            if len(rows) == 1:
+                state.take(rows[0])
+            else:
+                state.keep_rows(rows)
+        self.lengths = [self.lengths[row] for row in rows]
+        self.owners = [self.owners[row] for row in rows]
+
+    def copy_rows(self, rows: Sequence[int]) -> SequenceBatch:
+        """A copy of these sequences, in new buffers."""
+        assert self.ahead is None
+        twin = SequenceBatch(self.blueprint)
+        for mine, fresh in zip(self.states(), twin.states(), strict=True):
+            for name, value in cast(dict[str, Any], vars(mine)).items():
+                setattr(fresh, name, list(cast(list[Any], value)) if isinstance(value, list) else value)
+        twin.lengths, twin.owners = list(self.lengths), list(self.owners)
+        if list(rows) != list(range(self.num_rows)):
+            twin.keep_rows(rows)
+        return twin
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSource:
+    """One live sequence as a source for commits (`reprise.cache.payload.Source`)."""
+
+    rows: SequenceBatch
+    row: int
+
+    def _layers(self, kind: KvKind) -> list[KvLayer]:
+        return self.rows.layers(kind)
+
+    def segment_nbytes(self, kind: KvKind, length: int) -> int:
+        """Bytes of `length` positions in all layers of a kind."""
+        return sum(
+            plane.shape[1] * plane.shape[3] * plane.dtype.size * length
+            for layer in self._layers(kind)
+            for plane in layer.planes
+        )
+
+    def snapshot_nbytes(self) -> int:
+        """Bytes of the recurrent and opaque states."""
+        return self.rows.state_nbytes // self.rows.num_rows
+
+    def segment(self, kind: KvKind, span: Span) -> SegmentPayload:
+        """The entries of `span`, as a payload for the cache."""
+        return self.copy(kind, span)
+
+    def copy(self, kind: KvKind, span: Span) -> PackedSegment:
+        """A copy of the entries of `span`, which lies within what `kind` needs at this position."""
+        layers = self._layers(kind)
+        planes = [plane for layer in layers for plane in layer.read(self.row, span)]
+        # If joining a batch was interrupted, some layers may already have moved.
+        assert len(planes) == sum(layer.num_planes for layer in layers), "entries of some layers are gone"
+        return pack(planes)
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the recurrent and opaque states."""
+        assert self.rows.ahead is None
+        row = slice(self.row, self.row + 1)
+        recurrent = [[None if a is None else a[row] for a in arrays] for arrays in self.rows.recurrent()]
+        return save(recurrent, self.rows.opaque())
+
+
+def growth(parts: Mapping[int, SequenceBatch], owners: frozenset[int], num: int, fresh: Mapping[KvKind, float]) -> int:
+    """Bytes by which buffers grow when the sequences of `owners` (ids) in `parts` are fed `num` tokens together.
+
+    `fresh`: the bytes of one entry of one layer, by kind, for empty layers. An upper bound; exact if one group
+    continues unchanged. O(layers).
+    """
+    groups = list(parts.values())
+    num_rows = sum(id(owner) in owners for rows in groups for owner in rows.owners)
+    if len(groups) == 1 and num_rows == groups[0].num_rows:
+        total = 0
+        for layer in groups[0].kv_layers():
+            more = layer.capacity_for(num) - layer.capacity + layer.sinks_after(num)
+            # Asked for every token, and mostly there is room: what an entry takes is then not looked up.
+            total += more * num_rows * _each(layer, fresh) if more != 0 else 0
+        return total
+    # Sequences that do not take part keep their buffers; groups that join completely are copied and freed.
+    gone = [rows for rows in groups if all(id(owner) in owners for owner in rows.owners)]
+    total = 0
+    for column in zip(*(rows.kv_layers() for rows in groups), strict=True):
+        total += KvLayer.capacity_joined(column, num) * num_rows * max(_each(layer, fresh) for layer in column)
+    kept = sum(rows.state_nbytes // rows.num_rows * sum(id(o) in owners for o in rows.owners) for rows in groups)
+    return max(0, total + kept - sum(rows.nbytes for rows in gone))
+
+
+def _each(layer: KvLayer, fresh: Mapping[KvKind, float]) -> int:
+    """The bytes of one entry of one row."""
+    if layer.planes:
+        return sum(plane.shape[1] * plane.shape[3] * plane.dtype.size for plane in layer.planes)
+    return int(fresh[layer.kind])
+
+
+def most_entries(kind: KvKind, position: int, chunk: int) -> int:
+    """Capacity of a layer's buffers for one sequence that has reached `position` in chunks of `chunk`.
+
+    An upper bound of what `reprise.engine.states.layers` allocates, if the last 256 positions are the answer's.
+    """
+    most = min(position, chunk)
+    if isinstance(kind, Window | Chunk):
+        sinks = kind.keep if isinstance(kind, Window) else 0
+        return rounded(min(position, kind.size) + most + slack_of(kind.size)) + sinks
+    # The first chunk gets spare room in proportion, of which `position` includes a part.
+    return rounded(position + max(0, room(most) - STEP))

@@ -1,0 +1,61 @@
+"""One chat turn over HTTP, as any client would do it, with a clock."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from reprise.lab.bench.client import Post, Refused, Unreachable, send, texts_in
+from reprise.lab.demo.turns import ClientAnswer, History, request_body
+
+_TRIES, _PAUSE_S = 40, 0.025
+
+
+class DemoFailed(Exception):
+    """The demonstration cannot go on; the sentence says why."""
+
+
+Hear = Callable[[str, str], None]
+"""Called with what streams in: `reasoning`, `content` or `call`, and the new words."""
+
+
+def ask(client: httpx.Client, history: History, *, hear: Hear = lambda _kind, _text: None) -> ClientAnswer:
+    """Send the chat and read the streamed answer to its end. Raises DemoFailed if the server does otherwise."""
+    tokens: list[str] = []
+
+    def take(event: Mapping[str, Any]) -> None:
+        for kind, text in texts_in(event):
+            if text:
+                hear(kind, text)
+        for choice in event["choices"]:
+            sampled: list[dict[str, Any]] = (choice.get("logprobs") or {"content": None})["content"] or []
+            tokens.extend(entry["token"] for entry in sampled)
+
+    try:
+        reply = send(client, Post(body=request_body(history)), hear=take)
+    except (Refused, Unreachable) as error:
+        raise DemoFailed(f"The server's answer was incomplete: {error}") from error
+    if reply.num_prompt is None or reply.num_cached is None or not tokens:
+        raise DemoFailed("The server's response has no answer or no usage.")
+    return ClientAnswer(
+        content=reply.content,
+        reasoning=reply.reasoning,
+        tokens=tuple(tokens),
+        num_prompt=reply.num_prompt,
+        num_cached=reply.num_cached,
+        ttft_s=reply.ttft_s,
+        calls=reply.calls,
+        why=_why(client, reply.id),
+    )
+
+
+def _why(client: httpx.Client, request_id: str) -> str:
+    """What the server's record gives as the reason why tokens were computed."""
+    for _ in range(_TRIES):
+        response = client.get(f"/v1/cache/requests/{request_id}")
+        if response.is_success:
+            return str(response.json().get("reason", ""))
+        # The record is written when the stream has been closed, which this client has just done.
+        time.sleep(_PAUSE_S)
+    return ""

@@ -1,0 +1,104 @@
+"""A whole simulation: one pass over a trace for every policy and budget."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+from reprise.core.errors import BadRequest
+from reprise.lab.simulate.offline import FutureKnown
+from reprise.replay.payloads import Sizes
+from reprise.replay.policies import POLICIES
+from reprise.replay.request import Request
+from reprise.replay.store import Replay
+
+UNBOUNDED = "infinite"
+BELADY = "belady"
+KNOWN = (*POLICIES, UNBOUNDED, BELADY)
+"""What can be compared: the policies, a store without a bound, and Belady's rule with the future known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one policy reused of a trace. `budget` in bytes; None: no bound. Tokens are the real prompts'."""
+
+    trace: str
+    policy: str
+    budget: int | None
+    requests: int
+    prompt: int
+    reused: int
+
+    @property
+    def computed(self) -> int:
+        """Prompt tokens that were not reused."""
+        return self.prompt - self.reused
+
+    @property
+    def hit_share(self) -> float:
+        """Reused ÷ prompt tokens; 0 for an empty trace."""
+        return self.reused / self.prompt if self.prompt > 0 else 0.0
+
+
+def run_simulation(
+    name: str,
+    requests: Iterable[Request],
+    *,
+    budgets: tuple[int, ...],
+    policies: tuple[str, ...] = ("lru", "cost", UNBOUNDED, BELADY),
+    sizes: Sizes | None = None,
+    settles: bool = False,
+    on_progress: Callable[[int], None] = lambda done: None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> tuple[Result, ...]:
+    """Replay the requests of one trace. Budgets in bytes; `on_progress` is told the number of requests done, and
+    `on_stage` what begins behind the last one; `settles`: compute what is known of the next turn while nobody waits.
+
+    The requests are read once and not kept, except for `belady`, which needs 8 bytes for each block of each prompt, and
+    `infinite`, whose store keeps all. Raises BadRequest for a policy that does not exist, and for a trace that has both
+    block hashes, replayed as one token each, and token prompts.
+    """
+    unknown = [policy for policy in policies if policy not in KNOWN]
+    if unknown:
+        raise BadRequest(f"Unknown policy {unknown[0]!r}. Choose from {', '.join(KNOWN)}.")
+    sizes = sizes if sizes is not None else Sizes()
+    stream = iter(requests)
+    first = next(stream, None)
+    if first is None:
+        raise BadRequest(f"{name} contains no requests.")
+    bounded = [(policy, budget) for budget in budgets for policy in policies if policy in POLICIES]
+    unbounded = [("lru", None)] if UNBOUNDED in policies else []
+    replays = [
+        (policy, budget, Replay(policy=policy, budget=budget, sizes=sizes, unit=first.unit, settles=settles))
+        for policy, budget in (*bounded, *unbounded)
+    ]
+    future = FutureKnown(block=first.block) if BELADY in policies else None
+    num = prompt = 0
+    for request in chain((first,), stream):
+        if request.unit != first.unit:
+            raise BadRequest(
+                f"{name}, request {num + 1}: a trace with both block hashes and token prompts needs "
+                "--granularity token."
+            )
+        for _, _, replay in replays:
+            replay.take(request)
+        if future is not None:
+            future.add(request)
+            if settles:
+                future.add_settled(request)
+        num += 1
+        prompt += request.num_tokens
+        on_progress(num)
+
+    def result(policy: str, budget: int | None, reused: int) -> Result:
+        return Result(trace=name, policy=policy, budget=budget, requests=num, prompt=prompt, reused=reused)
+
+    results = [
+        result(policy if budget is not None else UNBOUNDED, budget, replay.tally.reused)
+        for policy, budget, replay in replays
+    ]
+    if future is not None:
+        for budget in budgets:
+            on_stage(f"upper bound (future known) at {budget // sizes.full:,} tokens")
+            results.append(result(BELADY, budget, future.reused_within(budget // sizes.full)))
+    order = list(policies)
+    return tuple(sorted(results, key=lambda r: (r.budget is None, r.budget or 0, order.index(r.policy))))

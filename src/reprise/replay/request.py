@@ -1,0 +1,38 @@
+"""A request of a trace: what a replay sends to a store."""
+
+from dataclasses import dataclass
+
+from reprise.core.prompt import Prompt
+from reprise.core.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """One request of a trace.
+
+    `num_tokens`: the real prompt's length, of which each token of `prompt` stands for `unit`. `answer`: what was
+    generated, `num_answered`: how many real tokens that were, None where the trace does not tell. `shareable`: how many
+    tokens of `prompt` another prompt can have in common; a block that is cut by the prompt's end is like no other.
+    `block`: the real tokens by which an estimate with the future known counts. `next_known`: the next prompt's
+    beginning, as far as the server knows it once it has answered.
+    """
+
+    prompt: Prompt
+    num_tokens: int
+    shareable: int
+    unit: int = 1
+    block: int = 8
+    answer: Tokens | None = None
+    num_answered: int | None = None
+    next_known: Tokens | None = None
+    is_auxiliary: bool = False
+
+    def __post_init__(self) -> None:
+        assert 0 < self.shareable <= len(self.prompt) <= self.num_tokens, (self.shareable, self.num_tokens)
+
+    @property
+    def answer_length(self) -> float | None:
+        """How long the answer was in tokens like the prompt's, None where the trace does not tell."""
+        if self.answer is not None:
+            return len(self.answer)
+        return self.num_answered / self.unit if self.num_answered is not None else None
