@@ -1,22 +1,27 @@
 """What the server shows of itself: overview, tree and events, to each key what is its own."""
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import date
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import httpx
 import pytest
 from typer.testing import CliRunner
 
 from reprise.api.service.records import Record, record_body
+from reprise.api.service.service import Watcher
+from reprise.api.watch.event_hub import EventHub
 from reprise.api.watch.ledger import Ledger, breaker_bodies
 from reprise.chat.reasons.explain import ComputedSpan, Explanation
 from reprise.cli.main import app
 from reprise.core.backend import Status
+from reprise.core.errors import ShuttingDown
+from reprise.core.inspection import WHOLE_TREE, Inspection, TreePart
 from reprise.core.outcome import Outcome, Reason
 from reprise.core.settings import Settings
 from reprise.core.sizes import Bytes
@@ -199,6 +204,54 @@ def test_watching_an_idle_server_is_no_event(server: httpx.Client, monkeypatch: 
                 counters.append(event[1])
     for before, after in pairwise(counters):
         assert any(before[name] != after[name] for name in after.keys() - traces), after
+
+
+@pytest.mark.anyio
+async def test_watchers_that_enter_together_share_one_looker(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with api() as served:
+        registered: list[Watcher] = []
+        monkeypatch.setattr(served.service, "watch", registered.append)
+        monkeypatch.setattr(served.service, "unwatch", registered.remove)
+        looked, inspect = asyncio.Event(), served.service.inspections
+
+        async def inspections(part: TreePart = WHOLE_TREE) -> Mapping[str, Inspection]:
+            await looked.wait()
+            return await inspect(part)
+
+        monkeypatch.setattr(served.service, "inspections", inspections)
+        hub = EventHub(served.service)
+        entering = [asyncio.create_task(hub.__aenter__()) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        assert registered == [hub] and not any(task.done() for task in entering)
+        looked.set()
+        await asyncio.gather(*entering)
+        assert registered == [hub] and hub.is_watched
+
+
+@pytest.mark.anyio
+async def test_who_cannot_look_is_no_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused one that is counted keeps the hub looking at the engine after all others have left."""
+    sleep = asyncio.sleep
+
+    async def no_sleep(seconds: float) -> None:
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", no_sleep)
+    async with api() as served:
+        hub = EventHub(served.service, clock=count(step=100).__next__)
+        with monkeypatch.context() as refusing:
+            refusing.setattr(served.backend, "inspect", raise_shutting_down)
+            with pytest.raises(ShuttingDown):
+                await hub.__aenter__()
+        async with hub:
+            assert hub.is_watched
+        async with asyncio.timeout(10):
+            while hub.is_watched:
+                await sleep(0)
+
+
+def raise_shutting_down(**_: object) -> Never:
+    raise ShuttingDown("The server is shutting down.")
 
 
 def ahead_of(client: httpx.Client, key: dict[str, str]) -> int:

@@ -61,6 +61,7 @@ class EventHub:
         self._ring: deque[Happening] = deque(maxlen=_RING)
         self._number = 0
         self._num_watchers = 0
+        self._entering = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         """Set, and replaced by another, when there is something to tell."""
@@ -87,13 +88,23 @@ class EventHub:
     # Watching.
 
     async def __aenter__(self) -> Self:
+        # One at a time: who enters while another takes the first look waits for it.
+        async with self._entering:
+            if self._looking is None:
+                await self._begin()
         self._num_watchers += 1
-        if self._looking is None:
-            self._gaps, self._gap_since_s = [0.0, 0.0], self._clock()
-            self._service.watch(self)
-            await self._look()
-            self._looking = asyncio.create_task(self._look_on())
         return self
+
+    async def _begin(self) -> None:
+        """Take the first look and go on looking; leaves nothing behind where that fails."""
+        self._gaps, self._gap_since_s = [0.0, 0.0], self._clock()
+        self._service.watch(self)
+        try:
+            await self._look()
+        except BaseException:
+            self._service.unwatch(self)
+            raise
+        self._looking = asyncio.create_task(self._look_on())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
