@@ -7,6 +7,7 @@ import pytest
 
 from reprise.api.http.off_loop import OffLoop, Stage
 from reprise.core.abandon import stop_if_abandoned
+from reprise.core.errors import QueueFull
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +32,8 @@ async def test_an_end_does_not_wait_for_beginnings():
 
 
 async def test_abandoned_work_stops_and_what_waits_is_dropped():
-    threads, started, done = OffLoop(), threading.Event(), []
+    threads, started = OffLoop(), threading.Event()
+    done: list[int] = []
 
     def endless() -> None:
         started.set()
@@ -47,6 +49,36 @@ async def test_abandoned_work_stops_and_what_waits_is_dropped():
     await asyncio.wait_for(last, 60)
     await asyncio.wait_for(settled(threads), 60)
     assert done == [1]
+    threads.shutdown()
+
+
+async def test_a_stage_that_is_had_alone_refuses_others_until_its_work_has_ended():
+    threads, started, may_go = OffLoop(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        may_go.wait()
+
+    async def survey() -> None:
+        with threads.alone(Stage.SURVEY):
+            await threads.run(Stage.SURVEY, work)
+
+    gone = asyncio.create_task(survey())
+    try:
+        while not started.is_set():
+            await asyncio.sleep(0.001)
+        with pytest.raises(QueueFull):
+            await survey()
+        # The client has gone, and the thread still works.
+        gone.cancel()
+        await asyncio.wait([gone])
+        with pytest.raises(QueueFull):
+            await survey()
+    finally:
+        may_go.set()
+    await asyncio.wait_for(settled(threads), 60)
+    await asyncio.wait_for(survey(), 60)
+    assert threads.is_idle
     threads.shutdown()
 
 

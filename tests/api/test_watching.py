@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from datetime import date
 from itertools import count, pairwise
@@ -13,7 +14,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from reprise.api.http.off_loop import Stage
+from reprise.api.native import overview
 from reprise.api.service.records import Record, record_body
+from reprise.api.service.replay import Replayed
 from reprise.api.service.service import Watcher
 from reprise.api.watch.event_hub import EventHub
 from reprise.api.watch.ledger import Ledger, breaker_bodies
@@ -137,6 +141,33 @@ def test_what_would_go_next_goes_and_other_budgets_are_replayed(server: httpx.Cl
     assert [each["factor"] for each in replayed["data"]] == [0.5, 1, 2, 4]
     assert replayed["requests"] == 3 and replayed["data"][1]["saved_s"] == 0
     assert all(0 < each["reused"] < each["prompt"] for each in replayed["data"])
+
+
+@pytest.mark.anyio
+async def test_one_search_or_replay_runs_at_a_time_and_no_record_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go = threading.Event()
+
+    def wait(*_: object) -> list[Replayed]:
+        assert may_go.wait(60)
+        return []
+
+    monkeypatch.setattr(overview, "replay", wait)
+    async with api() as served, asyncio.timeout(30):
+        get = served.client.get
+        replaying = asyncio.create_task(get("/v1/cache/budgets"))
+        while served.service.threads.num_open(Stage.SURVEY) < 2:
+            await asyncio.sleep(0.001)
+        for path in ("/v1/cache/budgets", "/v1/cache/tree/search?q=tide"):
+            refused = await get(path)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1"), refused.text
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+        answer = (await served.client.post("/v1/chat/completions", json=body)).json()
+        assert (await get(f"/v1/cache/requests/{answer['id']}")).status_code == 200
+        assert (await get("/v1/cache/tree")).status_code == 200
+        assert not replaying.done()
+        may_go.set()
+        assert (await replaying).status_code == 200
+        assert (await get("/v1/cache/tree/search?q=tide")).status_code == 200
 
 
 class ServerEvents:

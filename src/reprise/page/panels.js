@@ -90,8 +90,10 @@ function nextTable() {
 async function replay() {
   isReplaying = true;
   memory(last);
-  try { replayed = await get(of("/v1/cache/budgets")); } finally { isReplaying = false; }
-  memory(last);
+  try { replayed = await get(of("/v1/cache/budgets")); } finally {
+    isReplaying = false;
+    memory(last);
+  }
 }
 
 function budgetTable() {

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TypeVar
 
 from reprise.core.abandon import abandonable
+from reprise.core.errors import QueueFull
 
 T = TypeVar("T")
 
@@ -24,9 +26,20 @@ class Stage(StrEnum):
     """Its answer is complete, and the client waits for the last words."""
     AFTER = "after"
     """Nobody waits: what the next turn begins with, and what the record says."""
+    VIEW = "view"
+    """Somebody looks at the cache: pages of its tree and their text."""
+    SURVEY = "survey"
+    """All of the cache is searched, or many requests are replayed: `alone`."""
 
 
-_NUM_THREADS = {Stage.READ: 1, Stage.BEGIN: min(4, os.cpu_count() or 1), Stage.END: 2, Stage.AFTER: 1}
+_NUM_THREADS = {
+    Stage.READ: 1,
+    Stage.BEGIN: min(4, os.cpu_count() or 1),
+    Stage.END: 2,
+    Stage.AFTER: 1,
+    Stage.VIEW: 1,
+    Stage.SURVEY: 1,
+}
 
 
 class OffLoop:
@@ -67,6 +80,18 @@ class OffLoop:
         except asyncio.CancelledError:
             given_up.set()
             raise
+
+    @contextmanager
+    def alone(self, stage: Stage) -> Generator[None]:
+        """Have the stage for this block's work alone. Raises QueueFull while other work is open there."""
+        with self._lock:
+            if self._num_open[stage] > 0:
+                raise QueueFull("Another search or replay is running, and they run one at a time. Try again in 1 s.")
+            self._num_open[stage] += 1
+        try:
+            yield
+        finally:
+            self._close(stage)
 
     def _close(self, stage: Stage) -> None:
         with self._lock:

@@ -195,13 +195,15 @@ async def budgets(context: InContext, namespace: Namespace) -> dict[str, Any]:
     """What half, twice and four times the memory would have reused of the caller's latest requests, replayed.
 
     Counted in blocks of tokens, so a little less than what was reused; `saved_s` is the difference to the present
-    budget at the prefill speed of these requests. Of several models, one: `model`, or the first.
+    budget at the prefill speed of these requests. Of several models, one: `model`, or the first. Refused with 429
+    while another replay or search is running.
     """
     service = context.service
-    found = await asyncio.wrap_future(service.backend.inspect(max_nodes=0))
-    page, _ = service.records.page(namespace=namespace, limit=_MOST_REPLAYED, model=service.served.id)
-    chats = [(r.blocks, sum(o.num_generated for o in r.outcomes)) for r in reversed(page) if r.blocks is not None]
-    replayed = await service.threads.run(Stage.AFTER, lambda: replay(chats, found.memory))
+    with service.threads.alone(Stage.SURVEY):
+        found = await asyncio.wrap_future(service.backend.inspect(max_nodes=0))
+        page, _ = service.records.page(namespace=namespace, limit=_MOST_REPLAYED, model=service.served.id)
+        chats = [(r.blocks, sum(o.num_generated for o in r.outcomes)) for r in reversed(page) if r.blocks is not None]
+        replayed = await service.threads.run(Stage.SURVEY, lambda: replay(chats, found.memory))
     outcomes = [outcome for record in page for outcome in record.outcomes]
     prefill_s = sum(outcome.prefill_s - outcome.first_pass_s for outcome in outcomes)
     speed = sum(outcome.num_prefilled for outcome in outcomes) / prefill_s if prefill_s > 0 else None

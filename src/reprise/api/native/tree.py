@@ -70,7 +70,7 @@ async def tree(
     return {
         "object": "cache.tree",
         "model": service.served.id,
-        "data": await service.threads.run(Stage.AFTER, nodes),
+        "data": await service.threads.run(Stage.VIEW, nodes),
         "has_more": found.tree.has_more,
         "totals": {
             "edges": found.tree.num_nodes,
@@ -86,7 +86,7 @@ async def _part(context: Context, namespace: str, *, under: str | None = None, s
     """A part of what memory and disk have of the caller's namespace."""
     service = context.service
     own = service.cache_namespace(namespace)
-    on_disk = await service.threads.run(Stage.AFTER, lambda: service.backend.disk_tree(own))
+    on_disk = await service.threads.run(Stage.VIEW, lambda: service.backend.disk_tree(own))
     name = int(under) if under is not None and under.isdigit() else under
     return TreePart(namespace=own, under=name, skip=skip, on_disk=on_disk)
 
@@ -128,12 +128,16 @@ def _checkpoint(each: InspectedCheckpoint) -> dict[str, Any]:
 async def search(
     context: InContext, namespace: Namespace, q: Annotated[str, Query(min_length=2, max_length=200)]
 ) -> dict[str, Any]:
-    """The edges whose text contains `q`, those used last first: as many as are found within a second."""
+    """The edges whose text contains `q`, those used last first: as many as are found within a second.
+
+    Refused with 429 while another search or replay is running.
+    """
     service = context.service
     _check_text(context)
-    asking = service.backend.edge_tokens(await _part(context, namespace), max_nodes=_SEARCHED)
-    edges = await asyncio.wrap_future(asking)
-    return await service.threads.run(Stage.AFTER, lambda: _search(context, edges, q))
+    with service.threads.alone(Stage.SURVEY):
+        asking = service.backend.edge_tokens(await _part(context, namespace), max_nodes=_SEARCHED)
+        edges = await asyncio.wrap_future(asking)
+        return await service.threads.run(Stage.SURVEY, lambda: _search(context, edges, q))
 
 
 def _search(context: Context, edges: Sequence[EdgeTokens], wanted: str) -> dict[str, Any]:
@@ -170,12 +174,12 @@ async def edge_text(
         asking = service.backend.edge_tokens(TreePart(namespace=own, under=int(edge)), max_nodes=1)
         found = next(iter(await asyncio.wrap_future(asking)), None)
     else:
-        found = await service.threads.run(Stage.AFTER, lambda: _edge_on_disk(context, own, edge))
+        found = await service.threads.run(Stage.VIEW, lambda: _edge_on_disk(context, own, edge))
     if found is None:
         raise NotFound(f"Edge {edge} no longer exists. GET /v1/cache/tree lists the edges.")
     tokens = found.tokens[offset : offset + limit].tolist()
     decode = service.served.text.decode
-    text = await service.threads.run(Stage.AFTER, lambda: decode(tokens) if tokens else "")
+    text = await service.threads.run(Stage.VIEW, lambda: decode(tokens) if tokens else "")
     return {
         "object": "cache.edge",
         "model": service.served.id,
