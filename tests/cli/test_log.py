@@ -1,13 +1,19 @@
 """What a server says of itself: the banner, a quiet log, a log of JSON lines."""
 
 import json
+import logging
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from reprise.cli.log import configure_logging
+from reprise.core.settings import Settings
+from tests.api.servers import MODEL, api
 from tests.models.tiny import tiny_model
 
 
@@ -41,6 +47,43 @@ def test_a_log_of_json_lines_begins_with_the_banner() -> None:
     assert any("chats of" in message for message in messages)
     assert any("reprise launch claude|codex" in message for message in messages)
     assert any("4 tokens" in message or "answered" in message or "chatcmpl" in message for message in messages)
+
+
+@pytest.fixture
+def reprise_logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("reprise")
+    level = logger.level
+    yield logger
+    logger.setLevel(level)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_terminal", [False, True])
+async def test_no_client_writes_a_line_of_the_log(
+    reprise_logger: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    is_terminal: bool,
+) -> None:
+    # Those of pytest would keep `configure_logging` from adding its own.
+    monkeypatch.setattr(logging.root, "handlers", list[logging.Handler]())
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    configure_logging(Settings(model=MODEL))
+    async with api() as served:
+        assert (await served.client.get("/v1/x%0a2026 ERROR%1b[2J%E2%80%A8reprise: forged")).status_code == 404
+        ask = {"model": "x\nERROR forged", "messages": [{"role": "user", "content": "Hi"}]}
+        assert (await served.client.post("/v1/chat/completions", json=ask)).status_code == 404
+        # As is the sentence of an error in a traceback, which may quote a client.
+        try:
+            raise ValueError("quoted\n2026 ERROR reprise: forged \x9b2J")
+        except ValueError as error:
+            reprise_logger.error("failed", exc_info=error)
+    log = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().err)
+    assert log.count("forged") >= 3
+    assert not any(line.startswith(("2026 ERROR", "ERROR")) for line in log.splitlines()), log
+    assert not {"\x1b", "\x9b"} & set(log), log
 
 
 @pytest.mark.matrix

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -22,18 +23,46 @@ def configure_logging(settings: Settings) -> None:
         handler.setFormatter(JsonLines())
     elif sys.stderr.isatty():
         handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+        handler.setFormatter(TextLines("%(message)s"))
     else:
         # A file or a journal: one line for each record, whatever its length.
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.addFilter(OncePerSecond())
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     logging.getLogger("reprise").setLevel(max(level, logging.WARNING) if settings.is_quiet else level)
 
 
+class TextLines(logging.Formatter):
+    """A record as a line of text, with a traceback or stack indented below it.
+
+    Messages contain what clients send. Nothing of that can begin a line, or control a terminal.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name of the base)
+        return _printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (the name of the base)
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 (the name of the base)
+        return _indented(super().formatStack(stack_info))
+
+
+def _printable(text: str) -> str:
+    """The text with line breaks, control characters and the like written as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {_printable(line)}" for line in text.split("\n"))
+
+
 class JsonLines(logging.Formatter):
-    """A record as a JSON object on a line: time (ISO 8601, UTC), level, logger, message, and a traceback if any."""
+    """A record as a JSON object: time (ISO 8601, UTC), level, logger, message; a traceback or stack if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         body = {
@@ -44,6 +73,8 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info is not None:
             body["traceback"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            body["stack"] = record.stack_info
         return json.dumps(body, ensure_ascii=False)
 
 

@@ -77,15 +77,9 @@ def _look(engine: EngineLoop, after_s: float) -> Callable[[], None]:
                 log.critical("the engine thread has ended: restart the server")
             has_logged_death = True
         elif status.stalled_s >= due_s:
-            log.error(
-                "the engine has made no progress for %.0f s (%d requests queued, %d in prefill, %d in decode). "
-                "Its stack:\n%s",
-                status.stalled_s,
-                status.num_waiting,
-                status.num_prefilling,
-                status.num_decoding,
-                engine.stack(),
-            )
+            text = "the engine has made no progress for %.0f s (%d requests queued, %d in prefill, %d in decode)"
+            facts = (status.stalled_s, status.num_waiting, status.num_prefilling, status.num_decoding)
+            log.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, text, facts, None, sinfo=engine.stack()))
             due_s = 2 * status.stalled_s
         elif due_s > after_s and status.stalled_s < after_s:
             log.warning("the engine is making progress again")
