@@ -132,6 +132,17 @@ def test_a_longer_prompt_goes_on_from_a_shorter_one() -> None:
     assert lineage.number_of(run_of(2, 200), namespace="") == 2
 
 
+@pytest.mark.parametrize("others", ["ca", "", "b"])
+def test_nobody_continues_a_chat_of_another_namespace(others: str) -> None:
+    history = ConversationHistory()
+    prompt = run_of(0, 300)
+    history.arrive(prompt, known=0, namespace="ab")
+    assert history.number_of(prompt, namespace="ab") == 1
+    assert history.number_of(prompt, namespace=others) is None
+    visit = history.arrive(join_tokens(prompt, run_of(1, 80)), known=0, namespace=others)
+    assert (visit.turn, visit.continues) == (0, None)
+
+
 def test_it_is_recognised_without_anything_being_stored() -> None:
     lineage = ConversationHistory()
     history = run_of(0, 100)

@@ -20,6 +20,7 @@ rate of use; a rate that rises at first keeps young items; the prior falls with 
 import functools
 from bisect import bisect_right
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TypeGuard
 
 import numpy as np
@@ -167,7 +168,7 @@ class ConversationHistory:
         while len(self._factors) < len(tokens):
             more = self._seeds.integers(1, 1 << 63, size=max(4096, len(self._factors)), dtype=np.uint64)
             self._factors = np.concatenate([self._factors, more])
-        seed = np.uint64(sum((i + 1) * 0x100000001B3 * byte for i, byte in enumerate(namespace.encode())) % (1 << 63))
+        seed = np.frombuffer(blake2b(namespace.encode(), digest_size=8).digest(), dtype=np.uint64)
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._factors[: len(tokens)]
         sums = np.cumsum(terms, dtype=np.uint64) + seed
         return (sums ^ (sums >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
