@@ -8,7 +8,7 @@ import pytest
 
 from reprise.api.responses.body import Item
 from reprise.api.responses.items import MessageWriter
-from reprise.api.responses.store import ResponseStore, stored
+from reprise.api.responses.store import ResponseStore, Stored, stored
 from reprise.api.service.reasoning_signature import encode_reasoning
 from reprise.api.service.unread import UnreadParts
 from reprise.core.errors import NotFound
@@ -272,6 +272,25 @@ def test_the_store_is_bounded():
     with pytest.raises(NotFound):
         store.get("resp_0", namespace="")
     assert len(previous.chat) == 100 if previous is not None else False
+
+
+def test_a_chat_counts_once_in_the_store_however_many_turns_it_has():
+    store, previous = ResponseStore(max_nbytes=100_000), None
+    entries: list[Stored] = []
+    for turn in range(40):
+        body = {"id": f"resp_{turn}", "output": [{"id": f"msg_{turn}", "content": "x" * 400}]}
+        previous = stored(body, previous, [{"content": "y" * 400}], namespace="")
+        entries.append(previous)
+        store.add(previous)
+        store.check()
+    assert store.get("resp_0", namespace="") is entries[0]
+    # The items of a response are held by those that follow it, and end with the last of these.
+    for turn in (0, 39, *range(1, 39)):
+        store.delete(f"resp_{turn}", namespace="")
+        store.check()
+    store.add(stored({"id": "last", "output": []}, None, [{"content": "z" * 49_000}], namespace=""))
+    assert store.get("last", namespace="")
+    store.check()
 
 
 async def test_sampling_reaches_the_engine():
