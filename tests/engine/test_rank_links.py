@@ -1,6 +1,7 @@
 """The connections of a group: a rank that dies, hangs, goes wrong or is another's is noticed, with a sentence."""
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,12 @@ class Pair:
         address = self.links.address
         connection = socket.create_connection((address.host, address.port), timeout=30)
         send_message(connection, {"rank": rank, "secret": secret or address.secret, "facts": facts})
+        return connection
+
+    def stranger(self, sent: bytes) -> socket.socket:
+        """A connection of somebody who is no rank."""
+        connection = socket.create_connection((self.links.address.host, self.links.address.port), timeout=30)
+        connection.sendall(sent)
         return connection
 
     def accept(self, within_s: float = 30.0) -> None:
@@ -126,6 +133,62 @@ def test_who_does_not_know_the_secret_is_nobody(begin: Callable[..., Pair]) -> N
     with pytest.raises(LoadFailed, match=r"Rank 1 did not connect to 127\.0\.0\.1:\d+ within 1 s"):
         pair.accept(within_s=0.6)
     stranger.close()
+
+
+def _framed(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
+_NOISE = {
+    "http": b"GET / HTTP/1.1\r\n\r\n",
+    "a secret that is not ASCII": _framed('{"rank": 1, "secret": "ü", "facts": {}}'.encode()),
+    "a secret that is no text": _framed(b'{"rank": 1, "secret": "\\ud800", "facts": {}}'),
+    "deep": _framed(b"[" * 4000),
+    "no object": _framed(b"[]"),
+    "empty": _framed(b""),
+    "not UTF-8": _framed(b"\xff\xfe\xff"),
+}
+
+
+@pytest.mark.parametrize("noise", _NOISE.values(), ids=_NOISE)
+def test_noise_at_the_port_of_rank_0_keeps_no_group_from_forming(begin: Callable[..., Pair], noise: bytes) -> None:
+    pair = begin()
+    stranger = pair.stranger(noise)
+    other = pair.connect()
+    pair.accept()
+    with stranger, other:
+        assert _is_closed(stranger)
+
+
+def test_silent_connections_do_not_delay_a_group(begin: Callable[..., Pair]) -> None:
+    pair = begin()
+    strangers = [pair.stranger(b"") for _ in range(100)]
+    other = pair.connect()
+    # One after the other they would take 200 s; and no more than some are held.
+    pair.accept(within_s=20)
+    other.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_stranger_has_little_time_and_may_send_little(begin: Callable[..., Pair]) -> None:
+    pair = begin(silent_s=0.2)
+    silent, large = pair.stranger(b"\x01"), pair.stranger(struct.pack("<I", 4097))
+    accepting = threading.Thread(target=pair.accept)
+    accepting.start()
+    with silent, large:
+        assert _is_closed(large) and _is_closed(silent)
+    assert accepting.is_alive()
+    other = pair.connect()
+    accepting.join()
+    other.close()
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_a_follower_hears_what_rank_0_says_and_that_it_has_gone(begin: Callable[..., Pair]) -> None:

@@ -14,12 +14,14 @@ import json
 import logging
 import queue
 import secrets
+import selectors
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from reprise.core.errors import EngineFailed, LoadFailed
@@ -31,6 +33,12 @@ Message = Any
 
 _LENGTH = struct.Struct("<I")
 _MOST_NBYTES = 1 << 28
+_HELLO_NBYTES = 4096
+"""The longest first message of a rank. Until it has shown the secret, nobody may send more."""
+_HELLO_S = 2.0
+"""A connection that has not shown the secret after this long is closed."""
+_MOST_STRANGERS = 64
+"""Connections that have not shown it yet; beyond, the oldest is closed."""
 _PING_S = 1.0
 """At most: a third of the time after which a rank counts as hung is less."""
 
@@ -56,7 +64,7 @@ def receive_message(connection: socket.socket) -> Message:
         raise ConnectionError("received an invalid message")
     try:
         return json.loads(_receive(connection, length))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConnectionError("received an invalid message") from error
 
 
@@ -85,6 +93,105 @@ class Address:
         return cls(host, int(port), secret)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Stranger:
+    """A connection whose other end has not shown the secret yet, and what it has sent."""
+
+    connection: socket.socket
+    due_s: float
+    received: bytearray = field(default_factory=bytearray)
+
+    def hello(self, secret: str) -> tuple[int, dict[str, str]] | None:
+        """The number and the facts of a rank that knows the secret; None while its message is incomplete.
+
+        Reads what has arrived, without waiting. An exception of any kind means that this is not a rank.
+        """
+        part = self.connection.recv(self._num_missing())
+        if not part:
+            raise ConnectionError("the other end has closed the connection")
+        self.received += part
+        if self._num_missing() > 0:
+            return None
+        hello = json.loads(self.received[_LENGTH.size :])
+        if not hmac.compare_digest(str(hello["secret"]).encode(), secret.encode()):
+            raise ConnectionError("received a wrong secret")
+        return int(hello["rank"]), dict(hello["facts"])
+
+    def _num_missing(self) -> int:
+        """How many bytes of its message have not arrived, as far as is known. Raises ConnectionError."""
+        if len(self.received) < _LENGTH.size:
+            return _LENGTH.size - len(self.received)
+        (length,) = _LENGTH.unpack(self.received[: _LENGTH.size])
+        if length > _HELLO_NBYTES:
+            raise ConnectionError("received an invalid message")
+        return _LENGTH.size + length - len(self.received)
+
+
+class Door:
+    """The listener of rank 0 while the group forms. It reads all connections at once: nobody waits for a stranger."""
+
+    def __init__(self, listener: socket.socket, secret: str, *, hello_s: float) -> None:
+        self._secret = secret
+        self._hello_s = hello_s
+        self._listener = listener
+        self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._strangers: list[Stranger] = []
+        """Oldest first."""
+
+    def next_rank(self, due_s: float) -> tuple[int, socket.socket, dict[str, str]]:
+        """The next connection that shows the secret, with the number and facts of its rank. Raises TimeoutError."""
+        while (now_s := time.monotonic()) < due_s:
+            while self._strangers and self._strangers[0].due_s <= now_s:
+                self._drop(self._strangers[0])
+            until_s = min([due_s, *(stranger.due_s for stranger in self._strangers)])
+            for key, _ in self._selector.select(until_s - now_s):
+                if key.fileobj is self._listener:
+                    self._let_in()
+                # Whoever made room has been closed.
+                elif key.data in self._strangers and (found := self._read(key.data)) is not None:
+                    return found
+        raise TimeoutError
+
+    def close(self) -> None:
+        for stranger in list(self._strangers):
+            self._drop(stranger)
+        self._selector.close()
+        self._listener.close()
+
+    def _let_in(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # It has gone already.
+        connection.setblocking(False)
+        stranger = Stranger(connection=connection, due_s=time.monotonic() + self._hello_s)
+        self._selector.register(connection, selectors.EVENT_READ, stranger)
+        self._strangers.append(stranger)
+        if len(self._strangers) > _MOST_STRANGERS:
+            self._drop(self._strangers[0])
+
+    def _read(self, stranger: Stranger) -> tuple[int, socket.socket, dict[str, str]] | None:
+        try:
+            hello = stranger.hello(self._secret)
+        except Exception as error:
+            log.debug("a connection to the port of rank 0 was closed: %s", error)
+            self._drop(stranger)
+            return None
+        if hello is None:
+            return None
+        self._strangers.remove(stranger)
+        self._selector.unregister(stranger.connection)
+        rank, facts = hello
+        return rank, stranger.connection, facts
+
+    def _drop(self, stranger: Stranger) -> None:
+        self._strangers.remove(stranger)
+        self._selector.unregister(stranger.connection)
+        stranger.connection.close()
+
+
 class LinksToFollowers:
     """The connections of rank 0 to all other ranks."""
 
@@ -111,26 +218,19 @@ class LinksToFollowers:
 
     def accept(self, facts: Message, *, within_s: float) -> None:
         """Wait until all others are connected and have the same facts. Raises LoadFailed."""
-        self._listener.settimeout(within_s)
         due_s = time.monotonic() + within_s
+        door = Door(self._listener, self.address.secret, hello_s=min(_HELLO_S, self._silent_s))
         try:
             while len(self._connections) < self._num_ranks - 1:
-                connection, _ = self._listener.accept()
-                self._listener.settimeout(max(0.1, due_s - time.monotonic()))
+                rank, connection, theirs = door.next_rank(due_s)
+                if not 0 < rank < self._num_ranks:
+                    connection.close()
+                    continue
                 connection.settimeout(self._silent_s)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                try:
-                    hello = receive_message(connection)
-                    rank, secret = int(hello["rank"]), str(hello["secret"])
-                except (OSError, KeyError, TypeError, ValueError):
-                    connection.close()
-                    continue
-                if not hmac.compare_digest(secret, self.address.secret) or not 0 < rank < self._num_ranks:
-                    connection.close()
-                    continue
                 self._connections[rank] = connection
-                if hello.get("facts") != facts:
-                    differing = sorted(key for key in facts if hello.get("facts", {}).get(key) != facts[key])
+                if theirs != facts:
+                    differing = sorted(key for key in facts if theirs.get(key) != facts[key])
                     raise LoadFailed(
                         f"Rank {rank} and rank 0 differ in {' and '.join(differing)}. All ranks need the same model, "
                         "options and versions."
@@ -142,7 +242,7 @@ class LinksToFollowers:
                 f"within {within_s:.0f} s. Can it reach that address?"
             ) from error
         finally:
-            self._listener.close()
+            door.close()
         for rank, connection in self._connections.items():
             self._heard_s[rank] = time.monotonic()
             name = f"reprise-rank-{rank}"
