@@ -44,7 +44,8 @@ class Replicas:
             yield [step]
 
     async def respond_all(self, request: ForwardedRequest) -> list[list[Message]]:
-        return [[message async for batch in self.respond(request) for message in batch] for _ in range(2)]
+        num = len(self._answers)
+        return [[message async for batch in self.respond(request) for message in batch] for _ in range(num)]
 
     def ask(
         self, path: str = CHAT, *, method: str = "POST", settings: Settings | None = None, **options: Any
@@ -134,6 +135,27 @@ def test_all_replicas_clear_their_caches() -> None:
     answer = [start(200, []), body("cleared", is_last=True)]
     replicas = Replicas(answer, answer)
     assert replicas.ask("/v1/cache", method="DELETE").text == "cleared" and len(replicas.seen) == 2
+
+
+_CLEARED = [start(200, []), body("cleared", is_last=True)]
+_REFUSED = [start(503, []), body("the model is loading", is_last=True)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "text"),
+    [
+        ([_CLEARED, _REFUSED, _CLEARED], 503, "the model is loading"),
+        ([_REFUSED, _CLEARED], 503, "the model is loading"),
+        ([_CLEARED, [start(401, []), body("no", is_last=True)], _REFUSED], 503, "the model is loading"),
+        ([_CLEARED, [start(200, [])]], 503, "A replica was lost"),
+        ([_CLEARED, []], 503, "A replica was lost"),
+        ([_CLEARED, [LOST]], 503, "A replica was lost"),
+        ([], 503, "No replica is running"),
+    ],
+)
+def test_what_one_replica_has_not_cleared_is_not_cleared(answers: list[list[Step]], status: int, text: str) -> None:
+    response = Replicas(*answers).ask("/v1/cache", method="DELETE")
+    assert response.status_code == status and text in response.text
 
 
 def test_keys_and_lengths_are_checked_in_front() -> None:

@@ -28,6 +28,15 @@ _LOST = Problem(
     message="The replica that answered was lost. Send the request again.",
     retry_after_s=1,
 )
+_NOT_ALL = Problem(
+    status=503,
+    code="replica_lost",
+    message="A replica was lost before it answered; the others may have. Send the request again.",
+    retry_after_s=1,
+)
+_NONE = Problem(
+    status=503, code="no_replica", message="No replica is running. Send the request again later.", retry_after_s=5
+)
 _FOR_ALL = frozenset({("DELETE", "/v1/cache")})
 
 
@@ -54,11 +63,26 @@ class Forwarding:
         request = ForwardedRequest.of(scope, await _body(receive))
         response = _Response(send)
         if (request.method, request.path) in _FOR_ALL:
-            for message in (await self._respond_all(request))[0]:
-                await response.send(message)
+            await self._answer_of_all(scope, request, response)
             return
         with contextlib.suppress(ClientGone):
             await while_connected(receive, self._answer(scope, request, response))
+
+    async def _answer_of_all(self, scope: Scope, request: ForwardedRequest, response: "_Response") -> None:
+        """Send the answer of the replica with the worst status: what one has not done is not done."""
+        problem = _NONE
+        try:
+            answers = await self._respond_all(request)
+        except Exception as error:
+            log.warning("%s %s: a replica was lost: %s", request.method, request.path, error)
+            answers, problem = (), _NOT_ALL
+        if not all(_is_whole(answer) for answer in answers):
+            answers, problem = (), _NOT_ALL
+        if not answers:
+            await error_response(problem, self._shapes.of(scope))(scope, _nothing, response.send)
+            return
+        for message in max(answers, key=lambda answer: answer[0]["status"]):
+            await response.send(message)
 
     async def _answer(self, scope: Scope, request: ForwardedRequest, response: "_Response") -> None:
         for number in range(1, _NUM_TRIES + 1):
@@ -132,6 +156,10 @@ class _Response:
 
 class _Unlike(Exception):
     """What another replica answers does not go on from what the client has."""
+
+
+def _is_whole(answer: Sequence[Message]) -> bool:
+    return len(answer) > 1 and answer[0]["type"] == "http.response.start" and not answer[-1].get("more_body", False)
 
 
 def is_stream(start: Message) -> bool:
