@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 import reprise.cli.engines
 from reprise.cli.main import app
+from reprise.core.options import NumberKind
 from reprise.core.settings import OPTIONS, Settings
 from tests.matrix import every_other
 from tools.options_page import PAGE, page
@@ -205,6 +206,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path, served: list[Setting
         ("max-batch = 3\nmax_batch = 4", ["max-batch", "twice"]),
         ("port = ", ["TOML"]),
         ('api-key = ""', ["--api-key", "empty"]),
+        ("grace = inf", ["--grace", "a number from 0.1 to 1000000, not inf"]),
     ],
 )
 def test_a_bad_file_is_one_sentence(content: str, named: list[str], tmp_path: Path, served: list[Settings]) -> None:
@@ -225,6 +227,16 @@ def test_a_bad_file_is_one_sentence(content: str, named: list[str], tmp_path: Pa
 def test_a_bad_variable_is_one_sentence(variable: str, value: str, named: list[str], served: list[Settings]) -> None:
     assert_refused(run("serve", "somewhere", **{variable: value}), *named)
     assert served == []
+
+
+@pytest.mark.parametrize("endless", ["inf", "nan", "1e300"])
+def test_no_option_takes_a_number_without_an_end(endless: str) -> None:
+    for option in OPTIONS.values():
+        if isinstance(option.kind, NumberKind):
+            with pytest.raises(ValueError, match="must be"):
+                option.kind.read(endless, Path())
+    for words in (["bench", "--minutes", endless], ["bench", "--size", endless]):
+        assert run(*words).exit_code == 2, words
 
 
 def test_an_empty_variable_is_not_set_and_an_unknown_one_is_named(served: list[Settings]) -> None:

@@ -103,7 +103,7 @@ class NumberKind:
             noun += f" above {self.above:g}"
             return noun if self.most is None else f"{noun} and at most {self.most:g}"
         if self.least is not None and self.most is not None:
-            return f"{noun} from {self.least:g} to {self.most:g}"
+            return f"{noun} from {self.least:g} to {self.most:.15g}"
         return noun if self.least is None else f"{noun} of at least {self.least:g}"
 
 

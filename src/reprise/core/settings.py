@@ -38,7 +38,8 @@ LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _COUNT = NumberKind(least=1)
-_SECONDS = NumberKind(is_whole=False, least=0.1, metavar="SECONDS")
+# At most eleven days: no socket waits for longer than twenty-four.
+_SECONDS = NumberKind(is_whole=False, least=0.1, most=10**6, metavar="SECONDS")
 _SWITCH = SwitchKind()
 
 

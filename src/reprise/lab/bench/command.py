@@ -39,7 +39,7 @@ def bench(
         ),
     ] = None,
     minutes: Annotated[
-        float, Option(min=0.05, help="Time limit in minutes. Sizes and repeats are chosen to fit.")
+        float, Option(min=0.05, max=10_000, help="Time limit in minutes. Sizes and repeats are chosen to fit.")
     ] = 5.0,
     vs: Annotated[
         list[str] | None,
@@ -56,7 +56,7 @@ def bench(
         list[str] | None, Option("--workload", metavar="NAME", help="Run only this workload. Repeatable.")
     ] = None,
     size: Annotated[
-        float | None, Option(min=0.01, help="Size of the workloads. Default: chosen to fit the time.")
+        float | None, Option(min=0.01, max=1000, help="Size of the workloads. Default: chosen to fit the time.")
     ] = None,
     repeats: Annotated[int | None, Option(min=1, help="Number of repeats. Default: as many as fit the time.")] = None,
     seed: Annotated[int, Option(help="Seed for the texts.")] = 0,
