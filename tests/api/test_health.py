@@ -1,9 +1,11 @@
 """Health is progress: what the server says of itself, and its log, when the engine hangs."""
 
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +17,7 @@ from reprise.core.backend import Counts, DraftModelStatus, DraftStatus, Held, St
 from reprise.core.settings import Settings
 from reprise.loop import EngineLoop
 from reprise.loop.heartbeat import Heartbeat, watchdog
+from tests.api.server_process import server_process
 from tests.api.server_thread import ServerThread
 from tests.models.tiny import tiny_model
 
@@ -26,6 +29,10 @@ def until(is_true: Callable[[], bool]) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def never() -> None:
+    raise AssertionError("it lives")
 
 
 def test_a_hang_is_told_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -42,7 +49,7 @@ def test_a_hang_is_told_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> N
     try:
         with (
             caplog.at_level(logging.WARNING, "reprise"),
-            watchdog(engine, after_s=AFTER_S, every_s=0.01),
+            watchdog(engine, after_s=AFTER_S, on_death=never, every_s=0.01),
             httpx.Client(base_url=server.url) as client,
         ):
             # Where somebody with something to do counts as hung, this engine is idle.
@@ -101,3 +108,36 @@ def test_steps_without_tokens_are_no_progress() -> None:
     assert heartbeat.stalled_s == 0
     heartbeat.rest()
     assert heartbeat.stalled_s == 0
+
+
+_MORTAL = """
+import ctypes, signal, sys, threading
+from reprise.cli.main import app
+
+def kill(number, frame):
+    (thread,) = [each for each in threading.enumerate() if each.name == "reprise-engine"]
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+signal.signal(signal.SIGUSR1, kill)
+app()
+"""
+
+
+@pytest.mark.matrix
+def test_a_server_whose_engine_thread_dies_ends_to_be_started_again(tmp_path: Path) -> None:
+    body = {"prompt": "a", "max_tokens": 4000, "temperature": 0, "stream": True}
+    log = tmp_path / "log"
+    with (
+        server_process(log, program=("-c", _MORTAL)) as (process, port),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+        until(lambda: client.get("/health/ready").status_code == 200)
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: {")
+            process.send_signal(signal.SIGUSR1)
+            errors = [line for line in lines if '"error"' in line]
+        assert len(errors) == 1 and "started again" in errors[0], log.read_text()
+        assert client.get("/health").json()["status"] == "dead"
+        assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+        assert process.wait(30) == 75, log.read_text()

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,7 +52,7 @@ _CLOSE_S = 40.0
 _LOOKS_EVERY_S = 0.5
 """While a model is loaded at the start, whether the server is to end."""
 _TOLD_S = 1.0
-"""For the engine's thread to tell what has failed, and for that to be sent."""
+"""The time for the engine thread to fail its requests, and for these errors to be sent."""
 
 
 def run_server(settings: Settings, listener: socket.socket, first: FirstAnswers) -> None:
@@ -124,12 +124,12 @@ class ServingEngines:
         service = _service(loaded, first, first.group.entries[0], is_only=len(self._entries) == 1)
         if url is not None:
             budget = engine.status().held.budget_nbytes
-            for line in banner(service.served, _footprint(engine), budget=budget, url=url):
+            for line in banner(service.served, engine.footprint().result(), budget=budget, url=url):
                 log.info("%s", line)
         read = read_machine if group is None else group.read_machines
         watch = self._watching.enter_context
         watch(following_machine(engine, others=self._engines[1:], bound=self._bound, read=read))
-        watch(watchdog(engine, after_s=settings.stall_after_s))
+        watch(watchdog(engine, after_s=settings.stall_after_s, on_death=_end_to_be_restarted))
         if self._shares:
             service.models = _models(self._served, self._entries, service, loaded)
             watch(_looking(self._served, service.models))
@@ -159,15 +159,20 @@ class ServingEngines:
 
 
 def _end_with_ranks(engine: EngineLoop, failure: RepriseError) -> None:
-    """A rank has gone, or hangs: tell everybody, and end, since no rank can do anything alone."""
+    """A rank has gone, or hangs: fail all requests, and end, since no rank can do anything alone."""
 
     def end() -> None:
         engine.give_up(failure, within_s=_TOLD_S)
-        # What was said goes out, and `/health` tells who asks.
-        time.sleep(_TOLD_S)
-        end_at_once(RESTARTABLE)
+        _end_to_be_restarted()
 
     threading.Thread(target=end, name="reprise-end", daemon=True).start()
+
+
+def _end_to_be_restarted() -> None:
+    """End a process whose engine has failed: a supervisor starts it again."""
+    # The errors of open requests are sent meanwhile, and `/health` reports it.
+    time.sleep(_TOLD_S)
+    end_at_once(RESTARTABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -378,9 +383,3 @@ def banner(served: Served, footprint: Footprint, *, budget: int, url: str) -> li
 
 def _layers_text(model: LoadedModel | ModelOutline) -> str:
     return ", ".join(f"{layers.num} × {layers.kind}" for layers in count_layers(model.blueprint.specs))
-
-
-def _footprint(engine: EngineLoop) -> Footprint:
-    answer: Future[Footprint] = Future()
-    engine.call(lambda worker: answer.set_result(worker.runner.footprint))
-    return answer.result()

@@ -124,6 +124,12 @@ class EngineFailed(RepriseError):
     code = "engine_failed"
 
 
+class EngineLost(EngineFailed):
+    """The engine thread has ended: nothing is computed until the server is started again."""
+
+    status = 503
+
+
 class LoadFailed(RepriseError):
     """A model cannot be loaded; the message says why and what to try."""
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from reprise.core.errors import BadRequest, ContextTooLong, QueueFull, ShuttingDown, prompt_too_long
+from reprise.core.events import Event
 from reprise.core.job import Job, Purpose
 from reprise.loop.sequences import initial_decode_slots
 from reprise.schedule.state import SchedulerLimits, Speed, retry_after_s
@@ -19,7 +20,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inside: dict[str, Job] = {}
+        self._inside: dict[str, tuple[Job, Callable[[Event], None]]] = {}
         self._waiting: set[str] = set()
         self._is_closed = False
         self._has_unpublished = False
@@ -41,8 +42,8 @@ class Gate:
         with self._lock:
             self._is_closed = True
 
-    def enter(self, job: Job) -> None:
-        """Let a job in. Raises ShuttingDown, QueueFull, ContextTooLong or BadRequest."""
+    def enter(self, job: Job, sink: Callable[[Event], None]) -> None:
+        """Let a job in, whose events are for `sink`. Raises ShuttingDown, QueueFull, ContextTooLong or BadRequest."""
         self._check_fits(job)
         with self._lock:
             if self._is_closed:
@@ -50,8 +51,9 @@ class Gate:
             if job.id in self._inside:
                 raise BadRequest(f"A request with the id {job.id} is already running.", param="request_id")
             if job.purpose is not Purpose.SETTLE:
-                num_left = sum(len(self._inside[i].prompt) for i in self._waiting)
-                num_running = sum(j.purpose is not Purpose.SETTLE for j in self._inside.values()) - len(self._waiting)
+                num_left = sum(len(self._inside[i][0].prompt) for i in self._waiting)
+                num_requests = sum(each.purpose is not Purpose.SETTLE for each, _ in self._inside.values())
+                num_running = num_requests - len(self._waiting)
                 # Jobs for which there is a free row do not count as waiting.
                 num_waiting = max(0, len(self._waiting) - max(0, self.limits.max_batch - num_running))
                 wait_s = retry_after_s(num_waiting=num_waiting, num_left=num_left, limits=self.limits, speed=self.speed)
@@ -62,7 +64,7 @@ class Gate:
                         retry_after_s=wait_s,
                     )
                 self._waiting.add(job.id)
-            self._inside[job.id] = job
+            self._inside[job.id] = job, sink
 
     def _check_fits(self, job: Job) -> None:
         length = len(job.prompt) + (1 if job.purpose is Purpose.GENERATE else 0)
@@ -81,11 +83,17 @@ class Gate:
         with self._lock:
             self._waiting.discard(job_id)
 
-    def ended(self, job_id: str) -> None:
+    def ended(self, job_id: str) -> bool:
+        """Let a job out. False if it is out already: its end was reported."""
         with self._lock:
             self._waiting.discard(job_id)
-            self._inside.pop(job_id, None)
             self._has_unpublished = True
+            return self._inside.pop(job_id, None) is not None
+
+    def inside(self) -> list[tuple[Job, Callable[[Event], None]]]:
+        """The jobs inside, each with its sink."""
+        with self._lock:
+            return list(self._inside.values())
 
     def published(self) -> None:
         """The engine's status counts every job that has ended."""

@@ -10,15 +10,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from reprise.core.backend import Lookup, Status, StoredRun, WeightsState
 from reprise.core.errors import CacheNotCleared, EngineFailed, QueueFull, RepriseError, ShuttingDown
 from reprise.core.events import Event, Finished, FinishReason
 from reprise.core.inspection import WHOLE_TREE, DiskTree, EdgeTokens, InspectedEviction, Inspection, TreePart
 from reprise.core.job import Job, Purpose
+from reprise.core.kinds import Footprint
 from reprise.core.pin import PinList
 from reprise.core.prompt import Prompt
 from reprise.core.settings import Settings
@@ -33,6 +35,7 @@ from reprise.loop.admission import Gate
 from reprise.loop.engine_thread import EngineThread
 from reprise.loop.inspection import inspect, inspect_evictions, lookup, stats_of, status_of
 from reprise.loop.preemption import Preemption
+from reprise.loop.requests import RunningRequest
 from reprise.loop.tree_inspection import edge_tokens
 from reprise.loop.worker import Worker
 from reprise.memory import SharedMemory
@@ -97,8 +100,8 @@ class EngineLoop:
         self._ends_now = False
         self._asking = threading.Lock()
         self.is_closed = False
-        self._failure: RepriseError | None = None
-        """Why the engine computes nothing any more; None while it works."""
+        self._pending: set[Future[Any]] = set()
+        """What callers wait for."""
 
     def start(self) -> LoadedModel:
         """Load the model and start serving. Raises LoadFailed."""
@@ -120,11 +123,7 @@ class EngineLoop:
             else:
                 self._weights.wanted.append((time.monotonic(), answer))
 
-        self._call_unless_closed(want)
-        # Checked after queueing the command: either the thread refuses it, or its failure is already set.
-        if self._thread.failure is not None:
-            raise self._thread.failure
-        return answer
+        return self._call_unless_closed(want, answer)
 
     def preload(self) -> Future[LoadedModel]:
         """As `ready`, if there is room beside the models that are loaded: none of them is unloaded for it."""
@@ -139,8 +138,7 @@ class EngineLoop:
             elif answer.set_running_or_notify_cancel():
                 answer.set_exception(error)
 
-        self._call_unless_closed(want)
-        return answer
+        return self._call_unless_closed(want, answer)
 
     def dismiss(self) -> Future[None]:
         """Unload the weights as soon as no request runs; the prefix cache stays.
@@ -156,8 +154,7 @@ class EngineLoop:
             else:
                 _resolve(answer, None)
 
-        self._call_unless_closed(dismiss)
-        return answer
+        return self._call_unless_closed(dismiss, answer)
 
     def close(self, *, now: bool = False, timeout_s: float | None = None) -> None:
         """Refuse further jobs; if all models are closed, wait until running jobs have ended. `now`: cancel them."""
@@ -175,33 +172,46 @@ class EngineLoop:
         self._thread.join(timeout_s)
 
     def give_up(self, error: RepriseError, *, within_s: float) -> None:
-        """The engine has failed and the process is about to exit: fail everything that waits with `error`.
+        """End the engine thread and fail everything that waits with `error`. If the thread hangs in MLX for longer than
+        `within_s`, it is left as it is."""
+        self._thread.give_up(error, within_s=within_s)
 
-        The engine thread does this if it can `within_s`; if it hangs in MLX, this thread does.
-        """
-        self._failure = error
-        self.call(lambda worker: worker.fail_all(error))
-        worker = self._worker
-        due_s = time.monotonic() + within_s
-        while self._gate.num_inside > 0 and time.monotonic() < due_s:
-            time.sleep(0.02)
-        if worker is None:
+    def fail_waiting(self, error: RepriseError) -> None:
+        """End every request and every question with `error`, on any thread: the engine thread will not."""
+        for job, sink in self._gate.inside():
+            self._fail_job(job, sink, error)
+        for answer in list(self._pending):
+            # Its caller may cancel it at the same time.
+            with suppress(InvalidStateError):
+                answer.set_exception(error)
+
+    def _fail_job(self, job: Job, sink: Callable[[Event], None], error: RepriseError) -> None:
+        if not self._gate.ended(job.id):
             return
-        for request in list(worker.requests.values()):
-            outcome = request.outcome(time.monotonic())
-            worker.requests.emit(request, Finished(reason=FinishReason.FAILED, outcome=outcome, error=error))
+        now_s = time.monotonic()
+        outcome = RunningRequest(job=job, sink=sink, arrived_s=now_s).outcome(now_s)
+        request = self._worker.requests.get(job.id) if self._worker is not None else None
+        try:
+            outcome = outcome if request is None else request.outcome(now_s)
+        except Exception:
+            log.debug("the state of %s is broken", job.id, exc_info=True)
+        try:
+            sink(Finished(reason=FinishReason.FAILED, outcome=outcome, error=error))
+        except Exception:
+            log.debug("the sink of %s raised", job.id, exc_info=True)
 
     # Backend. Thread-safe.
 
     def submit(self, job: Job, sink: Callable[[Event], None]) -> None:
         assert self._loaded is not None, "submit needs a loaded model"
-        if self._failure is not None:
-            raise self._failure
+        if self._thread.failure is not None:
+            raise self._thread.failure
         if job.purpose is Purpose.SETTLE and not self.is_loaded:
             raise QueueFull(f"{self.name} is not loaded, and background work does not load it.")
-        self._gate.enter(job)
+        self._gate.enter(job, sink)
         arrived_s = time.monotonic()
-        self.call(lambda worker: self._arrive(worker, job, sink, arrived_s))
+        self._thread.call(lambda: self._arrive(job, sink, arrived_s))
+        self._check_alive()
 
     def cancel(self, job_id: str) -> bool:
         if not self._gate.is_inside(job_id):
@@ -214,8 +224,6 @@ class EngineLoop:
         is_idle = self._gate.is_idle
         # Read here: the disk writer runs while the loop sleeps, and does not publish.
         on_disk = stats_of(self._tiers)
-        has_died = self._loaded is not None and not self.is_closed and not self._thread.is_alive
-        has_died = has_died or self._failure is not None
         stalled_s = self._thread.heartbeat.stalled_s
         weights = self._weights
         return replace(
@@ -224,7 +232,7 @@ class EngineLoop:
             is_closing=self._gate.is_closed,
             disk=on_disk,
             stalled_s=stalled_s,
-            has_died=has_died,
+            has_died=self._thread.failure is not None,
             weights=weights.state,
             weights_nbytes=self._thread.weights.get(self.name, 0),
             num_loads=weights.num_loads,
@@ -253,8 +261,7 @@ class EngineLoop:
             asked.add_done_callback(follow)
             self._answer(lambda worker: worker.clear_cache(namespace, owner=owner), asked)
 
-        self._call_unless_closed(clear)
-        return done
+        return self._call_unless_closed(clear, done)
 
     def inspect(self, *, max_nodes: int = 1000, part: TreePart = WHOLE_TREE) -> Future[Inspection]:
         return self._inspect(
@@ -306,6 +313,10 @@ class EngineLoop:
     def unpin(self, pin_id: str, *, namespace: str, owner: str = "") -> Future[bool]:
         return self._ask(lambda worker: worker.cache.unpin(pin_id, namespace=namespace, owner=owner))
 
+    def footprint(self) -> Future[Footprint]:
+        """Bytes of layer state by kind. Raises ShuttingDown."""
+        return self._ask(lambda worker: worker.runner.footprint)
+
     def set_budget(self, nbytes: int, *, returns_buffers: bool = False) -> None:
         """Limit layer state to `nbytes` from now on. `returns_buffers`: also return free buffers to the system."""
         self.call(lambda worker: worker.set_budget(nbytes, returns_buffers=returns_buffers))
@@ -317,29 +328,40 @@ class EngineLoop:
             if self._worker is not None:
                 try:
                     command(self._worker)
-                finally:
-                    self.publish()
+                except Exception:
+                    log.exception("a command failed")
+                self.publish()
 
         self._thread.call(do)
 
     def _ask(self, question: Callable[[Worker], T]) -> Future[T]:
         """The result of a query that the engine thread runs between two steps. Raises ShuttingDown."""
         answer: Future[T] = Future()
-        self._call_unless_closed(lambda: self._answer(question, answer))
-        return answer
+        return self._call_unless_closed(lambda: self._answer(question, answer), answer)
 
     def _inspect(self, question: Callable[[Worker], T]) -> Future[T]:
         """Like `_ask`, for inspection, which changes nothing and may be delayed while there is work."""
         answer: Future[T] = Future()
-        self._call_unless_closed(lambda: self._thread.inspections.add(lambda: self._answer(question, answer)))
-        return answer
+        return self._call_unless_closed(
+            lambda: self._thread.inspections.add(lambda: self._answer(question, answer)), answer
+        )
 
-    def _call_unless_closed(self, command: Callable[[], None]) -> None:
+    def _call_unless_closed(self, command: Callable[[], None], answer: Future[T]) -> Future[T]:
+        """Run a command that resolves `answer`, which is returned."""
         # Under a lock, so that it is queued before the command to close, after which nothing is answered.
         with self._asking:
             if self.is_closed:
                 raise ShuttingDown("The server is shutting down. Try again when it is back.")
+            self._pending.add(answer)
+            answer.add_done_callback(self._pending.discard)
             self._thread.call(command)
+        self._check_alive()
+        return answer
+
+    def _check_alive(self) -> None:
+        """Fail what was just queued if the thread has ended. Called after queueing: one of the two sees the other."""
+        if self._thread.failure is not None:
+            self.fail_waiting(self._thread.failure)
 
     def _answer(self, question: Callable[[Worker], T], answer: Future[T]) -> None:
         if not answer.set_running_or_notify_cancel():
@@ -357,15 +379,29 @@ class EngineLoop:
 
     # The engine thread.
 
-    def _arrive(self, worker: Worker, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
-        self._weights.asked_s = time.monotonic()
-        worker.arrive(job, sink, arrived_s)
-        if job.purpose is Purpose.SETTLE:
-            if not self.is_loaded:
-                worker.cancel(job.id)
+    def _arrive(self, job: Job, sink: Callable[[Event], None], arrived_s: float) -> None:
+        worker = self._worker
+        if worker is None:
+            self._fail_job(
+                job, sink, EngineFailed(f"{self.name} could not be loaded again. The server's log says why.")
+            )
             return
-        self._weights.num_asked += 1
-        worker.memory.shared.note_request(worker.memory)
+        self._weights.asked_s = time.monotonic()
+        try:
+            worker.arrive(job, sink, arrived_s)
+        except Exception as error:
+            log.exception("request %s could not be queued", job.id)
+            if (request := worker.requests.get(job.id)) is not None:
+                worker.requests.fail(request, error)
+            self._fail_job(
+                job, sink, EngineFailed(f"The request failed in the engine: {type(error).__name__}: {error}")
+            )
+        if job.purpose is not Purpose.SETTLE:
+            self._weights.num_asked += 1
+            worker.memory.shared.note_request(worker.memory)
+        elif not self.is_loaded:
+            worker.cancel(job.id)
+        self.publish()
 
     def state(self) -> ModelState:
         """The model's state for `decide_models`."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reprise.core.clock import Clock, monotonic
-from reprise.core.errors import LoadFailed, RepriseError
+from reprise.core.errors import EngineLost, LoadFailed, RepriseError
 from reprise.core.sizes import nbytes_text
 from reprise.engine import memory as device_memory
 from reprise.engine.models.adapters import SharedBases
@@ -96,7 +96,8 @@ class EngineThread:
         self._busy_since_s = clock()
         """The start time, moved forward by all time spent waiting for work."""
         self.failure: RepriseError | None = None
-        """Why the first model could not be loaded; the thread has ended then."""
+        """Why nothing is computed any more; None while the thread works, and if it ended because all models are
+        closed."""
         self._num_steps = 0
         self._is_blocked = False
         """The last step did nothing, so the next one waits for a command or a timeout."""
@@ -130,6 +131,17 @@ class EngineThread:
         """Run a command on the thread between two steps."""
         self._inbox.put(command)
 
+    def give_up(self, error: RepriseError, *, within_s: float) -> None:
+        """End the thread with `error`, which whoever waits gets: also where it hangs for longer than `within_s`."""
+        self.failure = error
+
+        def end() -> None:
+            raise error
+
+        self.call(end)
+        self._thread.join(within_s)
+        self._fail(error)
+
     def stack(self) -> str:
         """The thread's current stack as a traceback; "" if it is not running."""
         # The only way to another thread's stack.
@@ -142,11 +154,20 @@ class EngineThread:
         try:
             device_memory.keep_resident()
             first, *_ = self._loops.values()
-            self.failure = self._load_first(first)
-            if self.failure is None:
+            error = self._load_first(first)
+            if error is None:
                 self._serve()
             else:
-                self._refuse_all(self.failure)
+                self._fail(error)
+        except BaseException as error:
+            # A bug, and the state that all models share can no longer be trusted.
+            log.critical("the engine thread has ended", exc_info=error)
+            self._fail(
+                EngineLost(
+                    f"The engine has stopped because of an error in the program ({type(error).__name__}: {error}). The "
+                    "server has to be started again."
+                )
+            )
         finally:
             # Break reference cycles, so that models are freed now.
             self._loops = {}
@@ -154,15 +175,11 @@ class EngineThread:
                 self.memory.unload_one = lambda: False
             device_memory.leave_thread()
 
-    def _refuse_all(self, error: RepriseError) -> None:
-        """Fail everything that was requested so far; later callers see `failure`."""
-        while True:
-            try:
-                self._inbox.get_nowait()()
-            except queue.Empty:
-                break
+    def _fail(self, error: RepriseError) -> None:
+        """Fail everything that was requested so far. Thread-safe; who calls later finds `failure`."""
+        self.failure = failure = self.failure or error
         for loop in self._loops.values():
-            loop.note_failure(error)
+            loop.fail_waiting(failure)
 
     @property
     def busy_s(self) -> float:
@@ -207,10 +224,7 @@ class EngineThread:
                 self._busy_since_s += self._clock() - waits_from_s if block else 0.0
                 self.heartbeat.wake()
             block = self._is_blocked = False
-            try:
-                command()
-            except Exception:
-                log.exception("a command failed")
+            command()
             self.note_progress()
 
     def note_progress(self) -> None:
@@ -290,11 +304,14 @@ class EngineThread:
             self.memory.reserve(0)
 
         def load() -> None:
+            error: RepriseError | None = LoadFailed(f"The weights of {loop.name} were not read.")
             try:
                 error = loop.read_weights()
+            except BaseException:
+                log.exception("the weights of %s were not read", loop.name)
             finally:
+                self.call(lambda: self._take_later(loop, error))
                 device_memory.leave_thread()
-            self.call(lambda: self._take_later(loop, error))
 
         threading.Thread(target=load, name="reprise-load", daemon=True).start()
 

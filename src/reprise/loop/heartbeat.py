@@ -59,24 +59,28 @@ def _num_settled(status: Status) -> int:
     return model.num_settled if model is not None else 0
 
 
-def watchdog(engine: EngineLoop, *, after_s: float, every_s: float = _EVERY_S) -> AbstractContextManager[None]:
-    """Log the engine's stack when it makes no progress for `after_s`; runs on its own thread."""
-    return repeating(_look(engine, after_s), every_s=every_s, name="reprise-watchdog")
+def watchdog(
+    engine: EngineLoop, *, after_s: float, on_death: Callable[[], None], every_s: float = _EVERY_S
+) -> AbstractContextManager[None]:
+    """Log the engine's stack when it makes no progress for `after_s`; call `on_death` when its thread has ended.
+
+    Runs on its own thread.
+    """
+    return repeating(_look(engine, after_s, on_death), every_s=every_s, name="reprise-watchdog")
 
 
-def _look(engine: EngineLoop, after_s: float) -> Callable[[], None]:
-    """A check that logs a hang after `after_s` and each time its length doubles, and its end."""
+def _look(engine: EngineLoop, after_s: float, on_death: Callable[[], None]) -> Callable[[], bool]:
+    """A check that logs a hang after `after_s` and each time its length doubles, and its end. False: it has died."""
     due_s = after_s
-    has_logged_death = False
 
-    def look() -> None:
-        nonlocal due_s, has_logged_death
+    def look() -> bool:
+        nonlocal due_s
         status = engine.status()
         if status.has_died:
-            if not has_logged_death:
-                log.critical("the engine thread has ended: restart the server")
-            has_logged_death = True
-        elif status.stalled_s >= due_s:
+            log.critical("the engine thread has ended: restart the server")
+            on_death()
+            return False
+        if status.stalled_s >= due_s:
             text = "the engine has made no progress for %.0f s (%d requests queued, %d in prefill, %d in decode)"
             facts = (status.stalled_s, status.num_waiting, status.num_prefilling, status.num_decoding)
             log.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, text, facts, None, sinfo=engine.stack()))
@@ -84,5 +88,6 @@ def _look(engine: EngineLoop, after_s: float) -> Callable[[], None]:
         elif due_s > after_s and status.stalled_s < after_s:
             log.warning("the engine is making progress again")
             due_s = after_s
+        return True
 
     return look

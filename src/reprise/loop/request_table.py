@@ -146,21 +146,24 @@ class RequestTable:
         """End a request: free what it holds, remove it, and emit `Finished`."""
         outcome = request.outcome(self._clock())
         del self._by_id[request.id]
-        if request.drafts is not None:
-            request.drafts.end()
-        self.release(request, Ended())
-        if request.job.purpose is Purpose.GENERATE:
-            self.saved_s += outcome.saved_s
-        if not request.is_settle:
-            self.counts.update(
-                num_prompt=outcome.num_prompt if request.admission is not None else 0,
-                num_reused=outcome.num_reused,
-                num_finished=int(error is None and reason is not FinishReason.CANCELLED),
-                num_cancelled=int(reason is FinishReason.CANCELLED),
-                num_failed=int(error is not None),
-            )
-        self._gate.ended(request.id)
-        self.emit(request, Finished(reason=reason, outcome=outcome, error=error))
+        try:
+            if request.drafts is not None:
+                request.drafts.end()
+            self.release(request, Ended())
+        finally:
+            # Whatever fails: nobody else knows this request any more.
+            if request.job.purpose is Purpose.GENERATE:
+                self.saved_s += outcome.saved_s
+            if not request.is_settle:
+                self.counts.update(
+                    num_prompt=outcome.num_prompt if request.admission is not None else 0,
+                    num_reused=outcome.num_reused,
+                    num_finished=int(error is None and reason is not FinishReason.CANCELLED),
+                    num_cancelled=int(reason is FinishReason.CANCELLED),
+                    num_failed=int(error is not None),
+                )
+            if self._gate.ended(request.id):
+                self.emit(request, Finished(reason=reason, outcome=outcome, error=error))
 
     def release(self, request: RunningRequest, phase: Waiting | SettlingDraft | Ended) -> None:
         """Free what the request holds and enter `phase`. Does not raise, so that its client always gets an end."""
