@@ -59,10 +59,18 @@ async def test_a_whole_message():
     assert response.headers["request-id"] == body["id"]
     assert body["content"] == [
         {"type": "thinking", "thinking": "Hm.", "signature": signature_of("Hm.")},
-        {"type": "text", "text": "Hello there."},
+        {"type": "text", "text": "Hello there.", "citations": None},
     ]
     assert (body["type"], body["role"], body["model"]) == ("message", "assistant", MODEL)
     assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)
+    assert (body["stop_details"], body["container"]) == (None, None)
+    usage = body["usage"]
+    assert usage["cache_creation"] == {
+        "ephemeral_5m_input_tokens": usage["cache_creation_input_tokens"],
+        "ephemeral_1h_input_tokens": 0,
+    }
+    assert usage["output_tokens_details"]["thinking_tokens"] > 0
+    assert (usage["service_tier"], usage["server_tool_use"], usage["inference_geo"]) == ("standard", None, None)
 
 
 async def test_the_order_of_a_stream():
@@ -94,6 +102,7 @@ async def test_the_order_of_a_stream():
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use", "tool_use"]
     assert whole["content"][2]["input"] == {"city": "Paris"}
+    assert whole["content"][2]["caller"] == {"type": "direct"}
 
 
 async def test_a_call_that_the_length_cuts_is_a_part_of_one():
@@ -201,7 +210,7 @@ async def test_sampling_reaches_the_engine():
     assert (job.max_tokens, job.pin_for_s) == (100, None)
     assert job.thinking is not None
     assert job.thinking.budget == 5
-    assert answer["content"] == [{"type": "text", "text": "Hello "}]
+    assert answer["content"] == [{"type": "text", "text": "Hello ", "citations": None}]
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "there")
 
 
@@ -252,7 +261,7 @@ async def test_an_answer_that_was_begun_goes_on():
         body = {**BODY, "messages": [*HI, {"role": "assistant", "content": "Once upon"}]}
         answer = (await a.client.post(URL, json=body)).json()
         assert prompt_of(a.backend.jobs[0]).endswith("Once upon")
-    assert answer["content"] == [{"type": "text", "text": " a time."}]
+    assert answer["content"] == [{"type": "text", "text": " a time.", "citations": None}]
 
 
 async def test_marks_are_checkpoints_and_pins():

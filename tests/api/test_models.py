@@ -72,7 +72,7 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_its_prefixes_outlive_its_wei
     ):
         assert looked.status_code == 404 and "has not been loaded yet" in looked.json()["error"]["message"]
     assert states(server) == {first: "ready", second: "unloaded"}
-    assert ask(server, None)["model"] == ask(server, first)["model"] == first
+    assert ask(server, first)["model"] == first
     cold = ask(server, second)
     assert (cold["model"], states(server)[second]) == (second, "ready")
     gone = server.post(f"/v1/models/{second}/unload").json()
@@ -85,6 +85,21 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_its_prefixes_outlive_its_wei
     assert told[second]["bytes"] > 0 and "attention" in told[second]["layers"]
     models = [record["model"] for record in server.get("/v1/cache/requests").json()["data"]]
     assert {first, second} == set(models), "one list of records, which names the model"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT}),
+        ("/v1/completions", {"prompt": "The sea"}),
+        ("/v1/responses", {"input": "The sea"}),
+        ("/v1/messages", {"messages": CHAT, "max_tokens": 4}),
+    ],
+)
+def test_one_of_several_models_has_to_be_named(server: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    reply = server.post(path, json=body)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["message"] == "Several models are served here. Send `model`: qwen3_5, llama."
 
 
 def told_by_prometheus(server: httpx.Client) -> dict[str, float]:

@@ -81,6 +81,21 @@ async def test_a_whole_response():
     assert usage["output_tokens_details"]["reasoning_tokens"] > 0
 
 
+async def test_what_nobody_gave_is_there_too():
+    async with api() as a:
+        told = await a.client.post(URL, json={**BODY, "temperature": 0, "tools": [{"type": "function", "name": "f"}]})
+        stream = events_of(await a.client.post(URL, json={**BODY, "stream": True}))
+    body = told.json()
+    assert (body["temperature"], body["top_p"], body["presence_penalty"], body["frequency_penalty"]) == (0, 1, 0, 0)
+    assert body["tools"] == [
+        {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None},
+    ]
+    assert (body["service_tier"], body["top_logprobs"], body["max_tool_calls"]) == ("default", 0, None)
+    assert body["completed_at"] >= body["created_at"]
+    assert stream[0]["response"]["completed_at"] is None
+    assert stream[-1]["response"]["completed_at"] is not None
+
+
 async def test_the_order_of_a_stream():
     async with api(says(f"{THOUGHT}I look.\n{CALL}\n{PATCH_CALL}")) as a:
         body = {**BODY, "tools": [TOOL, PATCH]}

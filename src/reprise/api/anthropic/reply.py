@@ -11,6 +11,8 @@ from reprise.chat.tools import begun_object
 Event = dict[str, Any]
 
 PING: Event = {"type": "ping"}
+_SHORT_S = 300.0
+"""The shorter of the two times that a mark may ask for."""
 
 
 class ContentBlocks:
@@ -34,7 +36,7 @@ class ContentBlocks:
                     self.content[-1]["thinking"] += delta.text
                     events.append(self._delta({"type": "thinking_delta", "thinking": delta.text}))
                 case ContentDelta():
-                    events += self._open("text", {"type": "text", "text": ""})
+                    events += self._open("text", {"type": "text", "text": "", "citations": None})
                     self.content[-1]["text"] += delta.text
                     events.append(self._delta({"type": "text_delta", "text": delta.text}))
                 case ToolCallDelta():
@@ -46,7 +48,8 @@ class ContentBlocks:
         return self._close()
 
     def _take_call(self, delta: ToolCallDelta) -> list[Event]:
-        block: dict[str, Any] = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
+        called: dict[str, Any] = {"id": delta.id, "name": delta.name, "input": {}}
+        block = {"type": "tool_use", **called, "caller": {"type": "direct"}}
         events = self._open(f"call {delta.index}", block)
         if delta.arguments != "":
             self._arguments += delta.arguments
@@ -96,6 +99,8 @@ def message(
         "content": [] if content is None else content,
         "stop_reason": None if ended is None else stop_reason(ended),
         "stop_sequence": None if ended is None else ended.stop,
+        "stop_details": None,
+        "container": None,
         "usage": usage,
     }
 
@@ -114,15 +119,25 @@ def stop_reason(ended: AnswerEnd) -> str:
     return "end_turn" if ended.stop is None else "stop_sequence"
 
 
-def usage_body(usage: Usage, *, num_stored: int) -> dict[str, Any]:
+def usage_body(usage: Usage, *, num_stored: int, pin_for_s: float | None) -> dict[str, Any]:
     """Anthropic's counts: what was read from the cache, what was put into it, and the rest add up to the prompt.
 
-    The prompt's last token is always computed, so it never comes from the cache and counts as neither.
+    The prompt's last token is always computed, so it never comes from the cache and counts as neither. `pin_for_s` as
+    in `ServiceRequest`.
     """
     created = max(0, min(num_stored, usage.num_prompt - usage.num_cached - 1))
+    kept_long = created if pin_for_s is not None and pin_for_s > _SHORT_S else 0
     return {
         "input_tokens": usage.num_prompt - usage.num_cached - created,
         "cache_creation_input_tokens": created,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": created - kept_long,
+            "ephemeral_1h_input_tokens": kept_long,
+        },
         "cache_read_input_tokens": usage.num_cached,
         "output_tokens": usage.num_completion,
+        "output_tokens_details": {"thinking_tokens": usage.num_reasoning},
+        "server_tool_use": None,
+        "service_tier": "standard",
+        "inference_geo": None,
     }

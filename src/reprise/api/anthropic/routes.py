@@ -115,7 +115,7 @@ async def _whole(context: Context, body: MessagesBody, namespace: str) -> dict[s
                 blocks.take(event.deltas)
     blocks.finish()
     (ended,) = reply.ended
-    usage = usage_body(reply.usage, num_stored=reply.usage.num_stored)
+    usage = _usage(reply)
     return message(reply.request.id, context.service.served.id, usage, content=blocks.content, ended=ended)
 
 
@@ -138,15 +138,20 @@ async def _tell(context: Context, reply: Reply) -> AsyncGenerator[str, None]:
             case AnswerEnd():
                 for sent in blocks.finish():
                     yield _lines(sent)
-                yield _lines(message_delta(event, usage_body(reply.usage, num_stored=reply.usage.num_stored)))
+                yield _lines(message_delta(event, _usage(reply)))
                 yield _lines({"type": "message_stop"})
 
 
 def _start(context: Context, reply: Reply) -> Event:
     # What is computed is stored, as far as it goes: how much of it was is known at the end.
     num_stored = reply.num_prompt if context.settings.has_prefix_cache else 0
-    usage = usage_body(reply.usage, num_stored=num_stored)
+    usage = _usage(reply, num_stored=num_stored)
     return {"type": "message_start", "message": message(reply.request.id, context.service.served.id, usage)}
+
+
+def _usage(reply: Reply, *, num_stored: int | None = None) -> dict[str, Any]:
+    stored = reply.usage.num_stored if num_stored is None else num_stored
+    return usage_body(reply.usage, num_stored=stored, pin_for_s=reply.request.pin_for_s)
 
 
 def _lines(event: Event) -> str:

@@ -125,7 +125,7 @@ def completion(
     choices = [
         {
             "index": end.choice,
-            "message": message_of(end.answer),
+            "message": {**message_of(end.answer), "annotations": []},
             "logprobs": logprobs_body(tokens[end.choice], decode),
             "finish_reason": str(end.reason),
         }

@@ -1,5 +1,6 @@
 """From the internal events to a response and its output items, and the stream events that tell of their growing."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from uuid import uuid4
@@ -12,6 +13,7 @@ from reprise.api.service.exchange import AnswerEnd, EndReason, Usage
 from reprise.api.service.reasoning_signature import encode_reasoning
 from reprise.chat.answer import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from reprise.core.errors import ContextTooLong
+from reprise.core.job import Sampling
 
 Event = dict[str, Any]
 ItemStatus = Literal["completed", "incomplete"]
@@ -177,9 +179,11 @@ _ECHOED = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
-    "temperature",
-    "top_p",
+    "safety_identifier",
+    "user",
 )
+_TOOL_FIELDS = {"description": None, "parameters": None, "strict": None}
+"""What each function of a response has, with or without a value."""
 
 
 def response_body(
@@ -188,17 +192,21 @@ def response_body(
     response_id: str,
     created: int,
     model: str,
+    sampling: Sampling,
     status: str,
     output: Sequence[dict[str, Any]] = (),
     usage: Usage | None = None,
     problem: Problem | None = None,
 ) -> dict[str, Any]:
-    """The response to a request. `created` in Unix seconds; `status` is OpenAI's."""
+    """The response to a request, with every field that Open Responses requires. `created` in Unix seconds; `status` is
+    OpenAI's. `sampling` is what the answer was sampled with, given or not.
+    """
     given = body.model_dump(by_alias=True, exclude_unset=True)
     return {
         "id": response_id,
         "object": "response",
         "created_at": created,
+        "completed_at": int(time.time()) if status == "completed" else None,
         "status": status,
         "background": body.background is True,
         "error": None if problem is None else error_body(problem),
@@ -206,16 +214,22 @@ def response_body(
         "model": model,
         "output": [dict(item) for item in output],
         **{name: given.get(name) for name in _ECHOED},
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "top_logprobs": 0,
+        "max_tool_calls": None,
+        "service_tier": "default",
         "metadata": given.get("metadata") or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": {"effort": None, "summary": None, **(given.get("reasoning") or {})},
         "store": body.store is not False,
         "text": {"format": {"type": "text"}, **plain(given.get("text") or {})},
         "tool_choice": given.get("tool_choice") or "auto",
-        "tools": given.get("tools") or [],
+        "tools": [(_TOOL_FIELDS if tool["type"] == "function" else {}) | tool for tool in given.get("tools") or []],
         "truncation": "disabled",
         "usage": None if usage is None else usage_body(usage),
-        "user": given.get("user"),
     }
 
 

@@ -46,6 +46,7 @@ class _Exchange:
             response_id=self.request.id,
             created=self.created,
             model=self.context.service.served.id,
+            sampling=self.request.sampling,
             status=status,
             output=self.output.items,
             usage=None if reply is None else reply.usage,

@@ -17,7 +17,7 @@ from reprise.api.http.sse import EVENT_STREAM, comment_line, data_line, event_li
 from reprise.api.service.served import unknown_adapter
 from reprise.api.service.service import ChatService
 from reprise.core.backend import Backend, Status, WeightsState
-from reprise.core.errors import ClientGone, UnknownModel
+from reprise.core.errors import BadRequest, ClientGone, UnknownModel
 
 if TYPE_CHECKING:
     # At run time the API is used without MLX.
@@ -126,6 +126,16 @@ class Models:
                 return other
         raise unknown_adapter(adapter, [each.adapter_names[0] for each in (model, *adapted) if each.adapter_names])
 
+    def asked(self, name: str | None, adapter: str | None = None) -> ServedModel:
+        """The model that has to answer. Raises UnknownModel, and BadRequest where none of several is named."""
+        if name is None and adapter is None and len(self.all) > 1 and not self._accepts_any_name:
+            raise BadRequest(f"Several models are served here. Send `model`: {self._ids}.", param="model")
+        return self.of(name, adapter)
+
+    @property
+    def _ids(self) -> str:
+        return ", ".join(model.id for model in self.all)
+
     def _named(self, name: str | None) -> ServedModel:
         if name is None:
             return self.all[0]
@@ -137,9 +147,7 @@ class Models:
             return short[0]
         if self._accepts_any_name:
             return self.all[0]
-        raise UnknownModel(
-            f"The model {name!r} is not served here. Ask for one of: {', '.join(model.id for model in self.all)}."
-        )
+        raise UnknownModel(f"The model {name!r} is not served here. Ask for one of: {self._ids}.")
 
     @property
     def services(self) -> list[ChatService]:

@@ -217,9 +217,10 @@ class BodyRoute(APIRoute):
                 return await handle(read)
             # Ollama's older clients call it `name`.
             name: str | None = getattr(read.model, "model", None) or getattr(read.model, "name", None)
-            model = context.models.of(name, getattr(read.model, "adapters", None))
-            request.scope[MODEL_IN_SCOPE] = model
             needs = getattr(type(read.model), "needs", Needs.WEIGHTS)
+            meant = context.models.asked if needs is Needs.WEIGHTS else context.models.of
+            model = meant(name, getattr(read.model, "adapters", None))
+            request.scope[MODEL_IN_SCOPE] = model
             if needs is Needs.NOTHING or (needs is Needs.TOKENIZER and model.service is not None):
                 return await handle(read)
             is_stream = getattr(read.model, "stream", None) is True and not request.scope["path"].startswith("/api/")
