@@ -99,6 +99,16 @@ def test_a_chat_by_id(client: openai.OpenAI):
     assert len(items.data) == 1
 
 
+# The SDK knows the user's messages by the types of the model's.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
+def test_a_compaction(client: openai.OpenAI):
+    first = client.responses.create(model=MODEL, input="Hi")
+    made = client.responses.compact(model=MODEL, previous_response_id=first.id)
+    assert [item.type for item in made.output] == ["message", "compaction"]
+    items: Any = [*made.output, {"role": "user", "content": "And?"}]
+    assert client.responses.create(model=MODEL, input=items).output_text == "Hello there."
+
+
 def test_structured_output(client: openai.OpenAI):
     made = client.responses.parse(model=MODEL, input="Hi", text_format=Point)
     assert made.output_parsed == Point(a=1)

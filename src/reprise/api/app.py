@@ -23,6 +23,7 @@ from reprise.api.native.refusals import Refusals
 from reprise.api.ollama import routes as ollama
 from reprise.api.ollama.reply import ollama_shape
 from reprise.api.openai import chat, completions, models
+from reprise.api.responses import compact
 from reprise.api.responses import routes as responses
 from reprise.api.responses.store import ResponseStore
 from reprise.api.service.service import ChatService
@@ -38,7 +39,7 @@ from reprise.core.settings import Settings
 
 _INSPECT_S = 5.0
 """How long the first line of a recording waits for the engine to say what a model's state takes."""
-_APIS = (chat, completions, messages, responses, ollama, models)
+_APIS = (chat, completions, messages, responses, compact, ollama, models)
 _WATCHING = (page, lookup, tree, overview)
 ROUTES: Sequence[BaseRoute] = tuple(
     route for module in (*_APIS, prefill, tokenize, pins, *_WATCHING, server_routes) for route in module.router.routes

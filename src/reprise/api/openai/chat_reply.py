@@ -122,7 +122,7 @@ def completion(
     head: Head, ended: Sequence[AnswerEnd], tokens: Sequence[Sequence[Sampled]], usage: Usage, decode: Decode
 ) -> dict[str, Any]:
     """A whole chat completion; `tokens` has the tokens of each choice for its log-probabilities, by index."""
-    choices = [
+    choices: list[dict[str, Any]] = [
         {
             "index": end.choice,
             "message": {**message_of(end.answer), "annotations": []},

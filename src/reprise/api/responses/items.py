@@ -17,6 +17,12 @@ from reprise.chat.request import Message
 from reprise.core.errors import BadRequest
 
 LOCAL_SHELL = "local_shell"
+_SUMMARISED = """\
+The rest of this chat was replaced by your own summary of it. Go on from there.
+
+<summary>
+{}
+</summary>"""
 
 
 class MessageWriter:
@@ -51,6 +57,8 @@ class MessageWriter:
                 self._add_call(item, where)
             case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
                 self._add_output(item, where)
+            case "compaction" | "compaction_summary":
+                self._add_compaction(item, where)
             case "item_reference":
                 raise BadRequest("Items are not stored by id. Send the item itself.", param=where)
             case _:
@@ -78,6 +86,16 @@ class MessageWriter:
         message = self._assistant(lacks=("tool_calls", "content"))
         before = message.get("reasoning_content")
         message["reasoning_content"] = reasoning if before is None else f"{before}\n{reasoning}"
+
+    def _add_compaction(self, item: Item, where: str) -> None:
+        summary = None if item.encrypted_content is None else decode_reasoning(item.encrypted_content)
+        if summary is None:
+            raise BadRequest(
+                "This compaction was made by another server, and only that can read it. Send the items it stands for.",
+                param=f"{where}.encrypted_content",
+            )
+        # The user's: a model that finds it at the end goes on with its work.
+        self._messages.append({"role": "user", "content": _SUMMARISED.format(summary)})
 
     def _add_call(self, item: Item, where: str) -> None:
         own_name = LOCAL_SHELL if item.type == "local_shell_call" else item.name
@@ -144,6 +162,8 @@ def speaker_of(item: Item) -> Speaker:
     """Who says an item."""
     if item.type == "message":
         return "user" if item.role is None else "system" if item.role == "developer" else item.role
+    if item.type.startswith("compaction"):
+        return "user"
     return "tool" if item.type.endswith("_output") else "assistant"
 
 

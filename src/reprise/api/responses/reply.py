@@ -202,6 +202,7 @@ def response_body(
     OpenAI's. `sampling` is what the answer was sampled with, given or not.
     """
     given = body.model_dump(by_alias=True, exclude_unset=True)
+    tools: list[dict[str, Any]] = given.get("tools") or []
     return {
         "id": response_id,
         "object": "response",
@@ -227,7 +228,7 @@ def response_body(
         "store": body.store is not False,
         "text": {"format": {"type": "text"}, **plain(given.get("text") or {})},
         "tool_choice": given.get("tool_choice") or "auto",
-        "tools": [(_TOOL_FIELDS if tool["type"] == "function" else {}) | tool for tool in given.get("tools") or []],
+        "tools": [(_TOOL_FIELDS if tool["type"] == "function" else {}) | tool for tool in tools],
         "truncation": "disabled",
         "usage": None if usage is None else usage_body(usage),
     }

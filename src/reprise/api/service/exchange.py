@@ -1,6 +1,6 @@
 """The types between the APIs and the service: one internal request, one internal event stream."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -73,6 +73,8 @@ class ServiceRequest:
     """A name for the conversation, where the client gives one."""
     pin_for_s: float | None = None
     """Keep the positions at `ChatRequest.breakpoints` in the cache for so long."""
+    next_chat: Callable[[Answer], ChatRequest] | None = None
+    """What the chat goes on with after the answer, up to the user's next words; None: with the answer."""
     retain_for_s: float | None = None
     """Keep what the next turn can use of the prompt in the cache for so long, or until that turn asks for the same."""
     notes: tuple[str, ...] = ()

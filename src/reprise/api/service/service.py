@@ -35,7 +35,7 @@ from reprise.chat.templates.piecewise_tokenizer import encode_long
 from reprise.chat.templates.rendered import Rendered
 from reprise.chat.text_model import refuse_if_too_long
 from reprise.core.backend import Backend, Lookup, Status, total_of
-from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, ShuttingDown
+from reprise.core.errors import BadRequest, EngineFailed, NotFound, QueueFull, RepriseError, ShuttingDown
 from reprise.core.events import Finished, FinishReason, Progress
 from reprise.core.inspection import WHOLE_TREE, Inspection, TreePart
 from reprise.core.job import Constraint, Job, Purpose
@@ -418,10 +418,17 @@ class ChatService:
             return
         ended = reply.ended[0]
         branch: Branch = "tool" if ended.reason is EndReason.TOOL_CALLS else "user"
-        prompt = await self.threads.run(
-            Stage.AFTER,
-            lambda: self._renderer(reply.request.namespace).next_turn(rendered, ended.answer, branch=branch),
-        )
+        renderer, next_chat = self._renderer(reply.request.namespace), reply.request.next_chat
+
+        def next_prompt() -> Prompt | None:
+            if next_chat is None:
+                return renderer.next_turn(rendered, ended.answer, branch=branch)
+            try:
+                return renderer.typed(self._with_defaults(next_chat(ended.answer)), ends_in_word=False)
+            except RepriseError:
+                return None  # Without a summary, or refused by the template: the client hears of it otherwise.
+
+        prompt = await self.threads.run(Stage.AFTER, next_prompt)
         if prompt is None or len(prompt) == 0:
             return
         request = reply.request
