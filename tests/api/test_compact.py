@@ -6,9 +6,12 @@ import pytest
 
 from reprise.api.responses.compact import INSTRUCTION
 from reprise.api.service.reasoning_signature import decode_reasoning, encode_reasoning
+from reprise.chat.answer import Answer
 from reprise.core.job import Job, Purpose
 from tests.api.servers import EOS, MODEL, Api, api, says
 from tests.chat.text_models import text_model
+from tests.models.tiny import tiny_model
+from tests.workloads.serving import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -119,6 +122,18 @@ async def test_what_is_wrong_is_named(url: str, body: dict[str, Any], field: str
     async with api() as a:
         reply = await a.client.post(url, json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, field), reply.text
+
+
+def test_only_the_users_words_are_computed_after_it():
+    with serving(tiny_model("qwen3_5"), max_context=8192) as server:
+        server.answer = Answer(content=SUMMARY * 20, reasoning="Hm.")
+        body = {"model": "qwen3_5", "input": CHAT, "instructions": "You plan launches."}
+        output = server.client.post(URL, json=body).raise_for_status().json()["output"]
+        server.wait_until_idle()
+        following = {**body, "input": [*output, {"role": "user", "content": "When?"}]}
+        usage = server.client.post("/v1/responses", json=following).raise_for_status().json()["usage"]
+    computed = usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]
+    assert computed <= 20 and usage["input_tokens"] > 200, usage
 
 
 async def test_a_model_that_writes_no_summary_is_an_error():
