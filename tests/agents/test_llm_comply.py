@@ -1,6 +1,7 @@
 """Replies held against the published schemas: llm-comply, which has the specifications inside, against a real server.
 
-The demo's model answers everything that needs no sense. What does is asked of a scripted model.
+The demo's model answers everything that needs no sense. What does is asked of a scripted model. The acceptance suite of
+Open Responses (`bin/compliance-test.ts`, which needs Bun and its repository) is here as its bodies.
 """
 
 import json
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.agents
 
 PACKAGES = ("llm-comply==0.5.0", "jsonschema==4.26.0")
 RUN_S = 300
+CLIENTS = Path(__file__).parent / "clients"
 
 REASONING_EVENTS = (
     "reasoning in a stream has the event names of OpenAI's API (response.reasoning_text.delta), which its SDKs and "
@@ -118,3 +121,102 @@ def scripted_server() -> Iterator[RunningServer]:
 def test_calls_and_streams_of_a_model_that_does_what_it_is_asked(scripted_server: RunningServer, api: str) -> None:
     found = results(scripted_server.url, MODEL, api, only=SCRIPTED[api])
     assert {name: complaints(result) for name, result in found.items()} == {name: [] for name in SCRIPTED[api]}
+
+
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Tells the weather of a place",
+    "parameters": {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]},
+}
+
+
+def said(role: str, content: Any) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": content}
+
+
+def suite_test(
+    *turns: dict[str, Any],
+    schema: str | None = "ResponseResource",
+    endpoint: str = "/responses",
+    **judged: Any,
+) -> dict[str, Any]:
+    """Bodies that are sent in turn, and how the replies are judged: without a schema they are errors."""
+    return {"turns": turns, "schema": schema, "endpoint": endpoint, **judged}
+
+
+def turn(*items: dict[str, Any] | str, **fields: Any) -> dict[str, Any]:
+    """A body: its items, or its text. The model's name and ids of the reply before stand for themselves."""
+    (first, *_) = items
+    return {"model": "$MODEL", "input": first if isinstance(first, str) else items, **fields}
+
+
+ASKS = said("user", "How is the weather in Paris?")
+CALLED = "response.function_call_arguments"
+SUITE = {
+    "basic-response": suite_test(turn(said("user", "Greet me in three words."))),
+    "streaming-response": suite_test(turn(said("user", "Count to five.")), stream=True),
+    "system-prompt": suite_test(turn(said("system", "Talk like a pirate."), said("user", "Greet me."))),
+    "tool-calling": suite_test(turn(ASKS, tools=[WEATHER]), has="function_call"),
+    "tool-calling-streaming": suite_test(
+        turn(ASKS, tools=[WEATHER]),
+        stream=True,
+        has="function_call",
+        events=["response.output_item.added", f"{CALLED}.delta", f"{CALLED}.done", "response.output_item.done"],
+    ),
+    "function-call-roundtrip": suite_test(
+        turn("Use the tool.", tools=[WEATHER], tool_choice={"type": "function", "name": "get_weather"}),
+        turn(
+            {"type": "function_call_output", "call_id": "$CALL", "output": '{"temperature": 18}'},
+            previous_response_id="$RESPONSE",
+        ),
+    ),
+    "multi-turn": suite_test(turn(said("user", "I am Ada."), said("assistant", "Hello!"), said("user", "Who am I?"))),
+    "previous-response-id": suite_test(
+        turn("Remember the word papaya."), turn("Which word?", previous_response_id="$RESPONSE")
+    ),
+    "assistant-phase": suite_test(
+        turn(
+            {**said("assistant", "I look it up."), "phase": "commentary"},
+            {**said("assistant", "It is four."), "phase": "final_answer"},
+            said("user", "Repeat the number."),
+        )
+    ),
+    "compact-response": suite_test(
+        turn(said("user", "We launch on Tuesday."), said("assistant", "Noted."), prompt_cache_key="launch"),
+        schema="CompactResource",
+        endpoint="/responses/compact",
+        has="compaction",
+    ),
+    "compact-missing-model": suite_test(
+        {"input": [said("user", "Shorten this.")]}, schema=None, endpoint="/responses/compact"
+    ),
+    "image-input": suite_test(turn(said("user", [{"type": "input_image", "image_url": "data:image/png;base64,aGk="}]))),
+    "file-input": suite_test(turn(said("user", [{"type": "input_file", "file_data": "data:application/pdf,hi"}]))),
+    "file-search": suite_test(turn("Search.", tools=[{"type": "file_search"}], tool_choice={"type": "file_search"})),
+    "web-search": suite_test(turn("Search.", tools=[{"type": "web_search"}], tool_choice={"type": "web_search"})),
+}
+HOSTED = "the server runs no tools of its own"
+REFUSED_BY_SUITE = {
+    "image-input": TEXT_ONLY,
+    "file-input": "models read text only: a file in the newest question is a 400",
+    "file-search": HOSTED,
+    "web-search": HOSTED,
+}
+"""The tests of the suite that fail, and why; beside those with names in `websocket-`, for which see docs/clients.md."""
+
+
+def test_the_acceptance_suite_of_open_responses(scripted_server: RunningServer) -> None:
+    python, client = python_with("llm-comply", PACKAGES), CLIENTS / "open_responses_suite.py"
+    ran = subprocess.run(
+        [python, client, scripted_server.url, MODEL],
+        input=json.dumps(SUITE),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert {name: found for name, found in told.items() if found and name not in REFUSED_BY_SUITE} == {}
+    assert [name for name in REFUSED_BY_SUITE if not told[name]] == [], "these are refused no longer"
